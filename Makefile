@@ -1,19 +1,26 @@
 # `make run` shows it, `make test` checks it; both make what they need. Everything else is for those who build it.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 SIMULATED ?= 32
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
-WIRE := build/names/gangline/fingerprints/wire
+WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome
 
-.PHONY: run test lint types unit fix ext proto docs bench evaluate load fuzz soak soak-gpu test-duckdb2 wheel clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu test-duckdb2 wheel clean system
+
+YES := 1 yes true on
+NO := 0 no false off
 
 run: .venv/ready
-	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
+	$(if $(filter-out $(YES) $(NO),$(ONCE)),$(error ONCE=$(ONCE): expected one of $(YES) or $(NO)))
+	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter $(YES),$(ONCE)),--once)
 
-# The types beside the tests, which wait for much of their time.
+# Before each commit, at most 6 minutes on two cores: style, types, and all tests but those marked `slow`.
+# The types are checked beside the tests.
 test: .venv/ready-dev lint
 	@$(MAKE) --no-print-directory --jobs=2 types unit
 
@@ -23,14 +30,25 @@ lint: .venv/ready-dev
 
 types: .venv/ready-dev
 	$(BIN)/mypy
+
+# Before a release and every night, at most 20 minutes on two cores: what `make test` leaves out. The tests marked `slow`,
+# each property with 100 examples, and the same annotations read by pyright.
+test-slow: .venv/ready-dev
+	@$(MAKE) --no-print-directory --jobs=2 pyright slow
+
+pyright: .venv/ready-dev
 	$(BIN)/pyright
 
 # What is imported is compiled once and kept, whatever the environment says of that: four workers collect all tests,
 # and these start a thousand processes. The first line compiles, so that the workers do not, all of them the same.
+PYTEST := $(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 unit: export PYTHONDONTWRITEBYTECODE :=
 unit: .venv/ready-dev
 	-@$(BIN)/pytest -qq --collect-only >/dev/null 2>&1
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST) -m "not slow"
+
+slow: .venv/ready-dev
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile thorough
 
 bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
@@ -39,7 +57,7 @@ bench: .venv/ready-dev
 # HOURS=75 looks at so much that false drains are shown to be below their budget, if none is seen and no more than two come
 # of one cause (two hours on two cores); RESUME=1 goes on with what a run before it had done, to the episode (same commit, same settings).
 # Leave the checkout alone meanwhile: where it changes, the page says so, and what was made since is not kept.
-evaluate: SEED = 23
+evaluate: SEED = 24
 evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(HOURS),--hours $(HOURS)) $(if $(RESUME),--resume)
 
@@ -77,22 +95,30 @@ system:
 	@$(PYTHON) -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python.h; install it with: sudo apt-get install python3-dev" >&2; exit 1; }
 
 SOURCES := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
-PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check -q
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check
+# Shows a line for each package and each module that pip handles. Everything pip says is in .venv/pip.log; its end
+# is shown if pip fails.
+SHOWN := -e 's/^ *Collecting \([^ ;(<>=!~]*\).*/  package \1/p' \
+	-e 's/^ *\[ *\([0-9]*\)\/\([0-9]*\)\] Cythonizing \(.*\)/  Cython \1 of \2: \3/p' \
+	-e "s/^ *building '\(gangline[^']*\)' extension/  compiling \1/p"
+SHOW := 2>&1 | tee .venv/pip.log | sed -un $(SHOWN) || { echo "pip failed:" >&2; tail -n 40 .venv/pip.log >&2; exit 1; }
 
 .venv/made: | system
-	$(PYTHON) -m venv .venv
-	$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.3,<4'
-	touch $@
+	@echo "1 of 2: making the environment .venv with pip, setuptools, Cython"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.3,<4' $(SHOW)
+	@touch $@
 
 # Compiles ext/ and installs gangline, editable, into .venv.
 .venv/ready: .venv/made $(SOURCES)
-	@echo "making the environment and the Cython parts (a minute or two the first time)"
-	$(PIP) install -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]'
-	touch $@
+	@echo "2 of 2: installing packages and compiling the Cython modules (about a minute the first time)"
+	@$(PIP) install -v -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]' $(SHOW)
+	@touch $@
 
 .venv/ready-dev: .venv/ready build/names/gangline
-	$(PIP) install -c packaging/constraints.txt --group dev
-	touch $@
+	@echo "installing what tests need"
+	@$(PIP) install -c packaging/constraints.txt --group dev $(SHOW)
+	@touch $@
 
 # One link gives path-minded tools (mypy, pyright, protoc) the import name `gangline`.
 build/names/gangline:
@@ -101,16 +127,17 @@ build/names/gangline:
 
 # Compile ext/ again without asking pip about anything else.
 ext: .venv/made
-	$(PIP) install --no-build-isolation --no-deps -e .
+	@$(PIP) install -v --no-build-isolation --no-deps -e . $(SHOW)
 
 proto: .venv/ready-dev
 	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
-	$(BIN)/python fingerprints/wire/lighter.py fingerprints/wire/*_pb2.py
+	$(BIN)/python contract/wire/compact_generated.py contract/wire/*_pb2.py
 
 docs: .venv/ready-dev
-	$(BIN)/python -m gangline.fingerprints.catalogue > docs/signals.md
+	$(BIN)/python -m gangline.contract.signals > docs/signals.md
 	$(BIN)/python -m tests.aggregator.sql_page
+	$(BIN)/python docs/parts.py
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build

@@ -8,43 +8,66 @@ import io
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 #: Exit codes that scripts may rely on.
 OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
+
+#: Version of the objects that `--json` prints: of each command's, as `format`. What it promises: docs/stability.md.
+JSON_FORMAT = 1
 
 #: Errors of writing to a pipe that nobody reads, or to a disk that is full or broken.
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-#: Command -> (module with `main(arguments) -> exit code`, the extra it needs, what it does).
+#: Command -> (module with `main(arguments) -> exit code`, or module:function, the extra it needs, what it does).
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "hosts": (".aggregator.commands.hosts", "aggregator", "every host with score, state, reason"),
-    "explain": (".aggregator.commands.explain", "aggregator", "why a host stands where it stands"),
-    "watch": (".aggregator.commands.watch", "aggregator", "the table of hosts, kept fresh"),
+    "hosts": (
+        ".aggregator.commands.hosts",
+        "aggregator",
+        "all hosts, with score, state and reason",
+    ),
+    "explain": (".aggregator.commands.explain", "aggregator", "why a host has its score"),
+    "watch": (
+        ".aggregator.commands.hosts:watch_main",
+        "aggregator",
+        "the table of hosts, refreshed",
+    ),
     "advise": (
         ".aggregator.commands.advise",
         "aggregator",
-        "what to do about hosts, at what price",
+        "what to do about hosts, and its cost",
     ),
-    "sql": (".aggregator.commands.sql", "aggregator", "ask the store in SQL, read-only"),
-    "check": (".agent.commands.check", "agent", "may a job start here? one line, an exit code"),
-    "xid": (".agent.commands.xid", "agent", "what a code of NVIDIA's driver means, and what to do"),
+    "sql": (".aggregator.commands.sql", "aggregator", "query the store in SQL, read-only"),
+    "check": (
+        ".agent.commands.check",
+        "agent",
+        "is this host fit for a job? one line, an exit code",
+    ),
+    "xid": (".agent.commands.xid", "agent", "what an XID code or log line means, and what to do"),
     "admin": (".aggregator.commands.admin", "aggregator", "backup, restore, verify, compact, ..."),
     "declared": (
         ".aggregator.commands.declared",
         "aggregator",
-        "places, hardware, maintenance, noise: check the files",
+        "check declared places, hardware, maintenance, noise",
     ),
     "evaluate": (
         ".aggregator.commands.evaluate",
         "aggregator",
-        "how good the judgement is, on recordings",
+        "measure the judgement on recordings",
     ),
-    "permit": (".aggregator.commands.permit", "aggregator", "let hosts act on their own findings"),
+    "permit": (".aggregator.commands.permit", "aggregator", "let hosts enforce their own findings"),
     "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
     "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),
-    "agent": (".agent.commands.agent", "agent", "run the daemon of this host"),
-    "release": (".agent.commands.release", "agent", "let go of GPUs before a reset or an unload"),
-    "resume": (".agent.commands.resume", "agent", "take GPUs back that were let go of"),
-    "simulate": (".agent.commands.simulate", "simulate", "run hosts that do not exist"),
+    "agent": (
+        ".agent.commands.agent",
+        "agent",
+        "run the daemon of this host; `agent status`: its state",
+    ),
+    "release": (".agent.commands.release", "agent", "close GPUs before a reset or a driver unload"),
+    "resume": (".agent.commands.resume", "agent", "reopen released GPUs"),
+    "simulate": (".simulator.command", "simulate", "run simulated hosts"),
 }
 
 
@@ -106,18 +129,26 @@ def _run(arguments: list[str]) -> int:
 
 def _dispatch(name: str, rest: list[str]) -> int:
     module, extra, _ = COMMANDS[name]
-    try:
-        command = importlib.import_module(module, __package__)
+    try:  # some import what they need only once they run
+        module, _, function = module.partition(":")
+        return int(getattr(importlib.import_module(module, __package__), function or "main")(rest))
     except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] == "gangline":
+        if not error.name or error.name.partition(".")[0] == __package__:
             raise
         print(
-            f"gangline {name} needs {error.name}, which is not installed; "
-            f"install it with: pip install 'gangline[{extra}]'",
+            f"gangline {name} needs {error.name}, which is not installed; install it with: "
+            f'pip install "SOURCE[{extra}]", where SOURCE is the checkout or the wheel that '
+            "Gangline was installed from",
             file=sys.stderr,
         )
         return FAILED
-    return int(command.main(rest))
+
+
+def json_object(fields: Mapping[str, object], indent: int | None = None) -> str:
+    """Return *fields* as `--json` prints them: one object that says of which form it is."""
+    import json  # not every prolog's to pay
+
+    return json.dumps({"format": JSON_FORMAT, **fields}, indent=indent)
 
 
 def _help() -> str:

@@ -23,7 +23,6 @@ class ByAllCores(build_ext):
             build_dir=self.build_temp,
             include_path=["ext"],
             shared_utility_qualified_name=SHARED,
-            quiet=True,
         )
         for extension, to_c in zip(self.extensions, translated, strict=True):
             extension.sources = to_c.sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -26,3 +27,66 @@ class SystemClock:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+
+# ----------------------------------------------------------------------
+# When each collector's turn is: a pure schedule on a grid of boot time.
+
+
+class Schedule:
+    """Each name at its own period. Its turns stand on multiples of the period since boot.
+
+    A name is due once in each slot between two grid points, at the first `due` in that slot; slots
+    that passed without a call are left out and counted, never made up for in a burst. A turn may so
+    begin late in its slot (a host that is always late is still sampled), but never before its grid
+    point. The first call starts every name at once.
+    """
+
+    def __init__(self, periods_ns: Mapping[str, int]) -> None:
+        """*periods_ns*: name -> nanoseconds between its turns, in the order they are to be taken."""
+        for name, period in periods_ns.items():
+            if period <= 0:
+                raise ValueError(f"{name}: a period must be positive, got {period} ns")
+        self._periods = dict(periods_ns)
+        # Names are many and periods few: what is counted, is counted by period.
+        self._names: dict[int, list[str]] = {}
+        for name, period in self._periods.items():
+            self._names.setdefault(period, []).append(name)
+        self._next_ns = dict.fromkeys(self._names, 0)  # grid points; 0 before the first `due`
+        self._skipped = dict.fromkeys(self._names, 0)
+        self._hastened: set[str] = set()
+
+    @property
+    def periods_ns(self) -> Mapping[str, int]:
+        """Name -> nanoseconds between its turns, in their order."""
+        return self._periods
+
+    def due(self, now_ns: int) -> list[str]:
+        """Return the names whose turn it is; asked again in the same slot, it is nobody's."""
+        begun = [period for period, next_ns in self._next_ns.items() if now_ns >= next_ns]
+        for period in begun:
+            self._enter(period, now_ns // period)
+        if len(begun) < 2 and not self._hastened:
+            return list(self._names[begun[0]]) if begun else []
+        names = self._hastened.union(*[self._names[period] for period in begun])
+        self._hastened.clear()
+        return [name for name in self._periods if name in names]
+
+    def _enter(self, period: int, slot: int) -> None:
+        if self._next_ns[period]:
+            self._skipped[period] += slot - self._next_ns[period] // period
+        self._next_ns[period] = (slot + 1) * period
+
+    def hasten(self, name: str) -> None:
+        """Make *name* due at the next `due`, once; its grid stays. An unknown name is nobody."""
+        if name in self._periods:
+            self._hastened.add(name)
+
+    def next_ns(self) -> int:
+        """Return the next grid point at which someone is due; 0 (at once) before the first `due`, or for one
+        that was hastened."""
+        return 0 if self._hastened else min(self._next_ns.values(), default=0)
+
+    def skipped(self, name: str) -> int:
+        """Return how many turns of *name* were left out. KeyError for an unknown name."""
+        return self._skipped[self._periods[name]]

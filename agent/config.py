@@ -8,11 +8,33 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..fingerprints import place
-from ..fingerprints.settings import SettingsError, setting
-from .hardware.roots import Roots
-from .local.folder import choose
-from .spool.folder import MEMORY_FOLDER
+from ..contract import topology
+from ..contract.settings import SettingsError, setting
+from .hardware.files import Roots
+from .spool.lockdir import MEMORY_FOLDER
+
+# ----------------------------------------------------------------------
+# The run folder: where what is asked of the agent on its host is found.
+
+#: Of a service: systemd makes it (RuntimeDirectory=gangline), and gives it to the agent's user.
+SERVICE_FOLDER = Path("/run/gangline")
+#: Of an agent that somebody runs by hand with default settings, below where it was started.
+OWN_FOLDER = Path("var/agent/run")
+SOCKET = "agent.sock"
+STATUS = "status.json"
+
+
+def choose(setting: str, own: Path = OWN_FOLDER, service: Path = SERVICE_FOLDER) -> Path:
+    """Return the folder of this agent: as set, else the service's where that may be written, else *own*."""
+    if setting:
+        return Path(setting)
+    return service if os.access(service, os.W_OK | os.X_OK) else own
+
+
+def candidates(setting: str = "") -> tuple[Path, ...]:
+    """Return the folders where an agent may answer, the likeliest first. For those who ask."""
+    return (Path(setting),) if setting else (SERVICE_FOLDER, OWN_FOLDER)
+
 
 HOST_CHARACTERS_MAX = 253
 #: RFC 1123, section 2.1; and underscores, which machines in service bear.
@@ -23,7 +45,7 @@ _ADDRESS = re.compile(
 _PORTS = range(1, 65536)
 #: What a host says of itself beside its inventory.
 LABELS_MAX, LABEL_CHARACTERS_MAX = 16, 512
-_RAILS = f"{place.LABEL_PREFIX}rails"
+_RAILS = f"{topology.LABEL_PREFIX}rails"
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 #: sun_path of unix(7), less the zero that ends it.
 UNIX_PATH_BYTES_MAX = 107
@@ -78,13 +100,13 @@ def unread(label: str) -> str:
     No reason not to start: a fleet whose newer settings reach older agents first would be blind.
     """
     name = label.partition("=")[0]
-    known = [place.LABEL_PREFIX + field for field in place.FIELDS]
-    if name.startswith(place.LABEL_PREFIX) and name not in known:
+    known = [topology.LABEL_PREFIX + field for field in topology.FIELDS]
+    if name.startswith(topology.LABEL_PREFIX) and name not in known:
         return f"{name}: expected one of {', '.join(known)}"
     if name in known and not _is_place(label):
         return (
-            f"{name}: expected at most {place.NAME_CHARACTERS_MAX} characters "
-            f"(of {_RAILS} up to {place.RAILS_MAX} such names)"
+            f"{name}: expected at most {topology.NAME_CHARACTERS_MAX} characters "
+            f"(of {_RAILS} up to {topology.RAILS_MAX} such names)"
         )
     return ""
 
@@ -93,8 +115,8 @@ def _is_place(label: str) -> bool:
     """Say whether an aggregator takes the whole of it."""
     name, _, value = label.partition("=")
     names = value.split() if name == _RAILS else [value]
-    fit = (len(one) <= place.NAME_CHARACTERS_MAX for one in names)
-    return len(names) <= place.RAILS_MAX and all(fit)
+    fit = (len(one) <= topology.NAME_CHARACTERS_MAX for one in names)
+    return len(names) <= topology.RAILS_MAX and all(fit)
 
 
 def _is_label(text: str) -> bool:
@@ -105,7 +127,7 @@ def _is_label(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The agent's settings. Made by `fingerprints.settings.load`, which checks each."""
+    """The agent's settings. Made by `contract.settings.load`, which checks each."""
 
     aggregator: str = setting(
         "127.0.0.1:7600", check=check_address, says="where the aggregator listens, host:port"

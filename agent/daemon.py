@@ -8,19 +8,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..fingerprints.block import Block
-from ..fingerprints.catalogue import PERIOD_SECONDS
-from ..fingerprints.wire import telemetry_pb2
-from .clock import Clock
-from .framing import Framer
+from ..contract.block import Block
+from ..contract.signal import PERIOD_SECONDS
+from ..contract.wire import telemetry_pb2
+from .clock import Clock, Schedule
+from .collector import Collector, Outcome, Turn, take_turn
+from .deadline_thread import Probe
+from .events import Teller
+from .frame_builder import Framer
 from .latest import Latest
-from .listening import Teller
-from .own import OWN_SECONDS, Memory, Own, cpu_seconds
-from .pace import Schedule
-from .probe import Probe
 from .registration import InventoryCollector
-from .sampler.codec import Timed
-from .turn import Collector, Outcome, Turn, take_turn
+from .sampler.messages import Timed
+from .self_metrics import OWN_SECONDS, Memory, Own, cpu_seconds
 
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
@@ -51,7 +50,7 @@ class Spool(Protocol):
 
 
 class Events(Protocol):
-    """What the loop needs of `agent.spool.events.EventQueue`."""
+    """What the loop needs of `agent.spool.event_queue.EventQueue`."""
 
     @property
     def dropped_events(self) -> int: ...
@@ -67,7 +66,7 @@ class Client(Protocol):
 
 
 class Samplers(Protocol):
-    """What the loop needs of `agent.sampler.samplers.Samplers`."""
+    """What the loop needs of `agent.sampler.pool.Samplers`."""
 
     @property
     def collectors(self) -> Sequence[str]: ...
@@ -173,6 +172,10 @@ class Daemon:
         self._reported: dict[str, tuple[Outcome, int]] = {
             name: (Outcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
         }
+
+    def turns(self) -> list[Turn]:
+        """Return the last turn of each collector that had one."""
+        return self._own.turns()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
         """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
@@ -318,7 +321,11 @@ class Daemon:
     def _report(self, turn: Turn, now_ns: int) -> None:
         level = logging.WARNING if turn.outcome >= Outcome.BLIND else logging.INFO
         name, state = turn.collector, turn.outcome.name.lower()
-        extra = {"cause": f"collector.{name}.{state}"}
+        extra = {
+            "cause": f"collector.{name}.{state}",
+            "topic": f"collector.{name}",
+            "well": turn.outcome < Outcome.BLIND,
+        }
         log.log(level, "collector %s: %s %s", name, state, turn.words, extra=extra)
         self._teller.tell(
             telemetry_pb2.HealthEvent(

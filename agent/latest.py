@@ -9,7 +9,7 @@ import struct
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
-from ..fingerprints.block import Block, is_float
+from ..contract.block import Block, is_float
 
 
 class Readings(NamedTuple):

@@ -33,7 +33,11 @@ _SECRET = re.compile(
 
 class OncePerMinute(logging.Filter):
     """Lets the first record of a cause through, and then one a minute that tells how many it stands
-    for. The cause is the record's `cause` (`extra={"cause": ...}`), else where it was logged."""
+    for. The cause is the record's `cause` (`extra={"cause": ...}`), else where it was logged.
+
+    A recovery is let through at once if the last line of its topic told of trouble, so that the log does not end
+    on what is over: `extra={"topic": ..., "well": True}`, and of the trouble the same topic and `"well": False`.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -41,15 +45,19 @@ class OncePerMinute(logging.Filter):
         self._lock = threading.Lock()
         # cause -> (when last let through, how many kept back since); the least lately seen is first
         self._seen: dict[str, tuple[float, int]] = {}
+        self._ill: dict[str, bool] = {}  # topic -> whether its last line told of trouble
 
     def filter(self, record: logging.LogRecord) -> bool:
         cause = getattr(record, "cause", f"{record.name}:{record.lineno}")
+        topic, well = getattr(record, "topic", ""), getattr(record, "well", False)
         with self._lock:
             now = self._monotonic()
             if cause not in self._seen and not self._has_room(now):
                 cause = OTHERS
             at, kept_back = self._seen.pop(cause, (now - REPEAT_SECONDS_MIN, 0))
-            passes = now - at >= REPEAT_SECONDS_MIN
+            passes = now - at >= REPEAT_SECONDS_MIN or (well and self._ill.get(topic, False))
+            if topic and passes and (topic in self._ill or len(self._ill) < CAUSES_MAX):
+                self._ill[topic] = not well
             self._seen[cause] = (now, 0) if passes else (at, kept_back + 1)
         record.cause, record.repeated = cause, kept_back
         return passes

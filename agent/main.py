@@ -12,33 +12,32 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ..fingerprints.policy_table import builtin
-from ..fingerprints.settings import SettingsError
-from . import identity, inventory, service
+from ..contract.host_policy import builtin
+from ..contract.settings import SettingsError
+from . import inventory, service
+from . import registration as identity
 from .clock import Clock, SystemClock
+from .collector import Collector
 from .config import AgentConfig, unread
 from .daemon import SECOND_NS, Daemon, Patience
-from .early import Early, begin, switched_off
-from .framing import Framer
-from .hardware.nvml import driver_gpus, pci_gpus
+from .events import Listening, Teller
+from .frame_builder import Framer
+from .gpu_release import Mailbox, NotInTheWay, ReleasedFile
+from .hardware.nvidia import driver_gpus, pci_gpus
 from .latest import Latest
-from .listening import Listening, Teller
-from .local.answers import Answers, tables
 from .local.attach import attach
-from .local.permit import Permit
-from .mailbox import Mailbox
-from .not_in_the_way import NotInTheWay
-from .own import Troubles
+from .local.host_status import Answers, SelfStatus, tables
+from .prefork import Early, begin, switched_off
 from .registration import InventoryCollector, Registration
-from .released import ReleasedFile
-from .reload import Reload
-from .sampler.left_behind import LeftBehindFile
-from .sampler.samplers import Samplers
-from .spool.events import EventQueue
+from .sampler.abandoned import LeftBehindFile
+from .sampler.pool import SamplerPool
+from .self_metrics import Troubles
+from .service import Reload
+from .spool.event_queue import EventQueue
 from .spool.spool import Spool
 from .transport.client import Client, TargetError, on_loopback, parse_target
 from .transport.credentials import Credentials
-from .turn import Collector
+from .transport.protocol import Permitted
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
@@ -193,8 +192,7 @@ def build(
 ) -> Daemon:
     """Open everything, start the samplers and the client, and return the daemon; *stack* closes what was opened.
 
-    Raises as `run` does. *signals*, if given, wait for the samplers too. *turned* is called each second
-    in which the loop has turned.
+    Raises as `run` does. *signals*, if given, wait for the samplers too. *turned* is called each second that the loop turns.
     """
     host = config.host_name
     boot_id = identity.boot_id(config.proc_root)
@@ -210,11 +208,9 @@ def build(
     released = ReleasedFile(config.run_path, boot_id)
     samplers.start(released.until_ns(clock.boottime_ns()))  # before anything that starts a thread
     latest = Latest(tables(config))
-    answers = Answers(
-        config, latest, clock, boot_id, gpus=registration.gpus, devices=samplers.states
-    )
+    answers = _answers(config, latest, clock, boot_id, registration, samplers)
     stack.callback(answers.close)
-    client = _client(config, registration, spool, events, answers.permit)
+    client = _client(config, registration, spool, events, answers.take)
     if InventoryCollector.name in config.collectors_off:
         registration.proceed()
     else:
@@ -237,7 +233,7 @@ def build(
         from .local import metrics  # its modules cost memory that only those pay who want it
 
         stack.callback(metrics.serve(config, latest, registration, clock).close)
-    return Daemon(
+    daemon = Daemon(
         collectors,
         clock=clock,
         spool=spool,
@@ -252,6 +248,8 @@ def build(
         barring=answers.barring,
         look=_in_turn(answers.look, _troubles(client, spool, events).look, turned),
     )
+    answers.itself = SelfStatus(client, spool, events, daemon.turns, clock)
+    return daemon
 
 
 def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
@@ -267,7 +265,20 @@ def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
     return spool
 
 
-def _polled(samplers: Samplers, mailbox: Mailbox) -> Callable[[], Sequence[int]]:
+def _answers(
+    config: AgentConfig, latest: Latest, clock: Clock, boot_id: bytes, registration: Registration,
+    samplers: SamplerPool,
+) -> Answers:  # fmt: skip
+    """Return what this host says of itself; the GPUs that it ever had are known by name from then on."""
+    answers = Answers(
+        config, latest, clock, boot_id,
+        gpus=registration.names, view=registration.view, devices=samplers.states,
+    )  # fmt: skip
+    registration.remember(answers.gpu_list.expected)
+    return answers
+
+
+def _polled(samplers: SamplerPool, mailbox: Mailbox) -> Callable[[], Sequence[int]]:
     """Return what returns what the wait is ended by."""
     return lambda: [*samplers.descriptors(), mailbox.descriptor]
 
@@ -294,8 +305,8 @@ def _inventory(config: AgentConfig, way: NotInTheWay) -> inventory.Inventory:
 
 def _samplers(
     config: AgentConfig, early: Early, clock: Clock, registration: Registration
-) -> Samplers:
-    return Samplers(
+) -> SamplerPool:
+    return SamplerPool(
         early.lanes,
         early.nursery,
         clock,
@@ -323,7 +334,7 @@ def _client(
     registration: Registration,
     spool: Spool,
     events: EventQueue,
-    permit: Permit,
+    answered: Permitted,
 ) -> Client:
     try:
         return Client(
@@ -333,7 +344,7 @@ def _client(
             events,
             random_source=random.Random(),
             allow_plaintext=config.allow_plaintext,
-            permitted=permit.take,
+            permitted=answered,
             credentials=_credentials(config),
         )
     except TargetError as error:
@@ -362,6 +373,7 @@ def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
             "frames dropped": lambda: "the spool was full",
             "frames refused": lambda: spool.last_refusal,
             "events dropped": lambda: "too many waited",
+            "events refused": lambda: events.last_refusal,
         },
         lambda: (
             spool.write_errors,
@@ -369,6 +381,7 @@ def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
             spool.dropped_frames,
             spool.refused_frames,
             events.dropped_events,
+            events.refused_events,
         ),
     )
 

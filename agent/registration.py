@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,11 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from ..fingerprints.block import Block
-from ..fingerprints.catalogue import Pace
-from ..fingerprints.wire import telemetry_pb2
+from ..contract.block import Block
+from ..contract.gpu_set import GPUS_MAX, PASSTHROUGH_DRIVERS, is_uuid
+from ..contract.signal import Pace
+from ..contract.wire import telemetry_pb2
 from .clock import Clock
-from .framing import dictionary
+from .frame_builder import dictionary
+from .hardware.files import read_text
+from .local.gpu_list import View
 
 PROTOCOL_VERSION = 1
 #: The first connection waits this long for the first inventory, rather than being made twice.
@@ -82,6 +86,9 @@ class Registration:
         self._known = threading.Event()
         self._told: bytes | None = None  # what the last request said of devices and labels
         self._gpus: dict[str, str] = {}
+        #: The same, with GPUs of before at addresses where no other is now.
+        self._names: Mapping[str, str] = {}
+        self._view: View | None = None
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
         """Return the request as of now. Waits up to 5 s for the first inventory, and no longer."""
@@ -104,7 +111,7 @@ class Registration:
             del self._request.devices[:]
             for device in [*inventory.devices, *before]:
                 self._request.devices.add(
-                    kind=device.kind, key=device.key, attributes=device.attributes
+                    kind=device.kind, key=self._key(device), attributes=device.attributes
                 )
             self._request.labels.clear()
             self._request.labels.update(inventory.labels)
@@ -116,6 +123,8 @@ class Registration:
                 for device in self._request.devices
                 if device.kind == "gpu"
             }
+            self._names = _named(self._gpus, self._names)
+            self._view = _view(inventory, self._request.devices)
         self._known.set()
         return outdated
 
@@ -128,6 +137,28 @@ class Registration:
         """Return UUID -> PCI address of the GPUs that the last inventory found; another one when that changes."""
         return self._gpus
 
+    def names(self) -> Mapping[str, str]:
+        """Return the same with GPUs that are gone, by where they were; another one when that changes."""
+        return self._names
+
+    def remember(self, gpus: Mapping[str, str]) -> None:
+        """Take which GPU (UUID) was at which PCI address before this agent was started."""
+        with self._lock:
+            self._names = _named(self._gpus, {**gpus, **self._names})
+
+    def view(self) -> View | None:
+        """Return which GPUs answer, by the last inventory; None where it could not tell."""
+        return self._view
+
+    def _key(self, device: Device) -> str:
+        """Return the key of *device*; of a GPU that does not say who it is, that of the one that was at its address."""
+        if device.kind != "gpu" or is_uuid(device.key):
+            return device.key
+        return self._gpu_at(device.attributes.get("pci_address", "")) or device.key
+
+    def _gpu_at(self, address: str) -> str:
+        return next((key for key, at in self._names.items() if at and at == address), "")
+
     def nodes(self) -> dict[str, str]:
         """Return `nvidia3` -> PCI address of the GPUs whose minor number the last inventory found."""
         known = self.attributes().items()
@@ -139,18 +170,37 @@ class Registration:
         }
 
     def gpu_key(self, address: str) -> str:
-        """Return the UUID of the GPU at a PCI address, as the last inventory had it; else the address."""
-        with self._lock:
-            found = (
-                device.key
-                for device in self._request.devices
-                if device.kind == "gpu" and device.attributes.get("pci_address") == address
-            )
-            return next(found, address)
+        """Return the UUID of the GPU at a PCI address, or of the one that was there last; else the address."""
+        return self._gpu_at(address) or address
 
     def proceed(self) -> None:
         """Do not wait for an inventory any more: there is none to be had now."""
         self._known.set()
+
+
+def _named(gpus: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return *gpus* (UUID -> PCI address), and those of *before* at whose address none of them is."""
+    now = {key: at for key, at in gpus.items() if is_uuid(key)}
+    taken = frozenset(now.values())
+    gone = {key: at for key, at in before.items() if key not in now and at not in taken}
+    return {**dict(list(gone.items())[:GPUS_MAX]), **now}
+
+
+def _view(inventory: Inventory, devices: Iterable[telemetry_pb2.Device]) -> View | None:
+    """Return which of *devices* are GPUs that answer; None where *inventory* could not ask."""
+    if inventory.left_out is None or "GPUs" in inventory.words:
+        return None
+    found: dict[str, str] = {}
+    unasked = set(inventory.left_out)
+    for device in devices:
+        told = device.attributes
+        if device.kind == "gpu" and "hidden" in told:
+            unasked.add(told.get("pci_address", ""))
+        elif device.kind == "gpu" and "problem" not in told and is_uuid(device.key):
+            found[device.key] = told.get("pci_address", "")
+        elif device.kind == "pcie" and told.get("driver", "") in PASSTHROUGH_DRIVERS:
+            unasked.add(device.key)
+    return View(found, frozenset(unasked))
 
 
 def _of_gpus(
@@ -202,3 +252,79 @@ class InventoryCollector:
         if inventory.words:
             raise RuntimeError(inventory.words)
         return ()
+
+
+# ----------------------------------------------------------------------
+# Which machine this is, and which boot of it.
+
+BOOT_ID_BYTES = 16
+#: What boards report whose maker never set a UUID; it would make strangers look alike.
+_PLACEHOLDERS = frozenset(
+    (
+        "00000000-0000-0000-0000-000000000000",
+        "ffffffff-ffff-ffff-ffff-ffffffffffff",
+        "03000200-0400-0500-0006-000700080009",
+    )
+)
+#: /sys/class/net/*/addr_assign_type: 0 is the address the card was made with (if_link.h).
+_NET_ADDR_PERM = "0"
+
+
+def machine_owner(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> str:
+    """Return a fingerprint of this machine, the same at every start. Never raises.
+
+    It is the board's UUID (DMI product_uuid, readable by root) or, where that is not to be had, the
+    lowest address of the physical network cards; and the host's name. The same disk in another
+    machine therefore gives another fingerprint. Only one address counts, so that a card that dies,
+    which is what we are here to report, does not make the machine a stranger to its own spool; an
+    address that somebody set counts only if there is none a card was made with (the slaves of a
+    bond bear the bond's).
+    """
+    board = _text(sys_root / "class/dmi/id/product_uuid").lower()
+    if board and board not in _PLACEHOLDERS:
+        machine = f"board {board}"
+    else:
+        permanent, other = _addresses(sys_root)
+        machine = "network card " + min(permanent or other or ["none"])
+    name = _text(proc_root / "sys/kernel/hostname") or "unnamed"
+    return f"{machine}, host {name}"
+
+
+def _addresses(sys_root: Path) -> tuple[list[str], list[str]]:
+    permanent: list[str] = []
+    other: list[str] = []
+    for card in _physical_cards(sys_root):
+        address = _text(card / "address").lower()
+        if not address.strip("0:"):
+            continue
+        made_with = _text(card / "addr_assign_type") in (_NET_ADDR_PERM, "")
+        (permanent if made_with else other).append(address)
+    return permanent, other
+
+
+def _physical_cards(sys_root: Path) -> Iterator[Path]:
+    """Yield /sys/class/net/* that have a device behind them: no bridges, bonds, tunnels, veths."""
+    try:
+        cards = list((sys_root / "class/net").iterdir())
+    except OSError:
+        return
+    for card in cards:
+        if (card / "device").exists():
+            yield card
+
+
+def boot_id(proc_root: Path = Path("/proc")) -> bytes:
+    """Return the 16 bytes that the kernel drew at this boot. Never raises.
+
+    Where it shows none (some sandboxes), 16 random bytes: each start then counts as a boot of its
+    own, which wastes a few sequence numbers and is otherwise harmless.
+    """
+    try:
+        boot = bytes.fromhex(_text(proc_root / "sys/kernel/random/boot_id").replace("-", ""))
+    except ValueError:
+        boot = b""
+    return boot if len(boot) == BOOT_ID_BYTES else os.urandom(BOOT_ID_BYTES)
+
+
+def _text(path: Path) -> str:
+    return read_text(path) or ""

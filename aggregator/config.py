@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..fingerprints.settings import setting
-from .access.names import check_patterns, check_trust_domain
-from .addresses import check_metrics
+from ..contract.settings import SettingsError, setting
+from .auth.principal import check_patterns, check_trust_domain
+
+# ----------------------------------------------------------------------
+# What `address:port` a server may listen on, by its settings.
+
+#: What is wanted of an address.
+_ADDRESS_PORT = "address:port, such as"
+
+
+def parse_listen(text: str, *, beyond_loopback: bool, name: str = "listen") -> tuple[str, int]:
+    """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
+    address, port = _address_port(text)
+    if not port:
+        raise SettingsError(f"{name} = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
+    if not is_loopback(address) and not beyond_loopback:
+        raise SettingsError(
+            f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
+            "plain text; set tls_certificate_file and tls_key_file (`gangline admin cert` makes them), "
+            "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
+        )
+    return address, int(port)
+
+
+def _address_port(text: str) -> tuple[str, str]:
+    """Return the address and the port of *text*, an empty port when that is none."""
+    address, _, port = text.rpartition(":") if ":" in text else ("", "", "")
+    digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    return address, port if digits else ""
+
+
+def check_metrics(text: str) -> None:
+    """Raise SettingsError for what is no address:port, nor empty."""
+    if text and not _address_port(text)[1]:
+        raise SettingsError(f"{_ADDRESS_PORT} 127.0.0.1:9477, or nothing for none")
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether only this machine reaches *address*, which may be in brackets."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+#: A shorter period between two operators' files costs more than the file is worth.
+OPS_SECONDS_MIN = 0.5
+
+
+def check_ops_seconds(seconds: float) -> None:
+    """Raise ValueError unless *seconds* is a period for the operators' file, or 0, which turns the file off."""
+    if 0 < seconds < OPS_SECONDS_MIN:
+        raise ValueError(f"0 (no file) or at least {OPS_SECONDS_MIN}")
 
 
 @dataclass(frozen=True)
 class AggregatorConfig:
-    """Every limit of the service, with its unit. Filled by `fingerprints.settings.load`."""
+    """Every limit of the service, with its unit. Filled by `contract.settings.load`."""
 
     listen: str = setting("127.0.0.1:7600", says="address:port; port 0 takes any free one")
     listen_beyond_loopback: bool = setting(
@@ -23,7 +76,10 @@ class AggregatorConfig:
         Path("var/aggregator"), says="folder of the store, made if missing"
     )
     commit_seconds: float = setting(
-        2.0, low=0.01, high=60, says="a commit at least this often while something waits"
+        2.0,
+        low=0.01,
+        high=60,
+        says="a commit at least this often while something waits; two and a half times as long while that is little",
     )
     commit_rows: int = setting(
         122_880,
@@ -53,7 +109,12 @@ class AggregatorConfig:
     )
     hosts_max: int = setting(20_000, low=1, says="hosts; a further one is refused")
     ops_seconds: float = setting(
-        15.0, low=0.5, high=3600, says="how often the operators' file is written"
+        15.0,
+        low=0,
+        high=3600,
+        check=check_ops_seconds,
+        says="maximum age of the operators' file that a query reads; without queries it is written once in eight times as long; "
+        "0: never written, and gangline sql, explain and Query do not work",
     )
     ops_rows_max: int = setting(
         200_000,
@@ -164,6 +225,11 @@ class AggregatorConfig:
         check=check_metrics,
         says="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
         "whoever reaches it; empty: off",
+    )
+    metrics_hosts: bool = setting(
+        False,
+        says="on /metrics also state, score, hazard, relative speed, silence and open advice of each host, by its name: "
+        "six series a host at most",
     )
 
     # query: SQL through the service
@@ -294,6 +360,12 @@ class AggregatorConfig:
     )
     advice_probation_seconds: float = setting(
         604_800.0, low=60, high=31_536_000, says="a host that came back is on probation for so long"
+    )
+    outcomes_half_life_days: float = setting(
+        90.0,
+        low=1,
+        high=3650,
+        says="an outcome that schedulers reported counts half after so many days; none counts after 400",
     )
 
     # scores: a process of its own for whoever asks for them often

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..fingerprints.wire import telemetry_pb2
-from .judgement.columns import columns_of
-from .refusals import Invalid
-from .verdicts import Snapshot, State
+from ..contract.wire import telemetry_pb2
+from .errors import Invalid
+from .model import Snapshot, State
+from .scoring.results import columns_of
 
 #: A grant ends by itself; whoever wants it longer looks at the fleet again.
 GRANT_SECONDS_MAX = 7 * 86_400

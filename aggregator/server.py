@@ -1,70 +1,157 @@
 """The service as one process: gRPC on one loop, which owns the fleet; the store has its own threads.
 
-Here its parts are wired, started and ended. What it does each second is `judging.py`, where it listens `listening.py`, what
-a port answers `services.py`, and what it takes over from before a restart `remembered.py`.
+Here its parts are wired, started and ended. What it does each second is `judge_loop.py`, where it listens `server.py`, what
+a port answers `service/grpc_server.py`, and what it takes over from before a restart `judge_loop.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from .access.door import Door
-from .advice.book import Book
-from .advice.gangs import Gangs
-from .advice.limits import limits_of
-from .advice.observing import Observer
-from .advice.works import Works
-from .config import AggregatorConfig, declared_path
+from ..contract.metrics_http import Family
+from . import metrics as descriptors
+from .advisories.advisory import limits_of
+from .advisories.engine import Book
+from .advisories.observer import Observer
+from .advisories.workloads import Gangs, Works
+from .auth.access import Door
+from .clock_jump import Leaps
+from .config import AggregatorConfig, declared_path, parse_listen
 from .declared.live import Live
 from .fleet.fleet import Fleet
 from .hazard.models import Models
-from .health import descriptors
-from .health.calls import Calls
-from .health.figures import Parts
-from .health.looplag import LoopLag
-from .health.machine import Machine, look
-from .health.watch import Changes, OwnHealth, Watch, tell
-from .ingest.clocklog import ClockWriter
-from .ingest.intake import Ingest
-from .judgement.declared import rule_names
-from .judgement.found import FAULT_RULES
-from .judgement.restart import Before
-from .judging import Holder, Judging
-from .leaps import Leaps
-from .listening import (
-    Place,
-    StartError,
-    cannot_listen,
-    metrics_socket,
-    places,
-    refuse_taken,
-    scores_place,
-)
+from .ingest.clocks import ClockWriter
+from .ingest.ingest import Ingest
+from .judge_loop import Holder, Judging, remember
+from .metrics import Calls
+from .monitoring.host_metrics import host_families
+from .monitoring.metrics import Parts
+from .monitoring.monitor import Changes, MetricsServer, OwnHealth, Watch, listener, tell
+from .monitoring.probes import LoopLag, Machine, look
 from .permits import Permits
-from .remembered import remember
-from .scores.supervisor import ScoreProcess, ScoreProcessError
-from .service.admin import AdminService
+from .scoring.declared import rule_names
+from .scoring.evaluate import FAULT_RULES
+from .scoring.restart import Before
+from .service.admin import AdminService, PermitService
 from .service.advisory import AdvisoryService
-from .service.metrics import MetricsServer
+from .service.grpc_server import (
+    ADMIN,
+    ADVISORY,
+    OUTCOME,
+    PERMIT,
+    QUERY,
+    SCORE,
+    TELEMETRY,
+    make_server,
+    serve_on,
+)
 from .service.outcome import OutcomeService
-from .service.permit import PermitService
 from .service.query import QueryService
 from .service.score import ScoreService
-from .service.serving import make_server
-from .service.telemetry import TelemetryService
-from .service.turns import Turns
-from .services import ADMIN, ADVISORY, OUTCOME, PERMIT, QUERY, SCORE, TELEMETRY, serve_on
+from .service.score_messages import verdict_of
+from .service.score_process import ScoreProcess, ScoreProcessError
+from .service.telemetry import TelemetryService, Turns
 from .store.store import Store
+
+# ----------------------------------------------------------------------
+# Where the aggregator listens, by its settings; and in words why it cannot listen there, and what
+# would be right.
+
+
+class StartError(Exception):
+    """The service cannot start; the words say why and what to do."""
+
+
+class Place(NamedTuple):
+    """Where something is to listen. *option*: what is written before an address to name another place."""
+
+    address: str
+    port: int
+    option: str
+
+
+def places(config: AggregatorConfig) -> list[Place]:
+    """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
+    named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
+    return [_place(config, name, option) for name, option in named if getattr(config, name)]
+
+
+def scores_place(config: AggregatorConfig) -> Place | None:
+    """Return where a process of its own is to answer for scores; None: nowhere. Raises SettingsError."""
+    if not config.listen_scores:
+        return None
+    return _place(config, "listen_scores", "--set listen_scores=")
+
+
+def _place(config: AggregatorConfig, name: str, option: str) -> Place:
+    beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
+    return Place(*parse_listen(getattr(config, name), beyond_loopback=beyond, name=name), option)
+
+
+def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
+    """Return what /metrics is served on, if it is. Raises StartError."""
+    if not config.metrics_listen:
+        if config.metrics_hosts:
+            raise StartError(
+                "metrics_hosts = true, and metrics_listen is empty: say where, such as metrics_listen = "
+                '"127.0.0.1:9477", or leave both out'
+            )
+        return None
+    address, port = parse_listen(config.metrics_listen, beyond_loopback=True)
+    try:
+        return listener(address, port)
+    except OSError as error:
+        raise StartError(
+            f"metrics_listen = {config.metrics_listen!r} cannot be listened on: {error}; "
+            "name another address or port, or leave it empty"
+        ) from error
+
+
+def refuse_taken(place: Place) -> None:
+    """Raise StartError if nobody could listen there."""
+    try:
+        _probe(place.address, place.port)
+    except OSError as error:
+        raise cannot_listen(place, error) from error
+
+
+def cannot_listen(place: Place, error: Exception) -> StartError:
+    """Return *error*, of who tried to listen there, with what to do about it."""
+    address, port, option = place
+    number = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
+        remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
+    elif number == errno.EACCES:
+        remedy = f"Ports below 1024 are root's: name a higher one with {option}{address}:PORT"
+    else:
+        remedy = (
+            f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
+            f"this one another port with {option}{address}:PORT"
+        )
+    return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
+
+
+def _probe(address: str, port: int) -> None:
+    """Raise OSError if nobody could listen there: gRPC would write its own words to stderr."""
+    family, kind, _, _, where = socket.getaddrinfo(
+        address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen(1)
+
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +213,6 @@ class Aggregator:
             self._make_services(undo)
             await self._listen(where, undo)
             self._look_after(metrics)
-            self.query.start()
             undo.pop_all()
         await self._run()
 
@@ -151,6 +237,7 @@ class Aggregator:
             self.book = Book(
                 self.store, limits_of(config), observer, self._wall_ns(),
                 shadow=config.advice_shadow, gangs=gangs,
+                outcomes_half_life_days=config.outcomes_half_life_days,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise StartError(
@@ -166,9 +253,10 @@ class Aggregator:
         self.turns = Turns(self._ingest, self.store, self.fleet, config)
         undo.callback(self.turns.stop)
         self._telemetry = TelemetryService(
-            self._ingest, self.turns, self._permits.lease, self.door.pace
-        )
-        self.query = QueryService(config, wall_ns)
+            self._ingest, self.turns, self._permits.lease, self.door.pace,
+            lambda host: verdict_of(self.holder.snapshot, self.fleet.index, host),
+        )  # fmt: skip
+        self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
         before = remember(self.fleet, self.store, self._ingest.findings, wall_ns())
         self.store.forget_before()
@@ -237,10 +325,16 @@ class Aggregator:
             ports = {self.port, self.token_port, *([self.scores.port] if self.scores else ())}
             return look(self._config.data, ports, now_ns)
 
-        self._own = OwnHealth(parts, machine, self._wall_ns)
+        hosts = self._host_families if self._config.metrics_hosts else lambda _: ()
+        self._own = OwnHealth(parts, machine, self._wall_ns, hosts=hosts)
         loop = asyncio.get_running_loop()
         server = MetricsServer(metrics, self._own.render) if metrics else None
         self._watch = Watch(self._own, lambda changes: self._hear(loop, changes), server)
+
+    def _host_families(self, now_ns: int) -> list[Family]:
+        """Return the series of each host. For the thread that answers /metrics."""
+        advisories = [] if self.book.shadow else list(self.book.machine.memory.advisories.values())
+        return host_families(self.holder.snapshot, advisories, now_ns)
 
     def _hear(self, loop: asyncio.AbstractEventLoop, changes: Changes) -> None:
         """Take changes of alarms over, from the watch's thread into the loop's."""

@@ -23,6 +23,7 @@ BENCHES = {
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
     "hostile_agent": "honest agents' receipts while others are hostile in all ways at once, against the same without",
     "fleet_load": "all that a fleet sends, rising until receipts fall behind: CPU a row against a raw Arrow insert",
+    "small_fleet": "what 33 simulated hosts cost the aggregator in CPU and memory, against the budget",
     "fleet_whole": "what a connected host costs the aggregator in memory, against the limit for 10,000",
     "commit_latency": "commits and receipts while operators ask, against the same without",
     "query_corpus": "a fleet's receipts and commits while the hostile SQL runs through the Query door, against the same without",

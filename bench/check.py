@@ -12,10 +12,9 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.measure import Result
 from gangline.agent.commands import check
-from gangline.agent.local import verdict
-
-from .measure import Result
+from gangline.agent.local import check as verdict
 
 RUNS = 80
 #: What everybody's prolog pays for a script of one line.

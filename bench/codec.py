@@ -20,15 +20,14 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, Sender
-
-from .measure import Result, percentile
+from bench.measure import Result, percentile
+from gangline.contract import frame as frames
+from gangline.contract.block import Block, is_float
+from gangline.contract.frame import Stamp
+from gangline.contract.signals import TABLES
+from gangline.contract.stream import CONTEXT_BYTES_MAX, Receiver, Sender
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.world import World
 
 ROUNDS = 500
 PASSES = 15

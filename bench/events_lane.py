@@ -21,22 +21,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.measure import Result, percentile, pss_bytes
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.events import Teller
+from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.kernel_log.follow import Follower
-from gangline.agent.kernel_log.position import Keeper
-from gangline.agent.kernel_log.stamps import Stamps
-from gangline.agent.listening import Teller
-from gangline.agent.spool.events import EventQueue
-from gangline.agent.transport.calls import EVENTS, Answer
+from gangline.agent.kernel_log.reader import Follower, Keeper, Stamps
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.transport.client import Client
-from gangline.agent.transport.session import Session
-from gangline.fingerprints.wire import telemetry_pb2
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
-
-from .measure import Result, percentile, pss_bytes
+from gangline.agent.transport.grpc_http2 import EVENTS, Answer, Session
+from gangline.contract.wire import telemetry_pb2
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 #: An incident each: fewer than are kept apart at once (`incidents.OPEN_MAX`), so in rounds.
 EVENTS_PER_ROUND, ROUNDS = 200, 4

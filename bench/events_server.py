@@ -21,7 +21,7 @@ import grpc
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.store.journal import EventJournal, StoredEvent
-from gangline.fingerprints.wire import telemetry_pb2, telemetry_pb2_grpc
+from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
 
 
 class Echo(telemetry_pb2_grpc.TelemetryServiceServicer):

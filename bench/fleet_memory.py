@@ -17,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, Kind
-
-from .measure import Result
+from bench.measure import Result
+from gangline.contract.block import Block
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES
 
 HOSTS, GPUS, PORTS, LINKS = 10_000, 8, 9, 144
 #: What all of an aggregator with so large a fleet may take at any moment.
@@ -83,14 +83,14 @@ def _resident_bytes() -> int:
 def _child(hosts: int) -> dict[str, float]:
     """Return what the state takes in this process, in bytes, and how long a judgement takes."""
     from gangline.aggregator.fleet.fleet import Fleet
-    from gangline.aggregator.fleet.kept import KEPT
-    from gangline.aggregator.ingest.reading import CATALOGUE
-    from gangline.aggregator.judgement.judge import judge
+    from gangline.aggregator.fleet.tracked_signals import KEPT
+    from gangline.aggregator.ingest.frame_reader import CATALOGUE
+    from gangline.aggregator.scoring.evaluate import judge
     from gangline.aggregator.server import Aggregator  # noqa: F401 - as the service has it
+    from gangline.contract import frame as frames
+    from gangline.contract.frame import Stamp, decode
+    from gangline.contract.wire.telemetry_pb2 import Device
     from gangline.ext.intake import Reader
-    from gangline.fingerprints import frames
-    from gangline.fingerprints.frames import Stamp, decode
-    from gangline.fingerprints.wire.telemetry_pb2 import Device
 
     before, fleet, readers = _resident_bytes(), Fleet(), []
     tables = [(table, signals[0].device_kind) for table, signals in TABLES.items()]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gangline.aggregator.store.hours import PART_MINUTES, part_name
 from gangline.aggregator.store.layout import LAYOUTS, definitions
+from gangline.aggregator.store.live_tables import PART_MINUTES, part_name
 from gangline.aggregator.store.writer import Writer
-from gangline.fingerprints.catalogue import Kind, Signal
+from gangline.contract.signal import Kind, Signal
 
 GPUS, HOSTS = 80_000, 10_000
 LAST_S = 1_700_000_000
@@ -97,6 +97,7 @@ def _make_records(connection: Any) -> None:
     connection.execute(
         "INSERT INTO evidence BY NAME SELECT time, host, version, 'gpu.sm_clock_hertz' AS signal, "
         f"{_DEVICE} AS device, 1.4e9 AS value, 'hertz' AS unit, '' AS normal, 0.5 AS log_hazard_delta, "
+        "0.0001 AS hazard_delta, 1 AS shared_count, "
         "0.9 AS relative_speed_factor, -0.01 AS score_delta, 'STRAGGLER' AS reason, "
         "'words of a usual length that tell what is wrong' AS words, time AS observed, "
         "'SELECT * FROM readings.gpu_1s ORDER BY time' AS sql, 'DEGRADED' AS gpu_state "

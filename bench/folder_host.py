@@ -8,10 +8,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from gangline.agent.collector import Blind, Collector, NoData
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.folders import FolderCollector
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Blind, Collector, NoData
+from gangline.agent.collectors.counter_files import FolderCollector
+from gangline.agent.hardware.files import Roots
 from tests.hosts import unpack
 
 PORTS = 12

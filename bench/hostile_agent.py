@@ -29,20 +29,19 @@ from typing import Any, Self
 
 import grpc
 
-from gangline.agent.framing import dictionary
-from gangline.aggregator.access import tokens
-from gangline.aggregator.access.authority import Authority, make_authority, pair
-from gangline.aggregator.access.caller import Role
-from gangline.aggregator.access.door import tokens_file
+from bench.load.aggregator import STORE, Running, aggregator
+from bench.measure import HEADING, Result
+from bench.turns import SETTLE_SECONDS, TURN_SECONDS, Sample, Turns, results
+from gangline.agent.frame_builder import dictionary
+from gangline.aggregator.auth import tokens
+from gangline.aggregator.auth.access import tokens_file
+from gangline.aggregator.auth.ca import Authority, make_authority, pair
+from gangline.aggregator.auth.principal import Role
 from gangline.aggregator.config import AggregatorConfig
-from gangline.fingerprints import frames
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.contract import frame as frames
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.access.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
-
-from .load.aggregator import STORE, Running, aggregator
-from .measure import HEADING, Result
-from .turns import SETTLE_SECONDS, TURN_SECONDS, Sample, Turns, results
 
 #: Honest agents, each of which sends a frame every so often, whether it has its receipts or not: 80 frames a second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25

@@ -29,20 +29,19 @@ import grpc
 import numpy as np
 import pyarrow as pa
 
+from bench.load.aggregator import Running, aggregator
+from bench.measure import Result
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.calls import REGISTER, STREAM, Answer, Ended
-from gangline.agent.transport.conversation import Conversation, QueuedEvents
-from gangline.agent.transport.session import Session
-from gangline.aggregator.ingest.pace import BACKLOG_FRAMES
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import TABLES, Kind
-from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-from .load.aggregator import Running, aggregator
-from .measure import Result
+from gangline.agent.transport.grpc_http2 import REGISTER, STREAM, Answer, Ended, Session
+from gangline.agent.transport.protocol import Conversation, QueuedEvents
+from gangline.aggregator.ingest.backlog import BACKLOG_FRAMES
+from gangline.contract import frame as frames
+from gangline.contract.block import Block, is_float
+from gangline.contract.frame import Stamp
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES
+from gangline.contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
+from gangline.contract.wire import telemetry_pb2 as wire
 
 GPUS = 8
 #: With a credit of 64 frames of eight rows each, so many streams have a row group on their way.

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _names
-from .measure import Result
+from bench.fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _names
+from bench.measure import Result
 
 HOSTS, SECONDS = 10_000, 30
 #: Of one core, at the most; and so many times one pass over the same arrays.
@@ -65,7 +65,7 @@ def fill(hosts: int) -> Any:
 
 def _inventory(named: dict[str, list[str]]) -> list[Any]:
     """Return the GPUs of a host, each below three ports of PCI Express."""
-    from gangline.fingerprints.wire.telemetry_pb2 import Device
+    from gangline.contract.wire.telemetry_pb2 import Device
 
     found = []
     for at, key in enumerate(named["gpu"]):
@@ -135,8 +135,8 @@ def one_pass(fleet: Any) -> float:
 def _child(hosts: int, seconds: int) -> dict[str, float]:
     import resource
 
-    from gangline.aggregator.judgement.judge import judge
-    from gangline.aggregator.store.scorelog import ScoreLog
+    from gangline.aggregator.scoring.evaluate import judge
+    from gangline.aggregator.store.score_rows import ScoreLog
 
     fleet, written = fill(hosts), ScoreLog()
     judgement: Any = None

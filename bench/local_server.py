@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from gangline.agent.local import health
-from gangline.agent.local.calls import Method
+from gangline.agent.local import agent_service
+from gangline.agent.local.grpc_session import Method
 from gangline.agent.local.server import Server
 
 ECHO = "/bench.Bench/Echo"
@@ -27,7 +27,7 @@ def main() -> None:
     kind, path = sys.argv[1], Path(sys.argv[2])
     if kind == "agent":
         methods = {
-            health.PATH: health.method(health.healthy),
+            agent_service.PATH: agent_service.method(agent_service.healthy),
             ECHO: Method(lambda message, peer: message),
         }
         server = Server(path, methods)

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import grpc
 
-from gangline.agent.local import health
-from gangline.fingerprints.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
-
-from .local_server import ECHO
-from .measure import Result, cpu_seconds, percentile
+from bench.local_server import ECHO
+from bench.measure import Result, cpu_seconds, percentile
+from gangline.agent.local import agent_service
+from gangline.contract.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
 
 CALLS, WARM_UP_CALLS = 6000, 300
 SECONDS_MAX = 30.0
@@ -64,12 +63,12 @@ def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
         their_channel = stack.enter_context(grpc.insecure_channel(f"unix:{grpcios}"))
         request = HealthCheckRequest(args=["--no-slurm"]).SerializeToString()
         answer = HealthCheckResponse(
-            success=True, output=health.Healthy().output
+            success=True, output=agent_service.Healthy().output
         ).SerializeToString()
         calls: dict[str, tuple[Callable[..., bytes], bytes]] = {
-            "health": (our_channel.unary_unary(health.PATH), request),
+            "health": (our_channel.unary_unary(agent_service.PATH), request),
             "echo": (our_channel.unary_unary(ECHO), answer),
-            "agent": (whole_channel.unary_unary(health.PATH), request),
+            "agent": (whole_channel.unary_unary(agent_service.PATH), request),
             "grpcio": (their_channel.unary_unary(ECHO), answer),
         }
         seconds: dict[str, list[float]] = {name: [] for name in calls}

@@ -73,7 +73,8 @@ ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'P
 _GPU_SCORES_BY_HAND = """
 WITH last AS (SELECT host, max(time) AS time FROM scores GROUP BY host),
 told AS (
-    SELECT host, device, exp(sum(log_hazard_delta)) AS factor, min(relative_speed_factor) AS speed,
+    SELECT host, device, exp(sum(log_hazard_delta) FILTER (hazard_delta IS NULL)) AS factor,
+        sum(hazard_delta) FILTER (shared_count = 1) AS added, min(relative_speed_factor) AS speed,
         any_value(gpu_state) AS state, any_value(reason) AS reason, any_value(words) AS words, count(*) AS n
     FROM evidence JOIN last USING (host, time) GROUP BY host, device
 )
@@ -82,7 +83,7 @@ SELECT host, device, coalesce(t.state, 'HEALTHY') AS state, exp(-8 * hazard), ex
     coalesce(t.n, 0), g.time, s.time, simulated
 FROM (
     SELECT d.host, d.device, s.time, s.simulated, s.speed_error, t,
-        exp(log_hazard_base) * (2.2e-5 / (8 * 2.2e-5 + 5e-6) + coalesce(t.factor, 1) - 1) AS hazard, t.speed
+        exp(log_hazard_base) * (2.2e-5 / (8 * 2.2e-5 + 5e-6) + coalesce(t.factor, 1) - 1) + coalesce(t.added, 0) AS hazard, t.speed
     FROM devices AS d JOIN (SELECT scores.* FROM scores JOIN last USING (host, time)) AS s USING (host)
     LEFT JOIN told AS t USING (host, device) WHERE d.kind = 'gpu'
 ) AS s LEFT JOIN latest.gpu_1s AS g USING (host, device)

@@ -11,11 +11,10 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from gangline.aggregator.store.opsfile import OpsFile, taken_is
+from bench.fleet_store import FILES_SECONDS, GPUS, HOSTS, LAST_S, LINKS, OTHERS, TABLES
+from bench.measure import Result, percentile
+from gangline.aggregator.store.snapshot_file import OpsFile, taken_is
 from gangline.aggregator.store.writer import Writer
-
-from .fleet_store import FILES_SECONDS, GPUS, HOSTS, LAST_S, LINKS, OTHERS, TABLES
-from .measure import Result, percentile
 
 #: How `gangline sql` opens a file.
 CONFIG: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "1GB", "threads": 2}

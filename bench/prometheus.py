@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-
-from .codec import gpu_blocks
-from .ingest_cost import LIVE_SECOND, cost
-from .measure import Result, cpu_seconds
+from bench.codec import gpu_blocks
+from bench.ingest_cost import LIVE_SECOND, cost
+from bench.measure import Result, cpu_seconds
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
 
 GPUS = 8
 STEPS, SECONDS = (250, 1000), 6

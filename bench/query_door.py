@@ -16,12 +16,11 @@ from typing import Any
 import duckdb
 import grpc
 
+from bench.measure import Result, percentile, pss_bytes
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
-from gangline.fingerprints.wire import query_pb2
-from gangline.fingerprints.wire.query_pb2_grpc import QueryServiceStub
-
-from .measure import Result, percentile, pss_bytes
+from gangline.contract.wire import query_pb2
+from gangline.contract.wire.query_pb2_grpc import QueryServiceStub
 
 QUERIES = 60
 #: A small answer, and one that is mostly rows on the way.

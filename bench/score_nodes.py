@@ -21,10 +21,9 @@ from typing import IO, Any, cast
 
 import grpc
 
-from gangline.fingerprints.wire import score_pb2
-
-from .measure import Result, percentile, pss_bytes
-from .score_server import CHANGES, ECHO
+from bench.measure import Result, percentile, pss_bytes
+from bench.score_server import CHANGES, ECHO
+from gangline.contract.wire import score_pb2
 
 HOSTS = 10_000
 PHASE_SECONDS = 10.0

@@ -23,14 +23,13 @@ from typing import Any
 
 import grpc
 
-from gangline.aggregator import judging as turns
+from bench import judging
+from gangline.aggregator import judge_loop as turns
 from gangline.aggregator import server as aggregator_server
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.judging import Judging
+from gangline.aggregator.judge_loop import Judging
+from gangline.aggregator.scoring.evaluate import Judgement, judge
 from gangline.aggregator.server import Aggregator
-
-from . import judging
 
 #: Hosts whose score is another one with each judgement.
 CHANGES = 100

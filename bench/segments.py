@@ -20,21 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.live import LiveWorld
+from bench.measure import Result, cpu_seconds
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.history.history import History
-from gangline.aggregator.history.packing import Packing
-from gangline.aggregator.history.shelf import Doors
-from gangline.aggregator.ingest.reading import CATALOGUE
-from gangline.aggregator.store.mark import size_of
+from gangline.aggregator.ingest.frame_reader import CATALOGUE
+from gangline.aggregator.store.duckdb_file import FILE, size_of, wal_of
+from gangline.aggregator.store.parquet.history import History
+from gangline.aggregator.store.parquet.segment_store import Doors
+from gangline.aggregator.store.parquet.worker_client import Packing
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import FILE, wal_of
+from gangline.contract import frame as frames
+from gangline.contract.frame import Stamp
 from gangline.ext.intake import Reader, Received
-from gangline.fingerprints import frames
-from gangline.fingerprints.frames import Stamp
-
-from .measure import Result, cpu_seconds
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.world import World
 
 HOSTS, SECONDS = 24, 300
 NOW_NS = 1_795_168_800 * 10**9  # five minutes begin

@@ -25,9 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gangline.fingerprints.wire import telemetry_pb2
-
-from .measure import Result, pss_bytes
+from bench.measure import Result, pss_bytes
+from gangline.contract.wire import telemetry_pb2
 
 FRAME_BYTES = 2048
 #: Frames on their way without a receipt. No more than the agent's client sends as live at once.
@@ -48,7 +47,7 @@ async def serve(folder: Path) -> None:
 
     import grpc.aio
 
-    from gangline.fingerprints.wire import telemetry_pb2_grpc
+    from gangline.contract.wire import telemetry_pb2_grpc
 
     class Service(telemetry_pb2_grpc.TelemetryServiceServicer):
         async def RegisterNode(self, request: Any, context: Any) -> Any:
@@ -197,7 +196,7 @@ def _client(kind: str, port: str, hertz: int, count: int, *more: str) -> tuple[f
 
 def run(seed: int) -> list[Result]:
     """Measure both clients at each pace, one after the other."""
-    from gangline.aggregator.access.authority import Authority, make_authority
+    from gangline.aggregator.auth.ca import Authority, make_authority
 
     results: list[Result] = []
     memories = 0.0, 0.0, 0.0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import Buffer
 
-from ..fingerprints.block import Block
+from ..contract.block import Block
 
 def packed_size(width: int, rows: int) -> int:
     """Return the bytes that *width* columns of *rows* rows take once packed."""

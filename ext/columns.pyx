@@ -19,7 +19,7 @@ from planes cimport take_column
 from zlib import crc32
 
 cdef enum:
-    CRC_AT = 4    # in a frame (fingerprints/frames.py): of all that follows it
+    CRC_AT = 4    # in a frame (contract/frame.py): of all that follows it
     CRC_FROM = 8
 
 
@@ -119,6 +119,8 @@ def unpack(const uint8_t[::1] packed not None, uint8_t[::1] cells not None, uint
 def names(const uint8_t[::1] data not None, Py_ssize_t at, Py_ssize_t count, Py_ssize_t bytes_max):
     cdef Py_ssize_t size = data.shape[0], length
     cdef list found = []
+    if at < 0:
+        raise ValueError(f"names from byte {at} on: 0 or more")
     for _ in range(count):
         length = data[at] if 0 <= at < size else 0
         if at + 1 + length > size:

@@ -103,7 +103,7 @@ class Meter:
     """What a counter has counted since the first reading, over the ends of its range.
 
     What cannot be told (a step back of an unknown range, one so long that it may be more than the range) counts
-    as nothing. So the sum may miss some, and never invents any; its steps are those of `fingerprints.counters.counted`.
+    as nothing. So the sum may miss some, and never invents any; its steps are those of `contract.counters.counted`.
     """
 
     def __init__(self, span: int = 0) -> None:

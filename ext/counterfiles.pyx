@@ -27,7 +27,7 @@ cdef enum:
     # A sysfs attribute is one page at most; what fills the buffer is not read to its end.
     BUFFER_BYTES = 4096
     TARGETS_MAX = 8
-    WRAP_SHARE_MAX = 8  # as in fingerprints.counters
+    WRAP_SHARE_MAX = 8  # as in contract.counters
     # What a file answered.
     ANSWERED = 0
     GONE = 1
@@ -38,8 +38,11 @@ cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t U32_MAX = 0xFFFFFFFF
 cdef uint64_t FNV_BASIS = 0xCBF29CE484222325
 cdef uint64_t FNV_PRIME = 0x100000001B3
-cdef uint64_t BLANK_FROM = 0x7FFFFFFFFFFFFFF3
+# DCGM's blanks, as in contract.counters.
+cdef uint64_t BLANK_FROM = 0x7FFFFFFFFFFFFFF0
 cdef uint64_t BLANK_TO = 0x7FFFFFFFFFFFFFFF
+cdef uint64_t BLANK_31_FROM = 0x7FFFFFF0
+cdef uint64_t BLANK_31_TO = 0x7FFFFFFF
 cdef Place **_place = <Place **><uintptr_t>place.POINTER
 
 cdef struct Cell:
@@ -378,9 +381,11 @@ cdef class Meter:
 
 
 cdef bint _add(Counted *meter, uint64_t now) noexcept nogil:
-    """Count from the reading before to this one, as fingerprints.counters.counted does. False: it is no reading."""
+    """Count from the reading before to this one, as contract.counters.counted does. False: it is no reading."""
     cdef uint64_t wrapped
-    if now == U32_MAX or now == U64_MAX or BLANK_FROM <= now <= BLANK_TO or (meter.span and now > meter.span):
+    if now == U32_MAX or now == U64_MAX or BLANK_FROM <= now <= BLANK_TO or BLANK_31_FROM <= now <= BLANK_31_TO:
+        return False
+    if meter.span and now > meter.span:
         return False
     if meter.begun and now >= meter.last:
         _rise(meter, now - meter.last)

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Frames of one stream as differences to those sent before on it, and back, byte for byte.
 
-Both sides keep of each table the last cells that passed, within a limit. `fingerprints/streaming.py` has the
+Both sides keep of each table the last cells that passed, within a limit. `contract/stream.py` has the
 layout, `deltas_cells.pxd` what becomes of the cells.
 """
 
@@ -14,7 +14,7 @@ from libc.string cimport memcmp, memcpy, memset
 from deltas_cells cimport *
 
 cdef enum:
-    HEADER = 72         # of a frame, in front of its payload (fingerprints/frames.py)
+    HEADER = 72         # of a frame, in front of its payload (contract/frame.py)
     TABLES_MAX = 128
     ROWS_MAX = 4096
     COLUMNS_MAX = 512

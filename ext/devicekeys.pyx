@@ -4,6 +4,9 @@
 A dict of tuples takes 300 bytes a device, and a fleet has millions of them: links, PCIe functions. Names stand one after
 another in one piece of memory, without what they begin with as one before does: the links of a GPU begin with its UUID.
 A table of rows, at most three quarters full, finds them.
+
+A row that is given to another device of its host has its new name elsewhere, until there are so many of these that all
+names are written anew.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -23,6 +26,10 @@ cdef enum:
     HEAD = 2
     HEAD_SHARED = 4
     BACK_MAX = 0xFFFF
+    #: In the table of rows: one stood here whose name is another now.
+    GONE = -2
+    #: Names are written anew after so many new ones, and an eighth of all.
+    RENAMED_MIN = 64
 
 
 cdef class DeviceKeys:
@@ -36,6 +43,10 @@ cdef class DeviceKeys:
     cdef uint64_t whole               # where the last name that stands whole does
     cdef int32_t *slots               # a row, or -1
     cdef uint64_t seed
+    cdef uint64_t *renamed            # of each row 1 + where its new name stands in `others`, 0: it has none; or NULL
+    cdef Py_ssize_t renamed_room, renamed_count
+    cdef uint8_t *others
+    cdef Py_ssize_t others_used, others_room
 
     def __cinit__(self):
         self.seed = int.from_bytes(os.urandom(8), "little")
@@ -47,6 +58,8 @@ cdef class DeviceKeys:
         PyMem_Free(self.text)
         PyMem_Free(self.begins)
         PyMem_Free(self.slots)
+        PyMem_Free(self.renamed)
+        PyMem_Free(self.others)
 
     def __len__(self):
         return self.count
@@ -62,26 +75,85 @@ cdef class DeviceKeys:
         return self.slots[self._slot(host, <const uint8_t *>text, size)]
 
     def add(self, int32_t host, str name not None):
-        cdef Py_ssize_t size = 0, slot
+        cdef Py_ssize_t size = 0
         cdef const char *text = PyUnicode_AsUTF8AndSize(name, &size)
         if size > NAME_BYTES_MAX or self.count >= ROWS_MAX:
             raise ValueError(f"a name of {size} bytes, or {self.count} devices: at most {NAME_BYTES_MAX}, {ROWS_MAX}")
         if self.hosts is None or self.count >= self.hosts.shape[0]:
             raise ValueError(f"no room for the host of row {self.count}")
-        slot = self._slot(host, <const uint8_t *>text, size)
+        cdef Py_ssize_t slot = self._slot(host, <const uint8_t *>text, size)
         if self.slots[slot] >= 0:
             raise ValueError(f"device {name} of host {host} has row {self.slots[slot]}")
+        self._add(host, <const uint8_t *>text, size)
+        return self.count - 1
+
+    cdef int _add(self, int32_t host, const uint8_t *name, Py_ssize_t size) except -1:
         self._fit(size)
-        if 4 * (self.count + 1) > 3 * self.slot_count:
+        if 4 * (self.count + self.renamed_count + 1) > 3 * self.slot_count:
             self._spread()
-            slot = self._slot(host, <const uint8_t *>text, size)
         if self.count % BLOCK == 0:
             self.begins[self.count // BLOCK] = self.used
-        self._put(<const uint8_t *>text, size)
         self.hosts[self.count] = host
-        self.slots[slot] = <int32_t>self.count
+        self.slots[self._slot(host, name, size)] = <int32_t>self.count
+        self._put(name, size)
         self.count += 1
-        return self.count - 1
+        return 0
+
+    def rename(self, Py_ssize_t row, str name not None):
+        cdef Py_ssize_t size = 0
+        cdef const char *text = PyUnicode_AsUTF8AndSize(name, &size)
+        cdef uint8_t[NAME_BYTES_MAX] before
+        if not 0 <= row < self.count:
+            raise IndexError(f"row {row} of {self.count}")
+        if size > NAME_BYTES_MAX:
+            raise ValueError(f"a name of {size} bytes: at most {NAME_BYTES_MAX}")
+        if self.slots[self._slot(self.hosts[row], <const uint8_t *>text, size)] >= 0:
+            raise ValueError(f"device {name} of host {self.hosts[row]} has a row")
+        self._fit_renamed(size)
+        if 4 * (self.count + self.renamed_count + 1) > 3 * self.slot_count:
+            self._spread()
+        self.slots[self._slot(self.hosts[row], before, _take(self._at(row), before))] = GONE
+        self.slots[self._slot(self.hosts[row], <const uint8_t *>text, size)] = <int32_t>row
+        self.others[self.others_used], self.others[self.others_used + 1] = <uint8_t>size, 0
+        memcpy(self.others + self.others_used + HEAD, text, size)
+        self.renamed[row] = self.others_used + 1
+        self.others_used += HEAD + size
+        self.renamed_count += 1
+        if self.renamed_count > RENAMED_MIN + self.count // 8:
+            self._write_anew()
+
+    cdef int _fit_renamed(self, Py_ssize_t size) except -1:
+        """Make room for one more new name."""
+        cdef Py_ssize_t more
+        if self.renamed_room < self.count:
+            more = self.count + self.count // 4
+            self.renamed = <uint64_t *>_more(self.renamed, 8 * more)
+            memset(self.renamed + self.renamed_room, 0, 8 * (more - self.renamed_room))
+            self.renamed_room = more
+        if self.others_used + HEAD + size > self.others_room:
+            more = self.others_room + self.others_room // 4 + HEAD + NAME_BYTES_MAX
+            self.others = <uint8_t *>_more(self.others, more)
+            self.others_room = more
+        return 0
+
+    cdef int _write_anew(self) except -1:
+        """Write the names of all rows one after another, and the table of rows without what is gone."""
+        cdef uint8_t[NAME_BYTES_MAX] name
+        cdef Py_ssize_t row, size
+        cdef DeviceKeys anew = DeviceKeys()
+        anew.hosts, anew.seed = self.hosts, self.seed
+        for row in range(self.count):
+            size = _take(self._at(row), name)
+            anew._add(self.hosts[row], name, size)
+        self.text, anew.text = anew.text, self.text
+        self.begins, anew.begins = anew.begins, self.begins
+        self.slots, anew.slots = anew.slots, self.slots
+        self.renamed, anew.renamed = anew.renamed, self.renamed
+        self.others, anew.others = anew.others, self.others
+        self.used, self.text_room, self.blocks_room = anew.used, anew.text_room, anew.blocks_room
+        self.slot_count, self.whole = anew.slot_count, anew.whole
+        self.renamed_room = self.renamed_count = self.others_used = self.others_room = 0
+        return 0
 
     def name(self, Py_ssize_t row):
         cdef uint8_t[NAME_BYTES_MAX] name
@@ -113,6 +185,8 @@ cdef class DeviceKeys:
 
     cdef const uint8_t *_at(self, Py_ssize_t row) noexcept nogil:
         """Return where the name of a row stands."""
+        if row < self.renamed_room and self.renamed[row]:
+            return self.others + self.renamed[row] - 1
         cdef const uint8_t *at = self.text + self.begins[row // BLOCK]
         for _ in range(row % BLOCK):
             at = _next(at)
@@ -122,8 +196,8 @@ cdef class DeviceKeys:
         """Return where the device's row stands, or where it would."""
         cdef Py_ssize_t at = _hash(self.seed, host, name, size) & (self.slot_count - 1)
         cdef int32_t row = self.slots[at]
-        while row >= 0:
-            if self.hosts[row] == host and _is(self._at(row), name, size):
+        while row != -1:
+            if row >= 0 and self.hosts[row] == host and _is(self._at(row), name, size):
                 return at
             at = (at + 1) & (self.slot_count - 1)
             row = self.slots[at]
@@ -151,7 +225,7 @@ cdef class DeviceKeys:
         self.slot_count *= 2
         memset(self.slots, 0xFF, 4 * self.slot_count)
         for row in range(self.count):
-            size = _take(text, name)
+            size = _take(self._at(row) if self.renamed_count else text, name)
             text = _next(text)
             at = _hash(self.seed, self.hosts[row], name, size) & (self.slot_count - 1)
             while self.slots[at] >= 0:

@@ -98,10 +98,12 @@ class Received:
         boot: int,
         gap_ns: int,
         places: Callable[[int, int, tuple[str, ...]], NDArray[np.intp]],
+        reused: NDArray[np.int32] | None = None,
     ) -> None:
         """Take over the cells of every table that the fleet keeps; boot time is at most 2**62 ns.
 
-        *places* gives (host, number of the table, devices) their rows, for which there is then room; -1: left out.
+        *places* gives (host, number of the table, devices) their rows, for which there is then room; -1: left out. It is
+        asked again once the number of *reused* rows of the host is another: rows that it gave may be others' by then.
         """
 
 class Reader:

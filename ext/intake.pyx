@@ -2,7 +2,7 @@
 """Frames as they come, read where they lie: into the fleet's latest cells, and into the columns of a commit.
 
 A stream's tables mostly have the same names and devices each second. What a table begins with is read once, and known
-again by its digest: the bytes themselves, of a host with many links seven kilobytes a table, are not kept. Its cells are unpacked where they are to stand. `fingerprints/frames.py` has the layout, and is
+again by its digest: the bytes themselves, of a host with many links seven kilobytes a table, are not kept. Its cells are unpacked where they are to stand. `contract/frame.py` has the layout, and is
 what this is held equal to: whatever is not read here is left to it, so that it finds the words.
 """
 
@@ -129,6 +129,7 @@ cdef class Shape:
     cdef int32_t *places     # of the devices in the fleet, -1: left out; NULL: one after another, from `first` on
     cdef int32_t keys_size, first
     cdef int32_t top         # the highest of the places
+    cdef int32_t reused      # how many rows of its host had been given to others when it got them
     cdef int32_t batch       # the commit in which its devices stand
     cdef int32_t begin       # from there
     cdef readonly uint16_t rows
@@ -246,11 +247,14 @@ cdef class Received:
         cdef Py_ssize_t count = shape.rows * shape.columns.width
         return self.payload[self.packed[table] : self.packed[table] + (count + 7) // 8 + 8 * count]
 
-    def put(self, list cells not None, Py_ssize_t host, uint16_t boot, int64_t gap_ns, places not None):
+    def put(self, list cells not None, Py_ssize_t host, uint16_t boot, int64_t gap_ns, places not None,
+            const int32_t[::1] reused=None):
         """Take over the cells of every table whose devices the fleet keeps."""
         cdef Py_ssize_t i
         cdef Shape shape
         cdef Cells to
+        if reused is not None and not 0 <= host < reused.shape[0]:
+            raise IndexError(f"host {host} of {reused.shape[0]}")
         for i in range(len(self.shapes)):
             (<Shape>self.shapes[i]).last = <int16_t>i
         for i in range(len(self.shapes)):
@@ -258,8 +262,10 @@ cdef class Received:
             if shape.last != i or not shape.rows or shape.columns.kept_in < 0:
                 continue
             to = cells[shape.columns.kept_in]
-            if not shape.placed or shape.top >= to.capacity:
+            if not shape.placed or shape.top >= to.capacity or reused is not None and shape.reused != reused[host]:
                 shape.place(places(host, shape.columns.kept_in, self.devices(i)))
+                if reused is not None:
+                    shape.reused = reused[host]
             if shape.top >= to.capacity:
                 raise ValueError(f"row {shape.top} of {to.capacity}")
             _put(to, shape, <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[i],

@@ -154,7 +154,7 @@ class Sweep:
         skips: bool = False,
         first: bool = False,
     ) -> None:
-        """*targets*: reading -> (cells, valid, column), as in `fingerprints.block.Block`: a row for each address.
+        """*targets*: reading -> (cells, valid, column), as in `contract.block.Block`: a row for each address.
         *fields*: reading -> (field id, scope id) as the driver at hand has them; all of a GPU's wanted ones are
         asked for in one call. A reading without a field comes from a call of its own, if it has one.
 

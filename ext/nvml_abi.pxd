@@ -3,7 +3,7 @@
 
 Names are the header's, so that the test can hold each line against it. Structs, version words and
 prototypes: nvml.h of NVML 13.5 (older headers say the same of what they have). Field ids are not here: they
-move between drivers (`fingerprints/nvml_fields.py`). A versioned struct carries `sizeof | version << 24` in its first word
+move between drivers (`contract/nvml_fields.py`). A versioned struct carries `sizeof | version << 24` in its first word
 (NVML_STRUCT_VERSION); a driver that does not know that word answers ARGUMENT_VERSION_MISMATCH.
 """
 

@@ -30,7 +30,8 @@ cdef Account *DRIVER = <Account *><uintptr_t>account_address("")
 LAYOUT = {
     "nvmlGpmSupport_t": sizeof(nvmlGpmSupport_t),
     "nvmlGpmMetric_t": sizeof(nvmlGpmMetric_t),
-    "nvmlGpmMetricsGet_t.metrics": sizeof(nvmlGpmMetricsGet_t) - ASKED_MAX * sizeof(nvmlGpmMetric_t),
+    "nvmlGpmMetricsGet_t.metrics": sizeof(nvmlGpmMetricsGet_t) - HEADER_METRICS_MAX * sizeof(nvmlGpmMetric_t),
+    "nvmlGpmMetricsGet_t": sizeof(nvmlGpmMetricsGet_t),
 }
 
 

@@ -10,6 +10,8 @@ from place_abi cimport Place, place_leave
 
 cdef enum:
     ASKED_MAX = 16
+    #: At least NVML_GPM_METRIC_MAX of any header (98 in 12.0, 210 in 12.9, 333 in 13.0, 477 in 13.4).
+    HEADER_METRICS_MAX = 1024
     #: nvml.h wants samples more than 100 ms apart.
     APART_NS_MIN = 100_000_000
 
@@ -27,13 +29,13 @@ cdef struct nvmlGpmMetric_t:
     const char *longName
     const char *unit
 
-# The header's array is as long as there are metrics; only `numMetrics` of it are looked at.
+# The header's array is as long as there are metrics: a driver may touch all of it, whatever `numMetrics` says.
 cdef struct nvmlGpmMetricsGet_t:
     unsigned int version
     unsigned int numMetrics
     nvmlGpmSample_t sample1
     nvmlGpmSample_t sample2
-    nvmlGpmMetric_t metrics[ASKED_MAX]
+    nvmlGpmMetric_t metrics[HEADER_METRICS_MAX]
 
 ctypedef nvmlReturn_t (*SupportCall)(nvmlDevice_t device, nvmlGpmSupport_t *support) noexcept nogil
 ctypedef nvmlReturn_t (*AllocCall)(nvmlGpmSample_t *sample) noexcept nogil

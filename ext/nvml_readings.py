@@ -1,7 +1,7 @@
 """Every reading that a sweep can give: its unit, what is believed of it, and the call that gives it.
 
 Names are the catalogue's columns of the GPU tables. A reading may also be given by a field, whose id depends
-on the driver (`fingerprints/nvml_fields.py`); then the call here is made only where the driver or the GPU does
+on the driver (`contract/nvml_fields.py`); then the call here is made only where the driver or the GPU does
 not have the field. Calls of a shape of their own (structs) are written out in `nvml_sweep.pxd`.
 """
 

@@ -1,4 +1,4 @@
-"""Rounds of turns as bytes, and back; agent/sampler/codec.py has what is rare. A message begins with the bytes of its
+"""Rounds of turns as bytes, and back; agent/sampler/messages.py has what is rare. A message begins with the bytes of its
 body in 32 bits, and its kind in 8."""
 
 from collections.abc import Callable, Sequence

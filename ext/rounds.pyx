@@ -3,7 +3,7 @@
 
 A message is its length and its kind, then its body. A round's body is a RoundHead, the slow devices' names, and of each
 turn a TurnHead, its words and its blocks. A block is the length of its shape (0: it has not changed), the shape, its
-cells and its valid bytes. What bytes a shape and names are, agent/sampler/codec.py knows, and which messages are no rounds.
+cells and its valid bytes. What bytes a shape and names are, agent/sampler/messages.py knows, and which messages are no rounds.
 Both sides are this file on one machine: numbers lie as C has them.
 """
 

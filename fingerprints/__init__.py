@@ -1,1 +1,1 @@
-"""What agent and aggregator both stand on. Imports nothing, so that each pays only for what it uses."""
+"""Workload fingerprints: phases, features and stragglers. Nothing is here yet: see README.md."""

@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
-# A deadline is a timed assertion: on a machine that others use too it fails for no fault of ours.
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+# A deadline is a timed assertion: on a loaded machine it fails although the program is right. `make test` tries the
+# same 25 examples of each property every time; `make test-slow` passes `--hypothesis-profile thorough`.
+settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.load_profile("quick")
 
 #: A test, or its begin or end, that takes longer than this hangs. The longest takes 50 s alone, and ten times
 #: as long on a slow machine that is busy.
@@ -27,6 +30,10 @@ LONGEST = (
     *("test_survival.py", "test_upgrade.py", "test_stores.py", "test_sick_gpus.py"),
     *("test_sick_agent.py", "test_soak_gpu.py"),
 )
+#: Where the tests' temporary files go: a hundred thousand small files took most of a disk's time, and of ours.
+IN_MEMORY = Path("/dev/shm")
+#: What must be free there; the tests use about 1 GB at a time.
+IN_MEMORY_BYTES_MIN = 4 << 30
 _STDERR = pytest.StashKey[int]()
 
 # How wide the terminal is of whoever runs the tests decides no table: pytest-xdist says 80.
@@ -36,12 +43,58 @@ os.environ.pop("COLUMNS", None)
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the true stderr: while a test runs, descriptor 2 is a file that nobody sees if it hangs."""
     config.stash[_STDERR] = os.dup(2)
+    if "TMPDIR" not in os.environ and _has_room(IN_MEMORY):
+        os.environ["TMPDIR"] = str(IN_MEMORY)  # for child processes, too
+        tempfile.tempdir = None
+
+
+def _has_room(folder: Path) -> bool:
+    """Return whether programs run from *folder*, and it and the machine's memory have room for the tests.
+
+    A container's /dev/shm often holds 64 MB and runs nothing; then the tests stay on the disk.
+    """
+    try:
+        there = os.statvfs(folder)
+        (available,) = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except (OSError, ValueError):
+        return False
+    room = min(there.f_bavail * there.f_frsize, int(available) * 1024 // 2)
+    runs = not there.f_flag & os.ST_NOEXEC
+    return runs and os.access(folder, os.W_OK) and room >= IN_MEMORY_BYTES_MIN
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first; with `--no-loadscope-reorder` they are handed out in this order."""
+    _limit_examples(items)
     at = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: at.get(item.path.name, len(LONGEST)))
+
+
+def _limit_examples(items: list[pytest.Item]) -> None:
+    """In the quick profile, let no property try more examples than the profile says, whatever its own `@settings` say.
+
+    The attribute is private to Hypothesis, which has no public way to change the settings of a decorated function;
+    `test_the_quick_profile_limits_every_property` fails if a new version of Hypothesis ignores it.
+    """
+    if settings.get_current_profile_name() != "quick":
+        return
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        if item.cls is not None and hasattr(item.cls, "settings"):  # a state machine's test case
+            item.cls.settings = _quick(item.cls.settings)
+        elif is_hypothesis_test(item.obj):
+            test = getattr(item.obj, "__func__", item.obj)
+            name = "_hypothesis_internal_use_settings"
+            setattr(test, name, _quick(getattr(test, name, settings.default)))
+
+
+def _quick(own: settings | None) -> settings:
+    """Return a test's *own* settings with the quick profile's number of examples, and the same ones each time."""
+    profile = settings.get_profile(settings.get_current_profile_name())
+    own = own or profile
+    examples = min(own.max_examples, profile.max_examples)
+    return settings(own, max_examples=examples, derandomize=True)
 
 
 def pytest_collection_finish() -> None:

@@ -18,8 +18,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_NAME
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_NAME
 from tests.agent.sampler.real_agent import RealAgent, is_sampled
 from tests.fake_nvml.scenario import gpus
 from tests.processes import until

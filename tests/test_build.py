@@ -53,7 +53,7 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
         source = {name.partition("/")[2] for name in sdist.getnames()}
         binary = set(wheel.namelist())
     assert {"LICENSE", "README.md", "ext/nvml.pyx", "aggregator/sql/ops_20_hosts.sql"} <= source
-    for needed in ("cli.py", "py.typed", "aggregator/sql/0001_store.sql", "fingerprints/xid.toml"):
+    for needed in ("cli.py", "py.typed", "aggregator/sql/0001_store.sql", "contract/xid/xid.toml"):
         assert f"gangline/{needed}" in binary
     assert any(n.startswith("gangline/ext/columns.") and n.endswith(".so") for n in binary)
     others = ("gangline/tests", "gangline/bench", "gangline/setup", "tests")
@@ -94,4 +94,4 @@ def test_a_missing_extra_is_named(built: tuple[Path, Path], tmp_path: Path) -> N
         [binaries / "gangline", "hosts"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 1
-    assert "install it with: pip install 'gangline[aggregator]'" in done.stderr
+    assert 'install it with: pip install "SOURCE[aggregator]"' in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
-
-GUARD_SECONDS = 60.0
+from gangline.aggregator.commands.admin import SUBCOMMANDS
+from tests.processes import GUARD_SECONDS
 
 #: A command that prints a page of what ASCII and Latin-1 lack; in place of one that needs a server.
 PRINTS = """
@@ -87,3 +88,111 @@ def test_help_into_a_full_disk_is_no_success() -> None:
             timeout=GUARD_SECONDS,
         )
     assert ended.returncode == cli.FAILED and b"Traceback" not in ended.stderr
+
+
+#: Runs a command where only the extra `agent` is installed.
+AGENT_ONLY = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+ABSENT = {"cryptography", "duckdb", "grpc", "grpc_health", "grpc_reflection", "numpy", "prompt_toolkit", "pyarrow"}
+sys.meta_path.insert(0, Missing())
+from gangline import cli
+sys.exit(cli.main())
+"""
+#: What takes each command past its options, on a machine where nothing of Gangline runs.
+ARGUMENTS = {
+    "hosts": ["--json"],
+    "explain": ["gpu-007"],
+    "watch": ["--json"],
+    "advise": [],
+    "sql": ["SELECT 1"],
+    "check": ["--for", "prolog"],
+    "xid": ["79"],
+    "declared": ["check", "hosts.toml"],
+    "evaluate": ["hazard"],
+    "permit": ["show"],
+    "run": ["--once"],
+    "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
+    "agent": ["--help-settings"],
+    "release": ["--status"],
+    "resume": [],
+    "simulate": ["--hosts", "1"],
+    "admin backup": ["--to", "copies"],
+    "admin restore": ["--from", "copies", "--data", "store"],
+    "admin verify": ["copies"],
+    "admin compact": [],
+    "admin train": ["--out", "model"],
+    "admin cert": ["cluster", "--aggregator", "head"],
+    "admin token": ["list"],
+}
+#: Those that an agent's host has all that they need for, with their exit codes there.
+OF_THE_AGENT = {"check": 0, "xid": 0, "agent": 0, "release": 0, "resume": 0}
+
+
+def test_each_command_is_looked_at() -> None:
+    """A new command must say which extra it needs, too."""
+    whole = {*cli.COMMANDS, *(f"admin {name}" for name in SUBCOMMANDS)} - {"admin"}
+    assert whole == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) -> None:
+    """`gangline aggregator` and `gangline admin backup` ended with a traceback on a host with the agent alone; and
+    the name on the package index is not ours, so that nobody is sent there."""
+    words = command.split()
+    ended = subprocess.run(
+        [sys.executable, "-c", AGENT_ONLY, *words, *ARGUMENTS[command]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=GUARD_SECONDS,
+    )
+    if command in OF_THE_AGENT:
+        assert (ended.returncode, "SOURCE[" in ended.stderr) == (OF_THE_AGENT[command], False)
+        return
+    assert ended.returncode == cli.FAILED, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    extra = cli.COMMANDS[words[0]][1]
+    assert line.startswith(f"gangline {words[0]} needs ")
+    assert f'install it with: pip install "SOURCE[{extra}]"' in line
+    assert "gangline[" not in line
+
+
+#: Where JSON is written by other means, and why.
+WITHOUT_FORMAT = {
+    "sql_output.py": "rows: an array, or values within a cell",
+    "admin_access.py": "an array: nothing can be put beside its elements",
+    "check.py": "the document's own format; a prolog imports no more than it must",
+}
+
+
+def test_json_says_of_which_form_it_is() -> None:
+    """A script read keys of a version that was gone; only `check` said which form its JSON had."""
+    root = Path(cli.__file__).parent
+    files = [*root.glob("agent/commands/*.py"), *root.glob("aggregator/commands/*.py")]
+    by_hand = {path.name for path in files if "json.dumps(" in path.read_text()}
+    assert by_hand <= set(WITHOUT_FORMAT), "print an object with cli.json_object"
+    page = (root / "docs/stability.md").read_text()
+    assert "gangline sql --json" in page and "gangline admin token list --json" in page
+    assert cli.json_object({"a": [1]}) == '{"format": 1, "a": [1]}'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["xid", "79", "--json"],
+        ["xid", "--json"],
+        ["check", "--json"],
+        ["agent", "status", "--json"],
+    ],
+)
+def test_json_without_an_aggregator(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place = ["--run-folder", str(tmp_path)] if arguments[0] != "xid" else []
+    cli.main([*arguments, *place])
+    assert json.loads(capsys.readouterr().out)["format"] == cli.JSON_FORMAT

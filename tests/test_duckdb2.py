@@ -10,6 +10,7 @@ import pytest
 from tests.duckdb2 import FILES, ROOT, SLICE, environment, installed
 
 
+@pytest.mark.slow
 def test_the_store_on_duckdb_2() -> None:
     """2.0 wants each result fetched to its end, and types statements another way: found before the fleet finds it."""
     if words := installed():

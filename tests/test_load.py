@@ -13,9 +13,9 @@ from bench.load.generator import plan_of
 from bench.load.latency import Latencies
 from bench.load.link import batch
 from gangline.aggregator.config import AggregatorConfig
-from gangline.fingerprints import frames
-from gangline.fingerprints.streaming import Receiver, Sender
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract import frame as frames
+from gangline.contract.stream import Receiver, Sender
+from gangline.contract.wire import telemetry_pb2 as wire
 
 
 def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:

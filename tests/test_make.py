@@ -78,3 +78,30 @@ def test_no_compiler() -> None:
     done = make(f"PYTHON={sys.executable}", "CC=no-such-compiler")
     assert done.returncode != 0
     assert "sudo apt-get install gcc libc6-dev" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("once", "command"),
+    [("1", "--once"), ("yes", "--once"), ("true", "--once"), ("0", ""), ("no", ""), ("", "")],
+)
+def test_once_is_understood(once: str, command: str) -> None:
+    """`make run ONCE=yes` ran for ever: only 1 counted, and nothing said so."""
+    line = dry_run(f"ONCE={once}").stdout.strip().splitlines()[-1]
+    assert "gangline run" in line
+    assert line.endswith(command) and ("--once" in line) is bool(command)
+
+
+def test_once_that_is_not_understood() -> None:
+    """A typo in CI is an error, not a run without end."""
+    done = dry_run("ONCE=maybe")
+    assert done.returncode != 0
+    assert "ONCE=maybe: expected one of 1 yes true on or 0 no false off" in done.stderr
+
+
+def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Print the command of `make run` without running it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    return subprocess.run(
+        ["/usr/bin/make", "-n", "run", *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip

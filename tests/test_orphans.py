@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.processes import GUARD_SECONDS
+
 PROGRAM = Path(__file__).with_name("orphans.py")
 
 
@@ -35,10 +37,10 @@ def test_only_what_bears_the_mark_of_a_run_ends_with_it() -> None:
         ]
         command = [sys.executable, "-S", str(PROGRAM), str(tests.pid), f"{tests.pid}-a"]
         waiting = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-        assert waiting.wait(60) == 0 and waiting.stdout
+        assert waiting.wait(GUARD_SECONDS) == 0 and waiting.stdout
         assert mine.poll() is None, "it waits"
         tests.kill()
-        tests.wait(60)
+        tests.wait(GUARD_SECONDS)
         assert waiting.stdout.read() == b"", "until the one who waits has ended"
-        assert mine.wait(60) == -9
+        assert mine.wait(GUARD_SECONDS) == -9
         assert [other.poll() for other in others] == [None] * 3

@@ -10,6 +10,7 @@ from tests.soak import soak
 from tests.survival.rounds import KEPT, Broken, World
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
     """Two hundred rounds of all faults run apart from this; in these two most was found."""
     names = ["disk full", "WAL damaged"]
@@ -17,6 +18,7 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
     assert counted.rounds == dict.fromkeys(names, 1)
 
 
+@pytest.mark.slow
 def test_a_store_that_loses_or_doubles_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.soak_gpu import soak
 
 
+@pytest.mark.slow
 def test_a_gpu_that_hangs_for_seconds_costs_the_other_seven_no_more_than_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

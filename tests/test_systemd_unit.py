@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.link_events import END_SECONDS_MAX
 from gangline.agent.config import AgentConfig
-from gangline.fingerprints.settings import load
+from gangline.agent.main import FLUSH_SECONDS_MAX
+from gangline.agent.service import CHILDREN_SECONDS_MAX
+from gangline.contract.settings import load
 from tests import sandboxed
 from tests.processes import GUARD_SECONDS, Process, until
 
@@ -33,7 +36,11 @@ def systemd_analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     if command is None:
         pytest.skip("systemd-analyze is not installed (Debian's package `systemd`)")
     return subprocess.run(
-        [command, "--no-pager", *arguments], check=False, capture_output=True, text=True, timeout=60
+        [command, "--no-pager", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
     )
 
 
@@ -96,6 +103,16 @@ def test_what_it_is_given_is_bounded_and_explained() -> None:
             "SystemCallFilter",
         ):
             assert name in docs_of("security.md"), f"{name}={value} is not explained"
+
+
+def test_it_waits_longer_than_an_end_takes() -> None:
+    """An aggregator that said nothing held up the end of every agent: the units were killed, spools and all.
+
+    The sum of the limits of each step; that the steps keep to them is tested where they are.
+    """
+    limits = (FLUSH_SECONDS_MAX, 1.0, CHILDREN_SECONDS_MAX, END_SECONDS_MAX)
+    (seconds,) = sandboxed.words_of(UNIT, "TimeoutStopSec")
+    assert sum(limits) < 0.6 * float(seconds)
 
 
 def test_the_settings_that_come_with_it_are_settings() -> None:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..hardware.roots import Roots
-from ..turn import Collector
-from .clock import ClockTenSeconds
-from .cpu import CpuMinute
-from .disk import Disks, Filesystems
-from .edac import edac_10s
-from .ethtool import NicStatistics
-from .host import HostMinute, HostSecond, HostTenSeconds
+from ..collector import Collector
+from ..hardware.files import Roots
+from .disk import Disks, Filesystems, NvmeControllers, NvmeSmart
+from .host import ClockTenSeconds, CpuMinute, HostMinute, HostSecond, HostTenSeconds, edac_10s
 from .kernel_log import KernelLog
-from .link import LinkDetails
-from .lustre import LustreMounts, LustreTargets
-from .net import Bonds, net_1s, net_10s
-from .nfs import NfsMounts
+from .link_events import LinkListener
+from .net import Bonds, LinkDetails, NicStatistics, net_1s, net_10s
+from .network_fs import LustreMounts, LustreTargets, NfsMounts
 from .numa import NumaCores, NumaTenSeconds, hugepages_10s
-from .nvme import NvmeControllers, NvmeSmart
-from .pcie import PcieTenSeconds
-from .pcie_settings import PcieMinute
+from .pcie import PcieMinute, PcieTenSeconds
 from .power import hwmon_1s, hwmon_10s, rapl_1s, rapl_10s
 from .rdma import rdma_1s, rdma_10s
-from .rtnetlink import LinkListener
-from .services import Services
-from .settings import SettingsMinute
+from .settings import Services, SettingsMinute
 from .tasks import BlockedTasks
 
 __all__ = ["COLLECTORS", "Roots"]
@@ -74,13 +65,13 @@ def _mig_10s(roots: Roots) -> Collector:
 
 
 def _gpu_process_1s(roots: Roots) -> Collector:
-    from .gpu_process import GpuProcesses
+    from .gpu_processes import GpuProcesses
 
     return GpuProcesses(roots)
 
 
 def _gpu_job_1s(roots: Roots) -> Collector:
-    from .gpu_jobs import GpuJobs
+    from .gpu_processes import GpuJobs
 
     return GpuJobs(roots)
 
@@ -92,7 +83,7 @@ def _kubelet_10s(roots: Roots) -> Collector:
 
 
 def _gpu_fabric_1s(roots: Roots) -> Collector:
-    from .gpu_fabric import GpuFabric
+    from .nvlink import GpuFabric
 
     return GpuFabric(roots)
 

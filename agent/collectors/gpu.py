@@ -10,22 +10,259 @@ second before is not looked at in Python.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from ...contract.block import Block
+from ...contract.nvml_fields import MUST_PROVE, fields_of
+from ...contract.signal import Pace
+from ...contract.signals import TABLES
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
-from ...ext.nvml import NvmlError, Rows
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ...fingerprints.nvml_fields import MUST_PROVE
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ...ext.nvml import READINGS, NvmlError, Rows, Sweep
 from ..clock import Clock, SystemClock
-from ..hardware.nvml import driver_gpus, kernel_driver_version
-from ..hardware.roots import Roots
-from .gpu_cells import Cells
-from .gpu_fields import FieldLook, FieldProofs
-from .gpu_lane import GpuLane
-from .gpu_lifecycle import Change, Lifecycle
-from .gpu_open import OTHER_VERSION
+from ..events import Teller
+from ..hardware.files import Roots
+from ..hardware.nvidia import (
+    driver_gpus,
+    kernel_driver_version,
+    mig_monitor_line,
+    sees_all_mig_instances,
+)
+from .block_writer import Cells
+from .gpu_field_check import FieldLook, FieldProofs
+from .nvml_session import OTHER_VERSION, in_words, session_of
+
+# ----------------------------------------------------------------------
+# What the lanes of the GPU signals share: one sweep a turn over the GPUs, letting go, and what was
+# not shown.
+
+#: What a pass over all GPUs may take, each GPU its share: what one that is slow would say beyond it is missing.
+PASS_SECONDS_MAX = 0.5
+
+
+class GpuLane:
+    """The GPU signals of one pace.
+
+    `collect` raises NoData where there is no driver or no GPU, Blind where the agent may not look.
+    A GPU's error is that GPU's missing cells, counted in a signal of its own; never its neighbours'.
+    What some GPU would not show is in `blind_words`.
+    """
+
+    enters_driver = True
+
+    def __init__(self, pace: Pace, roots: Roots) -> None:
+        """Loads nothing yet: the first `collect` does."""
+        self.name = f"gpu_{pace}"
+        self.pace = pace
+        self.blind_words = ""
+        self._roots = roots
+        self._session = session_of(roots)
+        self._session.join(self)
+        self._teller: Teller | None = None
+        self._sweep: Sweep | None = None  # None while every GPU is spared
+        self._blocks: tuple[Block, ...] = ()
+        self._cells = Cells()
+        self._keys: list[str] = []
+        self._addresses: list[str] = []
+
+    def listen(self, teller: Teller) -> None:
+        """Take the teller: what becomes of a GPU is told at once."""
+        self._teller = teller
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def collect(self) -> Sequence[Block]:
+        """Read every GPU once that is not spared."""
+        self._session.open()
+        if not self._blocks:
+            self._make()
+        sweep = self._sweep
+        if sweep is not None:
+            sweep.run()
+            if sweep.ended:
+                self._end(NvmlError("NVML lost the driver, and is opened anew", sweep.ended))
+        blocks = self._blocks
+        self._look()
+        self.blind_words = self._blind(sweep)
+        return blocks
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing; their rows remain, and are missing."""
+        self._session.spare(devices)
+
+    def slow_devices(self) -> frozenset[str]:
+        """Return the GPUs that took longer than their part of a pass, again and again, while others did not."""
+        return self._sweep.slow() if self._sweep else frozenset()
+
+    def let_go(self) -> None:
+        """Forget what was made of the open NVML."""
+        self._sweep = None
+        self._blocks, self._cells, self._keys, self._addresses = (), Cells(), [], []
+
+    def _make(self) -> None:
+        """Make the blocks of this pace, a row for each GPU in order of address, and the sweep that fills them."""
+        session = self._session
+        self._keys = [gpu.key for gpu in session.gpus]
+        self._addresses = [gpu.address for gpu in session.gpus]
+        tables = (f"gpu_{self.pace}", f"gpu_{self.pace}_changes")
+        blocks = tuple(Block(table, self._keys) for table in tables if table in TABLES)
+        self._cells = Cells(blocks)
+        targets = {
+            signal.column: (block.cells, block.valid, column)
+            for block in blocks
+            for column, signal in enumerate(TABLES[block.table])
+            if signal.column in READINGS
+        }
+        if session.nvml is not None:
+            self._sweep = Sweep(
+                session.nvml,
+                self._addresses,
+                targets,
+                fields_of(session.driver_version),
+                spared=[gpu.address for gpu in session.gpus if gpu.spared],
+                budget_seconds=PASS_SECONDS_MAX,
+                first=self.pace is Pace.SECOND,
+            )
+        self._blocks = blocks
+        self._made()
+
+    def _made(self) -> None:
+        """Look at what was found, before the first turn over it."""
+
+    def _look(self) -> None:
+        """Look at what a turn has read, before it is handed over."""
+
+    def _end(self, why: NvmlError) -> None:
+        """The driver is gone or another: NVML is opened anew."""
+        self._session.open_anew(driver_loaded=True)
+        raise in_words(why, self._roots)
+
+    def _blind(self, sweep: Sweep | None) -> str:
+        """Return what the turn was not shown, and what would open it; empty: it saw all."""
+        session = self._session
+        refusals = sweep.refusals() if sweep and sweep.is_refused else {}
+        if session.split:
+            split = [
+                address
+                for row, address in enumerate(self._addresses)
+                if address in session.split and (address in refusals or not self._shows_whole(row))
+            ]
+            if split and not sees_all_mig_instances(self._roots):
+                return f"GPU {split[0]} is split (MIG); {mig_monitor_line(self._roots)}"
+        for address, function in refusals.items():
+            opens = "open /dev/nvidia[0-9]*" if "Handle" in function else "have CAP_SYS_ADMIN"
+            return f"GPU {address}: no permission for {function}; let the agent {opens}"
+        return session.hidden
+
+    def _shows_whole(self, row: int) -> bool:
+        """Say whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
+        names = ("gpu.memory_used_bytes", "gpu.memory_total_bytes", "gpu.ecc_mode_state")
+        return any(self._cells.number(name, row) is not None for name in names)
+
+
+# ----------------------------------------------------------------------
+# What has become of the GPUs: lost and back, moved, gone, reset, another driver. Pure: sightings
+# in, words out.
+#
+# A GPU is known by its key, its UUID where it has one. Whenever its counters began anew its epoch
+# rises, so that nobody subtracts over the gap.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A GPU fell off the bus (`lost`), or answers again (`back`)."""
+
+    key: str
+    address: str
+    state: str
+
+
+class Lifecycle:
+    """The GPUs of one host, over all openings of NVML in the life of the agent."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[str, int] = {}
+        self._at: dict[str, str] = {}  # key -> PCI address, as last found
+        self._lost: set[str] = set()
+        self._driver = ("", 0)
+        self._began_anew: set[str] = set()
+
+    def found(self, at: Mapping[str, str], driver_version: str, driver_loads: int) -> list[str]:
+        """Take what is there now (key -> address), and return in words what is not as it was.
+
+        *driver_loads*: how often the driver was found gone. The first find is the beginning, no change.
+        """
+        before, self._at = self._at, dict(at)
+        driver, self._driver = self._driver, (driver_version, driver_loads)
+        for key in at:
+            self.epochs.setdefault(key, 0)
+        words = []
+        if driver[0] and driver[0] != driver_version:
+            words += [f"driver {driver[0]} is now {driver_version}"]
+        if before and driver[1] != driver_loads:
+            words += ["the driver was loaded again"]
+        if words:
+            self.restart(at)
+        return words + (list(self._moves(before, at)) if before else [])
+
+    def _moves(self, before: Mapping[str, str], at: Mapping[str, str]) -> Iterable[str]:
+        for key, address in at.items():
+            if key not in before:
+                yield f"GPU {key} appeared at {address}"
+            elif before[key] != address:
+                yield f"GPU {key} moved from {before[key]} to {address}"
+            else:
+                continue
+            self.restart([key])
+        for key, address in before.items():
+            if key not in at:
+                yield f"GPU {key} is gone from {address}"
+
+    def restart(self, keys: Iterable[str]) -> None:
+        """The counters of these GPUs began anew."""
+        for key in list(keys):
+            self.epochs[key] = self.epochs.get(key, 0) + 1
+            self._began_anew.add(key)
+
+    def began_anew(self, key: str) -> bool:
+        """Say, once, that the counters of a GPU began anew."""
+        if key not in self._began_anew:
+            return False
+        self._began_anew.remove(key)
+        return True
+
+    def looked_at(self, lost: Mapping[str, bool]) -> list[Change]:
+        """Take who is lost and who answers, and return the transitions, each once."""
+        changes = []
+        for key, is_lost in lost.items():
+            if is_lost != (key in self._lost):
+                changes.append(Change(key, self._at.get(key, ""), "lost" if is_lost else "back"))
+        for change in changes:
+            if change.state == "lost":
+                self._lost.add(change.key)
+            else:
+                self._lost.discard(change.key)
+                self.restart([change.key])
+        return changes
+
+    def recall(self, key: str, epoch: int, *, lost: bool) -> None:
+        """Take what another process of this agent knew of a GPU. That it was lost was told, if so, by this one's lane."""
+        if key not in self.epochs and lost:
+            self._lost.add(key)
+        self.epochs[key] = max(epoch, self.epochs.get(key, 0))
+
+    def recall_driver(self, version: str) -> None:
+        """Take which driver the process before this one had; empty: there was none."""
+        if version and not self._driver[0]:
+            self._driver = version, self._driver[1]
+
+    @property
+    def any_lost(self) -> bool:
+        """Whether a GPU that was found last is lost."""
+        return not self._lost.isdisjoint(self._at)
+
 
 #: Who is where is looked at this often; a GPU that comes back, at once.
 IDENTITY_SECONDS = 60

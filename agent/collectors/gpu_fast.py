@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...contract.block import Block
+from ...contract.nvml_fields import fields_of
+from ...contract.signal import Pace
+from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace, index_of
-from ...fingerprints.nvml_fields import fields_of
-from ..hardware.roots import Roots
-from .gpu_session import Gpu, session_of
+from ..hardware.files import Roots
+from .nvml_session import Gpu, session_of
 
 SECOND_NS = 1_000_000_000
 #: 8 Hz: GPM's samples must be more than 100 ms apart (nvml.h), and power is renewed no faster.

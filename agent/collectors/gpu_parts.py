@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from ...contract.block import Block
+from ...contract.signal import PERIOD_SECONDS, Pace
 from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import PERIOD_SECONDS, Pace
-from ..hardware.nvidia_capabilities import mig_monitor_line
-from ..hardware.roots import Roots
-from ..turn import Blind, NoData
-from .gpu_open import LOOK_AGAIN_SECONDS, LOST, NO_PERMISSION
-from .gpu_session import session_of
+from ..collector import Blind, NoData
+from ..hardware.files import Roots
+from ..hardware.nvidia import mig_monitor_line
+from .nvml_session import LOOK_AGAIN_SECONDS, LOST, NO_PERMISSION, session_of
 
 Answer = TypeVar("Answer")
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ..entering import Spares
-from ..hardware import cpu, memory
-from ..hardware.files import KeptFile
-from ..hardware.numberfiles import NumberFiles
-from ..hardware.roots import Roots
-from ..turn import NoData
-from .columns import places_of, put
-from .listing import Listing
+from ..collector import Blind, NoData, Spares
+from ..hardware import host
+from ..hardware.files import KeptFile, NumberFiles, Roots
+from ..hardware.host import Timex, parse_timex
+from .block_writer import places_of, put
+from .counter_files import Device, FolderCollector, Listing, Plan, Source
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
@@ -85,7 +84,7 @@ class HostSecond:
     def __init__(self, roots: Roots) -> None:
         self._block = Block("host_1s", DEVICE)
         places = places_of(self._block, _SECOND)
-        self._pass = HostPass(roots.proc, places, cpu.SATURATED_IDLE_RATIO_MAX)
+        self._pass = HostPass(roots.proc, places, host.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
@@ -123,9 +122,9 @@ class HostTenSeconds(Spares):
         """Return the block and the block of changes. NoData without /proc/meminfo."""
         sizes = self._memory()
         frequencies, *throttles = self._cores.read()
-        uptime = memory.parse_first_decimal(self._uptime.read())
+        uptime = host.parse_first_decimal(self._uptime.read())
         self._places.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
-        kills = memory.parse_vmstat(self._vmstat.read(), b"oom_kill")
+        kills = host.parse_vmstat(self._vmstat.read(), b"oom_kill")
         self._places_of_changes.put(0, (kills, *map(_total, throttles)))
         return (self._block, self._changes)
 
@@ -139,7 +138,7 @@ class HostTenSeconds(Spares):
         return total, used, pages, corrupted
 
     def _load(self) -> float | None:
-        load = memory.parse_first_decimal(self._loadavg.read())
+        load = host.parse_first_decimal(self._loadavg.read())
         self._times.take(self._stat.read())
         return None if load is None or not self._times.count else load / self._times.count
 
@@ -191,17 +190,17 @@ class _CoreNumbers:
 
     def _list(self) -> list[list[Path]]:
         return [
-            cpu.spread(cpu.frequency_files(self._sys), FREQUENCIES_MAX),
-            cpu.package_throttle_files(self._sys, "package_throttle_count"),
-            cpu.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
-            cpu.core_throttle_files(self._sys),
+            host.spread(host.frequency_files(self._sys), FREQUENCIES_MAX),
+            host.package_throttle_files(self._sys, "package_throttle_count"),
+            host.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
+            host.core_throttle_files(self._sys),
         ]
 
     def _rebuild(self) -> None:
         self._files.close()
         frequencies, *counts = self._listing.value
         others = [path for paths in counts for path in paths]
-        cores = [*map(cpu.core_of, frequencies), *[""] * len(others)]  # a count asks no core
+        cores = [*map(host.core_of, frequencies), *[""] * len(others)]  # a count asks no core
         self._files = NumberFiles([*frequencies, *others], cores)
         self._files.spare(self._spared)
 
@@ -225,3 +224,154 @@ class HostMinute:
             raise NoData("/proc/stat cannot be read")
         put(self._block, "host.cores_count", 0, self._times.count)
         return (self._block,)
+
+
+# ----------------------------------------------------------------------
+# Each core, once a minute: /proc/stat and its frequency.
+
+#: The frequency of so many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
+CPU_FREQUENCIES_MAX = 64
+_FREQUENCY = {"cpu.frequency_hertz": Source("cpufreq/scaling_cur_freq", scale=1000)}
+
+#: In the order of `ext.hostfiles.CoreTimes.shares`.
+_SHARES = ("cpu.busy_ratio", "cpu.system_ratio", "cpu.interrupt_ratio", "cpu.steal_ratio")
+_NOTHING = (None,) * len(_SHARES)
+
+
+class CpuMinute(FolderCollector):
+    """Shares of each core's time since the last turn, and its frequency now.
+
+    The folders' collector reads the frequencies, this class fills in the shares.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._stat = KeptFile(roots.proc / "stat", whole=True)
+        self._times = CoreTimes()
+        folder = roots.sys / "devices/system/cpu"
+
+        def devices() -> list[Device]:
+            times = CoreTimes()
+            times.take(self._stat.read())
+            cores = sorted(times.cores)
+            step = -(-len(cores) // CPU_FREQUENCIES_MAX)
+            return [
+                Device(f"cpu{core}", f"{folder}/cpu{core}/", {} if at % step else _FREQUENCY)
+                for at, core in enumerate(cores)
+            ]
+
+        absent = "/proc/stat names no core"
+        super().__init__(
+            Plan(
+                "cpu_60s",
+                Pace.MINUTE,
+                ("cpu_60s",),
+                devices,
+                absent,
+                enters_driver=True,
+                list_seconds=60,
+            )
+        )
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
+        (block,) = super().collect()
+        self._times.take(self._stat.read())
+        shares = self._times.shares()
+        places = places_of(block, _SHARES)
+        for row, name in enumerate(block.devices):
+            places.put(row, shares.get(int(name[3:]), _NOTHING))
+        return (block,)
+
+
+# ----------------------------------------------------------------------
+# How well the host's clock is kept. Times of hosts whose clocks differ tell a wrong order of
+# events.
+
+_CLOSED = "adjtimex(2) is refused by a system call filter; open it with ProtectClock=no in the agent's unit"
+
+
+class ClockTenSeconds:
+    """Offset, errors and state of the system clock."""
+
+    name = "clock_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots, read: Callable[[], Timex] | None = None) -> None:
+        """*read* is adjtimex(2), which asks this machine: without another, a host in a folder has no clock."""
+        self._read = adjtimex.read if read is None and roots.is_this_machine else read
+        self._block = Block("clock_10s", ("host",))
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises Blind where the call is refused, NoData where the kernel has none."""
+        if self._read is None:
+            raise NoData("only this machine's own clock can be asked")
+        try:
+            found = parse_timex(self._read())
+        except PermissionError:
+            raise Blind(_CLOSED) from None
+        except OSError as error:
+            raise NoData(f"this kernel has no adjtimex(2): {error}") from None
+        self._put("offset_seconds", found.offset_seconds)
+        self._put("error_estimated_seconds", found.error_estimated_seconds)
+        self._put("error_max_seconds", found.error_max_seconds)
+        self._put("frequency_offset_ratio", found.frequency_offset_ratio)
+        self._put("tai_offset_seconds", found.tai_offset_seconds)
+        self._put("synchronised_state", found.synchronised)
+        self._put("leap_state", found.leap_state)
+        self._put("status_flags", found.status_flags)
+        return (self._block,)
+
+    def _put(self, column: str, value: float | None) -> None:
+        put(self._block, f"clock.{column}", 0, value)
+
+
+# ----------------------------------------------------------------------
+# Memory errors by DIMM, as the kernel's EDAC drivers count them.
+
+_CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
+#: What stands at each kind of place.
+SOURCES: Mapping[str, Mapping[str, Source]] = {
+    "controller": {
+        _CORRECTED: Source("ce_count"),
+        _UNCORRECTED: Source("ue_count"),
+        "edac.corrected_unlocated_errors": Source("ce_noinfo_count"),
+        "edac.uncorrected_unlocated_errors": Source("ue_noinfo_count"),
+    },
+    "dimm": {_CORRECTED: Source("dimm_ce_count"), _UNCORRECTED: Source("dimm_ue_count")},
+    "row": {_CORRECTED: Source("ce_count"), _UNCORRECTED: Source("ue_count")},
+    "channel": {_CORRECTED: Source("ce_count"), _UNCORRECTED: Source("ue_count")},
+}
+
+
+def sources_of(place: host.Place) -> Mapping[str, Source]:
+    """Return what is counted there. Most old drivers count uncorrected errors by row, and not by channel."""
+    sources = SOURCES[place.kind]
+    if place.uncorrected:
+        return sources
+    return {name: source for name, source in sources.items() if name != _UNCORRECTED}
+
+
+def edac_10s(roots: Roots) -> FolderCollector:
+    """Errors of each controller and DIMM."""
+
+    def devices() -> list[Device]:
+        return [
+            Device(name, f"{place.folder}/{place.prefix}", sources_of(place))
+            for name, place in host.places(roots.sys).items()
+        ]
+
+    absent = (
+        "no memory controller in /sys/devices/system/edac/mc: memory without ECC, a guest, or no EDAC driver "
+        "(firmware that keeps errors to itself tells them in the kernel log)"
+    )
+    return FolderCollector(
+        Plan(
+            "edac_10s",
+            Pace.TEN_SECONDS,
+            ("edac_10s_changes",),
+            devices,
+            absent,
+            list_seconds=60,
+        )
+    )

@@ -11,20 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
+from ...contract.block import Block
+from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
-from ..hardware.files import read_text
+from ..collector import Blind, NoData
+from ..events import WITNESS, Teller
+from ..hardware.files import Roots, read_text
 from ..hardware.kmsg import PlainFile, Source, is_overrun, is_too_long, open_log, suspended_ns
-from ..hardware.roots import Roots
-from ..identity import boot_id
-from ..listening import Teller
-from ..turn import Blind, NoData
-from ..xid_witness import WITNESS
-from .columns import put
+from ..registration import boot_id
+from .block_writer import put
 
 if TYPE_CHECKING:
-    from ..kernel_log.follow import Follower
+    from ..kernel_log.reader import Follower
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
@@ -47,8 +45,17 @@ class KernelLog:
     pace = Pace.TEN_SECONDS
     enters_driver = False
 
-    def __init__(self, roots: Roots, open_source: Callable[[Path], Source] = open_log) -> None:
-        """Opens nothing yet. *open_source*: what gives the records of /dev/kmsg."""
+    def __init__(
+        self,
+        roots: Roots,
+        open_source: Callable[[Path], Source] = open_log,
+        clock: Clock | None = None,
+    ) -> None:
+        """Opens nothing yet. *open_source*: gives the records of /dev/kmsg.
+
+        *clock*: of a turn that reads by itself; None: the system's. `listen` brings its own.
+        """
+        self._clock = clock or SystemClock()
         self._path = roots.dev / "kmsg"
         self._roots = roots
         self._open_source = open_source
@@ -83,7 +90,7 @@ class KernelLog:
         """Read what is there, in the caller's thread."""
         try:
             if self._follower is None:
-                self._follower = self._follow(SystemClock(), None)
+                self._follower = self._follow(self._clock, None)
             if self._source is None:
                 self._source = self._open(self._follower)
             for _ in range(GROUPS_PER_TURN_MAX):
@@ -121,20 +128,22 @@ class KernelLog:
 
     def _follow(self, clock: Clock, teller: Teller | None) -> Follower:
         # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
-        from ..kernel_log.driver import Decoder
-        from ..kernel_log.follow import Follower
-        from ..kernel_log.position import Keeper
-        from ..kernel_log.stamps import Stamps
+        from ..kernel_log.reader import Follower, Keeper, Stamps
+        from ..kernel_log.rules import Adapters, Decoder
 
         state = self._roots.state if teller else None
-        return Follower(
+        adapters = Adapters(self._roots.sys)
+        follower = Follower(
             boot_id(self._roots.proc),
             teller.tell if teller else lambda event: True,
             Keeper(state / "kernel_log" if state else None),
             clock,
             Stamps(suspended_ns),
             Decoder(self._driver_version).decode,
+            adapters.wanted,
         )
+        adapters.resumed = follower.resumed
+        return follower
 
     def _driver_version(self) -> str:
         return read_text(self._roots.sys / "module/nvidia/version") or ""

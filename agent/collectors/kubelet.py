@@ -1,6 +1,6 @@
 """Which container holds which GPU, by kubelet's own word: told as `gpu.allocation`, counted in `kubelet_10s`.
 
-That a pod holds a GPU says nothing of what runs there; that is `gpu_jobs.py`.
+That a pod holds a GPU says nothing of what runs there; that is `gpu_processes.py`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.signals import index_of
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import place
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace, index_of
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock, SystemClock
-from ..hardware import kubelet
-from ..hardware.kubelet import Allocation, KubeletError
-from ..hardware.roots import Roots
-from ..listening import Teller
-from ..turn import Blind, NoData
-from .telling import TELL_AGAIN_NS, TellBudget, anew, boot_of, revision_at
+from ..collector import Blind, NoData
+from ..events import Teller
+from ..hardware import process_owner
+from ..hardware.files import Roots
+from ..hardware.process_owner import Allocation, KubeletError
+from .change_events import TELL_AGAIN_NS, TellBudget, anew, boot_of, revision_at
 
 EVENT = "gpu.allocation"
 #: The name under which a sampler that may not ask is told so.
@@ -39,10 +40,10 @@ class KubeletAllocations:
         self,
         roots: Roots,
         clock: Clock | None = None,
-        answer_seconds_max: float = kubelet.ANSWER_SECONDS_MAX,
+        answer_seconds_max: float = process_owner.ANSWER_SECONDS_MAX,
     ) -> None:
         self._seconds_max = answer_seconds_max
-        self._path = roots.proc.parent / kubelet.SOCKET
+        self._path = roots.proc.parent / process_owner.SOCKET
         self._clock = clock or SystemClock()
         self._boot = boot_of(roots.proc)
         self._block = Block("kubelet_10s_changes", ("host",))
@@ -79,7 +80,7 @@ class KubeletAllocations:
     def _ask(self) -> list[Allocation]:
         place.enter(PLACE.encode(), b"PodResourcesLister/List")
         try:
-            found = kubelet.ask(self._path, self._seconds_max)
+            found = process_owner.ask(self._path, self._seconds_max)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoData("no kubelet listens on this host") from None
         except PermissionError:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.signals import BY_NAME
 from ...ext.counterfiles import WORD
+from ...ext.ethtool import DriverStatistics
 from ...ext.hostfiles import Glance
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ..entering import Spares
-from ..hardware.files import Files
-from ..hardware.network import (
-    OPERATIONAL_STATES,
-    bonds,
-    interfaces_with_device,
-    read_bond,
-)
-from ..hardware.roots import Roots
-from ..turn import NoData
-from .columns import block_of, places_of
-from .folders import DEVICES_MAX, Device, FolderCollector, Plan, Source
-from .remembering import Remembered
+from ..collector import Blind, NoData, Spares, entering
+from ..hardware import netlink
+from ..hardware.files import Files, Roots, device_key, read_unsigned
+from ..hardware.netlink import EthtoolNetlink
+from ..hardware.network import OPERATIONAL_STATES, bonds, interfaces_with_device, read_bond
+from ..hardware.nvidia import pick
+from ..hardware.pci import is_asleep
+from .block_writer import block_of, clear_row, places_of, put
+from .counter_files import DEVICES_MAX, Device, FolderCollector, Listing, Plan, Source
+from .file_cache import Remembered
 
 _MEGABIT_BYTES = 125_000
 #: `speed` of an interface that does not know it is -1, or that as an unsigned number.
@@ -156,3 +158,293 @@ class Bonds(Spares):
             len(bond.slaves),
             None if None in ups else sum(map(bool, ups)),
         )
+
+
+# ----------------------------------------------------------------------
+# What a network driver counts by itself, by one ioctl an interface and turn.
+#
+# It enters the driver under the kernel's network lock, and from there firmware.
+
+#: An interface of a host that is a folder has no driver that could be asked.
+FOLDER_WORDS = "the drivers of a host that is a folder cannot be asked"
+REFUSED = frozenset((errno.EPERM, errno.EACCES))
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface that is asked: another index is another one under the old name."""
+
+    name: str
+    index: int
+
+
+class Interfaces:
+    """The interfaces that are asked, listed anew in each turn."""
+
+    def __init__(self, roots: Roots, choose: Choose) -> None:
+        self._sys, self._choose = roots.sys, choose
+        self._listing = Listing(self._list, Pace.TEN_SECONDS)
+
+    def renew(self) -> bool:
+        """Return whether they are others than in the turn before."""
+        return self._listing.renew()
+
+    @property
+    def now(self) -> list[Interface]:
+        """Those of the last `renew`."""
+        return self._listing.value
+
+    def is_asleep(self, interface: Interface) -> bool:
+        """Say whether its device is suspended: the kernel would wake it for any question of ethtool."""
+        return is_asleep(self._sys / "class/net" / interface.name / "device")
+
+    def _list(self) -> list[Interface]:
+        found = list(self._choose(self._sys).items())[:DEVICES_MAX]
+        read = [(name, index_of_interface(folder)) for name, folder in found]
+        return [Interface(name, index) for name, index in read if index]
+
+
+def index_of_interface(folder: Path) -> int:
+    """Return the ifindex of an interface, 0 when it has just gone."""
+    return read_unsigned(folder / "ifindex") or 0
+
+
+@dataclass(slots=True)
+class _Picked:
+    """What is read of one interface: the places of its statistics, and where their values go."""
+
+    signals: tuple[str, ...]
+    places: array[int]
+    values: array[int]
+    count: int  # of all statistics that the driver has
+
+
+class NicStatistics(Spares):
+    """The driver's statistics: one ioctl an interface and turn; the names are read once."""
+
+    name = "nic_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True
+
+    def __init__(
+        self,
+        roots: Roots,
+        choose: Choose = interfaces_with_device,
+        open_socket: Callable[[], DriverStatistics] = DriverStatistics,
+    ) -> None:
+        self._roots, self._open = roots, open_socket
+        self._interfaces = Interfaces(roots, choose)
+        self._statistics: DriverStatistics | None = None
+        self._picked: dict[Interface, _Picked] = {}
+        self._blocks = (Block("nic_10s", ()), Block("nic_10s_changes", ()))
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return both blocks. Raises NoData without an interface, OSError without a socket."""
+        if not self._roots.is_this_machine:
+            raise NoData(FOLDER_WORDS)
+        if self._interfaces.renew():
+            self._picked.clear()  # an interface that is new is asked for its names
+            keys = [device_key(interface.name) for interface in self._interfaces.now]
+            self._blocks = Block("nic_10s", keys), Block("nic_10s_changes", keys)
+        if not self._interfaces.now:
+            raise NoData(ABSENT)
+        statistics = self._statistics = self._statistics or self._open()
+        refused = [
+            device_key(interface.name)
+            for row, interface in enumerate(self._interfaces.now)
+            if self._fill(statistics, row, interface) in REFUSED
+        ]
+        self.blind_words = refused_words("statistics", refused)
+        return self._blocks
+
+    def _fill(self, statistics: DriverStatistics, row: int, interface: Interface) -> int:
+        """Fill a row; return the errno of what the driver answered, 0 when it was the values or not asked."""
+        for block in self._blocks:
+            clear_row(block, row)
+        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
+            return 0
+        try:
+            with entering(interface.name, "ETHTOOL_GSTATS"):
+                picked = self._read(statistics, interface)
+        except OSError as error:
+            self._picked.pop(interface, None)
+            return error.errno or errno.EIO
+        except OverflowError:
+            return errno.E2BIG
+        put(self._blocks[0], "nic.statistics_count", row, picked.count)
+        put(self._blocks[0], "nic.counter_epoch_count", row, interface.index)
+        for signal, value in zip(picked.signals, picked.values, strict=True):
+            put(self._blocks[1], signal, row, value)
+        return 0
+
+    def _read(self, statistics: DriverStatistics, interface: Interface) -> _Picked:
+        """Return the picks with their values; the names are asked for again when they are others."""
+        picked = self._picked.get(interface)
+        if picked is None or not _is_read(statistics, interface, picked):
+            picked = self._picked[interface] = _pick(statistics, interface.name)
+            if not _is_read(statistics, interface, picked):
+                raise OSError(errno.EAGAIN, "the driver's statistics are changing")
+        return picked
+
+
+def _is_read(statistics: DriverStatistics, interface: Interface, picked: _Picked) -> bool:
+    if not picked.count:
+        return True
+    found = statistics.read(interface.name, picked.places, picked.values, picked.count)
+    return found == picked.count
+
+
+def _pick(statistics: DriverStatistics, interface: str) -> _Picked:
+    names = statistics.names(interface)
+    places = pick(statistics.driver(interface)[0], names)
+    values = array("Q", bytes(8 * len(places)))
+    return _Picked(tuple(places), array("i", places.values()), values, len(names))
+
+
+def refused_words(what: str, refused: Sequence[str]) -> str:
+    """Return which interfaces refuse, and what would open them; empty when none does."""
+    if not refused:
+        return ""
+    return f"{', '.join(refused)} refuse {what}: give the agent CAP_NET_ADMIN"
+
+
+# ----------------------------------------------------------------------
+# The wire of each interface, by ethtool netlink: signal, speed, FEC and pause.
+#
+# It enters the driver under the kernel's network lock, and from there firmware.
+
+
+class LinkDetails(Spares):
+    """Signal, speed, FEC and pause of the wire: four questions an interface and turn."""
+
+    name = "link_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True
+
+    def __init__(
+        self,
+        roots: Roots,
+        choose: Choose = interfaces_with_device,
+        open_socket: Callable[[], EthtoolNetlink] = EthtoolNetlink,
+    ) -> None:
+        self._roots, self._open = roots, open_socket
+        self._interfaces = Interfaces(roots, choose)
+        self._netlink: EthtoolNetlink | None = None
+        self._blocks = (Block("link_10s", ()), Block("link_10s_changes", ()))
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return both blocks. Raises NoData without an interface or a kernel that can say (Linux 5.6),
+        Blind when netlink is refused."""
+        if not self._roots.is_this_machine:
+            raise NoData(FOLDER_WORDS)
+        if self._interfaces.renew():
+            keys = [device_key(interface.name) for interface in self._interfaces.now]
+            self._blocks = Block("link_10s", keys), Block("link_10s_changes", keys)
+        if not self._interfaces.now:
+            raise NoData(ABSENT)
+        source = self._netlink = self._netlink or self._opened()
+        refused = [
+            device_key(interface.name)
+            for row, interface in enumerate(self._interfaces.now)
+            if self._fill(source, row, interface)
+        ]
+        self.blind_words = refused_words("link details", refused)
+        return self._blocks
+
+    def _opened(self) -> EthtoolNetlink:
+        try:
+            return self._open()
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise NoData(
+                    "this kernel has no ethtool netlink (Linux 5.6 and later have)"
+                ) from error
+            if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
+                raise Blind(
+                    "generic netlink is refused; allow it: RestrictAddressFamilies=AF_NETLINK in the "
+                    "agent's unit"
+                ) from error
+            raise
+
+    def _fill(self, source: EthtoolNetlink, row: int, interface: Interface) -> bool:
+        """Fill a row, each question by itself; return whether one was refused."""
+        for block in self._blocks:
+            clear_row(block, row)
+        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
+            return False
+        refused = False
+        for words, command, with_statistics, values_of in _QUESTIONS:
+            try:
+                with entering(interface.name, words):
+                    reply = source.ask(command, interface.index, with_statistics=with_statistics)
+            except OSError as error:  # what it cannot say is missing, and costs nothing else
+                if error.errno == errno.ENODEV:
+                    return False
+                refused |= error.errno in REFUSED
+                continue
+            for signal, value in values_of(reply).items():
+                self._put(signal, row, value)
+        self._put("link.counter_epoch_count", row, interface.index)
+        return refused
+
+    def _put(self, signal: str, row: int, value: float | None) -> None:
+        put(self._blocks[BY_NAME[signal].on_change], signal, row, value)
+
+
+_Values = dict[str, float | None]
+
+
+def _of_state(reply: bytes) -> _Values:
+    state = netlink.parse_link_state(reply)
+    return {
+        "link.detected_state": state.detected,
+        "link.signal_quality_number": state.quality,
+        "link.signal_quality_max_number": state.quality_max,
+        "link.down_reason_code": state.reason,
+        "link.down_detail_code": state.detail,
+        "link.external_down_events": state.external_downs,
+    }
+
+
+def _of_modes(reply: bytes) -> _Values:
+    modes = netlink.parse_link_modes(reply)
+    speed = modes.speed_megabits
+    return {
+        "link.autonegotiation_state": modes.autonegotiation,
+        "link.speed_bytes_per_second": None if speed is None else speed * _MEGABIT_BYTES,
+        "link.duplex_state": modes.duplex,
+        "link.width_lanes": modes.lanes,
+    }
+
+
+def _of_fec(reply: bytes) -> _Values:
+    fec = netlink.parse_fec(reply)
+    return {
+        "link.fec_automatic_state": fec.automatic,
+        "link.fec_active_code": fec.active,
+        "link.fec_corrected_count": fec.corrected,
+        "link.fec_uncorrectable_errors": fec.uncorrectable,
+        "link.fec_corrected_bits_count": fec.corrected_bits,
+    }
+
+
+def _of_pause(reply: bytes) -> _Values:
+    pause = netlink.parse_pause(reply)
+    return {
+        "link.pause_autonegotiation_state": pause.autonegotiation,
+        "link.pause_receive_state": pause.receive,
+        "link.pause_transmit_state": pause.transmit,
+        "link.received_pause_frames": pause.received_frames,
+        "link.transmitted_pause_frames": pause.transmitted_frames,
+    }
+
+
+#: What is asked in words and as a command, whether its counts are asked for too, and how the reply is read.
+_QUESTIONS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
+    ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
+    ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),
+    ("ETHTOOL_MSG_FEC_GET", netlink.FEC_GET, True, _of_fec),
+    ("ETHTOOL_MSG_PAUSE_GET", netlink.PAUSE_GET, True, _of_pause),
+)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...contract.block import Block
+from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ..hardware.cpu import cores_in
-from ..hardware.files import Files, KeptFile, read_text
-from ..hardware.numa import hugepage_pools, nodes
-from ..hardware.roots import Roots
-from ..turn import NoData
-from .columns import block_of, put
-from .folders import Device, FolderCollector, Plan, Source
-from .remembering import Remembered
+from ..collector import NoData
+from ..hardware.files import Files, KeptFile, Roots, read_text
+from ..hardware.host import cores_in, hugepage_pools, nodes
+from .block_writer import block_of, put
+from .counter_files import Device, FolderCollector, Plan, Source
+from .file_cache import Remembered
 
 SOURCES: Mapping[str, Source] = {
     "numa.memory_total_bytes": Source("meminfo", KEYED, b"MemTotal:", 1024),

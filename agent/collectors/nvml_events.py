@@ -9,27 +9,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent, SystemEventSet
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
-from ..hardware.nvidia_capabilities import mig_monitor_line, sees_all_mig_instances
-from ..hardware.roots import Roots
-from ..listening import Teller
-from ..turn import Blind, NoData
-from ..xid_witness import (
+from ..collector import Blind, NoData
+from ..events import (
     APART_NS_MAX,
     SECOND_NS,
     TOLD_AGAIN_NS_MIN,
     WITNESS,
     Heard,
     Hearings,
+    Teller,
     XidWitness,
 )
-from .gpu_open import LOOK_AGAIN_SECONDS
-from .gpu_session import session_of
+from ..hardware.files import Roots
+from ..hardware.nvidia import mig_monitor_line, sees_all_mig_instances
+from .nvml_session import LOOK_AGAIN_SECONDS, session_of
 
 log = logging.getLogger(__name__)
 

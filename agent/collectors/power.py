@@ -6,12 +6,12 @@ import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...contract.signal import Pace
 from ...ext.counterfiles import SIGNED
 from ...ext.hostfiles import Glance
-from ...fingerprints.catalogue import Pace
-from ..hardware import power
-from ..hardware.roots import Roots
-from .folders import U64_MAX, Device, FolderCollector, Plan, Source
+from ..hardware import host
+from ..hardware.files import Roots
+from .counter_files import U64_MAX, Device, FolderCollector, Plan, Source
 
 #: Since CVE-2020-8694 the energy counters are the root user's: they give keys away.
 _RAPL_CLOSED = (
@@ -29,8 +29,8 @@ def rapl_1s(roots: Roots) -> FolderCollector:
             Pace.SECOND,
             ("rapl_1s",),
             lambda: [
-                Device(name, f"{folder}/", _energy(folder), answers=_package(name))
-                for name, folder in power.rapl_zones(roots.sys).items()
+                Device(name, f"{folder}/", _energy(folder), answers=host.package_of(name))
+                for name, folder in host.rapl_zones(roots.sys).items()
             ],
             "no RAPL zone in /sys/class/powercap",
             enters_driver=True,
@@ -43,7 +43,7 @@ def rapl_1s(roots: Roots) -> FolderCollector:
 
 def _energy(zone: Path) -> dict[str, Source]:
     """Return where a zone's energy stands: beyond the counter's range nothing is a reading."""
-    span = power.energy_range_microjoules(zone) or 0
+    span = host.energy_range_microjoules(zone) or 0
     source = Source("energy_uj", scale=1e-6, most=span or U64_MAX, span=span)
     return {"rapl.energy_joules": source}
 
@@ -53,19 +53,14 @@ def _closed_words(refusals: Sequence[tuple[str, int]]) -> str:
     return _RAPL_CLOSED if any(error in denied for _, error in refusals) else ""
 
 
-def _package(zone: str) -> str:
-    """Return the zone of the whole package, `intel-rapl:0` of `intel-rapl:0:1`: all ask one core of it."""
-    return ":".join(zone.split(":")[:2])
-
-
 def rapl_10s(roots: Roots) -> FolderCollector:
     """The long-term power cap of each zone that has one."""
 
     def devices() -> list[Device]:
         limit = {"rapl.power_limit_watts": Source("constraint_0_power_limit_uw", scale=1e-6)}
         return [
-            Device(name, f"{folder}/", limit, answers=_package(name))
-            for name, folder in power.rapl_zones(roots.sys).items()
+            Device(name, f"{folder}/", limit, answers=host.package_of(name))
+            for name, folder in host.rapl_zones(roots.sys).items()
             if (folder / "constraint_0_power_limit_uw").exists()
         ]
 
@@ -97,7 +92,7 @@ def hwmon_1s(roots: Roots) -> FolderCollector:
                     {"hwmon.power_watts": Source(s.reading, scale=1e-6)},
                     answers=_chip(name),
                 )
-                for name, s in power.sensors(roots.sys).items()
+                for name, s in host.sensors(roots.sys).items()
                 if s.kind == "power"
             ],
             "no power sensor in /sys/class/hwmon",
@@ -119,7 +114,7 @@ def hwmon_10s(roots: Roots) -> FolderCollector:
             ("hwmon_10s",),
             lambda: [
                 Device(name, s.prefix, _SENSORS[s.kind], answers=_chip(name))
-                for name, s in power.sensors(roots.sys).items()
+                for name, s in host.sensors(roots.sys).items()
                 if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
             ],
             "no sensor of heat, fans or voltages in /sys/class/hwmon",

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...contract.block import Block
+from ...contract.signal import Pace
 from ...ext.hostfiles import Glance
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import Pace
-from ..entering import Spares
-from ..hardware import tasks
-from ..hardware.files import KeptFile, names_in, read_unsigned
-from ..hardware.memory import parse_first_decimal
-from ..hardware.roots import Roots
-from ..hardware.tasks import Processes, Task
-from ..turn import NoData
-from .columns import places_of
+from ..collector import NoData, Spares
+from ..hardware import processes as tasks
+from ..hardware.files import KeptFile, Roots, names_in, read_unsigned
+from ..hardware.host import parse_first_decimal
+from ..hardware.processes import Processes, Task
+from .block_writer import places_of
 
 #: More processes are not looked at in a turn, nor more threads of those that hold a GPU.
 PROCESSES_MAX = 16384

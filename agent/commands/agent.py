@@ -9,20 +9,24 @@ import sys
 from pathlib import Path
 
 from ... import cli
+from ...contract.settings import SettingsError, describe, load
 from ...ext import process
-from ...fingerprints.settings import SettingsError, describe, load
 from .. import log, service
 from ..clock import SystemClock
 from ..config import AgentConfig, check_address
-from ..early import begin
-from ..spool.folder import FolderError
+from ..prefork import begin
+from ..spool.lockdir import FolderError
 
 #: Where the aggregator is, for every command of the house.
 ENVIRONMENT = "GANGLINE_AGGREGATOR"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or SIGINT; with --config SIGHUP begins anew. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    """Run until SIGTERM or SIGINT, or show the status; with --config SIGHUP begins anew. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    if arguments[:1] == ["status"]:
+        from . import agent_status
+
+        return agent_status.main(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.help_settings:
         print(describe(AgentConfig))
@@ -80,10 +84,12 @@ def _address(origin: str, address: str | None) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline agent",
-        description="Sample this host's hardware, keep the readings on disk until the aggregator "
-        "has them for good, and send them.",
+        usage="gangline agent [--config FILE] [--set KEY=VALUE] [--aggregator ADDRESS] [--help-settings]\n"
+        "       gangline agent status [--json] [--run-folder FOLDER]",
+        description="Samples the hardware of this host and sends the readings. Keeps them on disk until the "
+        "aggregator has stored them.",
         epilog=f"Settings: defaults, then the file, then {ENVIRONMENT} for the address, then "
-        "--set, then --aggregator.",
+        "--set, then --aggregator. `gangline agent status` shows the state of the running agent.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument(

@@ -11,31 +11,32 @@ import stat
 import sys
 import time
 
-from ..local import verdict
+from ..local import check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+
 #: The only exit code by which this command says no. Others than 0 and this are somebody else's: a shell that
 #: finds no such command, an interpreter that does not start, a signal.
 OK, BARRED = 0, 10
-#: As `agent/local/folder.py` has them; importing that would cost more than all the rest.
+#: As `agent/config.py` has them; importing that would cost more than all the rest.
 FOLDERS, FILE_NAME = ("/run/gangline", "var/agent/run"), "status.json"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 PURPOSES = ("person", "healthcheck", "prolog", "epilog", "cron")
 USAGE = """usage: gangline check [--for PURPOSE] [--json] [--run-folder FOLDER]
 
-Say in one line what stands against this host, by the status file of its agent.
+Prints the findings about this host in one line, from the status file of its agent.
 
-  --for PURPOSE       person (default); healthcheck: prints the reason for a drain when it exits with 10;
-                      prolog, epilog; cron: prints nothing when nothing is wrong
+  --for PURPOSE       person (default); healthcheck: prints the drain reason if the exit code is 10;
+                      prolog, epilog; cron: prints nothing if nothing is wrong
   --json              the findings and the verdict as JSON
-  --run-folder FOLDER where the agent answers; default: /run/gangline; for a person else var/agent/run
+  --run-folder FOLDER run folder of the agent; default: /run/gangline, and for a person also ./var/agent/run
 
-exit codes: 10 a finding that enforcing was turned on for by name, which was confirmed within the last
-30 s, under a permit of the aggregator that is in force. 0 everything else: healthy, report-only, stale, no
-agent, a file that cannot be read, a wrong option"""
+exit codes: 10 if the setting `enforcing` names an active finding, the finding was confirmed within the last
+30 s, and a permit of the aggregator is in force. 0 in all other cases: healthy, report-only, stale, no agent,
+an unreadable file, a wrong option"""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,18 +58,23 @@ def _run(arguments: list[str]) -> int:
         return OK
     purpose, as_json, folder = options
     # A prolog runs in whoever's folder: below that only a person is meant to look.
-    status, why = _status((folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1])
+    status, why = read_status(
+        (folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1]
+    )
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if status is None:
         _tell_unknown(why, as_json=as_json)
         return OK
-    barred = verdict.enforced(status, now_ns)
+    barred = check.enforced(status, now_ns)
     if as_json:
         _tell_json(status, barred, now_ns)
     elif barred and purpose == "healthcheck":
-        _say(verdict.reason(barred[0]))
+        _say(check.reason(barred[0]))
     elif purpose != "cron" or status["findings"] or status["notes"]:
-        _say(f"gangline: {verdict.summary(status, now_ns)}")
+        _say(f"gangline: {check.summary(status, now_ns)}")
+        if purpose == "person" and os.isatty(1):  # what scripts read is one line
+            for line in check.beyond(status, now_ns):
+                _say(f"gangline: {line}")
     return BARRED if barred else OK
 
 
@@ -93,13 +99,11 @@ def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
         elif option == "--run-folder":
             return "--run-folder: expected a folder, as the agent's setting run_folder"
         else:
-            return (
-                f"{verdict.text(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
-            )
+            return f"{check.text(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
     return purpose, as_json, folder
 
 
-def _status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
+def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
     """Return the document of now, or None and why there is none."""
     paths = [f"{one}/{FILE_NAME}" for one in folders]
     why = f"no agent runs here: there is no {paths[0]}"
@@ -133,20 +137,20 @@ def _read(path: str, *, ours: bool) -> bytes:
         )
         if seen.st_uid not in owners:
             raise ValueError("it belongs to somebody else, so it is not believed")
-        return os.read(file, verdict.STATUS_BYTES_MAX + 1)
+        return os.read(file, check.STATUS_BYTES_MAX + 1)
     finally:
         os.close(file)
 
 
 def _understood(path: str, content: bytes) -> tuple[dict[str, Any] | None, str]:
     try:
-        status = verdict.parse(content)
-    except verdict.StatusError as error:
+        status = check.parse(content)
+    except check.StatusError as error:
         return None, f"{path}: {error}"
     boot = boot_id()
     if boot and boot != status["boot_id"]:
         return None, f"no agent runs here: {path} is of another boot"
-    if old := verdict.stale(status, time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+    if old := check.stale(status, time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
         return None, f"the agent is down, or hangs: {path}: {old}"
     return status, ""
 
@@ -161,11 +165,21 @@ def boot_id() -> str:
 
 
 def _tell_unknown(why: str, *, as_json: bool) -> None:
-    why = verdict.text(why)
+    why = check.text(why)
     if as_json:
         import json
 
-        _say(json.dumps({"known": False, "why": why, "enforced": [], "exit_code": OK}))
+        _say(
+            json.dumps(
+                {
+                    "format": check.FORMAT,
+                    "known": False,
+                    "why": why,
+                    "enforced": [],
+                    "exit_code": OK,
+                }
+            )
+        )
     else:
         _say(f"gangline: {why}. Nothing is known of this host, exit 0")
 
@@ -173,11 +187,10 @@ def _tell_unknown(why: str, *, as_json: bool) -> None:
 def _tell_json(status: dict[str, Any], barred: list[dict[str, Any]], now_ns: int) -> None:
     import json
 
-    found = [
-        {**one, "withheld": verdict.withheld(status, one, now_ns)} for one in status["findings"]
-    ]
+    found = [{**one, "withheld": check.withheld(status, one, now_ns)} for one in status["findings"]]
+    shown = {key: value for key, value in status.items() if key != "agent"}
     answer = {
-        **status,
+        **shown,
         "findings": found,
         "known": True,
         "enforced": [one["name"] for one in barred],

@@ -11,15 +11,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...cli import FAILED, OK, USAGE
-from ...fingerprints.wire import agent_pb2 as pb
+from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
-from ..hardware.device_holders import Holder, blocking, every_process, holders, nodes_of
-from ..local.agent_service import RELEASE, STATUS
-from ..local.asking import add_place_options, ask, release_file, sockets
-from ..local.gpu_names import NotAGpu, addresses_of, canonical, known_gpus
-from ..not_in_the_way import SECONDS_DEFAULT
-from ..released import SECONDS_MAX, Released
-from ..transport.unary import CallFailed, NobodyThere
+from ..gpu_release import SECONDS_DEFAULT, SECONDS_MAX, Released
+from ..hardware.nvidia import Holder, blocking, every_process, holders, nodes_of
+from ..local.agent_service import (
+    RELEASE,
+    STATUS,
+    NotAGpu,
+    add_place_options,
+    addresses_of,
+    ask,
+    canonical,
+    known_gpus,
+    release_file,
+    sockets,
+)
+from ..transport.grpc_http2 import CallFailed, NobodyThere
 
 ANSWER_SECONDS_MAX = 10.0
 PROC, DEV = Path("/proc"), Path("/dev")
@@ -180,11 +188,11 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline release",
-        description="Have the agent of this host let go of GPUs, so that a reset, a MIG change or an "
-        "unload of the driver can go on. Returns when none of its processes has one open any more; "
-        "names every other process that has.",
-        epilog="exit codes: 0 the agent holds nothing of it (also when none runs), 1 it still does, or "
-        "it refused, 2 wrong usage",
+        description="Makes the agent of this host close its GPUs, so that a reset, a MIG change or an unload of "
+        "the driver can proceed. Returns when no process of the agent has one open; names every other "
+        "process that has.",
+        epilog="exit codes: 0 the agent has none of them open (or no agent runs), 1 it still has, or it "
+        "refused, 2 wrong usage",
     )
     parser.add_argument(
         "gpus", nargs="*", metavar="GPU", help="UUID or PCI address (default: all GPUs)"
@@ -195,12 +203,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=SECONDS_DEFAULT,
         metavar="TIME",
-        help=f"then it takes them back (default {SECONDS_DEFAULT / 60:g}m, at most "
+        help=f"the agent reopens them after this time (default {SECONDS_DEFAULT / 60:g}m, at most "
         f"{SECONDS_MAX / 3600:g}h)",
     )
     parser.add_argument("--why", default="", metavar="WORDS", help="shown in the status")
     parser.add_argument(
-        "--status", action="store_true", help="only show what is released, stuck or left alone"
+        "--status",
+        action="store_true",
+        help="only show which GPUs are released, hung or left alone",
     )
     add_place_options(parser)
     return parser

@@ -6,11 +6,9 @@ import argparse
 import sys
 
 from ...cli import FAILED, OK, USAGE
-from ...fingerprints.wire import agent_pb2 as pb
-from ..local.agent_service import RESUME
-from ..local.asking import add_place_options, ask, sockets
-from ..local.gpu_names import NotAGpu, canonical
-from ..transport.unary import CallFailed, NobodyThere
+from ...contract.wire import agent_pb2 as pb
+from ..local.agent_service import RESUME, NotAGpu, add_place_options, ask, canonical, sockets
+from ..transport.grpc_http2 import CallFailed, NobodyThere
 from .release import ANSWER_SECONDS_MAX, forget
 
 

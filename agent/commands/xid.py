@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...cli import NOT_FOUND, OK
-from ...fingerprints.xid import (
+from ...cli import NOT_FOUND, OK, json_object
+from ...contract.xid.decode import RECOVERY, VARYING, Decoded, Line, decode, split
+from ...contract.xid.policy import (
     Clears,
     Severity,
     Xid,
+    driver_major,
     lookup,
     lookup_sxid,
+    others,
     policy,
+    printable,
     refined,
     sxid_policy,
 )
-from ...fingerprints.xid_decode import RECOVERY, VARYING, Decoded, Line, decode, split
-from ...fingerprints.xid_reading import driver_major, printable
-from ...fingerprints.xid_tools import others
 
 #: Lines longer than this are hard to read, however wide the terminal; also the width of a pipe.
 WIDTH_MAX = 100
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
     if not asked:
         return _list(as_json=options.json)
     if options.json:
-        print(json.dumps({"codes": [document(one, driver) for one in asked]}))
+        print(json_object({"codes": [document(one, driver) for one in asked]}))
     else:
         width = width_to_fill()
         cards = [explained(one, driver, width) for one in asked]
@@ -267,7 +267,7 @@ def _list(*, as_json: bool) -> int:
     """Print every code of both tables, one line each."""
     every = [Asked(table, code) for table in ("xid", "sxid") for code in sorted(_table(table))]
     if as_json:
-        print(json.dumps({"codes": [document(one, "") for one in every]}))
+        print(json_object({"codes": [document(one, "") for one in every]}))
         return OK
     width = width_to_fill()
     for one in every:
@@ -312,10 +312,10 @@ def _driver(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline xid",
-        description="What a code of NVIDIA's driver means: what to do, what the catalogue says, what "
-        "other tools do, what we do and why, and what clears it. Without a code: all of them, one "
-        "line each. A line of the kernel log is decoded. Needs no aggregator.",
-        epilog="exit codes: 0 done, 2 wrong usage, 4 a code that is in no table of ours",
+        description="Explains an XID code of NVIDIA's driver or a kernel log line: what to do, what the catalog "
+        "says, where other tools disagree, what Gangline does and why, and what clears it. Without a code, "
+        "lists all codes. Needs no aggregator.",
+        epilog="exit codes: 0 done, 2 wrong usage, 4 unknown code",
     )
     parser.add_argument(
         "codes",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...contract.counters import BLANK_32, BLANK_64
 from ...ext import hostfiles
-from ...fingerprints.counters import BLANK_32, BLANK_64
+from ...ext.counterfiles import CounterFiles
 
 KeptFile = hostfiles.KeptFile
 read_bytes = hostfiles.read_file
@@ -100,3 +103,65 @@ def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
     digest = f"{zlib.crc32(raw):08x}"  # hashlib would load OpenSSL: 3 MB of every host
     cut = key.encode()[: bytes_max - len(digest) - 1].decode(errors="ignore")
     return f"{cut}~{digest}"
+
+
+# ----------------------------------------------------------------------
+# A few files of one number each, through kept descriptors.
+
+#: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
+KEPT_MAX = 128
+
+
+class NumberFiles:
+    """Files that each hold one unsigned number."""
+
+    def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
+        """*devices*: for each path whose driver it enters (`ext.counterfiles`); none: no file enters any."""
+        self._valid = bytearray(len(paths))
+        self._cells = bytearray(8 * len(paths))
+        self._numbers = memoryview(self._cells).cast("Q")
+        self._files = CounterFiles([(self._cells, self._valid)], kept_max=KEPT_MAX)
+        for index, path in enumerate(paths):
+            self._files.add_file(path, device=devices[index] if devices else "")
+            self._files.add_cell(index)
+
+    def read(self) -> list[int | None]:
+        """Return the numbers in the order of the paths; None for a file that holds none, or all ones."""
+        self._files.read()
+        return [
+            number if valid and number not in (BLANK_32, BLANK_64) else None
+            for number, valid in zip(self._numbers, self._valid, strict=True)
+        ]
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Make no call for these devices: their files hold no number."""
+        self._files.spare(devices)
+
+    def close(self) -> None:
+        """Close the descriptors. No reading after this."""
+        self._files.close()
+
+
+# ----------------------------------------------------------------------
+# Where the kernel's trees and the driver's library are; a host may be a folder.
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The roots that all readers start from. A test hands in folders, the daemon nothing."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    #: Path or name of the NVML library; None is the driver's own `libnvidia-ml.so.1`.
+    nvml_library: str | None = None
+    dev: Path = Path("/dev")
+    run: Path = Path("/run")
+    #: A folder of the agent's own, for what a collector must remember over a restart; None: nothing is.
+    state: Path | None = None
+    #: Whether a helper may read ranks in the environments of processes on GPUs (setting `read_ranks`).
+    reads_ranks: bool = False
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Say whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
+        return self.sys == Path("/sys") and self.proc == Path("/proc")

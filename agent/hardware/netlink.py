@@ -6,7 +6,11 @@ Parsers take bytes and never raise: what is cut off or malformed ends the readin
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
+import select
 import socket
 import struct
 import sys
@@ -218,3 +222,312 @@ def all_links(sequence: int) -> bytes:
     return make_message(
         GET_LINK, REQUEST | DUMP, sequence, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     )
+
+
+# ----------------------------------------------------------------------
+# The socket on which the kernel tells what happens to links (NETLINK_ROUTE, RTMGRP_LINK).
+
+#: What the kernel may keep for us; at about 1.5 KiB a message, some 1,300 of them. Then ENOBUFS.
+RECEIVE_BUFFER_BYTES = 2 << 20
+
+_SO_RCVBUFFORCE = 33
+
+
+class Overrun(Exception):
+    """Messages were lost: what is known of links may be out of date until they are asked for again."""
+
+
+class LinkSocket:
+    """Reads what is told; `wake` ends a wait from another thread. One reader at a time."""
+
+    def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
+        """Open and subscribe. Raises OSError (a container's seccomp filter, no netlink)."""
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        )
+        self._woken, self._waker = socket.socketpair()
+        try:
+            self._set_buffer(receive_buffer_bytes)
+            self._socket.bind((0, GROUP_LINK))
+            self._socket.setblocking(False)
+        except OSError:
+            self.close()
+            raise
+
+    def _set_buffer(self, size: int) -> None:
+        """Beyond the host's limit (net.core.rmem_max) only with CAP_NET_ADMIN; else what it allows."""
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+    def ask_for_all(self, sequence: int) -> None:
+        """Ask for a dump of all links. Raises OSError (EBUSY while the last one is not read out)."""
+        self._socket.sendto(all_links(sequence), (0, 0))
+
+    def receive(self) -> bytes | None:
+        """Return a datagram, or None when none is there. Raises Overrun, OSError.
+
+        What another process sent is not the kernel's word, and is passed over as empty.
+        """
+        try:
+            data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                raise Overrun from error
+            raise
+        return data if address[0] == 0 else b""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a datagram, `wake` or *seconds*; return False when woken."""
+        poll = (
+            select.poll()
+        )  # select() knows no descriptor above 1,023, and counter files keep thousands
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        return self._woken.fileno() not in {number for number, _ in poll.poll(seconds * 1000)}
+
+    def wake(self) -> None:
+        """End the wait, now and for ever. From any thread; never raises."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Close. For the reader's thread."""
+        for each in (self._socket, self._woken, self._waker):
+            each.close()
+
+
+# ----------------------------------------------------------------------
+# What ethtool says over generic netlink: link, modes, FEC and pause of an interface.
+#
+# Layouts: include/uapi/linux/ethtool_netlink.h, genetlink.h;
+# Documentation/networking/ethtool-netlink.rst. Parsers take the attributes of a reply and never
+# raise; what a driver does not say is None.
+
+#: The kernel answers before `send` returns; this is for one that does not.
+ANSWER_SECONDS_MAX = 2.0
+#: Datagrams read in search of an answer: those of an earlier question, left behind, come first.
+DATAGRAMS_MAX = 16
+
+_GENERIC = 16  # NETLINK_GENERIC, which the module `socket` lacks
+_CONTROL = 0x10  # GENL_ID_CTRL
+_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
+_ETHTOOL_HEADER, _DEVICE_INDEX, _FLAGS, _WITH_STATISTICS = 1, 1, 3, 1 << 2
+LINKMODES_GET, LINKSTATE_GET, PAUSE_GET, FEC_GET = 4, 6, 21, 29  # ETHTOOL_MSG_*
+
+#: Larger speeds than 100 Tbit/s are SPEED_UNKNOWN.
+SPEED_MEGABITS_MAX = 100_000_000
+_UNKNOWN_U8 = 0xFF  # DUPLEX_UNKNOWN
+_U64 = struct.Struct("=Q")
+#: A link mode's name: speed in Mb/s, `base`, medium with the number of its lanes, duplex (`link_mode_names` in
+#: net/ethtool/common.c). Others of the same list are no speeds: `Autoneg`, `FIBRE`, `Pause`.
+_MODE = re.compile(
+    r"([1-9][0-9]{0,8})base[A-Z]++([1-9][0-9]?)?(?![0-9])[A-Z0-9_]{0,16}(/(Full|Half))?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """LINKSTATE_GET. `reason` and `detail` are why there is no link (enum ethtool_link_ext_state)."""
+
+    detected: int | None = None
+    quality: int | None = None
+    quality_max: int | None = None
+    reason: int | None = None
+    detail: int | None = None
+    external_downs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModes:
+    """LINKMODES_GET."""
+
+    autonegotiation: int | None = None
+    speed_megabits: int | None = None
+    duplex: int | None = None
+    lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedMode:
+    """A mode that the interface could run in, as the kernel names it: `400000baseSR8/Full`."""
+
+    name: str
+    speed_megabits: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fec:
+    """FEC_GET. `active` is the bit of a link mode; the counts are of all lanes together."""
+
+    automatic: int | None = None
+    active: int | None = None
+    corrected: int | None = None
+    uncorrectable: int | None = None
+    corrected_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """PAUSE_GET."""
+
+    autonegotiation: int | None = None
+    receive: int | None = None
+    transmit: int | None = None
+    received_frames: int | None = None
+    transmitted_frames: int | None = None
+
+
+def parse_link_state(reply: bytes) -> LinkState:
+    """Return what a reply to LINKSTATE_GET says, given its attributes."""
+    found = attributes(reply)
+    return LinkState(*(number(found.get(kind)) for kind in (2, 3, 4, 5, 6, 7)))
+
+
+def parse_link_modes(reply: bytes) -> LinkModes:
+    """Return what a reply to LINKMODES_GET says; an unknown speed or duplex is None."""
+    found = attributes(reply)
+    autonegotiation, speed, duplex, lanes = (number(found.get(kind)) for kind in (2, 5, 6, 9))
+    return LinkModes(
+        autonegotiation,
+        speed if speed is not None and speed <= SPEED_MEGABITS_MAX else None,
+        duplex if duplex != _UNKNOWN_U8 else None,
+        lanes or None,
+    )
+
+
+def parse_supported_modes(reply: bytes) -> list[SupportedMode]:
+    """Return the speeds of a reply to LINKMODES_GET in the kernel's order, each once.
+
+    Its list of `ours` names each mode that is supported, and flags the advertised ones (bit-by-bit form).
+    """
+    bits = attributes(attributes(reply).get(3, b"")).get(3, b"")
+    names = [text(attributes(bit).get(2)) for kind, bit in each_attribute(bits) if kind == 1]
+    return [mode for name in dict.fromkeys(names) if (mode := parse_mode(name)) is not None]
+
+
+def parse_mode(name: str) -> SupportedMode | None:
+    """Return what the kernel's name of a link mode says; None for one that is no speed."""
+    found = _MODE.fullmatch(name)
+    if found is None or int(found[1]) > SPEED_MEGABITS_MAX:
+        return None
+    return SupportedMode(name, int(found[1]), int(found[2] or 1))
+
+
+def parse_fec(reply: bytes) -> Fec:
+    """Return what a reply to FEC_GET says."""
+    found = attributes(reply)
+    counts = attributes(found.get(5, b""))
+    return Fec(
+        number(found.get(3)), number(found.get(4)), *(total(counts.get(kind)) for kind in (2, 3, 4))
+    )
+
+
+def parse_pause(reply: bytes) -> Pause:
+    """Return what a reply to PAUSE_GET says."""
+    found = attributes(reply)
+    counts = attributes(found.get(5, b""))
+    autonegotiation, receive, transmit = (number(found.get(kind)) for kind in (2, 3, 4))
+    sent, received = number(counts.get(2)), number(counts.get(3))
+    return Pause(autonegotiation, receive, transmit, received, sent)
+
+
+def total(data: bytes | None) -> int | None:
+    """Return the first of an array of 64-bit counts, the total (those of the lanes follow); None when
+    there is none, or it is ETHTOOL_STAT_NOT_SET."""
+    if not data or len(data) % _U64.size:
+        return None
+    value: int = _U64.unpack_from(data)[0]
+    return value if value != (1 << 64) - 1 else None
+
+
+def parse_family(reply: bytes) -> int | None:
+    """Return the number of the family, of a reply to CTRL_CMD_GETFAMILY."""
+    return number(attributes(reply).get(_FAMILY_ID))
+
+
+def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
+    """Return the attributes of the reply to question *sequence* in a datagram; an errno (0 too) when it
+    was refused or acknowledged; None when the datagram is of another question."""
+    for message in messages(data):
+        if message.sequence != sequence:
+            continue
+        if message.type == MESSAGE_ERROR:
+            return parse_error(message.payload)
+        if message.type == family and len(message.payload) >= 4:
+            return message.payload[4:]  # behind command, version and two spare bytes
+    return None
+
+
+def question(family: int, command: int, sequence: int, body: bytes) -> bytes:
+    """Return a request of generic netlink as bytes."""
+    return make_message(family, REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
+
+
+def header_of(index: int, *, with_statistics: bool) -> bytes:
+    """Return the header that names the interface."""
+    header = make_attribute(_DEVICE_INDEX, struct.pack("=I", index))
+    if with_statistics:
+        header += make_attribute(_FLAGS, struct.pack("=I", _WITH_STATISTICS))
+    return make_attribute(_ETHTOOL_HEADER, header, nested=True)
+
+
+class EthtoolNetlink:
+    """Asks one question at a time. For one thread. The kernel holds its network lock meanwhile, and the
+    driver may ask firmware."""
+
+    def __init__(self) -> None:
+        """Open and look the family up. Raises OSError: ENOENT where the kernel has no ethtool netlink."""
+        self._sequence = 0
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC
+        )
+        try:
+            self._socket.settimeout(ANSWER_SECONDS_MAX)
+            self._socket.bind((0, 0))
+            name = make_attribute(_FAMILY_NAME, b"ethtool\0")
+            family = parse_family(self._ask(_CONTROL, _GET_FAMILY, name))
+            if family is None:
+                raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
+        except BaseException:
+            self._socket.close()
+            raise
+        self._family = family
+
+    def ask(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
+        """Return the attributes of the reply about interface *index*. Raises OSError: EOPNOTSUPP when
+        its driver cannot say, ENODEV without it, TimeoutError without an answer.
+
+        A kernel too old for the counts (pause before 5.10, FEC before 5.13) answers without them.
+        """
+        try:
+            header = header_of(index, with_statistics=with_statistics)
+            return self._ask(self._family, command, header)
+        except OSError as error:
+            if not with_statistics or error.errno != errno.EINVAL:
+                raise
+            return self._ask(self._family, command, header_of(index, with_statistics=False))
+
+    def _ask(self, family: int, command: int, body: bytes) -> bytes:
+        self._sequence = self._sequence % 0xFFFFFFFF + 1
+        self._socket.sendto(question(family, command, self._sequence, body), (0, 0))
+        for _ in range(DATAGRAMS_MAX):
+            data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
+            reply = reply_of(data, family, self._sequence) if address[0] == 0 else None
+            if isinstance(reply, int):
+                raise OSError(reply or errno.EPROTO, os.strerror(reply or errno.EPROTO))
+            if reply is not None:
+                return reply
+        raise TimeoutError(f"no answer among {DATAGRAMS_MAX} datagrams")
+
+    def close(self) -> None:
+        """Close the socket. Never raises."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import FILES, Files, names_in, parse_unsigned, read_text
+from .files import FILES, Files, names_in, parse_unsigned, read_text, read_unsigned
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
 #: A port has up to 65,536 entries in its GID table; RoCE uses the first few for each address.
@@ -44,6 +44,20 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
         for port in names_in(folder / device / "ports")
         if port.isdecimal()
     }
+
+
+def was_up(sys: Path, address: str) -> bool:
+    """Return whether an interface of the adapter at a PCI address had a carrier in this boot.
+
+    False for one that has no interface yet: its driver is loading. True where sysfs does not tell: no such
+    device, InfiniBand without IPoIB. Reads nothing that asks the adapter.
+    """
+    device = sys / "bus/pci/devices" / address
+    names = names_in(device / "net")
+    counts = [read_unsigned(device / "net" / name / "carrier_up_count") for name in names]
+    if not counts:
+        return not device.exists() or (device / "infiniband").exists()
+    return any(count is None or count > 0 for count in counts)
 
 
 @dataclass(frozen=True, slots=True)

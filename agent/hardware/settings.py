@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from .cpu import cores_in
-from .files import Files, names_in, parse_unsigned, read_text, read_unsigned
+from .files import Files, names_in, parse_unsigned, read_bytes, read_text, read_unsigned
+from .host import cores_in
 
 SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
 HUGEPAGES = {"never": 0, "madvise": 1, "always": 2}
@@ -138,3 +140,142 @@ def kernel_flags(text: str | None) -> str:
     """Return the words of a kernel's command line that decide speed, in their order; empty without one."""
     found = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
     return found[:_FLAGS_CHARACTERS_MAX]
+
+
+# ----------------------------------------------------------------------
+# Services that decide whether a GPU host can work: installed, enabled, running, without running a
+# command.
+#
+# Sources: systemd.unit(5) (where unit files are, `.wants`, masking), the cgroup of a unit
+# (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link
+# `invocation:UNIT` for each active unit, src/core/unit.c). A service in a container has no unit
+# here and is known by its process.
+
+#: Below the root of the host, first the operator's own (systemd.unit(5), table 1).
+UNIT_FOLDERS = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
+#: Below fs/cgroup: v2, the v2 tree of a hybrid host, v1.
+_CGROUP_TREES = ("", "unified", "systemd")
+_PROCESSES_MAX = 64
+_POPULATED = re.compile(rb"^populated ([01])$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service by its usual name, the names of its unit, and of its process as the kernel cuts it."""
+
+    name: str
+    units: tuple[str, ...]
+    process: str = ""  # empty: it runs once and leaves no process
+
+
+def _daemon(process: str, *units: str) -> Service:
+    return Service(units[0], tuple(f"{unit}.service" for unit in units), process[:15])
+
+
+def _once(*units: str) -> Service:
+    return Service(units[0], tuple(f"{unit}.service" for unit in units))
+
+
+SERVICES = (
+    _daemon("nv-fabricmanager", "nvidia-fabricmanager"),
+    _daemon("nvidia-persistenced", "nvidia-persistenced"),
+    _daemon("nvidia-imex", "nvidia-imex"),
+    _daemon("nv-hostengine", "nvidia-dcgm", "dcgm"),
+    _once("openibd"),
+    _once("rdma-load-modules@rdma", "rdma"),
+    _daemon("opensm", "opensm", "opensmd"),
+    _daemon("slurmd", "slurmd"),
+    _daemon("munged", "munge"),
+    _daemon("kubelet", "kubelet"),
+    _daemon("containerd", "containerd"),
+    _daemon("chronyd", "chronyd", "chrony"),
+    _daemon("ntpd", "ntpd", "ntp", "ntpsec"),
+    _daemon("systemd-timesyncd", "systemd-timesyncd"),
+    _daemon("ptp4l", "ptp4l"),
+    _daemon("rasdaemon", "rasdaemon"),
+    _daemon("irqbalance", "irqbalance"),
+)
+
+
+_UNITS = frozenset(unit for service in SERVICES for unit in service.units)
+
+
+def is_booted(run: Path) -> bool:
+    """Say whether systemd runs this host (sd_booted(3)); without it unit files are dead letters."""
+    return (run / "systemd/system").is_dir()
+
+
+class UnitFiles:
+    """The unit files of the services, and what is wanted at boot, as the folders were listed when this was made."""
+
+    def __init__(self, root: Path) -> None:
+        self._folders: dict[str, frozenset[str]] = {}
+        enabled: set[str] = set()
+        for folder in (f"{root}/{name}" for name in UNIT_FOLDERS):
+            names = names_in(folder)
+            self._folders[folder] = _UNITS.intersection(names)
+            for name in names:
+                if name.endswith((".wants", ".requires")):  # as `systemctl enable` links them
+                    enabled.update(names_in(f"{folder}/{name}"))
+        self.enabled = frozenset(enabled)
+
+    def has(self, service: Service) -> bool:
+        """Say whether there is a unit file that an operator has not masked (a link to /dev/null)."""
+        for unit in service.units:
+            # the first folder wins, also when it says no
+            first = next((folder for folder, names in self._folders.items() if unit in names), "")
+            if first and not _is_masked(f"{first}/{unit}"):
+                return True
+        return False
+
+
+def _is_masked(path: str) -> bool:
+    try:
+        return os.readlink(path) == "/dev/null"
+    except OSError:
+        return False
+
+
+def parse_populated(data: bytes | None) -> bool | None:
+    """Return whether a cgroup.events file says that processes are left; None when it does not say."""
+    match = _POPULATED.search(data or b"")
+    return None if match is None else match[1] == b"1"
+
+
+def parse_processes(data: bytes | None) -> list[int]:
+    """Return the first process numbers of a cgroup.procs file. 0 (of another namespace) is none."""
+    numbers = [parse_unsigned(word) for word in (data or b"").split()[:_PROCESSES_MAX]]
+    return [number for number in numbers if number]
+
+
+def groups_of_units(sys: Path) -> dict[str, list[str]]:
+    """Return the folders of the control groups of the services' units, by unit."""
+    found: dict[str, list[str]] = {}
+    for tree in _CGROUP_TREES:
+        folder = f"{sys}/fs/cgroup/{tree}/system.slice"
+        for unit in _UNITS.intersection(names_in(folder)):
+            found.setdefault(unit, []).append(f"{folder}/{unit}")
+    return found
+
+
+def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> list[int] | None:
+    """Return processes in the control groups of the service's unit; None without one that has any.
+
+    A unit whose processes are all in cgroups below its own has an empty list.
+    """
+    for folder in (folder for unit in service.units for folder in groups.get(unit, ())):
+        found = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
+        if found or parse_populated(read_bytes(f"{folder}/cgroup.events")):
+            return found
+    return None
+
+
+def is_active(run: Path, service: Service) -> bool:
+    """Say whether systemd holds a unit of the service to be active, also after it ran once and ended."""
+    return any(os.path.lexists(f"{run}/systemd/units/invocation:{unit}") for unit in service.units)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from ..hardware.roots import Roots
+from ..hardware.files import Roots
 
 #: A child that says more than this is ended; a host of 8 GPUs and 100 functions says a tenth of it.
 OUTPUT_BYTES_MAX = 4 << 20

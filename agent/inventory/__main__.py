@@ -14,20 +14,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..hardware.roots import Roots
-from . import Device, kernel, labels, links
+from ..hardware.files import Roots
+from . import Device, host, links
 from .gpus import gpus
 
 #: In the order in which they are printed.
 SECTIONS: dict[str, Callable[[Roots], list[Device]]] = {
-    "NUMA nodes": kernel.numa_nodes,
-    "PCIe functions": kernel.pcie_functions,
-    "disks": kernel.disks,
-    "NVMe controllers": kernel.nvme_controllers,
-    "filesystems": kernel.filesystems,
-    "sensors": kernel.sensors,
-    "memory modules": kernel.memory_modules,
-    "kernel settings": kernel.kernel_settings,
+    "NUMA nodes": host.numa_nodes,
+    "PCIe functions": host.pcie_functions,
+    "disks": host.disks,
+    "NVMe controllers": host.nvme_controllers,
+    "filesystems": host.filesystems,
+    "sensors": host.sensors,
+    "memory modules": host.memory_modules,
+    "kernel settings": host.kernel_settings,
     "RDMA ports": links.rdma,
     "network interfaces": links.interfaces,
     "GPUs": gpus,
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         "devices": [
             {"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in found
         ],
-        "labels": labels.labels(roots),
+        "labels": host.labels(roots),
         "problems": problems,
     }
     sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")

@@ -6,14 +6,67 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import uuid
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
-from ..hardware.nvml import driver_gpu_uuid, driver_gpus, pci_gpus
-from ..hardware.roots import Roots
+from ..hardware.files import Roots
+from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import Device, LeftOut
-from .platform import fabric, platform
+
+# ----------------------------------------------------------------------
+# Where a GPU stands in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
+#
+# Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
+# 12.9.
+
+_VERSION_BYTES, _GUID_BYTES = 4, 16
+_PLATFORM_BYTES = _VERSION_BYTES + 2 * _GUID_BYTES + 5
+#: What the last five bytes are called, by version.
+_PLACES = {
+    1: ("slot", "tray", "host_index", "peer_type", "module_id"),
+    2: ("slot", "tray", "host_index", "peer_type", "module_id"),
+}
+_SECOND_GUID = {1: "rack_guid", 2: "chassis_serial"}
+_PEER_TYPES = {0: "direct", 1: "switch"}
+
+#: Switches of a fabric of several hosts (NVL72) log on the switch trays, not on the compute trays.
+SWITCH_ERRORS = (
+    "no-data: they are in the logs of the NVLink switch trays, not in this host's kernel log"
+)
+
+
+def platform(data: bytes, version: int) -> dict[str, str]:
+    """Return what an nvmlPlatformInfo_t of *version* says; what is all zeros was not told. Nothing when it is short."""
+    if len(data) < _PLATFORM_BYTES or version not in _PLACES:
+        return {}
+    first = _VERSION_BYTES + _GUID_BYTES
+    guid, second = data[_VERSION_BYTES:first], data[first : first + _GUID_BYTES]
+    places = data[first + _GUID_BYTES : _PLATFORM_BYTES]
+    said = {"platform_guid": guid.rstrip(b"\0").hex(), _SECOND_GUID[version]: text_or_hex(second)}
+    said |= {name: str(value) for name, value in zip(_PLACES[version], places, strict=True)}
+    said["peer_type"] = _PEER_TYPES.get(places[3], said["peer_type"])
+    return {name: value for name, value in said.items() if value}
+
+
+def text_or_hex(data: bytes) -> str:
+    """Return a serial number as the text that it is; in hexadecimal when it is none. Zeros at its end are padding."""
+    raw = data.rstrip(b"\0")
+    text = raw.decode("ascii", errors="replace")
+    return text.strip() if text.isprintable() and "\ufffd" not in text else raw.hex()
+
+
+def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
+    """Return cluster and clique once the registration is completed (state 3). A cluster of zeros is one host's own
+    NVSwitches; any other has switches outside of it."""
+    if state != 3 or len(cluster) != _GUID_BYTES:
+        return {}
+    said = {"fabric_clique": str(clique)}
+    if any(cluster):
+        said |= {"fabric_cluster": str(uuid.UUID(bytes=cluster)), "nvswitch_errors": SWITCH_ERRORS}
+    return said
+
 
 #: More memory than a GPU has (1 PiB): NVML's all ones for "not available" is beyond.
 MEMORY_BYTES_MAX = 1 << 50
@@ -37,6 +90,8 @@ ARCHITECTURES = {
 }
 #: nvmlIntNvLinkDeviceType_t
 FAR_ENDS = {0: "GPU", 1: "CPU", 2: "switch"}
+#: Attributes of GPUs that were not asked: they do not answer, or we may not ask them.
+PROBLEM, HIDDEN = "problem", "hidden"
 _NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
 _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
 
@@ -78,38 +133,45 @@ def gpus(roots: Roots, left_out: LeftOut = frozenset()) -> list[Device]:
     return found + _silent(roots, seen | left_out)
 
 
-def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[Question]:
-    """Yield what attaches each GPU, and no other: by its address; where nobody lists them, by index."""
+def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Question]]:
+    """Yield what attaches each GPU, and no other: by its address; where nobody lists them, by index, with "" for it."""
     listed = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in listed[:GPUS_MAX]:
         if address not in left_out:
-            yield partial(pynvml.nvmlDeviceGetHandleByPciBusId, address.encode())
+            yield address, partial(pynvml.nvmlDeviceGetHandleByPciBusId, address.encode())
     if not listed and not left_out:
         for index in range(min(GPUS_MAX, pynvml.nvmlDeviceGetCount())):
-            yield partial(pynvml.nvmlDeviceGetHandleByIndex, index)
+            yield "", partial(pynvml.nvmlDeviceGetHandleByIndex, index)
 
 
 def _answering(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[Device]:
-    for attach in _handles(pynvml, roots, left_out):
-        with contextlib.suppress(pynvml.NVMLError):  # one lost GPU must not cost the others
+    for address, attach in _handles(pynvml, roots, left_out):
+        try:  # one lost GPU must not cost the others
             handle = attach()
             gpu = _gpu(pynvml, handle)
             yield gpu
             yield from _links(pynvml, handle, gpu.key)
             yield from _mig_devices(pynvml, handle, gpu.key)
+        except pynvml.NVMLError as error:
+            if address and getattr(error, "value", None) == pynvml.NVML_ERROR_NO_PERMISSION:
+                yield _listed(
+                    roots, address, HIDDEN, "no permission: let the agent open /dev/nvidia[0-9]*"
+                )
 
 
 def _silent(roots: Roots, seen: Container[str | None]) -> list[Device]:
     """Return the GPUs that the kernel's driver lists and NVML said nothing of."""
     return [
-        Device(
-            "gpu",
-            driver_gpu_uuid(roots.proc, address) or address,
-            {"pci_address": address, "problem": "NVML does not answer for this GPU"},
-        )
+        _listed(roots, address, PROBLEM, "NVML does not answer for this GPU")
         for address in driver_gpus(roots.proc)
         if address not in seen
     ]
+
+
+def _listed(roots: Roots, address: str, attribute: str, words: str) -> Device:
+    """Return a GPU of which the kernel's driver knows, and NVML tells nothing."""
+    key = driver_gpu_uuid(roots.proc, address) or address
+    return Device("gpu", key, {"pci_address": address, attribute: words})
 
 
 def _gpu(pynvml: Any, handle: object) -> Device:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from ...ext.ethtool import DriverStatistics
 from ..collectors.rdma import counter_files, unnamed
-from ..hardware.ethtool import LINKMODES_GET, EthtoolNetlink, SupportedMode, parse_supported_modes
-from ..hardware.files import KeptFile, device_key, names_in, read_text
+from ..hardware.files import KeptFile, Roots, device_key, names_in, read_text
+from ..hardware.netlink import LINKMODES_GET, EthtoolNetlink, SupportedMode, parse_supported_modes
 from ..hardware.network import gids, interfaces_with_device, rdma_ports, read_bond
 from ..hardware.pci import is_asleep
-from ..hardware.roots import Roots
 from . import VALUE_CHARACTERS_MAX, Device
-from .kernel import link_name, pci_address
+from .host import link_name, pci_address
 
 #: Of a long list, an attribute names so many.
 NAMED_MAX = 64

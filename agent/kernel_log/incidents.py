@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
-from ...fingerprints.xid import Severity, lookup
-from .forms import Forms
-from .notice import (
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ...contract.xid.policy import Severity, lookup
+from .record import (
     ATTRIBUTES_MAX,
     LINE_CHARACTERS_MAX,
     VALUE_CHARACTERS_MAX,
+    Forms,
     Notice,
     Part,
     printable,

@@ -5,21 +5,101 @@ All of it is the daemon's own thread's to do, so each call goes through the mail
 
 from __future__ import annotations
 
+import argparse
+import json
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ...fingerprints.wire import agent_pb2 as pb
+from ...contract.wire import agent_pb2 as pb
+from ...contract.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
 from ..clock import Clock
-from ..holding import StillHeld
-from ..mailbox import Mailbox
-from ..not_in_the_way import SECONDS_DEFAULT, NotInTheWay
-from ..released import SECONDS_MAX, WHY_CHARACTERS_MAX
-from .calls import Handler, Later, Method, Peer, Refused
-from .gpu_names import NotAGpu, addresses_of
+from ..config import SOCKET, candidates
+from ..gpu_release import (
+    SECONDS_DEFAULT,
+    SECONDS_MAX,
+    WHY_CHARACTERS_MAX,
+    Mailbox,
+    NotInTheWay,
+    ReleasedFile,
+    StillHeld,
+)
+from ..hardware.nvidia import driver_gpu_uuid, driver_gpus
+from ..registration import boot_id
+from ..transport.grpc_http2 import CallFailed, NobodyThere, call
+from .grpc_session import Handler, Later, Method, Peer, Refused
+
+# ----------------------------------------------------------------------
+# GPUs as an operator names them: by UUID, or by PCI address in any spelling that tools show. Never
+# by index.
+
+#: Of one name, and of names in one request.
+NAME_CHARACTERS_MAX = 64
+NAMES_MAX = 64
+
+#: sysfs `0000:9b:00.0`, nvidia-smi `00000000:9B:00.0`, the driver's lines `PCI:0000:9b:00`, lspci `9b:00.0`.
+_ADDRESS = re.compile(
+    r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.([0-7]))?", re.IGNORECASE
+)
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+class NotAGpu(ValueError):
+    """That names no GPU; the words say what would."""
+
+
+def canonical(name: str) -> str:
+    """Return a PCI address as sysfs writes it, or a UUID in its usual letters. Raises NotAGpu."""
+    name = name.strip()
+    if match := _ADDRESS.fullmatch(name):
+        domain, bus, device, function = match.groups()
+        return f"{int(domain or '0', 16):04x}:{bus.lower()}:{device.lower()}.{function or 0}"
+    if _UUID.fullmatch(name):
+        return "GPU-" + name[4:].lower()
+    shown = repr(name[:NAME_CHARACTERS_MAX])
+    if name.isdigit():
+        raise NotAGpu(
+            f"{shown} is an index, and names another GPU once one is lost: "
+            "give a UUID or PCI address, as nvidia-smi -L or lspci shows it"
+        )
+    if name.upper().startswith("MIG-"):
+        raise NotAGpu(f"{shown} is a MIG instance: name the GPU that it is part of")
+    raise NotAGpu(f"{shown}: expected a UUID (GPU-...) or a PCI address (0000:9b:00.0)")
+
+
+def known_gpus(proc: Path) -> dict[str, str]:
+    """Return PCI address -> UUID (empty when not known) of every GPU that the driver has, without entering it."""
+    return {address: driver_gpu_uuid(proc, address) for address in driver_gpus(proc)}
+
+
+def addresses_of(names: Sequence[str], known: Mapping[str, str]) -> frozenset[str]:
+    """Return the PCI addresses of these GPUs. Raises NotAGpu for one that is not among the *known*.
+
+    Where no GPU is known (there is no driver), addresses stand as they are.
+    """
+    if len(names) > NAMES_MAX:
+        raise NotAGpu(f"{len(names)} names, at most {NAMES_MAX}; none stands for all GPUs")
+    return frozenset(_address(canonical(name), known) for name in names)
+
+
+def _address(name: str, known: Mapping[str, str]) -> str:
+    if name in known or (not known and not name.startswith("GPU-")):
+        return name
+    for address, uuid in known.items():
+        if uuid.lower() == name.lower():
+            return address
+    raise NotAGpu(f"{name}: this host has no such GPU; it has {_listed(known.items())}")
+
+
+def _listed(gpus: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{address} {uuid}".strip() for address, uuid in gpus) or "none"
+
 
 SERVICE = "/gangline.v1.AgentService/"
 RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
@@ -158,3 +238,139 @@ def _try(work: Callable[[Later], None], later: Later) -> None:
     except Exception as error:
         later.refuse("INTERNAL", f"{type(error).__name__}: {error}")
         raise
+
+
+# ----------------------------------------------------------------------
+# The node health check of NVIDIA's resiliency extension: asked by its launcher before each
+# rendezvous.
+
+PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
+ARGUMENTS_MAX = 64
+
+log = logging.getLogger(__name__)
+
+
+class HealthAnswer(Protocol):
+    """The response's fields. `output` is JSON with an integer `fail_count`: without one some of the launcher's
+    versions take a host for unhealthy."""
+
+    @property
+    def success(self) -> bool: ...
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+
+
+class Healthy(NamedTuple):
+    """What is answered while nobody can tell more."""
+
+    success: bool = True
+    exit_code: int = 0
+    output: str = json.dumps({"fail_count": 0, "failed_checks": []})
+    error: str = ""
+
+
+def healthy(arguments: Sequence[str]) -> HealthAnswer:
+    """Return that all is well."""
+    return Healthy()
+
+
+def method(answer: Callable[[Sequence[str]], HealthAnswer]) -> Method:
+    """Return the row of the server's table. *answer* is called for each question, in the server's thread.
+
+    What it raises is not the host's fault: the answer is healthy, with the words in `error`. The same answer as
+    the time before is not made into bytes anew.
+    """
+    told: tuple[HealthAnswer, bytes] | None = None
+
+    def run(message: bytes, peer: Peer) -> bytes:
+        nonlocal told
+        try:
+            request = HealthCheckRequest.FromString(message)
+        except DecodeError as error:
+            raise Refused("INVALID_ARGUMENT", f"no HealthCheckRequest: {error}") from error
+        if len(request.args) > ARGUMENTS_MAX:
+            raise Refused("INVALID_ARGUMENT", f"{len(request.args)} args, at most {ARGUMENTS_MAX}")
+        try:
+            said = answer(request.args)
+            if told is None or told[0] is not said:
+                told = said, _encoded(said)
+            return told[1]
+        except Exception as error:
+            log.exception("the health check failed", extra={"cause": "local.health"})
+            words = f"the agent cannot tell: {type(error).__name__}: {error}"
+            return _encoded(Healthy(error=words))
+
+    return Method(run)
+
+
+def _encoded(said: HealthAnswer) -> bytes:
+    response = HealthCheckResponse(success=said.success, exit_code=said.exit_code)
+    response.output, response.error = said.output, said.error
+    return response.SerializeToString()
+
+
+# ----------------------------------------------------------------------
+# Where the agent of this host answers, for the commands that ask it.
+
+AgentAnswer = TypeVar("AgentAnswer", bound=Message)
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Let an operator name another agent than the usual ones: by its run folder, or by the socket in it."""
+    usual = " or ".join(map(str, candidates()))
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--run-folder",
+        dest="socket",
+        type=_socket_in,
+        metavar="FOLDER",
+        help=f"where the agent answers (default {usual})",
+    )
+    place.add_argument(
+        "--socket", type=Path, metavar="PATH", help=f"the same, by its socket: FOLDER/{SOCKET}"
+    )
+
+
+def _socket_in(folder: str) -> Path:
+    if not folder:
+        raise argparse.ArgumentTypeError("expected a folder, as the agent's setting run_folder")
+    return Path(folder) / SOCKET
+
+
+def sockets(option: Path | None) -> tuple[Path, ...]:
+    """Return the paths to try, in order."""
+    return (option,) if option else tuple(folder / SOCKET for folder in candidates())
+
+
+def release_file(option: Path | None) -> ReleasedFile | None:
+    """Return where an agent that does not answer now (it begins, or was killed) will look what is let go of; None
+    where there is no run folder, and so none that begins, or we may not write there."""
+    for path in sockets(option):
+        if os.access(path.parent, os.W_OK | os.X_OK):
+            return ReleasedFile(path.parent, boot_id(Path("/proc")))
+    return None
+
+
+def ask(
+    paths: Iterable[Path],
+    method: str,
+    request: Message,
+    kind: type[AgentAnswer],
+    seconds_max: float,
+) -> AgentAnswer:
+    """Return the answer of the first agent that is there. Raises NobodyThere naming all paths, and CallFailed."""
+    words: list[str] = []
+    for path in paths:
+        try:
+            return kind.FromString(call(path, method, request.SerializeToString(), seconds_max))
+        except NobodyThere as error:
+            words.append(str(error))
+        except PermissionError:
+            raise CallFailed("PERMISSION_DENIED", f"{path}: you may not ask there") from None
+        except DecodeError as error:
+            raise CallFailed("UNKNOWN", f"{path}: the answer cannot be read: {error}") from error
+    raise NobodyThere(", ".join(words))

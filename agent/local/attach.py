@@ -7,19 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from ..clock import Clock
-from ..config import AgentConfig
-from ..hardware.nvml import driver_gpus, pci_gpus
-from ..holding import Samplers
+from ..config import SOCKET, AgentConfig
+from ..events import Teller
+from ..gpu_release import Mailbox, NotInTheWay, ReleasedFile, Samplers
+from ..hardware.nvidia import driver_gpus, pci_gpus
 from ..latest import Latest
-from ..listening import Teller
-from ..mailbox import Mailbox
-from ..not_in_the_way import NotInTheWay
 from ..registration import Registration, version
-from ..released import ReleasedFile
-from . import health, updating
+from . import agent_service, host_status
 from .agent_service import AgentService
-from .calls import Method
-from .folder import SOCKET
+from .grpc_session import Method
 from .server import Server
 
 log = logging.getLogger(__name__)
@@ -33,7 +29,7 @@ def attach(
     stack: ExitStack,
     registration: Registration,
     released: ReleasedFile,
-    answer: Callable[[Sequence[str]], health.Answer],
+    answer: Callable[[Sequence[str]], agent_service.HealthAnswer],
     latest: Latest,
 ) -> tuple[NotInTheWay, Mailbox]:
     """Open the agent's socket, and return what the daemon's thread calls: `NotInTheWay.turn` at each tick and
@@ -52,10 +48,10 @@ def attach(
         mailbox,
         clock,
         lambda: _known(config, registration),
-        lambda: updating.words(latest, config.proc_root, clock.boottime_ns()),
+        lambda: host_status.words(latest, config.proc_root, clock.boottime_ns()),
         version(),
     )
-    _serve(config, {health.PATH: health.method(answer), **service.methods()}, stack)
+    _serve(config, {agent_service.PATH: agent_service.method(answer), **service.methods()}, stack)
     way.heed_the_file()  # of who asked before the socket was there
     return way, mailbox
 

@@ -7,23 +7,394 @@ for each of the two forms, however many ask.
 from __future__ import annotations
 
 import logging
+import re
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...fingerprints import http
-from ...fingerprints.openmetrics import Form, form_of, text_of
+from ...contract import metrics_http
+from ...contract.metrics_http import Family, Form, form_of, labels_of, number, text_of
+from ...contract.signal import PERIOD_SECONDS, Kind, Signal
+from ...contract.signals import SIGNALS, TABLES
 from ..clock import Clock
 from ..config import AgentConfig
-from ..latest import Latest
+from ..latest import Latest, Readings
 from ..registration import Registration, version
-from .budget import Budget
-from .exposition import Exposition
-from .listener import Listener
+from .server import Budget, Listener
+
+# ----------------------------------------------------------------------
+# Which signals `/metrics` shows first, when it may not show all: what fails and what is slow,
+# before what is there.
+#
+# A fixed order, so that the same host always shows the same series. Those that are named come
+# first, as they stand; then, in the catalogue's order, all others: errors and events, states, other
+# counters, gauges; at last what has a row for each link, core or PCIe function, of which one host
+# has hundreds, and what comes and goes with jobs.
+#
+# Not shown: epochs of counters. Who scrapes sees for himself that a counter began anew.
+
+#: What a GPU host fails by, then what makes it slow, then what else is asked for first.
+NAMED = (
+    # It fails.
+    "gpu.probe_hung_seconds",
+    "probe.hung_seconds",
+    "probe.state",
+    "gpu.lost_state",
+    "gpu.recovery_action_state",
+    "gpu.ecc_uncorrected_volatile_errors",
+    "gpu.remap_failed_state",
+    "gpu.remap_pending_state",
+    "gpu.calls_failed_errors",
+    "gpu_fabric.health_summary_code",
+    "kernel_log.incidents_count",
+    "host.oom_kills_count",
+    "tasks.blocked_gpu_longest_seconds",
+    "tasks.blocked_longest_seconds",
+    "tasks.hung_detected_count",
+    "rdma.port_state",
+    "rdma.link_downed_events",
+    "rdma.symbol_errors",
+    "rdma.receive_errors",
+    "edac.uncorrected_errors",
+    "nvme.critical_warning_flags",
+    "nvme.media_errors",
+    "filesystem.read_only_state",
+    "service.running_state",
+    # It is slow.
+    "gpu.clock_event_reasons_flags",
+    "gpu.sm_clock_hertz",
+    "gpu.power_watts",
+    "gpu.temperature_celsius",
+    "gpu.memory_temperature_celsius",
+    "gpu.utilization_ratio",
+    "gpu.violation_power_nanoseconds",
+    "gpu.violation_thermal_nanoseconds",
+    "rdma.transmit_wait_count",
+    "rdma.ack_timeout_errors",
+    "rdma.packet_sequence_errors",
+    "rdma.out_of_sequence_packets",
+    "host.pressure_cpu_some_ratio",
+    "host.pressure_memory_full_ratio",
+    "host.pressure_io_full_ratio",
+    "host.memory_available_bytes",
+    "host.cpu_idle_ratio",
+    "host.cpu_iowait_ratio",
+    "host.cpu_steal_ratio",
+    "clock.synchronised_state",
+    "clock.offset_seconds",
+    # Whether the agent can be believed.
+    "agent.unacknowledged_frames",
+    "agent.spool_dropped_frames",
+    "agent.spool_write_errors",
+    "agent.refused_frames",
+    "agent.dropped_events",
+    "agent.left_out_count",
+    "agent.reconnects_count",
+    "agent.cpu_seconds",
+    "agent.memory_bytes",
+    "collector.outcome_state",
+    # What is asked for besides.
+    "gpu.memory_used_bytes",
+    "gpu.processes_count",
+    "gpu.energy_joules",
+    "rdma.received_bytes",
+    "rdma.transmitted_bytes",
+    "gpu.pcie_replays_count",
+    "gpu.pcie_width_lanes",
+    "gpu.pcie_generation_number",
+    "net.carrier_state",
+)
+#: Room that is kept for what has rows only while something is wrong: its coming moves nothing else.
+RESERVED: Mapping[str, int] = {
+    "gpu.probe_hung_seconds": 8,
+    "probe.hung_seconds": 8,
+    "probe.state": 8,
+}
+#: A row for each of them would be most of what is shown.
+_NUMEROUS = frozenset(("nvlink", "c2c", "cpu", "collector", "pcie"))
+_PASSING = frozenset(("gpu_process",))
+
+
+def _is_shown(signal: Signal) -> bool:
+    return signal.kind is not Kind.EVENT and signal.column != "counter_epoch_count"
+
+
+def _class_of(signal: Signal) -> int:
+    if signal.unit in ("errors", "events"):
+        return 0
+    if signal.kind is Kind.STATE:
+        return 1
+    return 2 if signal.kind is Kind.COUNTER else 3
+
+
+def _in_order() -> tuple[Signal, ...]:
+    named = {name: at for at, name in enumerate(NAMED)}
+    return tuple(
+        sorted(
+            (signal for signal in SIGNALS if _is_shown(signal)),
+            key=lambda signal: (
+                named.get(signal.name, len(named)),
+                signal.device_kind in _PASSING,
+                signal.device_kind in _NUMEROUS,
+                _class_of(signal),
+            ),
+        )
+    )
+
+
+#: Every signal that may be shown, the most important first.
+IN_ORDER: tuple[Signal, ...] = _in_order()
+
+
+# ----------------------------------------------------------------------
+# How signals are named in the exposition format (`contract/metrics_http.py`).
+#
+# A value's name is made from its row of the catalogue: `gpu.sm_clock_hertz` is
+# `gangline_gpu_sm_clock_hertz`. Three rules of the format bend it: a counter ends in `_total`; time
+# is in seconds; `_count`, which the format keeps for histograms, is not written.
+
+PREFIX = "gangline_"
+#: Ten to this many is one second.
+_SECOND_DIGITS = {"milliseconds": 3, "microseconds": 6, "nanoseconds": 9}
+#: Names end in these, but nothing is measured in them.
+_NO_UNITS = frozenset(("", "count", "state", "flags", "code", "number"))
+
+
+def name_of(signal: Signal) -> str:
+    """Return the family's name: that of the signal, in the units of the format."""
+    name = PREFIX + signal.name.replace(".", "_")
+    if signal.unit in _SECOND_DIGITS:
+        return name.removesuffix(signal.unit) + "seconds"
+    return name.removesuffix("_count") if signal.unit == "count" else name
+
+
+def unit_of(signal: Signal) -> str:
+    """Return the unit that the family's name ends in; empty where it has none."""
+    if signal.unit in _SECOND_DIGITS:
+        return "seconds"
+    return "" if signal.unit in _NO_UNITS else signal.unit
+
+
+def family_of(signal: Signal, samples: Sequence[tuple[str, str]]) -> Family:
+    """Return the signal's family."""
+    kind = "counter" if signal.kind is Kind.COUNTER else "gauge"
+    return Family(name_of(signal), kind, unit_of(signal), signal.tells, samples)
+
+
+def value_of(signal: Signal, value: float) -> str:
+    """Return a reading as the format writes it; whole numbers keep all their digits."""
+    digits = _SECOND_DIGITS.get(signal.unit, 0)
+    if isinstance(value, int):
+        if not digits:
+            return str(value)
+        whole, part = divmod(value, 10**digits)
+        return f"{whole}.{part:0{digits}}"
+    return number(value / 10**digits if digits else value)
+
+
+# ----------------------------------------------------------------------
+# The last readings as families of samples: which series are shown, and by what labels.
+
+SECOND_NS = 1_000_000_000
+#: A table is left out once its readings are older than this many of its periods and this much more.
+STALE_PERIODS = 3
+STALE_SLACK_SECONDS = 2
+#: The series that this module adds of its own.
+OWN_SERIES = 3
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PART = re.compile(r"(?P<word>link|c2c|gi|ci|)(?P<number>[0-9]{1,10})")
+_PART_LABELS = {
+    "link": "link",
+    "c2c": "link",
+    "gi": "gpu_instance",
+    "ci": "compute_instance",
+    "": "pid",
+}
+#: Of these kinds there is one on a host, and its key says nothing more.
+_ONE_A_HOST = frozenset(
+    (
+        "agent",
+        "clock",
+        "host",
+        "kernel_log",
+        "kubelet",
+        "nvml_events",
+        "rtnetlink",
+        "settings",
+        "tasks",
+    )
+)
+#: What other keys are called; all that are not here are a `device`.
+_KEY_LABELS = {
+    "collector": "collector",
+    "filesystem": "mountpoint",
+    "nfs": "mountpoint",
+    "lustre": "mountpoint",
+    "lustre_target": "target",
+    "service": "service",
+}
+#: Kinds whose inventory goes by another name.
+_INVENTORIED_AS = {"nic": "net", "link": "net", "bond": "net"}
+
+#: (kind, key) of a device -> its attributes, as the inventory has them.
+Attributes = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+def labels_for(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
+    """Return the labels of a device: by UUID, PCI address, name and port, never by an index alone."""
+    first, _, rest = key.partition("/")
+    if kind in _ONE_A_HOST:
+        return {}
+    if first.startswith(("GPU-", "MIG-")):
+        return {"uuid": first} | _address("gpu", first, attributes) | _within(rest)
+    if _PCI_ADDRESS.fullmatch(key):
+        return {"pci_address": key}
+    if kind == "rdma":
+        return {"device": first, "port": rest} | _address(kind, key, attributes)
+    inventoried = _INVENTORIED_AS.get(kind, kind)
+    return {_KEY_LABELS.get(kind, "device"): key} | _address(inventoried, key, attributes)
+
+
+def _within(rest: str) -> dict[str, str]:
+    """Return the labels of what follows a GPU's UUID: `link3`, `gi1/ci0/PID`."""
+    parts = rest.split("/") if rest else []
+    matches = [match for part in parts if (match := _PART.fullmatch(part))]
+    labels = {_PART_LABELS[match["word"]]: match["number"] for match in matches}
+    return labels if len(labels) == len(parts) else {"device": rest}
+
+
+def _address(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
+    """Return the PCI address, where the inventory knows it; a MIG device has that of its GPU."""
+    known = attributes.get((kind, key)) or attributes.get(("mig", key)) or {}
+    address = known.get("pci_address", "")
+    if not address and (gpu := known.get("gpu", "")):
+        address = attributes.get(("gpu", gpu), {}).get("pci_address", "")
+        return {"gpu_uuid": gpu} | ({"pci_address": address} if address else {})
+    return {"pci_address": address} if address else {}
+
+
+@dataclass(slots=True)
+class _Known:
+    """Which cells of a table were ever valid, since its devices are these."""
+
+    devices: tuple[str, ...]
+    signal_ids: tuple[int, ...]
+    valid: bytes
+
+    def count(self, signal_id: int) -> int:
+        rows = len(self.devices)
+        at = self.signal_ids.index(signal_id) * rows if signal_id in self.signal_ids else -1
+        return self.valid.count(1, at, at + rows) if at >= 0 else 0
+
+
+class Exposition:
+    """Chooses and names the series. For one thread; it reads `Latest` and blocks nobody.
+
+    A signal is shown for all of its devices or for none. It counts with every device that ever had a
+    value of it, also while there is none: what falls silent for a moment makes no room for others,
+    so that series do not come and go.
+    """
+
+    def __init__(
+        self,
+        latest: Latest,
+        boottime_ns: Callable[[], int],
+        attributes: Callable[[], Attributes],
+        about: Mapping[str, str],
+        series_max: int,
+    ) -> None:
+        """*attributes*: those of the devices as of now; *about*: the agent's version and host."""
+        self._latest = latest
+        self._boottime_ns = boottime_ns
+        self._attributes = attributes
+        self._about = dict(about)
+        self._series_max = series_max
+        self._known: dict[str, _Known] = {}
+
+    def families(self) -> list[Family]:
+        """Return what is to be shown now, of at most `series_max` samples."""
+        now_ns, tables = self._boottime_ns(), dict(self._latest.tables)
+        for readings in tables.values():
+            self._learn(readings)
+        chosen, left_out = self._chosen()
+        fresh = {name: each for name, each in tables.items() if _is_fresh(each, now_ns)}
+        labelled = _Labels(self._attributes())
+        shown = (self._family(signal, fresh.get(signal.table), labelled) for signal in chosen)
+        return [*self._own(left_out, len(tables) - len(fresh)), *filter(None, shown)]
+
+    def _learn(self, readings: Readings) -> None:
+        """Add to what was ever valid. Another set of devices begins anew."""
+        known = self._known.get(readings.table)
+        shape = (readings.devices, readings.signal_ids)
+        if known is None or (known.devices, known.signal_ids) != shape:
+            self._known[readings.table] = _Known(*shape, readings.valid)
+        elif known.valid != readings.valid:
+            both = int.from_bytes(known.valid, "little") | int.from_bytes(readings.valid, "little")
+            known.valid = both.to_bytes(len(known.valid), "little")
+
+    def _chosen(self) -> tuple[list[Signal], int]:
+        """Return the signals to show and how many series are left out. One that does not fit whole
+        is left out, and the next is tried."""
+        room, left_out, chosen = self._series_max - OWN_SERIES, 0, list[Signal]()
+        for signal in IN_ORDER:
+            known = self._known.get(signal.table)
+            count = known.count(signal.signal_id) if known else 0
+            wanted = max(count, RESERVED.get(signal.name, 0))
+            if wanted > room:
+                left_out += count
+            else:
+                room -= wanted
+                chosen += [signal] if count else []
+        return chosen, left_out
+
+    def _family(
+        self, signal: Signal, readings: Readings | None, labelled: _Labels
+    ) -> Family | None:
+        if readings is None:
+            return None
+        samples = [
+            (labelled(signal.device_kind, device), value_of(signal, value))
+            for device, value in readings.values(signal.signal_id)
+        ]
+        return family_of(signal, samples) if samples else None
+
+    def _own(self, left_out: int, stale: int) -> Iterator[Family]:
+        yield Family(
+            "gangline_agent", "info", "", "which agent this is", [(labels_of(self._about), "1")]
+        )
+        words = "series that metrics_series_max left out, the least important first"
+        yield Family("gangline_metrics_left_out_series", "gauge", "", words, [("", str(left_out))])
+        words = "tables left out because their last readings are old"
+        yield Family("gangline_metrics_stale_tables", "gauge", "", words, [("", str(stale))])
+
+
+class _Labels:
+    """Labels as text, made once for each device of an exposition."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._attributes = attributes
+        self._made: dict[tuple[str, str], str] = {}
+
+    def __call__(self, kind: str, key: str) -> str:
+        made = self._made.get((kind, key))
+        if made is None:
+            made = labels_of(labels_for(kind, key, self._attributes))
+            self._made[kind, key] = made
+        return made
+
+
+def _is_fresh(readings: Readings, now_ns: int) -> bool:
+    signals = TABLES.get(readings.table)
+    if not signals:
+        return False
+    seconds = STALE_PERIODS * PERIOD_SECONDS[signals[0].pace] + STALE_SLACK_SECONDS
+    return now_ns - readings.boottime_ns <= seconds * SECOND_NS
+
 
 #: At one more, whoever has been connected for longest is let go: a slow one never keeps others out.
 CONNECTIONS_MAX = 16
@@ -99,7 +470,7 @@ class MetricsServer:
     def __init__(
         self,
         listen: str,
-        render: http.Render,
+        render: metrics_http.Render,
         monotonic: Callable[[], float] = time.monotonic,
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -150,17 +521,17 @@ class MetricsServer:
         paused_until = self._budget.again(ALL, self._monotonic())
         if self._listener is not None and not paused_until:
             poll.register(self._listener, select.POLLIN)
-        for number, connection in self._connections.items() if not paused_until else ():
-            poll.register(number, connection.waits_for)
-        ready = [number for number, _ in poll.poll(self._wait_milliseconds(paused_until))]
+        for descriptor, connection in self._connections.items() if not paused_until else ():
+            poll.register(descriptor, connection.waits_for)
+        ready = [descriptor for descriptor, _ in poll.poll(self._wait_milliseconds(paused_until))]
         if self._woken.fileno() in ready:
             return False
         before = self._cost()
         if self._listener is not None and self._listener.fileno() in ready:
             self._accept(self._listener)
-        for number in ready:
-            if number in self._connections:
-                self._serve(self._connections[number])
+        for descriptor in ready:
+            if descriptor in self._connections:
+                self._serve(self._connections[descriptor])
         self._let_go_of_the_slow()
         self._budget.spend(ALL, self._cost() - before, self._monotonic())
         return True
@@ -230,9 +601,11 @@ class MetricsServer:
             connection.drained_bytes += len(data)
             return bool(data) and connection.drained_bytes < _DRAINED_BYTES_MAX
         connection.received += data
-        head, end, _ = connection.received.partition(http.END)
-        if end or len(connection.received) > http.REQUEST_BYTES_MAX:
-            return self._send(connection, memoryview(http.answer(bytes(head), self._render)))
+        head, end, _ = connection.received.partition(metrics_http.END)
+        if end or len(connection.received) > metrics_http.REQUEST_BYTES_MAX:
+            return self._send(
+                connection, memoryview(metrics_http.answer(bytes(head), self._render))
+            )
         return bool(data)
 
     def _send(self, connection: _Connection, answer: memoryview) -> bool:

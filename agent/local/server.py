@@ -10,18 +10,222 @@ import logging
 import os
 import selectors
 import socket
+import stat
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from .budget import Budget
-from .calls import Later, Method, Peer, Refused
-from .connection import Connection, Limits, has_room
-from .listener import Listener, peer_of
-from .session import CALLS_MAX, Call, PeerError
+from .grpc_session import (
+    CALLS_MAX,
+    UNSENT_BYTES_MAX,
+    Call,
+    Later,
+    Method,
+    Peer,
+    PeerError,
+    Refused,
+    ServerSession,
+)
+
+# ----------------------------------------------------------------------
+# One client of the local server, and how much each may take.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all clients together, and each, may take."""
+
+    #: More are closed unheard.
+    connections_max: int = 64
+    #: Of these, only for root and the agent's own user.
+    connections_reserved: int = 16
+    connections_per_user_max: int = 16
+    #: A connection without a call for so long is ended; gRPC's clients open another when they need one.
+    idle_seconds_max: float = 300.0
+    #: One that has not brought a whole call by then is ended.
+    first_call_seconds_max: float = 10.0
+    #: A call whose client set no time is answered within this.
+    call_seconds_max: float = 60.0
+
+
+def has_room(
+    peer: Peer, peers: Sequence[Peer], limits: Limits, privileged_users: Container[int]
+) -> bool:
+    """Say whether *peer* may come in beside *peers*, who are connected."""
+    if peer.user_id in privileged_users:
+        return len(peers) < limits.connections_max
+    others = [each for each in peers if each.user_id not in privileged_users]
+    own = sum(each.user_id == peer.user_id for each in others)
+    room = limits.connections_max - limits.connections_reserved
+    return len(others) < room and own < limits.connections_per_user_max
+
+
+class Connection:
+    """One client's: the socket, the session, and what is on its way. All methods belong to the server's thread."""
+
+    def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
+        self.socket, self.peer = connection, peer
+        self.session = ServerSession()
+        self.out = bytearray()
+        self.quiet_since = now
+        #: Nothing is read before: its user has used up its share.
+        self.paused_until = 0.0
+        self.later: dict[int, tuple[Later, float]] = {}  # stream -> (who answers, until when)
+        self.registered = selectors.EVENT_READ
+
+    def flush(self) -> None:
+        """Send what the socket takes. Raises PeerError and OSError."""
+        self.out += self.session.data_to_send()
+        if self.out:
+            with suppress(BlockingIOError):
+                del self.out[: self.socket.send(self.out, socket.MSG_NOSIGNAL)]
+        if len(self.out) + self.session.unsent_bytes > UNSENT_BYTES_MAX:
+            raise PeerError("it does not read what it asked for")
+
+    def forget_given_up(self) -> None:
+        """Nobody waits any more for what its client has cancelled."""
+        for stream in [one for one in self.later if not self.session.is_waiting(one)]:
+            later, _ = self.later.pop(stream)
+            later.is_moot = True
+
+    def next_time(self, limits: Limits) -> float:
+        """Return when there is something to do for it though nothing came."""
+        times = [until for _, until in self.later.values()]
+        if not self.later:
+            times.append(self.quiet_since + self._patience_seconds(limits))
+        if self.paused_until:
+            times.append(self.paused_until)
+        return min(times)
+
+    def _patience_seconds(self, limits: Limits) -> float:
+        known = self.session.calls > 0
+        return limits.idle_seconds_max if known else limits.first_call_seconds_max
+
+    def is_idle(self, limits: Limits, now: float) -> bool:
+        """Say whether its patience is used up."""
+        return not self.later and now >= self.quiet_since + self._patience_seconds(limits)
+
+
+# ----------------------------------------------------------------------
+# The socket in the file system: made whole, a dead agent's replaced, a live one's left alone.
+
+#: Of sockaddr_un.sun_path, without the zero at its end.
+PATH_BYTES_MAX = 107
+BACKLOG_CONNECTIONS = 64
+_CREDENTIALS = struct.Struct("iII")
+
+
+class InUse(OSError):
+    """Somebody answers at that path; the words say who."""
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return who made a connection of a Unix socket, or listens at its other end. Raises OSError."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(data))
+
+
+class Listener:
+    """A listening Unix socket at a path. `socket` does not block."""
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        """*mode*: who may connect; who may ask for what is the server's decision, by SO_PEERCRED.
+
+        Raises InUse when a live process answers at *path*, OSError in words when it cannot be made.
+        """
+        self.path = path
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        if len(os.fsencode(made)) > PATH_BYTES_MAX:
+            raise OSError(
+                f"{path}: too long for a Unix socket ({PATH_BYTES_MAX} bytes with "
+                f"{made.name}); set run_folder, or metrics_listen, to a shorter one"
+            )
+        _make_way(path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            with suppress(FileNotFoundError):
+                made.unlink()
+            self.socket.bind(str(made))
+            made.chmod(mode)
+            self.socket.listen(BACKLOG_CONNECTIONS)
+            self._file = _identity(made)
+            made.rename(path)  # it appears when it answers, and the dead one's is gone with that
+        except OSError:
+            self.socket.close()
+            raise
+
+    def close(self) -> None:
+        """Close it, and remove its file if that is still its own. Never raises."""
+        self.socket.close()
+        with suppress(OSError):
+            if _identity(self.path) == self._file:
+                self.path.unlink()
+
+
+def _make_way(path: Path) -> None:
+    """Make the folder; raise where something lives at *path*."""
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(f"{path} is there and is no socket: move it away, or set another path")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue is full: it lives
+            raise InUse(f"another process answers at {path}") from None
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # nobody listens: left behind by one that was killed
+        raise InUse(f"process {peer_of(probe).process_id} answers at {path}")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+# ----------------------------------------------------------------------
+# What a user of the host may cost the agent: a share of one processor, with a reserve for a burst.
+# Pure.
+
+#: Of one processor, for all connections of one user together.
+CPU_SHARE_MAX = 0.1
+#: What may be used at once by one who has used nothing for a while.
+BURST_SECONDS = 0.25
+#: Users that are remembered; those who used least of late are forgotten.
+USERS_MAX = 256
+
+
+class Budget:
+    """Seconds that each user has left."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[float, float]] = {}  # user -> (seconds left, as of)
+
+    def left_seconds(self, user: int, now: float) -> float:
+        """Return what a user may use now; at 0 or less nothing more is read from it."""
+        left, since = self._left.get(user, (BURST_SECONDS, now))
+        return min(BURST_SECONDS, left + max(0.0, now - since) * CPU_SHARE_MAX)
+
+    def spend(self, user: int, seconds: float, now: float) -> None:
+        """Note what a user has cost."""
+        self._left[user] = self.left_seconds(user, now) - seconds, now
+        if len(self._left) > USERS_MAX:
+            del self._left[max(self._left, key=lambda one: self.left_seconds(one, now))]
+
+    def again(self, user: int, now: float) -> float:
+        """Return when there is something left again; 0 if there is."""
+        left = self.left_seconds(user, now)
+        return now - left / CPU_SHARE_MAX if left < 0 else 0.0
+
 
 RECEIVE_BYTES_MAX = 1 << 16
 #: No descriptor is left, say: connections wait so long.

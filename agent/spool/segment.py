@@ -15,6 +15,7 @@ the only thing that can happen meanwhile is that the file goes.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...fingerprints.frames import FRAME_BYTES_MAX
+from ...contract.frame import FRAME_BYTES_MAX
 
 SUFFIX = ".seg"
 #: Digits of a name: sequences are 64 bits, and names sort as their numbers do.
@@ -32,6 +33,10 @@ _DIGITS = 20
 FIRST_SEQUENCE_MAX = 1 << 63
 _RECORD = struct.Struct("<IIQ")
 RECORD_OVERHEAD_BYTES = _RECORD.size
+#: So much of a damaged file is searched for records; a file of ours is no longer.
+SALVAGE_BYTES_MAX = 4 * FRAME_BYTES_MAX
+#: So much is checksummed in one search: in bytes that look like headers all the way it would not end soon.
+_CHECKSUM_BYTES_MAX = 64 << 20
 
 
 class DamagedRecord(ValueError):
@@ -59,6 +64,27 @@ def _unpack(record: bytes, sequence: int) -> bytes:
     if (length, number) != (len(frame), sequence) or checksum != _checksum(sequence, frame):
         raise DamagedRecord(f"record {sequence} does not match its checksum")
     return frame
+
+
+def _next_record(data: bytes, begin: int, expected: int) -> tuple[int, int] | None:
+    """Return position and sequence of the first good record past *begin*, where *expected* stood; None: none.
+
+    Records before it take at least their headers, which bounds its sequence.
+    """
+    left = _CHECKSUM_BYTES_MAX
+    for at in range(begin + RECORD_OVERHEAD_BYTES, len(data) - RECORD_OVERHEAD_BYTES + 1):
+        length, checksum, sequence = _RECORD.unpack_from(data, at)
+        frame = at + RECORD_OVERHEAD_BYTES
+        if not expected < sequence <= expected + (at - begin) // RECORD_OVERHEAD_BYTES:
+            continue
+        if frame + length > len(data) or length > FRAME_BYTES_MAX:
+            continue
+        if _checksum(sequence, data[frame : frame + length]) == checksum:
+            return at, sequence
+        left -= length
+        if left < 0:
+            break
+    return None
 
 
 class Segment:
@@ -137,6 +163,9 @@ class FileSegment(Segment):
     def __init__(self, folder: Path, first: int) -> None:
         super().__init__(first)
         self.path = folder / f"{first:0{_DIGITS}}{SUFFIX}"
+        self.file_bytes = 0  # as `scan` found it
+        self.lost_frames = 0  # between good records, found by `scan`
+        self._tail = b""
         self._descriptor = -1
 
     @classmethod
@@ -152,18 +181,56 @@ class FileSegment(Segment):
     def scan(cls, folder: Path, first: int) -> tuple[FileSegment, int]:
         """Find the records; return the segment and how many bytes at its end are none.
 
-        Lengths and sequences tell the numbering, but for the last record: a length that was damaged
-        may reach over all that follow it, so that one must match its checksum. The others' are
-        checked when they are read. Whatever the bytes are, this ends and raises nothing but OSError.
+        Lengths and sequences give the positions. Where they stop making sense, the search goes on at the
+        next record whose sequence and checksum are right; the sequences in between are in `lost_frames`.
+        The checksum of every other record is checked when it is read, but for the last: its length may be
+        damaged and reach over records that follow. Whatever the bytes are, this ends and raises nothing
+        but OSError.
         """
         segment = cls(folder, first)
         with open(segment.path, "rb", buffering=0) as file:
-            length = os.fstat(file.fileno()).st_size
-            while (size := segment._record_at(file.fileno(), length)) is not None:
-                segment._index(size)
-            if segment.ends and segment._read(file.fileno(), segment.next - 1) is None:
-                segment._unindex_last()
-        return segment, length - segment.size_bytes
+            descriptor = file.fileno()
+            segment.file_bytes = os.fstat(descriptor).st_size
+            data = b""
+            while True:
+                while (size := segment._record_at(descriptor)) is not None:
+                    segment._index(size)
+                if segment.ends and segment._read(descriptor, segment.next - 1) is None:
+                    segment._unindex_last()
+                if segment.size_bytes == segment.file_bytes:
+                    break
+                data = data or os.pread(descriptor, SALVAGE_BYTES_MAX, 0)
+                if (found := _next_record(data, segment.size_bytes, segment.next)) is None:
+                    break
+                segment._index_lost(*found)
+            segment._tail = data[segment.size_bytes :]
+        return segment, segment.file_bytes - segment.size_bytes
+
+    def tail_frames(self, following: int | None, *, contiguous: bool) -> int:
+        """Return how many frames stood in the damaged end that `scan` found.
+
+        *following*: the first sequence of the next segment, None if there is none; *contiguous*: no
+        sequence was left out before it. Then the count is exact, as it is for one damaged record;
+        else it is a lower bound, from the headers that can be read.
+        """
+        room = max(following - self.next, 0) if following is not None else FIRST_SEQUENCE_MAX
+        if contiguous and RECORD_OVERHEAD_BYTES * room <= self.file_bytes - self.size_bytes:
+            return room
+        at = count = 0
+        while len(self._tail) - at >= RECORD_OVERHEAD_BYTES:
+            length, _, sequence = _RECORD.unpack_from(self._tail, at)
+            if sequence != self.next + count:
+                break
+            at, count = at + RECORD_OVERHEAD_BYTES + length, count + 1
+        return min(max(count, 1), room)
+
+    def _index_lost(self, begin: int, sequence: int) -> None:
+        """Give what lies before the record *sequence* at *begin* to the sequences that were there: lost."""
+        for _ in range(self.next, sequence):
+            self.ends.append(begin)
+            self.forgotten.append(1)
+            self.lost_frames += 1
+        self.size_bytes = begin
 
     def _unindex_last(self) -> None:
         size = self.record_bytes(self.next - 1)
@@ -173,18 +240,19 @@ class FileSegment(Segment):
         self.waiting_frames -= 1
         self.waiting_bytes -= size
 
-    def _record_at(self, descriptor: int, file_bytes: int) -> int | None:
+    def _record_at(self, descriptor: int) -> int | None:
         """Return the size of the record past the last one known; None if there is none."""
         header = os.pread(descriptor, RECORD_OVERHEAD_BYTES, self.size_bytes)
         if len(header) < RECORD_OVERHEAD_BYTES:
             return None
         length, _, sequence = _RECORD.unpack(header)
         size = RECORD_OVERHEAD_BYTES + length
-        whole = self.size_bytes + size <= file_bytes and length <= FRAME_BYTES_MAX
+        whole = self.size_bytes + size <= self.file_bytes and length <= FRAME_BYTES_MAX
         return size if whole and sequence == self.next else None
 
     def cut_tail(self) -> None:
         """Take off what is not whole records. Raises OSError."""
+        self._tail = b""
         os.truncate(self.path, self.size_bytes)
 
     def append(self, frame: bytes) -> None:
@@ -235,3 +303,235 @@ class FileSegment(Segment):
         self.close()
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------
+# All segments of a spool, ascending: where the next frame goes, and which goes first when it is
+# full.
+#
+# Not thread-safe, knows nothing of run ids: `spool` does both.
+
+#: Frames kept in memory while the disk takes nothing; past it the oldest of them go.
+MEMORY_BYTES_MAX = 1 << 20
+MEMORY_SEGMENT_BYTES = 1 << 16
+#: One `find` chooses no more than this together (but always one frame, if there is one).
+FIND_BYTES_MAX = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Segments:
+    """`dropped_frames` counts frames that went without a receipt; `notice` says what was damaged."""
+
+    def __init__(self, folder: Path, bytes_max: int, segment_bytes: int) -> None:
+        self.folder = folder
+        self.bytes_max = bytes_max
+        self.segment_bytes = segment_bytes
+        self.dropped_frames = 0
+        self.disk_bytes = 0
+        self.notice: list[str] = []
+        self._all: list[Segment] = []  # files, and memory where the disk failed
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def next(self) -> int:
+        """The sequence after the last frame known; 0 if there is no segment."""
+        return self._all[-1].next if self._all else 0
+
+    @property
+    def waiting_frames(self) -> int:
+        frames = 0
+        for segment in self._all:
+            frames += segment.waiting_frames
+        return frames
+
+    @property
+    def waiting_bytes(self) -> int:
+        size = 0
+        for segment in self._all:
+            size += segment.waiting_bytes
+        return size
+
+    # What is found at the start ------------------------------------------------------------
+
+    def scan(self) -> int:
+        """Index what is in the folder; return how many frames the end of the newest segment lost.
+
+        Raises OSError.
+        """
+        firsts = sorted(filter(None, map(first_of, os.listdir(self.folder))))
+        scanned = [FileSegment.scan(self.folder, first) for first in firsts]
+        lost = 0
+        for at, (segment, tail_bytes) in enumerate(scanned):
+            after = scanned[at + 1][0] if at + 1 < len(scanned) else None
+            lost = self._tail_frames(segment, after) if tail_bytes else 0
+            overlaps = segment.first < self.next
+            self._add(segment)
+            if overlaps:
+                self.notice.append(f"{segment.path.name}: repeats numbers, removed")
+                self._drop(segment)
+                continue
+            self.dropped_frames += segment.lost_frames + lost
+            if segment.lost_frames:
+                self.notice.append(
+                    f"{segment.path.name}: {segment.lost_frames} damaged frames left out"
+                )
+            if tail_bytes:
+                self.notice.append(
+                    f"{segment.path.name}: {tail_bytes} damaged bytes cut off, {lost} frames"
+                )
+                segment.cut_tail()
+        return lost
+
+    def _tail_frames(self, segment: FileSegment, after: FileSegment | None) -> int:
+        """Return how many frames stood in the damaged end of *segment*, which *after* follows."""
+        if after is None:
+            return segment.tail_frames(None, contiguous=False)
+        # A segment ends when it is full, or before a sequence that is not the next one.
+        room = self.segment_bytes - segment.file_bytes
+        full = bool(after.ends) and after.record_bytes(after.first) > room
+        return segment.tail_frames(after.first, contiguous=full)
+
+    def _add(self, segment: FileSegment) -> None:
+        self._all.append(segment)
+        self.disk_bytes += segment.size_bytes
+
+    def begin(self, first: int) -> None:
+        """Make an empty segment: its name keeps the numbering. Raises OSError."""
+        self._add(FileSegment.create(self.folder, first))
+
+    # Appending -----------------------------------------------------------------------------
+
+    def append(self, sequence: int, frame: bytes, *, when_full: bool = True) -> None:
+        """Write the frame to the newest segment, dropping old ones for room; *when_full*, also for room on a
+        file system that has none. Raises OSError.
+        """
+        try:
+            self._append(sequence, frame)
+        except OSError as error:
+            if not when_full or error.errno not in _FULL or not self._drop_oldest_file():
+                raise
+            self._append(sequence, frame)
+
+    def _append(self, sequence: int, frame: bytes) -> None:
+        size = RECORD_OVERHEAD_BYTES + len(frame)
+        segment = self._writable(sequence, size)
+        while self.disk_bytes + size > self.bytes_max and self._drop_oldest_file():
+            pass
+        segment.append(frame)
+        self.disk_bytes += size
+
+    def _writable(self, sequence: int, size: int) -> FileSegment:
+        """Return the newest segment if the record fits it, else a new one. Raises OSError."""
+        newest = self._all[-1] if self._all else None
+        if newest is not None:
+            fits = newest.size_bytes + size <= self.segment_bytes or not newest.size_bytes
+            if fits and isinstance(newest, FileSegment) and newest.next == sequence:
+                return newest
+            newest.close()
+        segment = FileSegment.create(self.folder, sequence)
+        self._add(segment)
+        return segment
+
+    def keep_in_memory(self, sequence: int, frame: bytes) -> None:
+        """Keep a frame that the disk did not take, in a window of MEMORY_BYTES_MAX."""
+        window = self._all[-1] if self._all else None
+        fits = window is not None and window.size_bytes < MEMORY_SEGMENT_BYTES
+        if window is None or window.on_disk or window.next != sequence or not fits:
+            window = Segment(sequence)
+            self._all.append(window)
+        window.append(frame)
+        kept = [segment for segment in self._all if not segment.on_disk]
+        if len(kept) > 1 and sum(segment.waiting_bytes for segment in kept) > MEMORY_BYTES_MAX:
+            self._drop(kept[0])
+
+    # Letting go ----------------------------------------------------------------------------
+
+    def _newest_file(self) -> Segment | None:
+        """The segment that must stay: its name and length are how the numbering is known."""
+        return next((segment for segment in reversed(self._all) if segment.on_disk), None)
+
+    def _drop_oldest_file(self) -> bool:
+        """Drop the oldest segment on disk, unless it is the newest too; return whether it went."""
+        newest = self._newest_file()
+        for segment in self._all:
+            if segment.on_disk and segment is not newest:
+                self._drop(segment)
+                return True
+        return False
+
+    def drop_all(self) -> None:
+        """Remove everything, counted."""
+        while self._all:
+            self._drop(self._all[0])
+
+    def _drop(self, segment: Segment) -> None:
+        self.dropped_frames += segment.forget(segment.first, segment.next)
+        self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        self._all.remove(segment)
+        if segment.on_disk:
+            self.disk_bytes -= segment.size_bytes
+        segment.remove()
+
+    def prune(self) -> None:
+        """Remove the segments of which nothing waits any more."""
+        if len(self._all) == 1 and self._all[0].on_disk:
+            return  # it stays
+        newest = self._newest_file()
+        for segment in [s for s in self._all if not s.waiting_frames and s is not newest]:
+            self._remove(segment)
+
+    def forget(self, first: int, last: int) -> int:
+        """Forget first..last, inclusive; return how many of them were waiting."""
+        count = 0
+        for segment in self._all:
+            if segment.first <= last and first < segment.next:
+                count += segment.forget(first, last)
+        self.prune()
+        return count
+
+    # Reading -------------------------------------------------------------------------------
+
+    def find(self, after: int, count_max: int) -> tuple[Segment, list[int]] | None:
+        """Choose what to read next past *after*: waiting frames of one segment, within the limits."""
+        for segment in self._all:
+            waiting = segment.waiting(after) if segment.next > after + 1 else []
+            if waiting:
+                return segment, _within(segment, waiting[:count_max])
+        return None
+
+    def waiting(self) -> list[tuple[int, bytes | None]]:
+        """Return all frames without a receipt, ascending; None for one that cannot be read."""
+        found: list[tuple[int, bytes | None]] = []
+        for segment in self._all:
+            sequences = segment.waiting(-1)
+            try:
+                found += segment.read(sequences) if sequences else []
+            except OSError:
+                found += [(sequence, None) for sequence in sequences]
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return first and last sequence of each segment that has any."""
+        return [(each.first, each.next - 1) for each in self._all if each.ends]
+
+    def holds(self, sequence: int) -> bool:
+        """Say whether this frame is here and waits for its receipt."""
+        return any(sequence in each.waiting(sequence - 1) for each in self._all)
+
+    def close(self) -> None:
+        for segment in self._all:
+            segment.close()
+
+
+def _within(segment: Segment, sequences: list[int]) -> list[int]:
+    """Return as many of *sequences* as FIND_BYTES_MAX allows, and at least one."""
+    room = FIND_BYTES_MAX
+    for count, sequence in enumerate(sequences):
+        room -= segment.record_bytes(sequence)
+        if room < 0:
+            return sequences[: max(count, 1)]
+    return sequences

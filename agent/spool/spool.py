@@ -15,18 +15,70 @@ What it promises:
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...fingerprints.frames import FRAME_BYTES_MAX
-from . import run
-from .folder import FolderError, hold
-from .places import Places
-from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segment
-from .segments import Segments
+from ...contract.frame import FRAME_BYTES_MAX
+from .lockdir import FolderError, hold, replace
+from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segment, Segments
+from .tiers import Places
+
+# ----------------------------------------------------------------------
+# Whose frames a spool holds: the run id and what it was made on, in one small file.
+
+META_NAME = "meta.json"
+META_BYTES_MAX = 4096
+FORMAT = 1
+RUN_ID_BYTES = 16
+_NAMES = ("run_id", "boot_id", "owner")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A frame is known by (host, run id, sequence); the run id ends when the machine is another."""
+
+    run_id: bytes
+    boot_id: bytes
+    owner: str
+
+    def write(self, folder: Path) -> None:
+        """Note it durably: afterwards it is there whole. Raises OSError, and the old one stands."""
+        content = {
+            "format": FORMAT,
+            "run_id": self.run_id.hex(),
+            "boot_id": self.boot_id.hex(),
+            "owner": self.owner,
+        }
+        replace(folder / META_NAME, json.dumps(content).encode())
+
+
+def read(folder: Path) -> Run | None:
+    """Return what is noted in the folder; None if there is nothing that can be read."""
+    try:
+        with open(folder / META_NAME, "rb") as file:
+            return parse(file.read(META_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def parse(content: bytes) -> Run:
+    """Return the run. Raises ValueError if this is not what `Run.write` wrote."""
+    fields = json.loads(content)
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise ValueError(f"expected a JSON object with format {FORMAT}")
+    texts = [fields[name] for name in _NAMES if isinstance(fields.get(name), str)]
+    if len(texts) != len(_NAMES):
+        raise ValueError(f"{', '.join(_NAMES)} must be strings")
+    run = Run(bytes.fromhex(texts[0]), bytes.fromhex(texts[1]), texts[2])
+    if len(run.run_id) != RUN_ID_BYTES:
+        raise ValueError(f"run_id must have {RUN_ID_BYTES} bytes, got {len(run.run_id)}")
+    return run
+
 
 FIRST_SEQUENCE = 1
 #: More than anybody appends between two flushes of the page cache.
@@ -100,22 +152,22 @@ class Spool:
     def _take_up(self, boot_id: bytes, owner: str) -> None:
         self.boot_id = boot_id
         disk = self._places.disk
-        noted = run.read(self.folder)
-        damaged = disk.scan()
+        noted = read(self.folder)
+        lost_frames = disk.scan()
         why = self._why_new_run(noted, owner)
         if noted is None or why:
             why = self._begin_run(owner, why)
         else:
-            unbroken = self._places.take_up(noted.run_id, damaged)
+            unbroken = self._places.take_up(noted.run_id, lost_frames)
             self._go_on(noted, not unbroken)
         self._places.own_numbers()
         self.notice = "; ".join(filter(None, [self.notice, *disk.notice, why]))
 
-    def _why_new_run(self, noted: run.Run | None, owner: str) -> str:
+    def _why_new_run(self, noted: Run | None, owner: str) -> str:
         """Return why the frames found here cannot be gone on with; empty if they can."""
         disk = self._places.disk
         if noted is None:
-            return f"{run.META_NAME} is missing or damaged" if disk else ""
+            return f"{META_NAME} is missing or damaged" if disk else ""
         if noted.owner != owner:
             return f"{self.folder} was made on another machine ({noted.owner}; this is {owner})"
         if not disk:
@@ -126,13 +178,13 @@ class Spool:
         """Number anew under a new run id; what is left of another run could never be sent. Return what to say."""
         left = self._places.disk.waiting_frames
         self._places.disk.drop_all()
-        self.run_id = os.urandom(run.RUN_ID_BYTES)
+        self.run_id = os.urandom(RUN_ID_BYTES)
         self._places.begin_run(self.run_id)
-        run.Run(self.run_id, self.boot_id, owner).write(self.folder)
+        Run(self.run_id, self.boot_id, owner).write(self.folder)
         self._begin_at(FIRST_SEQUENCE)
         return why and f"{why}: a new run begins, {left} frames left there were removed"
 
-    def _go_on(self, noted: run.Run, broken: bool) -> None:
+    def _go_on(self, noted: Run, broken: bool) -> None:
         self.run_id = noted.run_id
         self._next = max(place.next for place in self._places)
         if broken or noted.boot_id != self.boot_id:
@@ -140,10 +192,10 @@ class Spool:
         self._places.disk.prune()
         if noted.boot_id != self.boot_id:
             try:
-                run.Run(self.run_id, self.boot_id, noted.owner).write(self.folder)
+                Run(self.run_id, self.boot_id, noted.owner).write(self.folder)
             except OSError as error:
                 # A full disk. The next start sees another boot once more and jumps: harmless.
-                self._places.last_error = f"{run.META_NAME}: {error.strerror}"
+                self._places.last_error = f"{META_NAME}: {error.strerror}"
 
     def _begin_at(self, sequence: int) -> None:
         self._places.begin_at(sequence)

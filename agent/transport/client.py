@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from ...fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
+from ...contract.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
-from .calls import SessionError
-from .conversation import (
+from .connection import CLOSED, Line, LineSocket
+from .credentials import WITHOUT, Credentials
+from .grpc_http2 import Session, SessionError
+from .protocol import (
     Conversation,
     DifferencesError,
     Permitted,
@@ -26,10 +28,7 @@ from .conversation import (
     RefusedError,
     SpooledFrames,
 )
-from .credentials import WITHOUT, Credentials
-from .line import CLOSED, Line, LineSocket
-from .outflow import Backoff
-from .session import Session
+from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
 WORDS_CHARACTERS_MAX = 300
@@ -202,7 +201,9 @@ class Client:
     def _converse(self, connection: LineSocket) -> None:
         differences, self._differences = self._differences, True
         conversation = Conversation(
-            Session(self.target, self._credentials.token()),
+            Session(
+                self.target, self._credentials.token(), tls=bool(self._credentials.tls_ca_file)
+            ),
             self._register,
             self._spool,
             self._events,

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .calls import SessionError
+from .grpc_http2 import SessionError
 
 if TYPE_CHECKING:
     from .tls import TlsSocket
@@ -39,7 +39,7 @@ class Credentials:
         """Return the token, "" for none. Raises SessionError."""
         if not self.token_file:
             return ""
-        from ...fingerprints.tls import TlsError, read_token
+        from ...contract.tls import TlsError, read_token
 
         try:
             return read_token(self.token_file)
@@ -50,7 +50,8 @@ class Credentials:
         """Return *plain* itself, or TLS over it to *name* once hands are shaken. Raises SessionError, OSError."""
         if not self.tls_ca_file:
             return plain
-        from .tls import TlsFiles, dial  # megabytes, for those who use it
+        from ...contract.tls import TlsFiles
+        from .tls import dial  # megabytes, for those who use it
 
         files = TlsFiles(
             self.tls_ca_file, self.tls_certificate_file, self.tls_key_file, self.tls_server_name

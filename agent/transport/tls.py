@@ -1,6 +1,6 @@
 """TLS for the agent's line: a socket that does not block, and says what goes wrong in words.
 
-`line.py` sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
+`connection.py` sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
 `poll` finds nothing to read there is nothing to read.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 
-from ...fingerprints.tls import TlsError, TlsFiles, client_context, explained, hung_up
-from .calls import SessionError
+from ...contract.tls import TlsError, TlsFiles, client_context, explained, hung_up
+from .grpc_http2 import SessionError
 
 __all__ = ["TlsFiles", "TlsSocket", "dial"]
 

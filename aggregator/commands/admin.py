@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
-from . import subcommands
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
 
-SUBCOMMANDS: subcommands.Table = {
-    "backup": (".admin_backup", "a whole copy of the store, made while the aggregator runs"),
-    "restore": (".admin_restore", "a backup put in a data folder"),
-    "verify": (".admin_verify", "everything of a store or a backup read back, and what is wrong"),
-    "compact": (".admin_compact", "free space of the store given back to the disk"),
+from ...cli import OK, USAGE
+
+# ----------------------------------------------------------------------
+# Commands of commands: each imported when it is called.
+
+#: Subcommand -> (module of this folder with `main(arguments) -> exit code`, or module:function; what it does).
+Table = Mapping[str, tuple[str, str]]
+
+
+def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) -> int:
+    """Run one subcommand of `gangline` *command* and return its exit code. *notes* end the help."""
+    help_text = "\n".join(
+        (
+            f"usage: gangline {command} COMMAND [--help] ...",
+            "",
+            *(f"  {name:<9} {what}" for name, (_, what) in table.items()),
+            "",
+            *notes,
+        )
+    )
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text)
+        return OK if arguments else USAGE
+    if arguments[0] not in table:
+        print(
+            f"gangline {command}: no command {arguments[0][:40]!r}\n\n{help_text}", file=sys.stderr
+        )
+        return USAGE
+    module, _ = table[arguments[0]]
+    module, _, function = module.partition(":")
+    found = getattr(importlib.import_module(module, __package__), function or "main")
+    return int(found(arguments[1:]))
+
+
+SUBCOMMANDS: Table = {
+    "backup": (
+        ".admin_store:backup_main",
+        "a whole copy of the store, made while the aggregator runs",
+    ),
+    "restore": (".admin_store:restore_main", "a backup put in a data folder"),
+    "verify": (
+        ".admin_store:verify_main",
+        "everything of a store or a backup read back, and what is wrong",
+    ),
+    "compact": (".admin_store:compact_main", "free space of the store given back to the disk"),
     "train": (".admin_train", "a model of hazard from the faults on record"),
     "cert": (
-        ".admin_cert",
+        ".admin_access:cert_main",
         "certificates for a small cluster: a CA, the aggregator, agents, operators",
     ),
-    "token": (".admin_token", "tokens: new, list, revoke"),
+    "token": (".admin_access:token_main", "tokens: new, list, revoke"),
 }
 
 
 def main(arguments: list[str]) -> int:
     """Run one subcommand and return its exit code."""
-    return subcommands.run(
+    return run(
         "admin",
         SUBCOMMANDS,
         arguments,

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
 
 import grpc
 
-from ...fingerprints.settings import SettingsError
-from ...fingerprints.wire import admin_pb2
-from ...fingerprints.wire.admin_pb2_grpc import AdminServiceStub
-from ..access.authority import AuthorityError
-from ..access.names import NAME_FORM, is_name
-from ..access.tokens import TokensError
+from ...cli import json_object
+from ...contract.settings import SettingsError
+from ...contract.wire import admin_pb2
+from ...contract.wire.admin_pb2_grpc import AdminServiceStub
+from ..auth.ca import AuthorityError
+from ..auth.principal import NAME_FORM, is_name
+from ..auth.tokens import TokensError
 from ..config import AggregatorConfig
-from ..store.storefile import FILE, StoreError
-from ..store.upkeep.copying import CopyError, why
-from ..store.upkeep.still import Still, in_use, no_store, stopped, unmoved
-from . import client
-from .client import FAILED, NO_ANSWER, SILENCE, accepts, translated
-from .way import ADDRESS_VARIABLE, CommandError, Way, add_way, dialled
+from ..durable_file import CopyError, copied, free_bytes, why, words_of_bytes
+from ..store import duckdb_file
+from ..store.duckdb_file import FILE, SCRATCH, StoreError, size_of, wal_of
+from ..store.maintenance import backup_files, verify
+from ..store.maintenance.backup import (
+    Backup,
+    Made,
+    Still,
+    forget_all_but,
+    in_use,
+    no_store,
+    stopped,
+    unmoved,
+)
+from ..store.maintenance.compact import compact
+from ..store.maintenance.restore import Restored, check_files, restore
+from ..store.maintenance.verify import Found
+from ..store.store import Store
+from . import connection
+from .connection import (
+    ADDRESS_VARIABLE,
+    FAILED,
+    NO_ANSWER,
+    OK,
+    SILENCE,
+    CommandError,
+    Way,
+    accepts,
+    add_way,
+    dialled,
+    translated,
+    way_of,
+)
 
 #: Who has the files may still not tell the service to hold them.
 LOGIN = (
@@ -65,7 +97,7 @@ def guarded(command: str, run: Callable[[], int]) -> int:
             words = why(error) if error.filename is None else f"{error.filename}: {why(error)}"
             raise CommandError(words, FAILED) from error
 
-    return client.guarded(f"admin {command}", told)
+    return connection.guarded(f"admin {command}", told)
 
 
 def still(data: Path, way: Way) -> AbstractContextManager[Still]:
@@ -133,3 +165,415 @@ def told(error: Any, data: Path, way: Way) -> CommandError:
         )
     other = translated(error, way)
     return CommandError(f"{data} is in use by an aggregator, and {other}", other.code)
+
+
+# ----------------------------------------------------------------------
+# How far something long has come, on stderr: a bar on a terminal, a line now and then elsewhere.
+
+BAR_CHARACTERS = 30
+#: A bar is drawn at most so often; elsewhere a line is printed at most so often.
+BAR_SECONDS, LINE_SECONDS = 0.1, 10.0
+
+
+class Progress:
+    """`begin` a part, tell it what was `seen`, `end` it. Draws nothing when *quiet*."""
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        out: TextIO | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        said: Callable[[int], str] = words_of_bytes,
+    ) -> None:
+        self._out = out or sys.stderr
+        self._quiet, self._monotonic, self._said = quiet, monotonic, said
+        self._is_terminal = self._out.isatty()
+        self._what, self._total, self._done = "", 0, 0
+        self._drawn = 0.0
+
+    def begin(self, what: str, total: int) -> None:
+        """Another part begins, of so many bytes (or what *said* makes words of)."""
+        self.end()
+        self._what, self._total, self._done = what, total, 0
+        self._drawn = self._monotonic()
+        if not self._quiet and not self._is_terminal:
+            self._line(f"{what}: {self._said(total)}" if total else f"{what} ...")
+
+    def seen(self, size_bytes: int) -> None:
+        """So much more is done."""
+        self.at(self._done + size_bytes, self._total)
+
+    def at(self, done: int, total: int) -> None:
+        """So much is done, of so much."""
+        self._done, self._total = done, total
+        now, rest = self._monotonic(), BAR_SECONDS if self._is_terminal else LINE_SECONDS
+        if now - self._drawn >= rest:
+            self._drawn = now
+            self._draw()
+
+    def end(self) -> None:
+        """The part is over; what follows begins on a line of its own."""
+        if self._what and self._is_terminal and not self._quiet:
+            self._draw()
+            self._line("")
+        self._what = ""
+
+    def _draw(self) -> None:
+        if self._quiet:
+            return
+        words = (
+            f"{self._what}: {self._said(self._done)} of {self._said(max(self._total, self._done))}"
+        )
+        if not self._is_terminal:
+            self._line(words)
+            return
+        share = min(1.0, self._done / self._total) if self._total else 1.0
+        filled = int(BAR_CHARACTERS * share)
+        bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}] {words}"
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{bar[:width]}", end="", file=self._out, flush=True)
+
+    def _line(self, words: str) -> None:
+        print(words, file=self._out, flush=True)
+
+
+# ----------------------------------------------------------------------
+# `gangline admin backup`: a whole copy of the store, as of one moment.
+
+
+def backup_main(arguments: list[str]) -> int:
+    """Make one. 1: not made, with words; 3: an aggregator has the store and does not answer."""
+    options = _backup_parser().parse_args(arguments)
+    return guarded("backup", lambda: _run_backup(options))
+
+
+def _run_backup(options: argparse.Namespace) -> int:
+    progress = Progress(quiet=options.json)
+    backup = Backup(options.to, progress, access=options.with_access)
+    made = backup.make(lambda: still(options.data, way_of(options)))
+    progress.end()
+    gone = forget_all_but(options.to, options.keep) if options.keep else []
+    if options.json:
+        print(json_object(_backup_document(made, gone)))
+        return OK
+    print(_print_backup(made))
+    for each in gone:
+        print(f"removed {each}")
+    return OK
+
+
+def _backup_document(made: Made, gone: list[Path]) -> dict[str, object]:
+    of = made.manifest
+    return {
+        "backup": str(made.folder), "as_of": of.as_of, "as_of_ns": of.as_of_ns, "rows": of.rows,
+        "files": len(of.files), "size_bytes": of.size_bytes, "copied_bytes": made.copied_bytes,
+        "stood_still_microseconds": made.stood_still_microseconds, "removed": [str(one) for one in gone],
+    }  # fmt: skip
+
+
+def _print_backup(made: Made) -> str:
+    of = made.manifest
+    return (
+        f"{made.folder}: as of {of.as_of}, {of.rows:,} rows in the live file, {len(of.files)} files, "
+        f"{words_of_bytes(of.size_bytes)}, {words_of_bytes(made.copied_bytes)} copied"
+        + f"; for {made.stood_still_microseconds / 1000:.1f} ms nothing was stored"
+        * bool(made.stood_still_microseconds)
+    )
+
+
+def _backup_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin backup",
+        description="Copy the store as of now into a folder of its own under DIR: the file, the event journal, "
+        "the permit, and the Parquet files; those that the backup before has are linked from it. The "
+        "aggregator goes on storing. Made whole or not at all; read back while it is made.",
+        epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_store_options(parser)
+    parser.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="made if missing; best on another disk",
+    )
+    parser.add_argument(
+        "--keep",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="then remove the oldest but N (default: none)",
+    )
+    parser.add_argument(
+        "--with-access", action="store_true", help="certificates, keys and hashed tokens too"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected how many to keep, 1 to 9999")
+    return int(text)
+
+
+# ----------------------------------------------------------------------
+# `gangline admin restore`: a backup put in a data folder.
+
+
+def restore_main(arguments: list[str]) -> int:
+    """Restore. 1: nothing was changed, with words."""
+    options = _restore_parser().parse_args(arguments)
+    return guarded("restore", lambda: _run_restore(options))
+
+
+def _run_restore(options: argparse.Namespace) -> int:
+    progress = Progress(quiet=options.json)
+    done = restore(options.source, options.data, progress, force=options.force)
+    progress.end()
+    print(
+        json_object(_restore_document(done, options.data))
+        if options.json
+        else _print_restore(done, options.data)
+    )
+    return OK
+
+
+def _restore_document(done: Restored, data: Path) -> dict[str, object]:
+    return {
+        "data": str(data), "backup": str(done.backup), "as_of": done.manifest.as_of,
+        "as_of_ns": done.manifest.as_of_ns, "rows": done.manifest.rows,
+        "replaced": str(done.replaced) if done.replaced else None,
+    }  # fmt: skip
+
+
+def _print_restore(done: Restored, data: Path) -> str:
+    of = done.manifest
+    lines = (
+        f"{data}: restored as of {of.as_of} from {done.backup}: {of.rows:,} rows in the live file, {len(of.files)} files. "
+        "What was stored after that moment is not in it; what agents still hold without a receipt they "
+        "send again"
+    )
+    if done.replaced:
+        lines += f"\nwhat stood there before is in {done.replaced}: remove it when all is well"
+    return f"{lines}\nstart it with: gangline aggregator --data {data}"
+
+
+def _restore_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin restore",
+        description="Put a backup in a data folder. The backup is read and compared with its checksums before "
+        "anything is put in place. No aggregator may have the folder; another one may run.",
+        epilog="exit codes: 0 done, 1 failed and nothing was changed, 2 wrong usage",
+    )
+    parser.add_argument(
+        "--from", dest="source", type=Path, required=True, metavar="DIR",
+        help="a backup, or the folder of `backup --to`: then the newest in it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
+        help=f"where to (default: {DATA_DEFAULT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--force", action="store_true", help="also where a store is; that one is kept beside it"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser
+
+
+# ----------------------------------------------------------------------
+# `gangline admin compact`: the free space of the store given back, while readings are taken.
+
+
+def compact_main(arguments: list[str]) -> int:
+    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not answer."""
+    options = _compact_parser().parse_args(arguments)
+    return guarded("compact", lambda: _run_compact(options))
+
+
+def _run_compact(options: argparse.Namespace) -> int:
+    if not (options.data / FILE).exists():
+        raise CopyError(no_store(options.data))
+    progress = Progress(quiet=options.json, said=lambda rows: f"{rows:,} rows")
+    progress.begin("copying", 0)
+    running = in_use(options.data)
+    if running:
+        done = _running(options.data, way_of(options), progress)
+    else:
+        done = _stopped(options.data, progress)
+    progress.end()
+    before, after, micros = done
+    if options.json:
+        print(
+            json_object(
+                {"bytes_before": before, "bytes_after": after, "stood_still_microseconds": micros}
+            )
+        )
+    else:
+        print(
+            f"{options.data / FILE}: {words_of_bytes(after)}, was {words_of_bytes(before)}"
+            + f"; for {micros / 1e6:.2f} s nothing was stored" * running
+        )
+    return OK
+
+
+def _running(data: Path, way: Way, progress: Progress) -> tuple[int, int, int]:
+    with held(data, way):
+        pass  # it raises where the aggregator there stores elsewhere, whose store nobody asked us to compact
+    with channel(way) as stub:
+        call = stub.CompactStore(admin_pb2.CompactStoreRequest())
+        try:
+            for message in call:
+                progress.at(message.rows, message.rows_total)
+                if message.done:
+                    return (
+                        message.bytes_before, message.bytes_after, message.stood_still_microseconds
+                    )  # fmt: skip
+        except grpc.RpcError as error:
+            words = str(error.details()) if hasattr(error, "details") else ""
+            if "compacted" in words:
+                raise CommandError(words, FAILED) from error
+            raise told(error, data, way) from error
+        finally:
+            call.cancel()
+    raise CommandError(f"the aggregator at {way.aggregator} did not say how it ended", FAILED)
+
+
+def _stopped(data: Path, progress: Progress) -> tuple[int, int, int]:
+    store = Store.open(data, AggregatorConfig(data=data))
+    try:
+        done = compact(store, progress.at)
+    finally:
+        store.close()
+    return done.bytes_before, done.bytes_after, done.stood_still_microseconds
+
+
+def _compact_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin compact",
+        description="Write the store's file anew without the space that dropped hours left free in it, and put "
+        "it in the place of the old one. Needs as much room beside it as what is in use. Readings are taken "
+        "all the while; nothing is stored, and no receipt given, for the moment of the exchange, which is said.",
+        epilog="exit codes: 0 done, 1 failed and the store is as it was, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_store_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser
+
+
+# ----------------------------------------------------------------------
+# `gangline admin verify`: everything of a store, or of a backup, read back.
+
+
+def verify_main(arguments: list[str]) -> int:
+    """Read it back. 0: all is well; 1: something is wrong, each in a line."""
+    options = _verify_parser().parse_args(arguments)
+    return guarded("verify", lambda: _run_verify(options))
+
+
+def _run_verify(options: argparse.Namespace) -> int:
+    progress = Progress(quiet=options.json)
+    if options.backup is not None:
+        what, found = _backup(options.backup, progress)
+    else:
+        what, found = str(options.data), _store(options, progress)
+    progress.end()
+    if options.json:
+        print(json_object({"verified": what, **_verify_document(found)}))
+    else:
+        print(_print_verify(what, found))
+    return FAILED if found.wrong else OK
+
+
+def _backup(folder: Path, progress: Progress) -> tuple[str, Found]:
+    folder = backup_files.newest(folder)
+    made = backup_files.read(folder)
+    wrong = check_files(folder, made, progress)
+    try:
+        with TemporaryDirectory(prefix=SCRATCH) as spill:
+            found = _read(folder / FILE, folder, Path(spill), progress)
+    except CopyError as error:
+        found = Found(wrong=[str(error)])
+    found.wrong = wrong + found.wrong
+    return str(folder), found
+
+
+def _store(options: argparse.Namespace, progress: Progress) -> Found:
+    """Copy the file (that goes on being written to), let go of the store, and read the copy."""
+    data: Path = options.data
+    if not (data / FILE).exists():
+        raise CopyError(no_store(data))
+    where = options.scratch or data
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=SCRATCH, dir=where)))
+        with still(data, way_of(options)) as source:
+            # One that runs said so when it began, and its mark moves on.
+            lost = "" if source.held else duckdb_file.lost(source.file)
+            segments = stack.enter_context(backup_files.held(data, backup_files.files(data)))
+            _copy(source, scratch, progress)
+        try:
+            found = _read(scratch / FILE, segments, scratch, progress)
+        except CopyError as error:  # of the copy, which is gone when this is read
+            found = Found(wrong=[str(error).replace(str(scratch), str(data))])
+    found.wrong += [lost] if lost else []
+    return found
+
+
+def _copy(source: Still, scratch: Path, progress: Progress) -> None:
+    size = size_of(source.file) + source.wal_bytes
+    if size > free_bytes(scratch):
+        raise CopyError(
+            f"{scratch.parent} has {words_of_bytes(free_bytes(scratch))} free, and the copy that is read "
+            f"is of {words_of_bytes(size)}: name another folder with --scratch DIR"
+        )
+    progress.begin("a copy of the store", size)
+    copied(source.file, scratch / FILE, progress.seen)
+    if source.wal_bytes:
+        copied(wal_of(source.file), wal_of(scratch / FILE), progress.seen, source.wal_bytes)
+    source.check()
+
+
+def _read(file: Path, folder: Path, spill: Path, progress: Progress) -> Found:
+    progress.begin("reading back", 0)
+    return verify.read_back(file, folder, spill, lambda _, at, of: progress.at(at, of))
+
+
+def _verify_document(found: Found) -> dict[str, object]:
+    return {
+        "schema_version": found.schema_version, "tables": found.tables, "rows": found.rows,
+        "frames": found.frames, "parquet_files": found.parquet_files, "wrong": found.wrong,
+    }  # fmt: skip
+
+
+def _print_verify(what: str, found: Found) -> str:
+    line = (
+        f"{what}: version {found.schema_version}, {found.tables} tables and {found.parquet_files} Parquet "
+        f"files, {found.rows:,} rows, {found.frames:,} frames on the ledger"
+    )
+    if not found.wrong:
+        return f"{line}: all read back, nothing is wrong"
+    return "\n".join([line, *(f"WRONG: {each}" for each in found.wrong)])
+
+
+def _verify_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin verify",
+        description="Read everything back: of a backup each file against its checksum; of either every block "
+        "of every table, the ledger of frames against itself and the rows, whether a reading is stored twice, "
+        "and whether each segment is there. While the aggregator runs a copy is read.",
+        epilog="exit codes: 0 all is well, 1 something is wrong, 2 wrong usage, 3 no aggregator answers",
+    )
+    parser.add_argument(
+        "backup", nargs="?", type=Path, metavar="BACKUP",
+        help="a backup, or a folder of them: then the newest; without it the store in --data",
+    )  # fmt: skip
+    add_store_options(parser)
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="where the copy is put (default: the data folder)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser

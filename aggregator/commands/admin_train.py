@@ -9,19 +9,20 @@ from pathlib import Path
 
 import grpc
 
-from ...fingerprints.wire import admin_pb2
+from ...cli import json_object
+from ...contract.wire import admin_pb2
 from ..config import AggregatorConfig
+from ..durable_file import CopyError
 from ..hazard.events import EventsError
-from ..hazard.features import NAMES
+from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HazardModel
 from ..hazard.models import Models, Trained
-from ..judgement.found import FAULT_RULES
+from ..scoring.evaluate import FAULT_RULES
+from ..store.duckdb_file import FILE
+from ..store.maintenance.backup import in_use, no_store
 from ..store.store import Store
-from ..store.storefile import FILE
-from ..store.upkeep.copying import CopyError
-from ..store.upkeep.still import in_use, no_store
 from .admin_store import add_store_options, channel, guarded, held, told
-from .client import FAILED, OK, CommandError, Way, way_of
+from .connection import FAILED, OK, CommandError, Way, way_of
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         done = _stopped(options.data, options.simulated)
     if options.json:
-        print(json.dumps({"accepted": done.accepted, "words": done.words, "model": json.loads(done.model.to_text())}))  # fmt: skip
+        print(json_object({"accepted": done.accepted, "words": done.words, "model": json.loads(done.model.to_text())}))  # fmt: skip
     else:
         print(_said(done))
     return OK if done.accepted else FAILED
@@ -47,7 +48,9 @@ def _run(options: argparse.Namespace) -> int:
 def _said(done: Trained) -> str:
     model = done.model
     weights = ", ".join(
-        f"{name} {weight:.2f}" for name, weight in zip(NAMES, model.weights, strict=True) if weight
+        f"{name} {weight:.2f}"
+        for name, weight in zip(FEATURE_NAMES, model.weights, strict=True)
+        if weight
     )
     return (
         f"{model.faults} faults of {model.nodes} hosts, {model.first_time} to {model.last_time}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from ...fingerprints.wire import advisory_pb2 as wire
-from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from . import advise_out, advise_told
-from .client import (
+from ...cli import json_object
+from ...contract.wire import advisory_pb2 as wire
+from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from . import advise_text
+from .connection import (
     DEADLINE_SECONDS,
     FAILED,
     NOT_FOUND,
@@ -23,16 +23,25 @@ from .client import (
     REPLY_BYTES_MAX,
     CommandError,
     add_options,
+    dialled,
     guarded,
     translated,
+    way_of,
 )
-from .table import cut, enum_name
-from .way import dialled, way_of
+from .host_table import cut, enum_name
+from .permit import seconds_of
 
 #: A month of evidence is read and replayed.
 WHAT_IF_SECONDS = 120.0
 PAGE_SIZE = 1000
 ETAG = re.compile(r"a[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
+#: Command -> how it is reported while it runs.
+ANSWERING = {
+    "accept": "accepting",
+    "reject": "rejecting",
+    "done": "reporting done for",
+    "failed": "reporting failed for",
+}
 NAME = re.compile(r"(?:advisories/)?(a[0-9]{1,18})", re.ASCII)
 
 
@@ -56,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         fields = MessageToDict(
             answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        print(json.dumps(fields))
+        print(json_object(fields))
     else:
         print(TOLD[options.what](answer))
     return _code(options, answer)
@@ -107,9 +116,11 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
             name=f"advisories/{options.advisory}",
             etag=etag,
             new_state=to,
-            actor=advise_out.person(),
+            actor=advise_text.person(),
             note=options.reason,
         )
+        if getattr(options, "seconds", 0):
+            request.lease.FromSeconds(options.seconds)
         answer: wire.Advisory = stub.AckAdvisory(request, timeout=DEADLINE_SECONDS)
         return answer
 
@@ -120,8 +131,8 @@ def _as_it_is(stub: Any, options: argparse.Namespace) -> str:
     """Return the etag of the advisory as it is now, having said what is answered with it."""
     now = _show(stub, options)
     asked = f"{enum_name(wire.Action, now.action)} for {now.subject}"
-    words = f"to what it is now: {asked} (--etag {now.etag} answers to nothing else)"
-    print(f"gangline advise: {options.what} {cut(words, len(words))}", file=sys.stderr)
+    words = f"the current version: {asked} (use --etag {now.etag} to answer only this version)"
+    print(f"gangline advise: {ANSWERING[options.what]} {cut(words, len(words))}", file=sys.stderr)
     return now.etag
 
 
@@ -151,17 +162,17 @@ RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
     "reject": _answer(wire.REJECTED),
     "done": _answer(wire.DONE),
     "failed": _answer(wire.FAILED),
-    "out": advise_out.out,
-    "back": advise_out.back,
+    "out": advise_text.out,
+    "back": advise_text.back,
     "what-if": _what_if,
 }
 
 TOLD: dict[str, Callable[[Any], str]] = {
-    "list": advise_told.listed,
-    "what-if": advise_told.replayed,
-    "out": advise_out.told,
-    "back": advise_out.told,
-    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_told.shown),
+    "list": advise_text.listed,
+    "what-if": advise_text.replayed,
+    "out": advise_text.told,
+    "back": advise_text.told,
+    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_text.shown),
 }
 
 
@@ -191,33 +202,49 @@ def _etag(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline advise",
-        description="What to do about which host, what waiting costs against acting, and who does it. "
-        "Nothing is done by Gangline itself: who accepts an advisory carries it out. Without a command: list.",
+        description="Lists advisories: what to do about which host, and what waiting costs compared with acting. "
+        "Gangline itself never acts: whoever accepts an advisory carries it out. The default command is list.",
         epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers, 4 not found",
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="what is advised now, newest first")
+    listing = commands.add_parser("list", help="open advisories, newest first")
     listing.add_argument(
-        "--all", action="store_true", help="what ended within a day, or holds a host out, too"
+        "--all",
+        action="store_true",
+        help="also those that ended within a day, or still keep a host out of service",
     )
-    listing.add_argument("--host", default="", help="of this host only")
+    listing.add_argument("--host", default="", help="only this host")
     for name, says in (
-        ("show", "one advisory with its arithmetic"),
-        ("accept", "take it on: you carry it out, and say done or failed"),
-        ("reject", "say no, with a reason; it is not proposed again for a day"),
-        ("done", "say that what you accepted is carried out"),
-        ("failed", "say that it could not be"),
+        ("show", "one advisory, with the costs it was computed from"),
+        ("accept", "accept it: you carry it out, then report done or failed"),
+        ("reject", "decline it, with a reason; it is not proposed again for a day"),
+        ("done", "report that you carried out what you accepted"),
+        ("failed", "report that you could not"),
     ):
         one = commands.add_parser(name, help=says)
-        one.add_argument("advisory", type=_advisory, help="its name, as a12")
+        one.add_argument("advisory", type=_advisory, help="its name, such as a12")
         if name != "show":
-            says = "as `show` or `list --json` gave it: refused where it is another by now"
+            says = "the version from `show` or `list --json`; rejected if the advisory has changed since"
             one.add_argument("--etag", type=_etag, help=says)
-        one.add_argument("--reason", default="", required=name == "reject", help="a line to keep")
-    advise_out.add_commands(commands)
+        one.add_argument(
+            "--reason",
+            default="",
+            required=name == "reject",
+            help="a note to store with the answer",
+        )
+        if name == "accept":
+            one.add_argument(
+                "--for",
+                dest="seconds",
+                type=seconds_of,
+                default=0,
+                metavar="8h",
+                help="length of the lease, 10s to 7d; default: 10 min. `accept` again renews it",
+            )
+    advise_text.add_commands(commands)
     what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")
-    what_if.add_argument("rule", help="'xid 95', gpu_thermal, ECC_TREND, or a signal")
-    what_if.add_argument("--days", type=_days, default=30, help="so far back (30)")
+    what_if.add_argument("rule", help="'xid 95', gpu_thermal, ECC_TREND, or a signal name")
+    what_if.add_argument("--days", type=_days, default=30, help="how many days back (default 30)")
     for command in commands.choices.values():
         add_options(command)
     return parser

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...cli import FAILED, OK, USAGE
+from ...contract.settings import SettingsError, describe, load
 from ...ext.process import keep_large_apart
-from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 #: Objects made before the garbage collector looks, and how many such looks before it goes through all.
 #: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
 GC_OBJECTS, GC_LOOKS = 50_000, (50, 20)
+#: A file in the data folder by which `gangline run` knows that it began the store there, and that no other aggregator was
+#: started on it since: such a folder it empties at its next start. It writes the file once the service answers.
+DEMONSTRATION = "demonstration"
 
 
 def main(arguments: list[str]) -> int:
@@ -40,10 +44,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(config: AggregatorConfig) -> int:
+    with suppress(OSError):  # one that cannot be used is refused below, with words
+        (config.data / DEMONSTRATION).unlink()
     gc.set_threshold(GC_OBJECTS, *GC_LOOKS)  # first: what is imported stays, and is no garbage
     # The service: a second of CPU, which a wrong setting and a look at all of them must not cost.
-    from ..listening import StartError
-    from ..store.storefile import StoreError
+    from ..server import StartError
+    from ..store.duckdb_file import StoreError
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -66,7 +72,7 @@ def _ended(status: int) -> int:
     All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts, and asyncio's
     would wait without end for the calls that wait for it.
     """
-    from ..store.storefile import THREADS
+    from ..store.duckdb_file import THREADS
 
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         logging.shutdown()

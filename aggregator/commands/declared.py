@@ -14,13 +14,12 @@ from typing import NamedTuple
 import duckdb
 
 from ...cli import FAILED, OK, USAGE
-from ..declared.changes import Rows, lines, rows_of, stored_rows
-from ..declared.index import Index
-from ..declared.model import NOTHING, Declared, Override, Said, Window
-from ..declared.problems import DeclaredError
-from ..declared.reading import ENDINGS, parse, read
-from ..declared.record import told_places
-from ..judgement.declared import rule_names
+from ..declared.diff import Rows, lines, rows_of, stored_rows
+from ..declared.fields import DeclaredError
+from ..declared.loader import ENDINGS, parse, read
+from ..declared.model import NOTHING, Declared, Index, Override, Said, Window
+from ..declared.rows import told_places
+from ..scoring.declared import rule_names
 
 #: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
 DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from . import subcommands
+import argparse
+import math
+from pathlib import Path
+from typing import Any
 
-SUBCOMMANDS: subcommands.Table = {
+from ...cli import json_object
+from ..hazard.evaluation import Terms, evaluate, markdown
+from ..hazard.events import NODES_MAX, EventsError, nodes_told, read_events
+from . import admin
+from .admin_store import Progress
+from .connection import FAILED, OK, CommandError, guarded
+
+SUBCOMMANDS: admin.Table = {
     "hazard": (
-        ".evaluate_hazard",
+        ".evaluate:hazard_main",
         "the model of hazard and its baselines on a recording of faults",
     ),
 }
@@ -15,4 +25,131 @@ SUBCOMMANDS: subcommands.Table = {
 def main(arguments: list[str]) -> int:
     """Run one subcommand and return its exit code."""
     notes = ("Needs no aggregator. exit codes: 0 done, 1 failed, 2 wrong usage",)
-    return subcommands.run("evaluate", SUBCOMMANDS, arguments, notes)
+    return admin.run("evaluate", SUBCOMMANDS, arguments, notes)
+
+
+# ----------------------------------------------------------------------
+# `gangline evaluate hazard`: the tables of a recording of faults, learned before a day and judged
+# after it.
+
+DRAWS_MAX = 10_000
+
+
+def hazard_main(arguments: list[str]) -> int:
+    """Print the tables. 1: the file is no recording of faults, or too short, with words."""
+    options = _parser().parse_args(arguments)
+    return guarded("evaluate hazard", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    path: Path = options.events
+    if options.out is not None and not options.out.parent.is_dir():  # before minutes of work
+        raise CommandError(f"{options.out}: there is no folder {options.out.parent}", FAILED)
+    if options.out is not None and options.out.is_dir():
+        raise CommandError(f"{options.out}: is a folder; name a file in it", FAILED)
+    progress = Progress(quiet=options.quiet)
+    try:
+        faults = read_events(path)
+        if options.from_day:
+            faults = faults.since(float(options.from_day))
+        nodes = options.nodes or nodes_told(path) or len(faults.nodes)
+        faults = faults.among(nodes)
+        gang = options.gang_nodes or nodes
+        terms = Terms(
+            options.train_until, gang, options.lost_hours, options.draws, options.seed, options.from_day
+        )  # fmt: skip
+        found = evaluate(faults, terms, lambda what: progress.begin(what, 0))
+    except EventsError as error:
+        raise CommandError(f"{path}: {error}", FAILED) from error
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}", FAILED) from error
+    finally:
+        progress.end()
+    text = json_object(_known(found.as_dict()), indent=1) if options.json else markdown(found)
+    if options.out is None:
+        print(text)
+        return OK
+    try:
+        options.out.write_text(text + "\n")
+    except OSError as error:
+        print(text)  # rather than minutes of work for nothing
+        raise CommandError(f"{options.out}: {error.strerror}", FAILED) from error
+    return OK
+
+
+def _known(value: Any) -> Any:
+    """Return *value* with null for what is not known: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _known(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _whole(low: int, high: int) -> Any:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{text[:20]!r}: expected a whole number from {low} to {high}"
+            )
+        return value
+
+    return parse
+
+
+def _hours(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected hours above 0, at most 1000")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline evaluate hazard",
+        description="Learn a model of hazard from the faults of a recording up to a day, and judge it, and what is "
+        "simpler, on the days after. docs/hazard.md says what each figure means.",
+        epilog="exit codes: 0 done, 1 failed, 2 wrong usage",
+    )
+    parser.add_argument(
+        "events", type=Path, metavar="EVENTS.json",
+        help="a list of {node_id, event_time (days), event_type (fault_start, fault_end), fault_type {Level, Class, Desc}}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--train-until", type=_whole(1, 10_000), required=True, metavar="DAY",
+        help="the last day that is learned from; days count from 0, or from --from",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="from_day", type=_whole(0, 10_000), default=0, metavar="DAY",
+        help="the day of the file on which its recording begins, if that is not 0: it is day 0 then, also for "
+        "--train-until, and what had ended before it is left out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nodes", type=_whole(1, NODES_MAX), metavar="N",
+        help="nodes of the fleet, with those that never failed, which the file does not name (default: as the file's "
+        "name says, ..._400_nodes_...; else those it names)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gang-nodes", type=_whole(1, NODES_MAX), metavar="N",
+        help="nodes of the job that a fault interrupts (default: the whole fleet)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lost-hours", type=_hours, default=1.0, metavar="H",
+        help="hours that each of them loses: detect, decide, restart, half a checkpoint interval (default: 1, assumed)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bootstrap", dest="draws", type=_whole(2, DRAWS_MAX), default=200, metavar="N",
+        help="fleets drawn for the intervals (default: 200)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=_whole(0, 2**32), default=1, help="of the drawing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there, not to the terminal")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--quiet", action="store_true", help="say nothing of what is under way")
+    return parser

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import math
 import re
 import shlex
 import sys
 import textwrap
 
-from ...fingerprints.wire import score_pb2
-from .client import NOT_FOUND, OK, Client, CommandError, add_hours, add_options, guarded, way_of
+from ...cli import json_object
+from ...contract.wire import score_pb2
+from .connection import NOT_FOUND, OK, Client, CommandError, add_hours, add_options, guarded, way_of
+from .host_table import BROKEN, age, enum_name, host_of, is_broken, share, width_of
 from .hosts import as_dict
-from .table import age, enum_name, host_of, share, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
 #: Evidence that moves ln(hazard) by less costs nothing worth a sentence.
 DELTA_MIN = 0.005
+#: Of an UNHEALTHY host, evidence that alone makes a fault more often as likely is a fault of now, and no likelihood.
+BROKEN_TIMES_MIN = 20.0
 #: Evidence that is not of now is said to be older from here.
 SEEN_SECONDS = 3.0
 #: What is counted, and of one only is said without its s.
@@ -56,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
                 raise CommandError(unknown(options.host, client.names()), NOT_FOUND) from error
             raise
     if options.json:
-        print(json.dumps(as_dict(score)))
+        print(json_object(as_dict(score)))
     else:
         print(
             explained(score, min(width_of(sys.stdout), WIDTH_MAX), asking(options, way.aggregator))
@@ -96,13 +98,18 @@ def explained(score: score_pb2.NodeScore, width: int, asks: str = COMMAND) -> st
         parts.append(f"{_state(score)}: {score.reason_words}.")
     if evidence:
         costs = any(map(_costs, evidence))
-        parts.append(f"Because{_beneath(score)}:" if costs else "Noted, at no cost:")
+        parts.append(f"Evidence{_beneath(score)}:" if costs else "Noted, at no cost:")
+        calm = _calm(score)
+        several = sum(1 for one in evidence if one.hazard_delta > 0 and not _is_of_model(one)) > 1
         for number, one in enumerate(evidence, 1):
             whole = _whole(one.device)
-            said = any(_whole(e.device) == whole and _moves(e) for e in evidence[: number - 1])
-            parts.append(_evidence(one, number, now_ns, asks, confirms=said))
+            said = any(_whole(e.device) == whole and _moves(e) for e in evidence)
+            certain = one.words == score.reason_words or _times_alone(one, calm) > BROKEN_TIMES_MIN
+            broken = is_broken(score) and certain
+            cost = _cost(one, calm, confirms=said, several=several, broken=broken)
+            parts.append(_evidence(one, number, now_ns, asks, cost))
     else:
-        parts.append("Nothing speaks against it.")
+        parts.append("There is no evidence against it.")
     if score.clears_when and score.state != score_pb2.HEALTHY:
         parts.append(f"{_state(score)} ends when {score.clears_when}.")
     if score.sources:
@@ -116,21 +123,29 @@ def _state(score: score_pb2.NodeScore) -> str:
 
 def _summary(score: score_pb2.NodeScore) -> str:
     simulated = " (simulated: it does not exist)" if score.simulated else ""
+    first = f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}."
+    lines = [first, *_chances(score)]
+    if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
+        lines.append(_gpus(unwell, len(score.gpus)))
+    return "\n".join(lines)
+
+
+def _chances(score: score_pb2.NodeScore) -> list[str]:
+    """Return what is expected of the host; where a fault is certain, that it is."""
     hours = score.horizon.ToNanoseconds() / 3600e9
+    if is_broken(score):
+        return [f"It is {BROKEN}: a fault is certain. No job is to start here."]
     lines = [
-        f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}.",
         f"Score {share(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {share(score.score_lower, 4)} to "
         + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
     ]
     if not math.isnan(score.relative_speed):
         lines.append(
-            f"Its slowest GPU runs at {100 * score.relative_speed:.0f} % of its peers "
+            f"It runs at {100 * score.relative_speed:.0f} % of its peers, by its slowest GPU "
             f"({_interval(score.relative_speed_lower, score.relative_speed_upper)})."
         )
-    if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
-        lines.append(_gpus(unwell, len(score.gpus)))
-    return "\n".join(lines)
+    return lines
 
 
 def _whole(device: str) -> str:
@@ -151,7 +166,18 @@ def _beneath(score: score_pb2.NodeScore) -> str:
     if abs(added) <= DELTA_MIN:
         return ""
     base = score.hazard_per_hour * math.exp(-added)
-    return f" (without all of it: {_often(base).removeprefix('A fault is expected ')})"
+    often = _often(base).removeprefix("A fault is expected ").removeprefix("No fault is expected")
+    return (
+        f" (without it, one fault {often} would be expected)"
+        if often
+        else " (without it, no fault would be expected)"
+    )
+
+
+def _calm(score: score_pb2.NodeScore) -> float:
+    """Return the hazard without any symptom: what each of them alone makes so many times as large."""
+    added = sum(one.log_hazard_delta for one in score.contributions if not _is_of_model(one))
+    return score.hazard_per_hour * math.exp(-added)
 
 
 def _by(model: str) -> str:
@@ -169,12 +195,12 @@ def _gpus(unwell: list[score_pb2.GpuScore], count: int) -> str:
     """Return which GPUs are not well; the rest in a word. Where none is, the host's own words say why."""
     if len(unwell) == count:
         states = sorted({enum_name(score_pb2.HealthState, gpu.state) for gpu in unwell})
-        return f"Of its {count} GPUs none is well: {', '.join(states)}."
+        return f"None of its {count} GPUs is healthy; all are {' or '.join(states)}."
     told = [
         f"{gpu.gpu} is {enum_name(score_pb2.HealthState, gpu.state)}{_pace(gpu)}" for gpu in unwell
     ]
     others = count - len(unwell)
-    return f"Of its {count} GPUs {'; '.join(told)}; the other {others} {'is' if others == 1 else 'are'} well."
+    return f"Of its {count} GPUs {'; '.join(told)}; the other {others} {'is' if others == 1 else 'are'} healthy."
 
 
 def _pace(gpu: score_pb2.GpuScore) -> str:
@@ -196,9 +222,7 @@ def _often(hazard_per_hour: float) -> str:
     return f"A fault is expected every {f'{minutes} minutes' if minutes > 1 else 'minute'}"
 
 
-def _evidence(
-    one: score_pb2.Contribution, number: int, now_ns: int, asks: str, *, confirms: bool
-) -> str:
+def _evidence(one: score_pb2.Contribution, number: int, now_ns: int, asks: str, cost: str) -> str:
     seconds = (now_ns - one.observe_time.ToNanoseconds()) / 1e9
     before = f" (last seen {seconds:.0f} s ago)" if seconds >= SEEN_SECONDS else ""
     lines = [f"{number}. {one.words}{before}"]
@@ -206,7 +230,7 @@ def _evidence(
     if one.unit not in WITHOUT_VALUE:
         where += f": {value(one)}; normal is {one.normal}"
     lines.append(where)
-    lines += [f"   {_cost(one, confirms=confirms)}", f"   {command(one.evidence_sql, asks)}"]
+    lines += [f"   {cost}", f"   {command(one.evidence_sql, asks)}"]
     return "\n".join(lines)
 
 
@@ -232,21 +256,41 @@ def value(one: score_pb2.Contribution) -> str:
 
 def _is_told(one: score_pb2.Contribution) -> bool:
     """Leave out what a model's features add that nobody would notice; `--json` has all."""
-    return not one.signal.startswith(OF_MODEL) or abs(one.log_hazard_delta) > DELTA_MIN
+    return not _is_of_model(one) or abs(one.log_hazard_delta) > DELTA_MIN
+
+
+def _is_of_model(one: score_pb2.Contribution) -> bool:
+    return one.signal.startswith(OF_MODEL)
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
-    return one.log_hazard_delta > DELTA_MIN
+    """Say whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
+    if _is_of_model(one) or not one.hazard_delta:
+        return one.log_hazard_delta > DELTA_MIN
+    return one.hazard_delta > 0.0
 
 
 def _costs(one: score_pb2.Contribution) -> bool:
     return _moves(one) or one.relative_speed_factor < 1.0
 
 
-def _cost(one: score_pb2.Contribution, *, confirms: bool) -> str:
+def _times_alone(one: score_pb2.Contribution, calm: float) -> float:
+    """Return by how much it multiplies the hazard *calm* of a host without any symptom, were it the only one."""
+    if one.hazard_delta > 0.0 and not _is_of_model(one):
+        return 1.0 + one.hazard_delta / calm
+    return math.exp(one.log_hazard_delta)
+
+
+def _cost(
+    one: score_pb2.Contribution, calm: float, *, confirms: bool, several: bool, broken: bool
+) -> str:
+    """Return what it costs. *calm*: the hazard without any symptom. *several*: other symptoms add to it, too."""
     costs = []
-    if _moves(one):
-        likely = f"a fault is {_times(math.exp(one.log_hazard_delta))} as likely"
+    if broken:
+        costs.append("all of the score: it is broken now")
+    elif _moves(one):
+        likely = f"a fault is {_times(_times_alone(one, calm))} as likely"
+        likely += " with it alone" if several and not _is_of_model(one) else ""
         lost = f"{-one.score_delta:.4f}"
         costs.append(f"{lost} of the score ({likely})" if float(lost) else f"little now: {likely}")
     if one.relative_speed_factor < 1.0:
@@ -254,9 +298,12 @@ def _cost(one: score_pb2.Contribution, *, confirms: bool) -> str:
     if one.log_hazard_delta < -DELTA_MIN:
         times = math.exp(one.log_hazard_delta)
         return f"speaks for it: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
+    shared = (
+        f"one cause of {one.shared_count} devices, counted once" if one.shared_count > 1 else ""
+    )
     if costs:
-        return f"costs {' and '.join(costs)}"
-    return "confirms what is said above" if confirms else "costs nothing"
+        return f"costs {' and '.join(costs)}" + (f"; {shared}" if shared else "")
+    return shared or ("confirms what else is said of it" if confirms else "costs nothing")
 
 
 def _times(factor: float) -> str:
@@ -305,8 +352,8 @@ def _host(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline explain",
-        description="Why a host stands where it stands: each piece of evidence with its value, what "
-        "is normal, what it cost, and the SQL that shows it (for `gangline sql`).",
+        description="Explains the score of a host: each piece of evidence with its value, the normal value, "
+        "its effect on the score, and the SQL query that shows it (for `gangline sql`).",
     )
     parser.add_argument(
         "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import shlex
 import sys
-from typing import Any
+import threading
+from enum import Enum
+from typing import Any, TextIO
 
 from google.protobuf.json_format import MessageToDict
 
-from ...fingerprints.wire import score_pb2
-from .client import OK, Client, Listing, add_hours, add_options, guarded, way_of
-from .table import caption, host_of, render, wants_colour, width_of
+from ...cli import json_object
+from ...contract.wire import score_pb2
+from .connection import (
+    ADDRESS_VARIABLE,
+    OK,
+    Client,
+    CommandError,
+    Listing,
+    add_hours,
+    add_options,
+    guarded,
+    way_of,
+)
+from .host_table import (
+    Folded,
+    Row,
+    caption,
+    cut,
+    fitting,
+    folded,
+    host_of,
+    render,
+    screen_rows,
+    wants_colour,
+    width_of,
+)
 
 #: States that `--state` takes.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
@@ -28,22 +54,40 @@ def _run(options: argparse.Namespace) -> int:
         listing = client.hosts(options.hours)
     chosen = selected(listing, options.state)
     if options.json:
-        print(json.dumps(document(chosen)))
+        print(json_object(document(chosen)))
         return OK
-    width = width_of(sys.stdout)
+    width, is_terminal = width_of(sys.stdout), sys.stdout.isatty()
+    rows: list[Row] = list(chosen.scores)
+    # Up to three lines are said below the table.
+    if is_terminal and not options.all and len(rows) + 4 > screen_rows():
+        rows = folded(chosen.scores, screen_rows() - 4)
     if listing.scores and not chosen.scores:
         print(
             f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
         )
     else:
-        print(render(chosen.scores, width, colour=wants_colour()))
-    if said := caption(chosen, width):
+        print(render(rows, width, colour=wants_colour()))
+    is_folded = any(isinstance(one, Folded) for one in rows)
+    asks = explaining(options) if is_terminal else ""
+    if said := caption(chosen, width, is_folded=is_folded, asks=asks):
         print(said)
     if listing.degraded_reason:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
     for words in listing.alarms:
         print(f"aggregator: {words}", file=sys.stderr)
     return OK
+
+
+def explaining(options: argparse.Namespace) -> str:
+    """Return the beginning of a command that explains a host, asked as *options* (`add_way`) ask."""
+    words = ["gangline", "explain"]
+    if options.aggregator and options.aggregator != os.environ.get(ADDRESS_VARIABLE):
+        words += ["--server", options.aggregator]
+    for name in ("ca", "certificate", "key", "token_file", "server_name"):
+        if value := getattr(options, name):
+            option = "cert" if name == "certificate" else name.replace("_", "-")
+            words += [f"--{option}", value]
+    return shlex.join(words)
 
 
 def selected(listing: Listing, states: list[str]) -> Listing:
@@ -90,15 +134,207 @@ def _without_nan(value: Any) -> Any:
     return None if value in ("NaN", "Infinity", "-Infinity") else value
 
 
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """Add --all."""
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="one row per host; by default HEALTHY hosts share rows if the table is longer than the terminal",
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline hosts",
-        description="Every host: score (chance of so many hours without a fault of its own), state, "
-        "expected faults a day, speed against its peers, and the strongest reason. Worst last.",
+        description="Lists every host: score (the probability of no fault within --hours), state, expected faults "
+        "per day, speed relative to its peers, and the strongest reason. The worst host is last.",
     )
     add_options(parser)
+    add_all(parser)
     parser.add_argument(
-        "--state", action="append", default=[], choices=STATES, help="only these; may be repeated"
+        "--state",
+        action="append",
+        default=[],
+        choices=STATES,
+        help="only hosts in this state; may be repeated",
     )
     add_hours(parser)
     return parser
+
+
+# ----------------------------------------------------------------------
+# `gangline watch`: the table of hosts, refreshed in place.
+
+#: Home, and clear from there on: less flicker than clearing first.
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_CLEAR_ALL = "\x1b[2J"
+
+
+class Fold(Enum):
+    """When HEALTHY hosts share rows of the table; never where the output is no terminal."""
+
+    NEVER = "never"
+    WHEN_LONG = "when long"  # when the table is longer than the screen
+    ALWAYS = "always"
+
+
+def watch_main(arguments: list[str]) -> int:
+    """Show the table until Ctrl-C, which exits 0. 3 when no aggregator answers at first."""
+    options = _watch_parser().parse_args(arguments)
+    try:
+        return guarded("watch", lambda: _run_watch(options))
+    except KeyboardInterrupt:
+        return OK
+
+
+def _run_watch(options: argparse.Namespace) -> int:
+    stop = threading.Event()
+    with Client(way_of(options)) as client:
+        listing, words = client.hosts(), ""
+        in_place = sys.stdout.isatty() and not (options.json or options.once)
+        if in_place:
+            sys.stdout.write(_CLEAR_ALL)
+        while True:
+            show(
+                listing,
+                words,
+                as_json=options.json,
+                in_place=in_place,
+                fold=Fold.NEVER if options.all else Fold.WHEN_LONG,
+                asks=explaining(options),
+            )
+            if options.once or stop.wait(options.seconds):
+                return OK
+            listing, words = _next(client, listing)
+
+
+def _next(client: Client, before: Listing) -> tuple[Listing, str]:
+    """Return the hosts of now; if nobody answers, those of before and why they are old."""
+    try:
+        listing = client.hosts()
+    except CommandError as error:
+        return before, f"what you see is old: {error}"
+    return listing, ""
+
+
+def show(
+    listing: Listing,
+    words: str,
+    *,
+    as_json: bool,
+    in_place: bool,
+    stream: TextIO | None = None,
+    fold: Fold = Fold.WHEN_LONG,
+    asks: str = "",
+) -> None:
+    """Write the table once. *words*: what else is to be said of it. *asks*: the command that explains a host."""
+    out: TextIO = stream or sys.stdout
+    if as_json:
+        text = json_object(document(listing))
+    else:
+        is_terminal = in_place or out.isatty()
+        text = _table(
+            listing,
+            words,
+            out,
+            screen_rows() if is_terminal else None,
+            in_place=in_place,
+            fold=fold,
+            asks=asks if is_terminal else "",
+        )
+    out.write(placed(text, in_place=in_place))
+    out.flush()
+
+
+def _table(
+    listing: Listing,
+    words: str,
+    out: TextIO,
+    rows: int | None,
+    *,
+    in_place: bool,
+    fold: Fold,
+    asks: str,
+) -> str:
+    """Return the table and what is said below it; on a terminal of *rows* lines folded if need be, and where it is
+    written in place, cut to them."""
+    width, shown = width_of(out), list[Row](listing.scores)
+    degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
+    alarms = _alarms(listing, width, rows if in_place else None)
+
+    def notes(hidden: int) -> list[str]:
+        is_folded = any(isinstance(one, Folded) for one in shown)
+        about = caption(listing, width, hidden, is_folded=is_folded, asks=asks)
+        said = (about, degraded, *alarms, words)
+        return [line for note in said if note for line in note.split("\n")]
+
+    below = notes(0)
+    if rows is None:
+        return "\n".join([render(shown, width, colour=wants_colour(out)), *below])
+    is_long = 1 + len(shown) + len(below) > rows
+    if fold is Fold.ALWAYS or (is_long and fold is Fold.WHEN_LONG):
+        shown = folded(listing.scores, rows - 1 - len(below))
+        below = notes(0)
+    if in_place and 1 + len(shown) + len(below) > rows:
+        room = max(1, rows - 1 - len(notes(len(listing.scores))))
+        shown = list(fitting(shown, room))
+        below = notes(len(listing.scores) - sum(map(_count, shown)))
+    return "\n".join([render(shown, width, colour=wants_colour(out)), *below])
+
+
+def _count(one: Row) -> int:
+    return len(one.scores) if isinstance(one, Folded) else 1
+
+
+def _alarms(listing: Listing, width: int, rows: int | None) -> list[str]:
+    """Return what stands against the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
+    alarms = listing.alarms
+    if rows is None:
+        return [f"aggregator: {one}" for one in alarms]
+    shown = alarms[: max(1, rows // 6)]  # else they would push the hosts out of sight
+    if len(shown) == len(alarms):
+        return [cut(f"aggregator: {one}", width) for one in shown]
+    return [
+        cut(f"aggregator ({number} of {len(alarms)}): {one}", width)
+        for number, one in enumerate(shown, 1)
+    ]
+
+
+def placed(text: str, *, in_place: bool) -> str:
+    """Return *text* as it is written: over the table before, or below it.
+
+    In place, only the heading and the last lines that fit are written: the worst hosts stand there.
+    """
+    if not in_place:
+        return f"{text}\n"
+    rows = screen_rows()
+    lines = text.split("\n")
+    if len(lines) > rows:
+        lines = [lines[0], *lines[len(lines) - rows + 1 :]]
+    body = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
+    return f"{_HOME}{body}{_CLEAR_BELOW}"
+
+
+def _watch_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline watch",
+        description="Refreshes the `gangline hosts` table in place; when not on a terminal, prints a new "
+        "table each time.",
+    )
+    add_options(parser)
+    add_all(parser)
+    parser.add_argument("--once", action="store_true", help="print the table once and exit")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=1.0, metavar="N", help="refresh interval; default 1"
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600.0:
+        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected 0.1 to 3600 seconds")
+    return seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from ...fingerprints.wire import permit_pb2
-from ...fingerprints.wire.permit_pb2_grpc import PermitServiceStub
-from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
-from .way import dialled, way_of
+from ...cli import json_object
+from ...contract.wire import permit_pb2
+from ...contract.wire.permit_pb2_grpc import PermitServiceStub
+from .connection import DEADLINE_SECONDS, OK, add_options, dialled, guarded, translated, way_of
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -51,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
             permit = call(request, timeout=DEADLINE_SECONDS)
         except grpc.RpcError as error:
             raise translated(error, way) from error
-    print(json.dumps(_document(permit)) if options.json else told(permit, datetime.now(UTC)))
+    print(json_object(_document(permit)) if options.json else told(permit, datetime.now(UTC)))
     return OK
 
 
@@ -81,7 +80,8 @@ def _reason_with_user(reason: str) -> str:
         return reason
 
 
-def _seconds(text: str) -> int:
+def seconds_of(text: str) -> int:
+    """Return a length of time, as 8h or 900s, in seconds. Raises argparse.ArgumentTypeError."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
     if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a length of time, as 8h or 900s")
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "without any login, on the aggregator's own machine); revoke it at once",
     )
     parser.add_argument(
-        "--for", dest="seconds", type=_seconds, default=0, metavar="8h", help="grant: at most 7d"
+        "--for", dest="seconds", type=seconds_of, default=0, metavar="8h", help="grant: at most 7d"
     )
     parser.add_argument("--reason", default="", help="why; shown on every host, with your name")
     return parser

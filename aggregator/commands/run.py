@@ -3,38 +3,258 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...fingerprints.settings import SettingsError
-from ..access.tokens import TokensError
-from ..addresses import parse_listen
-from .children import Child, ChildError, Children
-from .client import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing, Way
-from .demonstration import Truth, missing, read_truth
-from .ownlogin import OwnLogin
-from .table import render, wants_colour, width_of
-from .watch import show
+import grpc
+
+from ...cli import USAGE
+from ...contract.settings import SettingsError
+from ...contract.wire import score_pb2
+from ..auth import tokens
+from ..auth.access import tokens_file
+from ..auth.principal import Role
+from ..auth.tokens import Token, TokensError, put
+from ..config import parse_listen
+from . import night
+from .aggregator import DEMONSTRATION as MARK
+from .child_process import Child, ChildError, Children
+from .connection import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing, Way
+from .host_table import folded, host_of, render, wants_colour, width_of
+from .hosts import Fold, show
+
+# ----------------------------------------------------------------------
+# What `gangline run` shows: the folder it begins in, and the simulated faults that `--once` waits
+# for.
+
+#: The live store, as `store.storefile.FILE` names it: that module imports DuckDB.
+STORE = "gangline.duckdb"
+#: What of the aggregator's folder is a person's, also in a demonstration: certificates and tokens.
+KEPT = "access"
+
+#: Fault of the scenarios that `gangline simulate` plays -> the reason that is right for it.
+REASONS: dict[str, score_pb2.ReasonCode] = {
+    "thermal": score_pb2.REASON_THERMAL_THROTTLE,
+    "rdma_link": score_pb2.REASON_FABRIC,
+    "hbm": score_pb2.REASON_XID_FATAL,
+    "slow_host": score_pb2.REASON_STRAGGLER,
+    "power_brake": score_pb2.REASON_POWER_CAP,
+}
+#: States of a host that something is wrong with.
+BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
+
+
+class FolderInUseError(Exception):
+    """An aggregator runs in the folder that is to be emptied."""
+
+
+def begin_anew(data: Path) -> tuple[bool, str]:
+    """Empty what a `gangline run` before left in *data*; return whether it is empty now, and what to say of it.
+
+    Only a folder is emptied that `gangline run` began, and in which no `gangline aggregator` was started since; its
+    `access` stays. Raises FolderInUseError, OSError.
+    """
+    aggregator, simulated = data / "aggregator", data / "simulated"
+    if not (aggregator / STORE).exists():
+        return True, ""
+    if aggregator.is_symlink() or not (aggregator / MARK).exists():
+        return False, (
+            f"{aggregator} has data that no `gangline run` began: this run continues with it, and also shows its old "
+            "hosts and findings; for an empty start use --data OTHER, or remove the folder"
+        )
+    from ..store.duckdb_file import LOCK, StoreError, claim  # DuckDB: only here
+
+    try:
+        claimed = claim(aggregator)
+    except StoreError as error:
+        raise FolderInUseError(str(error)) from error
+    try:
+        # The store and the mark go last: where this is cut short, the next run does the rest.
+        last = (STORE, MARK)
+        there = [path for path in aggregator.iterdir() if path.name not in (KEPT, LOCK, *last)]
+        for path in [*there, *(aggregator / name for name in last)]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    finally:
+        claimed.withdraw()
+    if simulated.is_dir() and not simulated.is_symlink():
+        shutil.rmtree(simulated)
+    return True, f"{aggregator}: removed what the `gangline run` before had stored"
+
+
+def begun(data: Path) -> None:
+    """Note that `gangline run` began the store in *data*, which was empty: the next run may empty it."""
+    (data / "aggregator" / MARK).touch()
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A fault of the truth log that `gangline simulate` writes, and the aggregator never sees."""
+
+    host: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The truth log: what goes wrong, and how many hosts show what looks like a fault and is none."""
+
+    faults: tuple[Truth, ...] = ()
+    alike: frozenset[str] = frozenset()
+    count: int = 0  # of causes: a rack's is one
+
+
+def read_truth(file: Path) -> Told:
+    """Return the faults to come; none while the log is not written."""
+    try:
+        lines = file.read_text().splitlines()
+    except FileNotFoundError:
+        return Told()
+    told = [fields for fields in map(json.loads, lines) if fields.get("what") == "incident"]
+    faults = [fields for fields in told if fields["sort"] == "faults"]
+    struck = [Truth(host, fields["class"]) for fields in faults for host, _ in fields["struck"]]
+    others = {h for fields in told if fields["sort"] != "faults" for h, _ in fields["struck"]}
+    return Told(tuple(struck), frozenset(others - {one.host for one in struck}), len(faults))
+
+
+def found(scores: Sequence[score_pb2.NodeScore], told: Told) -> str:
+    """Say how many of the simulated faults are found, and how many hosts are named that have none."""
+    if not told.faults:
+        return ""
+    bad = {host_of(one): one.reason for one in scores if one.simulated and one.state in BAD}
+    right = sum(bad.get(one.host) == REASONS.get(one.kind) for one in told.faults)
+    wrong = len(bad.keys() - {one.host for one in told.faults})
+    words = f"simulated: {told.count} faults on {len(told.faults)} hosts, {right} found"
+    if told.alike:
+        count = len(told.alike)
+        plural = "" if count == 1 else "s"
+        words += f"; {count} look-alike{plural}, {len(bad.keys() & told.alike)} blamed"
+    return f"{words}; {wrong} blamed without a fault" if wrong else words
+
+
+def missing(scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[Truth]) -> str:
+    """Say what the table still lacks, or shows wrongly; empty when it is complete and right.
+
+    *scores*: worst first. *hosts*: how many are expected to speak.
+    """
+    speaking = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
+    if len(speaking) < hosts:
+        return f"{len(speaking)} of {hosts} hosts have a score"
+    if hosts > 1 and not truth:
+        return "the simulated hosts have not said which of them will fail"
+    wanted = {t.host: REASONS[t.kind] for t in truth}
+    worst = {host_of(s): s for s in scores[: len(wanted)]}
+    for fault in truth:
+        score = worst.get(fault.host)
+        if score is None or score.state not in BAD:
+            return f"{fault.host} ({fault.kind}) does not stand among the worst {len(wanted)}"
+        if score.reason != wanted[fault.host]:
+            name = score_pb2.ReasonCode.Name(score.reason)
+            return f"{fault.host} ({fault.kind}) stands there for {name}: {score.reason_words}"
+    extra = [host_of(s) for s in scores[len(wanted) :] if s.state in BAD]
+    return f"{', '.join(extra)}: nothing was done to these" if extra else ""
+
+
+# ----------------------------------------------------------------------
+# A token of `gangline run`'s own, for when the aggregator in its folder asks everybody for one.
+
+#: Whose the token is, in `gangline admin token list`.
+NAME = "gangline-run"
+#: It is revoked when we end; that of a run that was killed, when the next begins.
+DAYS = 365
+
+
+class OwnLogin:
+    """`begin`, once nobody else runs in the folder; `look`, every second; then `end`.
+
+    All parts of the run present the token from the start: an aggregator that asks for no login takes no notice of it. It
+    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Whoever
+    may write in the folder may make a token anyway.
+    """
+
+    def __init__(self, data: Path, file: Path) -> None:
+        """*data*: the aggregator's folder; *file*: where the token is put, for us and our children."""
+        self._tokens, self._file = tokens_file(data), file
+        self._secret = ""
+        self._kept: Token | None = None
+        #: Whether the aggregator asks for it.
+        self.is_needed = False
+
+    @property
+    def token_file(self) -> str:
+        """The token's file."""
+        return str(self._file)
+
+    def begin(self) -> None:
+        """Make the token. Raises TokensError, OSError."""
+        self._secret, self._kept = tokens.make(Role.ADMIN, NAME, DAYS, int(time.time()))
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        put(self._file, f"{self._secret}\n".encode(), 0o600)
+        self.look()
+
+    def look(self) -> None:
+        """Put the token among the aggregator's if there are some now, once. Raises TokensError, OSError."""
+        ours = self._kept
+        if self.is_needed or ours is None or not self._tokens.exists():
+            return
+        tokens.change(
+            self._tokens, lambda before: [*(one for one in before if one.name != NAME), ours]
+        )
+        self.is_needed = True
+
+    def end(self) -> None:
+        """Revoke it. Raises TokensError, OSError."""
+        ours = self._kept
+        if ours is None:
+            return
+        if self.is_needed:
+            tokens.change(self._tokens, lambda before: [one for one in before if one.id != ours.id])
+        with suppress(FileNotFoundError):
+            if self._secret in self._file.read_text():
+                self._file.unlink()
+        self._kept = None
+
 
 SIMULATED_MAX = 512
 #: What `gangline simulate` takes.
 SEED_MAX = 2**64 - 1
 #: The service must answer by then; DuckDB replays its log first.
 START_SECONDS_MAX = 60.0
-#: `--once` gives up here: faults begin 20 to 30 s after the start and show within half a minute.
-ONCE_SECONDS_MAX = 120.0
+#: `--once` gives up here: faults begin 20 to 30 s after the start and show within half a minute, but for the host that
+#: is slow at a normal clock, which takes nine windows of 10 s in which its job works.
+ONCE_SECONDS_MAX = 300.0
 ONCE_SECONDS_LIMIT = 3600.0
 LOOK_SECONDS = 1.0
+#: Scenarios of `gangline simulate` whose faults the table is checked against. Of fewer hosts there are fewer jobs than
+#: faults, which would hide each other.
+FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
+#: The night of docs/sql.md, which is always the same: its hosts, and the store before it, are made for it.
+NIGHT = "night"
+SCENARIOS = (FIVE, THREE, NIGHT)
 
 
 def main(arguments: list[str]) -> int:
     """Run until Ctrl-C, or with `--once` until the table is complete. 1 with the reason if it fails."""
     options = _parser().parse_args(arguments)
+    if options.scenario is None:
+        options.scenario = FIVE if options.simulated >= FIVE_HOSTS_MIN else THREE
+    if options.scenario == NIGHT:
+        options.simulated = len(night.HOSTS)
+        if options.once:
+            print("gangline run: --once checks the table of another --scenario", file=sys.stderr)
+            return USAGE
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -47,84 +267,151 @@ def main(arguments: list[str]) -> int:
         return FAILED
     own = OwnLogin(options.data / "aggregator", options.data / "run.token")
     try:
-        try:
-            with Children(options.data) as children:
+        with Children(options.data) as children:
+            is_new, words = begin_anew(options.data)
+            if words:
+                print(words, flush=True)
+            try:
                 own.begin()
-                return _run(options, children, own.token_file, stop)
-        finally:
-            own.end()
-    except (ChildError, CommandError, TokensError, OSError) as error:
+                return _Run(options, children, own, stop).run(is_new=is_new)
+            finally:
+                own.end()
+    except (ChildError, CommandError, FolderInUseError, TokensError, OSError) as error:
         print(f"gangline run: {error}", file=sys.stderr)
         return FAILED
 
 
-def _run(
-    options: argparse.Namespace, children: Children, token_file: str, stop: threading.Event
-) -> int:
-    print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
-    children.start(_aggregator(options))
-    truth = options.data / "simulated" / "truth.jsonl"
-    with Client(Way(options.listen, token_file=token_file)) as client:
-        _answering(client, children, stop)
-        children.start(_agent(options, token_file))
-        if options.simulated:
-            truth.unlink(missing_ok=True)
-            children.start(_simulated(options, truth, token_file))
-        if options.once:
-            return _once(options, client, children, stop, truth)
-        return _watch(client, children, stop)
+class _Run:
+    """The processes of one run, and the table over them."""
 
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        children: Children,
+        own: OwnLogin,
+        stop: threading.Event,
+    ) -> None:
+        self._options, self._children, self._own, self._stop = options, children, own, stop
+        self._truth = options.data / "simulated" / "truth.jsonl"
 
-def _watch(client: Client, children: Children, stop: threading.Event) -> int:
-    terminal = sys.stdout.isatty()
-    listing = Listing([], 0, "")
-    while not stop.wait(LOOK_SECONDS):
-        children.check()
-        words = "Ctrl-C ends everything"
+    def run(self, *, is_new: bool) -> int:
+        """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
+        options, children, token_file = self._options, self._children, self._own.token_file
+        print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
+        declared = self._before_night(is_new=is_new) if options.scenario == NIGHT else ()
+        children.start(_aggregator(options, declared))
+        with Client(Way(options.listen, token_file=token_file)) as client:
+            _answering(client, children, self._stop)
+            if is_new:
+                begun(options.data)
+            children.start(_agent(options, token_file))
+            if options.simulated:
+                self._truth.unlink(missing_ok=True)
+                children.start(_simulated(options, self._truth, token_file))
+            return self._once(client) if options.once else self._watch(client)
+
+    def _before_night(self, *, is_new: bool) -> tuple[str, ...]:
+        """Make the store of the night, and what is declared of its hosts; return the aggregator's settings for it."""
+        if not is_new:
+            raise ChildError(
+                "the night needs an empty folder: remove what is in --data, or name another"
+            )
+        file = self._options.data / "night.toml"
+        file.write_text(night.declared(time.time_ns() // 1000))
+        from ..store.duckdb_file import StoreError  # DuckDB: for the night only
+
         try:
-            listing = client.hosts()
-        except CommandError as error:  # a machine short of breath; a first token, made meanwhile
-            words = f"what you see is old: {error}; {words}"
-        show(listing, words, as_json=False, in_place=terminal)
-    print("ending ...", flush=True)
-    return OK
+            night.before(self._options.data / "aggregator", time.time_ns() // 1000)
+        except StoreError as error:
+            raise ChildError(str(error)) from error
+        return (f"declared={file}", *night.SETTINGS)
 
+    def _tell_night(self, client: Client, listing: Listing) -> bool:
+        """Say what the scheduler of the night says, once its hosts are there; return whether it is said."""
+        if not {host_of(one) for one in listing.scores} >= {*night.HOSTS}:
+            return False
+        night.tell(client.channel, time.time_ns() // 1000)
+        return True
 
-def _once(
-    options: argparse.Namespace,
-    client: Client,
-    children: Children,
-    stop: threading.Event,
-    truth: Path,
-) -> int:
-    """Wait for the complete table, print it, return 0; what is missing at the end is the reason."""
-    end = time.monotonic() + options.seconds_max
-    lacking = "no table yet"
-    listing = Listing([], 0, "")
-    while time.monotonic() < end:
-        if stop.wait(LOOK_SECONDS):
-            print("gangline run: ended before the table was complete", file=sys.stderr)
-            return FAILED
-        children.check()
-        try:
-            listing = client.hosts()
-        except CommandError as error:
-            lacking = str(error)
-            continue
-        # Scores of before a restart are no answer to what is so now.
-        lacking = listing.degraded_reason or missing(
-            listing.scores, 1 + options.simulated, _truth(options, truth)
-        )
-        if not lacking:
-            break
-    print(render(listing.scores, width_of(sys.stdout), colour=wants_colour()))
-    if lacking:
-        print(f"gangline run: after {options.seconds_max:g} s: {lacking}", file=sys.stderr)
-    return FAILED if lacking else OK
+    def _watch(self, client: Client) -> int:
+        terminal = sys.stdout.isatty()
+        listing = Listing([], 0, "")
+        told, is_night_told = Told(), self._options.scenario != NIGHT
+        while not self._stop.wait(LOOK_SECONDS):
+            self._children.check()
+            self._own.look()
+            words = "Ctrl-C ends everything"
+            try:
+                listing = client.hosts()
+                is_night_told = is_night_told or self._tell_night(client, listing)
+            # A machine short of breath; a first token, made meanwhile.
+            except CommandError as error:
+                words = f"what you see is old: {error}; {words}"
+            except grpc.RpcError as error:
+                words = f"the scheduler of the night was not heard: {error}; {words}"
+            told = told if told.faults else self._told()
+            # Of the night's faults some are put over what the truth log knows.
+            faults = "" if self._options.scenario == NIGHT else found(listing.scores, told)
+            lines = (faults, self._login(), words)
+            show(
+                listing,
+                "\n".join(filter(None, lines)),
+                as_json=False,
+                in_place=terminal,
+                fold=Fold.NEVER if self._options.all else Fold.ALWAYS,
+                asks=self._asks(),
+            )
+        print("ending ...", flush=True)
+        return OK
 
+    def _once(self, client: Client) -> int:
+        """Wait for the complete table, print it, return 0; what is missing at the end is the reason."""
+        options = self._options
+        end = time.monotonic() + options.seconds_max
+        lacking = "no table yet"
+        listing = Listing([], 0, "")
+        while time.monotonic() < end:
+            if self._stop.wait(LOOK_SECONDS):
+                print("gangline run: ended before the table was complete", file=sys.stderr)
+                return FAILED
+            self._children.check()
+            self._own.look()
+            try:
+                listing = client.hosts()
+            except CommandError as error:
+                lacking = str(error)
+                continue
+            # Scores of before a restart are no answer to what is so now.
+            lacking = listing.degraded_reason or missing(
+                listing.scores, 1 + options.simulated, self._told().faults
+            )
+            if not lacking:
+                break
+        fold = sys.stdout.isatty() and not options.all
+        rows = folded(listing.scores, None) if fold else listing.scores
+        print(render(rows, width_of(sys.stdout), colour=wants_colour()))
+        if words := found(listing.scores, self._told()):
+            print(words)
+        if lacking:
+            print(f"gangline run: after {options.seconds_max:g} s: {lacking}", file=sys.stderr)
+        return FAILED if lacking else OK
 
-def _truth(options: argparse.Namespace, file: Path) -> Sequence[Truth]:
-    return read_truth(file) if options.simulated else ()
+    def _told(self) -> Told:
+        return read_truth(self._truth) if self._options.simulated else Told()
+
+    def _login(self) -> str:
+        """Return what to say where somebody made a token in our folder: other commands are refused without one."""
+        if not self._own.is_needed:
+            return ""
+        return f"this aggregator asks for a token now: other commands take --token-file {self._own.token_file}"
+
+    def _asks(self) -> str:
+        words = ["gangline", "explain"]
+        if self._options.listen != ADDRESS_DEFAULT:
+            words += ["--server", self._options.listen]
+        if self._own.is_needed:
+            words += ["--token-file", self._own.token_file]
+        return shlex.join(words)
 
 
 def _answering(client: Client, children: Children, stop: threading.Event) -> None:
@@ -140,15 +427,17 @@ def _answering(client: Client, children: Children, stop: threading.Event) -> Non
                 raise
 
 
-def _aggregator(options: argparse.Namespace) -> Child:
+def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> Child:
     data = options.data / "aggregator"
-    return Child("aggregator", ("--data", str(data), "--listen", options.listen), ends_seconds=15.0)
+    assignments = [word for setting in settings for word in ("--set", setting)]
+    arguments = ("--data", str(data), "--listen", options.listen, *assignments)
+    return Child("aggregator", arguments, ends_seconds=15.0)
 
 
 def _agent(options: argparse.Namespace, token_file: str) -> Child:
     folders = ("spool", "events", "state")
     settings = [f"{name}_folder={options.data / 'agent' / name}" for name in folders]
-    settings += [f"token_file={token_file}"] if token_file else []
+    settings.append(f"token_file={token_file}")
     assignments = [word for setting in settings for word in ("--set", setting)]
     return Child("agent", ("--aggregator", options.listen, *assignments))
 
@@ -159,8 +448,8 @@ def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> Chi
         (
             *("--hosts", str(options.simulated), "--seed", str(options.seed)),
             *("--aggregator", options.listen, "--data", str(options.data / "simulated")),
-            *("--truth", str(truth)),
-            *(("--token-file", token_file) if token_file else ()),
+            *("--truth", str(truth), "--token-file", token_file),
+            *("--scenario", options.scenario),
         ),
     )
 
@@ -175,15 +464,33 @@ def _in_use(listen: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline run",
-        description="Try Gangline on this machine: one aggregator on loopback, one agent for this "
-        "machine, simulated 8-GPU hosts beside it (three of which get a fault after 20 s), and the "
-        "table of hosts, worst last. Ctrl-C ends everything.",
+        description="Try Gangline on this machine: starts one aggregator on loopback, one agent for this machine "
+        "and simulated 8-GPU hosts, some of which fail. Shows the table of hosts, the worst last. Ctrl-C stops "
+        "everything. Each run starts with an empty folder, unless another aggregator has stored data in it.",
     )
     parser.add_argument(
         "--simulated", type=_count, default=32, metavar="N", help="simulated hosts, 0 to 512"
     )
-    parser.add_argument("--seed", type=_seed, default=1, metavar="N", help="which hosts, and when")
-    parser.add_argument("--once", action="store_true", help="wait, print the table once, exit")
+    parser.add_argument(
+        "--seed", type=_seed, default=1, metavar="N", help="selects which hosts fail, and when"
+    )
+    parser.add_argument(
+        "--scenario",
+        choices=SCENARIOS,
+        metavar="NAME",
+        help="which faults happen. five (default): after 20 to 30 s a GPU overheats, a cable degrades, a GPU dies, and "
+        "the power supply of a rack slows its GPUs; one host is slow at a normal clock, which takes two minutes to "
+        f"detect. three (default below {FIVE_HOSTS_MIN} hosts): the first three of these. night: the eight hosts of "
+        "docs/sql.md, regardless of --simulated and --seed",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="one row per host, including HEALTHY ones"
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="wait until the faults are found, print the table once, exit",
+    )
     parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
     parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     parser.add_argument(

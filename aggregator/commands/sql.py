@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
-from ..query import trouble
-from ..query.limits import Answered, Question
-from .client import guarded
-from .sqldoors import FileDoor, Opened, ServerDoor
-from .way import CommandError, add_login, parsed, way_of
+from ..query import messages
+from ..query.messages import Answered, Question
+from .connection import CommandError, add_login, guarded, parsed, way_of
+from .sql_backends import FileDoor, Opened, ServerDoor
 
-#: An older snapshot is said to be old: the aggregator writes it every 15 s.
+#: An older snapshot is said to be old: an aggregator that runs writes it anew for the question.
 OLD_SECONDS = 60
 #: Rows that a table shows unless `--rows` says otherwise.
 TABLE_ROWS = 1000
@@ -41,8 +40,8 @@ TIMEOUT_SECONDS_MAX = 86_400.0
 
 EXAMPLES = """\
 examples:
-  gangline sql                      a prompt: history, completion, \\? for help
-  gangline sql '\\d'                 what there is to ask
+  gangline sql                      an interactive prompt with history and completion; \\? for help
+  gangline sql '\\d'                 list all views and macros
   gangline sql "FROM ops.worst(n := 5)"
   gangline sql "FROM ops.explain('host-17')"
   gangline sql "FROM ops.gpu_history('GPU-6f5e..')" --output gpu.csv
@@ -50,21 +49,22 @@ examples:
   gangline sql --server agg-1:7600 "FROM ops.freshness" --output fresh.parquet
   echo "FROM ops.freshness" | gangline sql --json
 
-What is asked is a file that the aggregator writes every 15 s: the latest of everything, the last five
-minutes of readings, and the last hour of error counters; and the history beside it. Any DuckDB opens it:
-duckdb -readonly var/aggregator/operators.duckdb. With --server an aggregator is asked, within its limits.
-Times are UTC. Questions of the night with their answers: docs/sql.md
+Queries read a snapshot file and the history beside it. The file has the latest value of every signal, the last five
+minutes of readings and the last hour of error counters. The aggregator rewrites it for a query if it is older than 15 s,
+or older than a time in the query. Any DuckDB can open it, but without `gangline sql` it can be two minutes old:
+duckdb -readonly var/aggregator/operators.duckdb. With --server, the query runs on that aggregator, within its limits.
+Times are UTC. docs/sql.md answers common questions.
 
-A table shows the first 1,000 rows (--rows N: other than that), the other forms all of them. A question may
-take 2 GB of memory. A file (--output) is there whole or not at all.
+A table shows the first 1,000 rows; change that with --rows N. The other formats have all rows. A query may use 2 GB of
+memory. --output writes the file completely or not at all.
 
-exit codes: 0 done, 1 failed or cut off, 2 wrong usage or SQL that is refused, 3 no snapshot, no aggregator
+exit codes: 0 done, 1 failed or truncated, 2 wrong usage or SQL not allowed, 3 no snapshot or no aggregator
 """
 
 WHAT_THERE_IS = """
 FROM (
-SELECT schema_name || '.' || view_name AS ask, comment AS answers FROM duckdb_views()
-WHERE schema_name IN ('ops', 'history') AND comment IS NOT NULL
+SELECT table_schema || '.' || table_name AS ask, table_comment AS answers FROM information_schema.tables
+WHERE table_type = 'VIEW' AND table_schema IN ('ops', 'history') AND table_comment IS NOT NULL
 UNION ALL
 SELECT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')', comment
 FROM duckdb_functions() WHERE schema_name IN ('ops', 'history') AND comment IS NOT NULL
@@ -110,14 +110,14 @@ def _run(options: argparse.Namespace, wanted: Wanted) -> int:
         sql = _query(options)
         if sql is None:
             # prompt_toolkit takes 100 ms, which a question in a script must not.
-            from .sqlshell import Shell
+            from .sql_shell import Shell
 
             return Shell(opened, wanted, width).run()
         return answer_or_words(lambda: answered(opened, sql, wanted))
 
 
 def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from .sqllog import LOG_FORMS, show_log
+    from .sql_log import LOG_FORMS, show_log
 
     form = options.form or "table"
     if options.server or options.query or options.output or form not in LOG_FORMS:
@@ -140,17 +140,17 @@ def answer_or_words(work: Callable[[], int]) -> int:
     """Return what *work* does. Raises CommandError, of a question without an answer too."""
     try:
         return work()
-    except trouble.NoSnapshot as error:
+    except messages.NoSnapshot as error:
         start = "Start one (gangline aggregator), or name its data folder with --data"
         raise CommandError(f"{error}. {start}", NO_ANSWER) from error
-    except trouble.QueryError as error:
-        refused = isinstance(error, trouble.QueryRefused)
+    except messages.QueryError as error:
+        refused = isinstance(error, messages.QueryRefused)
         raise CommandError(str(error), USAGE if refused else FAILED) from error
 
 
 def answered(opened: Opened, sql: str, wanted: Wanted) -> int:
     """Ask, write the answer, and say how old it is and whether it was cut. Raises QueryError, CommandError."""
-    from .sqlwrite import write  # Arrow: 0.1 s, which pass while the question's process starts
+    from .sql_output import write  # Arrow: 0.1 s, which pass while the question's process starts
 
     with opened.answer(wanted.question(sql)) as answer:
         cut = write(answer, wanted.form, wanted.output, rows_max=wanted.rows, width=width())
@@ -221,23 +221,26 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline sql",
-        description="Ask the store in SQL, read-only. Without a query: a prompt.",
+        description="Queries the store in SQL, read-only. Without a query, starts an interactive prompt.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("query", nargs="?", metavar="QUERY", help="one SELECT (or FROM, WITH, ..)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--format", dest="form", choices=FORMS, help="default: table, or as --output ends"
+        "--format",
+        dest="form",
+        choices=FORMS,
+        help="default: by the extension of --output, else table",
     )
     form.add_argument(
-        "--json", dest="form", action="store_const", const="json", help="an array of objects"
+        "--json", dest="form", action="store_const", const="json", help="JSON: an array of objects"
     )
     form.add_argument(
-        "--csv", dest="form", action="store_const", const="csv", help="a header and a line per row"
+        "--csv", dest="form", action="store_const", const="csv", help="CSV with a header"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="a file, written whole or not at all"
+        "--output", type=Path, metavar="FILE", help="write to this file, completely or not at all"
     )
     parser.add_argument(
         "--rows",
@@ -251,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="cut the question off after so long (default: the server's limit; never for a file)",
+        help="stop the query after this time (default: the server's limit; none for the snapshot file)",
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
@@ -267,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="server",
         type=parsed,
         metavar="ADDRESS:PORT",
-        help="ask this aggregator",
+        help="query this aggregator",
     )
     add_login(parser)
     parser.add_argument(
@@ -276,6 +279,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         const=20,
         metavar="N",
-        help="who asked the aggregator what: the last N lines (20) of queries.log in --data; also --json, --csv",
+        help="show the last N lines (20) of queries.log in --data: who ran which query; also --json, --csv",
     )
     return parser

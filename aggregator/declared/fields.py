@@ -3,17 +3,447 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from fnmatch import translate
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from ...fingerprints.place import NAME_CHARACTERS_MAX
-from .hostset import BY_PLACE, Pattern, Selection, parse_pattern
-from .limits import NAMES_MAX
-from .moments import moment_ns, zone
-from .problems import Problems, Where, shown
+from ...contract.topology import NAME_CHARACTERS_MAX
+
+# ----------------------------------------------------------------------
+# Which hosts an entry is for: names, Slurm's ranges (`gpu-[001-016,020]`), `*` and `?`, or where
+# they stand.
+
+#: `*` and brackets of one pattern: more make it slow to match, and nobody reads them.
+PARTS_MAX = 4
+_DIGITS_MAX = 9
+_PARTS = re.compile(r"[*?]|[^*?]+")
+_WILD = re.compile(r"[*?]")
+_DIGITS = re.compile(r"[0-9]+")
+_TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
+_RANGE = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}})(?:-([0-9]{{1,{_DIGITS_MAX}}}))?")
+_EXPECTED = (
+    "expected a host name, with ranges as gpu-[001-016,020], or with * and ? "
+    "(letters, digits, '.', '_', '-')"
+)
+
+
+#: How far a name may have been read.
+Ends = set[int] | range
+
+
+class Range(NamedTuple):
+    """Numbers from *first* to *last*, written with *digits* digits at least."""
+
+    first: int
+    last: int
+    digits: int
+
+    def has(self, number: int, text: str) -> bool:
+        """Say whether *number*, written as *text*, is one of these as they are written."""
+        if not self.first <= number <= self.last:
+            return False
+        return len(text) == self.digits if text[0] == "0" else len(text) >= self.digits
+
+    def names(self) -> Iterator[str]:
+        """Yield the numbers as written."""
+        return (f"{number:0{self.digits}d}" for number in range(self.first, self.last + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One name or pattern: texts with brackets between them. `parse_pattern` makes it."""
+
+    text: str
+    texts: tuple[str, ...]
+    brackets: tuple[tuple[Range, ...], ...]
+    head: str  # all that it means begin so
+
+    def matches(self, host: str) -> bool:
+        """Say whether *host* is meant."""
+        if not host.startswith(self.head):
+            return False
+        ends: Ends = {0}  # how far what was looked at of the pattern may reach
+        for number, text in enumerate(self.texts):
+            for part in _parts(text):
+                ends = _after(part, host, ends) if ends else ends
+            if number < len(self.brackets):
+                ends = _after_number(self.brackets[number], host, ends)
+        return len(host) in ends
+
+    @property
+    def pieces(self) -> int:
+        """What makes it long to match: its `*` and `?`, and its ranges."""
+        return len(_WILD.findall(self.text)) + sum(map(len, self.brackets))
+
+    @property
+    def is_name(self) -> bool:
+        """Say whether it is one host's name."""
+        return not self.brackets and not self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it has `*` or `?`: which hosts it means cannot be listed."""
+        return any("*" in text or "?" in text for text in self.texts)
+
+    @property
+    def count(self) -> int:
+        """How many names it stands for, if it is not open."""
+        total = 1
+        for ranges in self.brackets:
+            total *= sum(one.last - one.first + 1 for one in ranges)
+        return total
+
+    def names(self) -> Iterator[str]:
+        """Yield the names that it stands for, if it is not open."""
+        numbers = [[name for one in ranges for name in one.names()] for ranges in self.brackets]
+        for chosen in itertools.product(*numbers):
+            pairs = itertools.zip_longest(self.texts, chosen, fillvalue="")
+            yield "".join(itertools.chain.from_iterable(pairs))
+
+
+def parse_pattern(text: object) -> Pattern:
+    """Return the pattern that *text* is. Raises ValueError with what is wrong and what would be right."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(_EXPECTED)
+    if len(text) > NAME_CHARACTERS_MAX:
+        raise ValueError(f"{len(text)} characters, at most {NAME_CHARACTERS_MAX}")
+    texts, brackets = _split(text)
+    if sum(part.count("*") for part in texts) + len(brackets) > PARTS_MAX:
+        raise ValueError(f"more than {PARTS_MAX} of * and [..] in one pattern: write several")
+    return Pattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
+
+
+@lru_cache(maxsize=4_096)
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(_PARTS.findall(text))
+
+
+def _after(part: str, host: str, ends: Ends) -> Ends:
+    """Return how far *host* may be read after *part*: a `*`, a `?`, or a text as it stands. *ends*: not empty."""
+    if part == "*":
+        return range(_first(ends), len(host) + 1)
+    if part == "?":
+        return {at + 1 for at in ends if at < len(host)}
+    found = set[int]()
+    at = host.find(part, _first(ends))
+    while at >= 0:
+        if at in ends:
+            found.add(at + len(part))
+        at = host.find(part, at + 1)
+    return found
+
+
+def _first(ends: Ends) -> int:
+    return ends.start if isinstance(ends, range) else min(ends)
+
+
+class _Number(NamedTuple):
+    """Digits of a name, from *at* to before *end*."""
+
+    at: int
+    end: int
+    number: int
+    text: str
+
+
+@lru_cache(maxsize=16)  # hosts are asked for one after another, each with all patterns
+def _numbers(host: str) -> tuple[_Number, ...]:
+    """Return all that a range may be about in *host*."""
+    return tuple(
+        _Number(at, end, int(host[at:end]), host[at:end])
+        for run in _DIGITS.finditer(host)
+        for at in range(run.start(), run.end())
+        for end in range(at + 1, min(at + _DIGITS_MAX, run.end()) + 1)
+    )
+
+
+def _after_number(ranges: Sequence[Range], host: str, ends: Ends) -> Ends:
+    """Return how far *host* may be read after a number of *ranges*."""
+    return {
+        one.end
+        for one in _numbers(host)
+        if one.at in ends and any(each.has(one.number, one.text) for each in ranges)
+    }
+
+
+def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[Range, ...], ...]]:
+    texts: list[str] = []
+    brackets: list[tuple[Range, ...]] = []
+    rest = text
+    while True:
+        before, opened, after = rest.partition("[")
+        if not _TEXT.fullmatch(before):
+            raise ValueError(_EXPECTED)
+        texts.append(before)
+        if not opened:
+            return tuple(texts), tuple(brackets)
+        inner, closed, rest = after.partition("]")
+        if not closed:
+            raise ValueError("a [ without its ]: expected a range as gpu-[001-016]")
+        brackets.append(tuple(map(_range, inner.split(","))))
+
+
+def _range(text: str) -> Range:
+    found = _RANGE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"[{text[:20]}] is no range: expected numbers as [001-016,020]")
+    first, last = found[1], found[2] or found[1]
+    padded = any(len(one) > 1 and one.startswith("0") for one in (first, last))
+    if int(last) < int(first) or (padded and len(first) != len(last)):
+        raise ValueError(
+            f"[{text}]: expected the lower number first, both with as many digits where there are "
+            "leading zeros, as [001-016]"
+        )
+    return Range(int(first), int(last), len(first) if padded else 1)
+
+
+#: Where hosts stand -> the key that selects by it.
+BY_PLACE = {
+    "rack": "racks",
+    "power_domain": "power_domains",
+    "cooling_domain": "cooling_domains",
+    "leaf": "leaves",
+    "spine": "spines",
+    "nvlink_domain": "nvlink_domains",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Hosts by name or by place: who matches any of it is meant."""
+
+    patterns: tuple[Pattern, ...] = ()
+    places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    def matches(self, host: str, place: object) -> bool:
+        """Say whether *host*, which stands at *place* (a `Place`), is meant."""
+        if any(pattern.matches(host) for pattern in self.patterns):
+            return True
+        return any(getattr(place, name) in chosen for name, chosen in self.places.items())
+
+    @property
+    def words(self) -> str:
+        """Who is meant, as somebody would say it."""
+        names = [pattern.text for pattern in self.patterns]
+        names += [
+            f"{name.replace('_', ' ')} {one}"
+            for name, chosen in self.places.items()
+            for one in sorted(chosen)
+        ]
+        return ", ".join(names)
+
+    @property
+    def names_hosts(self) -> bool:
+        """Say whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
+        return bool(self.patterns) and not self.places and not any(p.is_open for p in self.patterns)
+
+    @property
+    def is_all(self) -> bool:
+        """Say whether every host is meant."""
+        return any(set(pattern.text) == {"*"} for pattern in self.patterns)
+
+
+# ----------------------------------------------------------------------
+# How much may be declared. What is beyond is refused, with words.
+
+#: Files of a folder, and bytes of each; all of them together may be as large as four.
+FILES_MAX = 64
+TOML_BYTES_MAX = 2 << 20  # read in pure Python: a second of it
+FILE_BYTES_MAX = 16 << 20
+TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
+#: Hosts whose places are given.
+HOSTS_MAX = 50_000
+#: Entries that give a host a place, in all files: one host may be told of in several.
+PLACES_MAX = 4 * HOSTS_MAX
+#: Columns of a CSV file, ours and others'.
+COLUMNS_MAX = 256
+#: Places that one host is told of in.
+SAID_MAX = 16
+#: Entries of each kind in all files: windows, overrides, expected hosts.
+ENTRIES_MAX = 2_000
+#: Patterns or names that one entry has.
+NAMES_MAX = 512
+#: `*`, `?` and ranges, of all files, that names are matched by one after another: in patterns of hosts that cannot be
+#: written out, of rules, devices, models and versions. Each is asked of each host, once for each version of the files.
+PIECES_MAX = 256
+#: Of who, and of why; of one name or pattern: `contract/topology.py`.
+WHO_CHARACTERS_MAX = 128
+WHY_CHARACTERS_MAX = 512
+#: A window and an override last no longer: what is to last is declared anew, by somebody who looked.
+MAINTENANCE_DAYS_MAX = 366
+OVERRIDE_DAYS_MAX = 366
+#: Codes of one override.
+CODES_MAX = 64
+#: Problems that are told of at once.
+PROBLEMS_MAX = 20
+#: A file of lines is not read on once there are so many.
+PROBLEMS_COUNTED_MAX = 10_000
+
+
+# ----------------------------------------------------------------------
+# Patterns with `*`, `?` and `[..]` for names that are no hosts': rules, devices, models, versions.
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def fits(text: str, pattern: str) -> bool:
+    """Say whether *text* fits, as `fnmatchcase` does; that one compiles anew where there are more than 256 patterns."""
+    return _compiled(pattern)(text) is not None if pieces(pattern) else text == pattern
+
+
+@lru_cache(maxsize=4 * PIECES_MAX)
+def pieces(pattern: str) -> int:
+    """Return how many wildcards *pattern* has; 0: it is one name."""
+    return len(_WILDCARD.findall(pattern))
+
+
+@lru_cache(maxsize=2 * PIECES_MAX)
+def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(translate(pattern)).match
+
+
+# ----------------------------------------------------------------------
+# What is wrong with what was declared: where, what, and what would be right.
+
+#: Of a value that is quoted in words.
+_SHOWN_CHARACTERS_MAX = 60
+
+
+class Where(NamedTuple):
+    """A place in a file; line 0: not known."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+class DeclaredError(ValueError):
+    """Nothing of it is taken. `problems`: each with file and line, the first PROBLEMS_MAX of them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
+
+    found: list[str] = field(default_factory=list[str])
+    #: Allowed, but hardly meant: told by `gangline declared check`.
+    notes: list[str] = field(default_factory=list[str])
+    left_out: int = 0
+    #: A file was not read to its end.
+    was_cut: bool = False
+
+    def add(self, where: Where, words: str | Callable[[], str]) -> None:
+        """Take a problem down. *words*: or what makes them, where that takes long and many may be left out."""
+        if len(self.found) < PROBLEMS_MAX:
+            self.found.append(f"{where}: {words if isinstance(words, str) else words()}")
+        else:
+            self.left_out += 1
+
+    def cut(self) -> bool:
+        """Say whether there are so many that a file is not read to its end, which is told."""
+        self.was_cut = self.was_cut or self.left_out >= PROBLEMS_COUNTED_MAX
+        return self.was_cut
+
+    def note(self, where: Where, words: str) -> None:
+        """Take down what is odd."""
+        if len(self.notes) < PROBLEMS_MAX:
+            self.notes.append(f"{where}: {words}")
+
+    def raise_any(self) -> None:
+        """Raise DeclaredError if there is a problem."""
+        if self.found:
+            rest = ", where reading stopped" if self.was_cut else ""
+            more = [f"and {self.left_out:,} more{rest}"] if self.left_out else []
+            raise DeclaredError(self.found + more)
+
+
+def shown(value: object) -> str:
+    """Return *value* as words bear it: quoted, printable, not too long."""
+    try:
+        text = value.isoformat() if isinstance(value, date | time) else ascii(value)
+    except ValueError:  # a whole number of thousands of digits, as TOML takes it in hexadecimal
+        text = "so many digits"
+    return (
+        text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
+    )
+
+
+# ----------------------------------------------------------------------
+# Points in time as people write them: with an offset, or with the time zone they are in.
+
+_WHEN = "expected a time with its offset, as 2026-11-23T22:00:00+01:00, or a time_zone beside it"
+_QUOTED = "expected a time without quotes, as 2026-11-23T22:00:00+01:00, or a day as 2026-11-23"
+#: No year beyond is meant.
+YEARS = (2000, 2200)
+
+
+@lru_cache(maxsize=64)
+def zone(name: str) -> tzinfo:
+    """Return a time zone by its name. Raises ValueError with what would be right."""
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(
+            f"no time zone {ascii(name)[:60]} here: expected a name as Europe/Berlin or UTC "
+            "(`timedatectl list-timezones`)"
+        ) from error
+
+
+def moment_ns(value: object, zone_name: str, *, is_end: bool) -> int:
+    """Return nanoseconds since 1970 of a TOML date or time. Raises ValueError with words.
+
+    A date alone is its whole day: as an end, until midnight after it. Without an offset it is of
+    *zone_name*; a time that this zone has not, or has twice, is refused.
+    """
+    if isinstance(value, str):
+        raise ValueError(_QUOTED)  # noqa: TRY004 - what a file holds is a value
+    if not isinstance(value, date):  # a datetime is one
+        raise ValueError(_WHEN)  # noqa: TRY004
+    if not YEARS[0] <= value.year < YEARS[1]:
+        raise ValueError(f"the year {value.year}: expected {YEARS[0]} to {YEARS[1] - 1}")
+    if isinstance(value, datetime):
+        at = value
+    else:
+        at = datetime.combine(value + timedelta(days=1) if is_end else value, time())
+    if at.tzinfo is None:
+        at = _local(at, zone_name)
+    since = at.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+def _local(at: datetime, zone_name: str) -> datetime:
+    if not zone_name:
+        raise ValueError(_WHEN)
+    first, second = (at.replace(tzinfo=zone(zone_name), fold=fold) for fold in (0, 1))
+    if first.utcoffset() != second.utcoffset():
+        # In a gap fold=0 has the offset of before, so that there and back gives another time.
+        back = first.astimezone(UTC).astimezone(first.tzinfo).replace(tzinfo=None)
+        words = "is there twice" if back == at else "does not exist"
+        raise ValueError(
+            f"{at:%Y-%m-%d %H:%M} {words} in {zone_name}, where clocks are changed: give its offset, "
+            f"as {first.isoformat()} or {second.isoformat()}"
+        )
+    return first
+
+
+@lru_cache(maxsize=1024)
+def told(at_ns: int) -> str:
+    """Return a time as words bear it."""
+    return f"{datetime.fromtimestamp(at_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M} UTC"
+
 
 T = TypeVar("T")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,55 @@ from typing import Protocol
 import duckdb
 
 from ..fleet.fleet import Fleet
-from ..verdicts import OURSELVES, Finding
-from . import record
+from ..model import OURSELVES, Finding
+from . import rows
+from .fields import DeclaredError
+from .loader import ENDINGS, File, files_in, hash_of, parse, read
 from .model import NOTHING, Declared, Said
-from .problems import DeclaredError
-from .reading import ENDINGS, File, files_in, hash_of, parse, read
-from .resting import Resting
+
+# ----------------------------------------------------------------------
+# Whether files rest, so that half a copy is not taken, and what becomes of those that never do.
+
+#: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
+RESTLESS_LOOKS = 12
+
+
+class Resting:
+    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each look."""
+
+    def __init__(self) -> None:
+        self._stamps: object = None
+        self._looks = 0
+        self._held: dict[str, bytes] = {}
+
+    def look(self, stamps: object) -> bool:
+        """Take what a look saw of the files (names, times, sizes); say whether they rest: it is as at the one before."""
+        rests, self._stamps = stamps == self._stamps, stamps
+        self._looks = 0 if rests else self._looks % RESTLESS_LOOKS + 1
+        return rests
+
+    @property
+    def is_to_compare(self) -> bool:
+        """What the files hold is to be read and handed to `compare`, though they do not rest."""
+        return self._looks >= RESTLESS_LOOKS - 1
+
+    def compare(self, files: Iterable[File]) -> str | None:
+        """Return "" if *files* hold what they held at the look before, else words on one that does not; None: ask at the next."""
+        before, self._held = (
+            self._held,
+            {one.name: hashlib.sha256(one.data).digest() for one in files},
+        )
+        if self._looks < RESTLESS_LOOKS:
+            return None
+        names = before.keys() | self._held.keys()
+        changed = [name for name in names if before.get(name) != self._held.get(name)]
+        if not changed:
+            return ""
+        return (
+            f"{min(changed)}: was written again and again for a minute, and says something else each time: it may be half "
+            "written. Write it only when there is news"
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -97,20 +141,20 @@ class Live:
         """Return what hosts said of their places before our restart: those that are switched off do not say it again."""
         try:
             with self._store.reading() as cursor:
-                return record.told_places(cursor)
+                return rows.told_places(cursor)
         except duckdb.Error as error:
             log.error("what hosts said of their places before cannot be read: %s", error)
             return {}
 
-    def _kept(self) -> record.Kept | None:
+    def _kept(self) -> rows.Kept | None:
         try:
             with self._store.reading() as cursor:
-                return record.last(cursor)
+                return rows.last(cursor)
         except duckdb.Error as error:
             log.error("what was declared before cannot be read: %s", error)
             return None
 
-    def _restore(self, kept: record.Kept) -> None:
+    def _restore(self, kept: rows.Kept) -> None:
         try:
             self._fleet.declared = parse(
                 kept.files, kept.taken_ns, number=kept.number, was_good=True
@@ -228,8 +272,8 @@ class Live:
     def _write(self, connection: duckdb.DuckDBPyConnection) -> None:
         declared = self._fleet.declared
         for version, files, taken_ns in self._unwritten:
-            record.put_version(connection, version, files, taken_ns)
-        record.put_places(connection, declared)
+            rows.put_version(connection, version, files, taken_ns)
+        rows.put_places(connection, declared)
 
     def _wrote(self, now_ns: int) -> None:
         self._unwritten.clear()

@@ -1,4 +1,7 @@
-"""The devices of all hosts: each has a row for as long as we run, whatever tables have readings of it."""
+"""The devices of all hosts: each has a row, whatever tables have readings of it.
+
+It keeps the row for as long as we run, or until it is gone and makes room for another (`evictions.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...ext.devicekeys import DeviceKeys
-from .arrays import Codes, grown, room
+from ..counter_deltas import Codes, grown, room
 
-#: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
+#: Rows that a host has of one kind (the store keeps all its devices); the longest gone make room.
 DEVICES_PER_HOST_MAX = 1024
 
 
@@ -30,7 +33,7 @@ class Names:
 
 
 class Devices:
-    """The devices of one kind, of all hosts. A device keeps its row for as long as we run."""
+    """The devices of one kind, of all hosts. A row is of one host for as long as we run."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -74,6 +77,11 @@ class Devices:
         """
         self._epoch[row] += 1
         self._renewals[row] += renewed
+
+    def give(self, row: int, name: str) -> None:
+        """Give *row* to the device *name* of its host, which has none. What tables have of the row is theirs to forget."""
+        self._keys.rename(row, name)
+        self._epoch[row] = self._renewals[row] = 0
 
     def rows_of(self, host: int) -> list[int]:
         """Return the rows of *host*."""

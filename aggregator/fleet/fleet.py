@@ -6,41 +6,152 @@ Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from ...contract.signals import TABLES
 from ...ext.intake import Received
-from ...fingerprints.catalogue import TABLES
-from ..declared.differences import Expecting
+from ..counter_deltas import Codes, Flags, Indexes, Times, grown, room
+from ..declared.drift import Expecting
 from ..declared.model import NOTHING
-from ..declared.told import Told
-from ..messages import DeviceLike, EventLike
-from ..verdicts import OURSELVES, Finding
-from . import naming
-from .activity import Activity
-from .arrays import Codes, Flags, Indexes, Times, grown, room
-from .counted import COUNTED
+from ..declared.reported_inventory import Told
+from ..model import OURSELVES, DeviceLike, EventLike, Finding
+from .active_events import EVENTS as HANG_EVENTS
+from .active_events import Hangs, Moment, Occurrences
+from .activity import Activity, GpuResets
+from .collector_status import Sources
 from .devices import Devices
+from .evictions import Evictions
 from .gangs import Gangs
-from .guarding import Guard
-from .hangs import EVENTS as HANG_EVENTS
-from .hangs import Hangs
-from .identity import Identity
-from .inventories import Inventories
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
-from .kept import KEPT
-from .occurrences import Moment, Occurrences
+from .known_gpus import KnownGpus
+from .pcie_topology import Wiring
 from .peers import Peerage
-from .resets import GpuResets
-from .seen import Seen
-from .sources import Sources
-from .tables import DeviceTable
-from .wiring import Wiring
+from .tables import DeviceTable, Identity, Seen
+from .tracked_signals import COUNTED, KEPT
+
+# ----------------------------------------------------------------------
+# What is kept of the hosts' inventories: what judgement reads, equal things once.
+#
+# All of an inventory is in the store. A host of eight GPUs lists two hundred devices with a dozen
+# attributes each: in memory that is 0.2 MB a host, and hosts of one make differ in little but the
+# serial numbers.
+
+#: Attributes that rules, `fleet.py`, `peers.py` and `pcie_topology.py` ask for.
+ATTRIBUTES = (
+    "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
+    "vbios",
+)  # fmt: skip
+#: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
+LISTED = ("gpu", "filesystem", "net")
+#: So many different devices are shared between hosts; more would be an attack, and is kept apart.
+SHARED_MAX = 100_000
+
+Attributes = dict[str, str]
+
+
+class Inventories:
+    """Makes the inventories of a fleet's hosts."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[str, str], tuple[str, str]] = {}
+        self._attributes: dict[tuple[str, ...], Attributes] = {}
+
+    def kept(self, devices: Sequence[DeviceLike]) -> dict[tuple[str, str], Attributes]:
+        """Return (kind, key) -> attributes of one host; a device without any is there if its kind is of LISTED."""
+        found: dict[tuple[str, str], Attributes] = {}
+        for device in devices:
+            attributes = self._shared(device)
+            if attributes or device.kind in LISTED:
+                found[self._key(device)] = attributes
+        return found
+
+    def _key(self, device: DeviceLike) -> tuple[str, str]:
+        if device.kind == "gpu":
+            # The kind once for all, and the key once for here and for who runs there (`jobs.py`).
+            return "gpu", sys.intern(device.key)
+        key = device.kind, device.key
+        if len(self._keys) >= SHARED_MAX:
+            return key
+        return self._keys.setdefault(key, key)
+
+    def _shared(self, device: DeviceLike) -> Attributes:
+        said = tuple(device.attributes.get(name, "") for name in ATTRIBUTES)
+        known = self._attributes.get(said)
+        if known is None:
+            known = {name: text for name, text in zip(ATTRIBUTES, said, strict=True) if text}
+            if len(self._attributes) < SHARED_MAX:
+                self._attributes[said] = known
+        return known
+
+
+# ----------------------------------------------------------------------
+# Which device an event is about, by the inventory that its host registered.
+
+#: (kind, key) of each device -> its attributes.
+Inventory = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+def device_of(inventory: Inventory, event: EventLike) -> str:
+    """Return the device of *event*: a GPU's UUID where the kernel named it by PCI address."""
+    device = event.device or "host"
+    if not event.name.startswith("gpu."):
+        return device
+    wanted = device.lower()
+    for (kind, key), attributes in inventory.items():
+        if kind == "gpu" and wanted in (key.lower(), attributes.get("pci_address", "").lower()):
+            return key
+    return device
+
+
+def driver_of(inventory: Inventory, device: str) -> str:
+    """Return the version of the GPU's driver, or of any GPU's; "" where the host told none."""
+    own = inventory.get(("gpu", device), {}).get("driver")
+    others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
+    return own or next(others, "")
+
+
+# ----------------------------------------------------------------------
+# What is done in parts, so that one that fails costs the others nothing: it is told of for a while,
+# and logged once.
 
 log = logging.getLogger(__name__)
+
+#: A part that failed is told of for so long after it failed last: some are due every ten seconds only.
+TOLD_SECONDS = 60.0
+
+
+class Guard:
+    """Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, str] = {}  # part -> words, since `failing` was asked last
+        self._told: dict[str, tuple[str, int]] = {}  # part -> words, until when they are told
+
+    def do(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
+        """Do it, and say whether that went well. Never raises."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            if part not in self._told and part not in self._failed:
+                log.exception("%s failed; the other parts go on", part)
+            self._failed[part] = f"{part} failed: {type(error).__name__}: {error}"
+            return False
+        return True
+
+    def failing(self, now_ns: int) -> str:
+        """Return words on the parts that failed within TOLD_SECONDS; "" for none."""
+        until_ns = now_ns + round(TOLD_SECONDS * 1e9)
+        told = {part: one for part, one in self._told.items() if now_ns < one[1] <= until_ns}
+        self._told = told | {part: (words, until_ns) for part, words in self._failed.items()}
+        self._failed.clear()
+        return "; ".join(words for words, _ in self._told.values())
+
 
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
 BOOTS_PER_HOST_MAX = 8
@@ -84,6 +195,9 @@ class Fleet:
             self.tables[name] = DeviceTable(name, signals, devices, COUNTED, KEPT)
         self._tables = list(self.tables.values())
         self._cells = [table.cells for table in self._tables]
+        self.evictions = Evictions(self._tables)
+        #: By node index, (rule, device) of what counts against hosts, as judged last.
+        self.held: Mapping[int, Collection[tuple[str, str]]] = {}
         self.identity = Identity(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])
@@ -91,6 +205,8 @@ class Fleet:
         self.wiring = Wiring()
         self.seen = Seen()
         self._inventory = Inventories()
+        #: The GPUs that hosts ever had.
+        self.known_gpus = KnownGpus()
         self._guard = Guard()
         #: What people declared, and what hosts say of their place and hardware.
         self.declared, self.told, self.expecting = NOTHING, Told(), Expecting()
@@ -106,6 +222,10 @@ class Fleet:
         #: When the host booted, by our clock; 0: not known yet.
         self._booted_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
+        #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
+        self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
+        #: How often rows of each host were given to other devices, or are to be looked up anew.
+        self._reused: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 
     def __len__(self) -> int:
@@ -135,6 +255,7 @@ class Fleet:
             self._booted_ns[host] = min(booted_ns, TIME_NS_MAX)
         self.attributes[host] = self._inventory.kept(devices)
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
+        self._gpus_known[host] = self.known_gpus.register(name, devices).gpus
         self.told.register(name, devices, labels)
         self.shape_version += 1
         return host
@@ -155,6 +276,7 @@ class Fleet:
                     setattr(self, key, grown(array, capacity))
         self.names.append(name)
         self.index[name] = host
+        self._gpus_known[host] = self.known_gpus.of(name).gpus
         self.attributes.append({})
         self._boots.append([])
         return host
@@ -171,6 +293,7 @@ class Fleet:
         self._boot[host] = self._boot[host] % BOOT_MAX + 1
         self._boottime_ns[host] = self._booted_ns[host] = 0
         self.jobs.end(host)
+        self.evictions.forget(host)
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
@@ -192,7 +315,7 @@ class Fleet:
         self._heard_ns[host] = received_ns
         if not self._first_ns[host]:
             self._first_ns[host] = received_ns
-        frame.put(self._cells, host, self.boot_of(host), gap_ns, self._places)
+        frame.put(self._cells, host, self.boot_of(host), gap_ns, self._places, self._reused)
 
     def _set_back(self, hosts: slice, now_ns: int) -> None:
         """Nobody was heard later than now: where our clock was set back, it is as long ago as it was."""
@@ -219,9 +342,52 @@ class Fleet:
         table = self._tables[kept_in]
         before = table.devices.count
         rows = table.places(host, names)
+        key = host, table.devices.kind
+        if rows.size and rows.min() < 0:
+            self._make_room(host, table.devices, names, rows)
+            self.evictions.note(self.names[host], key, table.name, int((rows < 0).sum()))
+        elif key in self.evictions.left_out:
+            self.evictions.note(self.names[host], key, table.name, 0)
         if table.devices.count > before:
             self.shape_version += 1
         return rows
+
+    def _make_room(
+        self, host: int, devices: Devices, names: tuple[str, ...], rows: Indexes
+    ) -> None:
+        """Give the devices of *names* without one (-1) *rows* of devices of *host* that are gone, while there are any."""
+        now = self.boot_of(host), int(self._boottime_ns[host])
+        is_held, using = self._held_devices(host), set(rows.tolist())
+        for at in np.flatnonzero(rows < 0).tolist():
+            row = devices.find(host, names[at])  # one may be named twice
+            if row < 0:
+                row = self.evictions.row(host, devices, now, is_held, using)
+                if row < 0:
+                    return
+                self._give(devices, row, names[at])
+            rows[at] = row
+            using.add(row)
+
+    def _held_devices(self, host: int) -> Callable[[str], bool]:
+        """Return what says whether a finding, or what was judged, stands against a device of *host*."""
+        judged = {device for _, device in self.held.get(host, ())}
+        name = self.names[host]
+        # A finding is about a device, or about a signal of it.
+        found = [f"{subject} " for of, _, subject in self.findings if of == name]
+        return lambda device: device in judged or any(s.startswith(f"{device} ") for s in found)
+
+    def _give(self, devices: Devices, row: int, name: str) -> None:
+        """Give *row* to the device *name*, of which nothing is known yet."""
+        for table in self._tables:
+            if table.devices is devices:
+                if table.name == "collector_10s":
+                    self.sources.forget(table, row)
+                table.forget(row)
+        self.identity.forget(devices, row)
+        self.seen.forget(self.tables, devices, row)
+        devices.give(row, name)
+        self._reused[devices.host[row]] += 1
+        self.shape_version += 1
 
     def event(
         self, name: str, event: EventLike, received_ns: int, time_ns: int | None = None
@@ -255,8 +421,11 @@ class Fleet:
         return Moment(first_ns, last_ns, last_time_ns, received_ns)
 
     def device_of(self, host: int, event: EventLike) -> str:
-        """Return the device of *event* (`naming.py`)."""
-        return naming.device_of(self.attributes[host], event)
+        """Return the device of *event* (`fleet.py`): a GPU that is gone by the UUID that it had."""
+        device = device_of(self.attributes[host], event)
+        if event.name.startswith("gpu.") and ":" in device:
+            return self.known_gpus.key_at(self.names[host], device) or device
+        return device
 
     def note_backlog(self, name: str, received_ns: int) -> None:
         """The host is there, but what it said is of earlier."""
@@ -316,11 +485,16 @@ class Fleet:
             self._advance(table, table.waiting())
         do("resets of GPUs", self.resets.advance, self._boottime_ns)
         do("what hosts have", self.seen.advance, self.tables)
+        do("devices without room", self._look_again, now_ns)
         do("ends of events", self.occurrences.expire, self, now_ns)
         do("ends of jobs", self.jobs.sweep, now_ns, self.host_now_ns(now_ns))
         if not do("gangs", self.gangs.advance, self, now_ns):
             self.gangs.standing = None  # else hosts stay blamed by what was so long ago
         return self._guard.failing(now_ns)
+
+    def _look_again(self, now_ns: int) -> None:
+        for host in self.evictions.to_look_at(now_ns):
+            self._reused[host] += 1
 
     def _advance(self, table: DeviceTable, rows: Indexes) -> None:
         if not rows.size:
@@ -353,8 +527,8 @@ class Fleet:
         return int(self._booted_ns[host])
 
     def driver_of(self, host: int, device: str) -> str:
-        """Return the version of the GPU's driver, as its host registered it (`naming.py`)."""
-        return naming.driver_of(self.attributes[host], device)
+        """Return the version of the GPU's driver, as its host registered it (`fleet.py`)."""
+        return driver_of(self.attributes[host], device)
 
     def reset_ns(self, host: int, device: str) -> int:
         """Return the boot time until which a GPU was last seen to be reset; 0: not in this boot.
@@ -398,10 +572,12 @@ class Fleet:
 
     @property
     def gpus(self) -> Codes:
-        """GPUs of each host: as registered, or as many as have shown themselves in the boot that it runs in."""
+        """GPUs of each host: as registered, as many as have shown themselves in the boot that it runs in, or as it had
+        before: a host that lost some is no smaller host."""
         of = self.devices["gpu"].host[self.gpus_read]
         seen = np.bincount(of, minlength=len(self))[: len(self)]
-        return np.maximum(self._gpus[: len(self)], seen.astype(np.int32))
+        told = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])
+        return np.maximum(told, seen.astype(np.int32))
 
     @property
     def gpus_read(self) -> Flags:

@@ -15,18 +15,188 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import network
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, grown, room, smoothing
 from .activity import least_watts
-from .arrays import Codes, Flags, Floats, Indexes, Times, grown, room
 from .devices import Devices
-from .grouped import beyond, medians, of_members, ranked, without
-from .jobs import Job
-from .past import Past
-from .sharing import are_divided, are_shared, gangs_of
-from .tables import DeviceTable
+from .jobs import Job, are_divided, are_shared, gangs_of
+from .tables import FAST_SECONDS, DeviceTable
 
 if TYPE_CHECKING:
     from .fleet import Fleet
+
+
+# ----------------------------------------------------------------------
+# What the ports of each host move, and how they say that the network makes them wait.
+
+
+class Sign(NamedTuple):
+    """A counter that rises while a port has to wait. `least`: a second, of a whole host; less is nothing (assumed)."""
+
+    table: str
+    column: str
+    least: float
+    words: str
+
+
+#: InfiniBand: data to send and no credit. RoCE: notifications by DCQCN; most fabrics that pause ports mark packets first.
+SIGNS = (
+    Sign("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
+    Sign("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
+)  # fmt: skip
+MOVED = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes"))
+
+
+def moved(fleet: Fleet, now_ns: int) -> Floats:
+    """Return the bytes a second that all ports of each host moved in about the last ten; NaN where none is read."""
+    return np.asarray(sum(_by_host(fleet, *one, now_ns) for one in MOVED))
+
+
+def waited(fleet: Fleet, now_ns: int) -> Floats:
+    """Return the same of each sign: (signs, hosts)."""
+    return np.array([_by_host(fleet, one.table, one.column, now_ns) for one in SIGNS])
+
+
+def rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
+    """Return how much a second a counter rose, of each port, in about the last ten seconds; NaN: not read."""
+    table = fleet.tables[table_name]
+    heard = table.heard(fleet.boot, fleet.host_now_ns(now_ns))
+    # What comes every second is of now; what comes on change alone did not change since.
+    quiet = np.where(heard < 2.5 * table.period_seconds, 0.0, heard)
+    known = table.known(column)
+    if column in table.sticky:
+        known = known & ~table.saturated(column)
+    return np.where(known, table.recent(column, quiet) / FAST_SECONDS, np.nan)
+
+
+def _by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
+    each = rates(fleet, table_name, column, now_ns)
+    known = np.isfinite(each)
+    of = fleet.tables[table_name].devices.host[known]
+    total = np.bincount(of, weights=each[known], minlength=len(fleet))
+    return np.where(np.bincount(of, minlength=len(fleet)) > 0, total, np.nan)
+
+
+# ----------------------------------------------------------------------
+# What is usual of each host in the job that it runs: a mean that stands still while something is
+# unusual.
+
+#: Windows that make a past, of which the first are forgotten: a job begins slowly. And seconds after which a mean has
+#: forgotten the rest.
+WINDOWS_MIN, BEGINNING, PAST_SECONDS = 8, 2, 600.0
+#: What is unusual for so many windows (an hour) is usual from then on.
+UNUSUAL_MAX = 360
+
+
+class Past:
+    """Means of some values of every host, NaN where too little is known. Belongs to the fleet's thread."""
+
+    def __init__(self, width: int, capacity: int) -> None:
+        self._means: Floats = np.zeros((width, capacity))
+        self._windows: Codes = np.zeros((width, capacity), dtype=np.int32)
+        self._unusual: Codes = np.zeros(capacity, dtype=np.int32)
+
+    def fit(self, capacity: int) -> None:
+        """Make room for so many hosts."""
+        if self._unusual.size < capacity:
+            for name in ("_means", "_windows", "_unusual"):
+                setattr(self, name, grown(getattr(self, name), capacity))
+
+    def begin_anew(self, hosts: Flags) -> None:
+        """Forget these: another job has another usual."""
+        self._windows[:, : hosts.size] *= ~hosts
+        self._unusual[: hosts.size] *= ~hosts
+
+    def usual(self, hosts: int) -> Floats:
+        """Return the means of the first *hosts*: a row for each value."""
+        known = self._windows[:, :hosts] >= WINDOWS_MIN
+        return np.where(known, self._means[:, :hosts], np.nan)
+
+    def learn(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
+        """Take in a window: *values* (a row each) of the hosts that it *counts* for, but of those that are *unusual* now."""
+        hosts = counts.size
+        waits = self._unusual[:hosts]
+        waits[counts & unusual] += 1
+        waits[counts & ~unusual] = 0
+        anew = waits > UNUSUAL_MAX
+        self._windows[:, :hosts][:, anew] = 0
+        waits[anew] = 0
+        seen, means = self._windows[:, :hosts], self._means[:, :hosts]
+        taken = (counts & (~unusual | anew)) & np.isfinite(values)
+        seen += taken
+        least = smoothing(np.array(window_seconds), PAST_SECONDS)
+        weight = np.maximum(1.0 / np.maximum(seen - BEGINNING, 1), least)
+        means[taken] = (means * (1.0 - weight) + values * weight)[taken]
+
+
+# ----------------------------------------------------------------------
+# Medians and extremes of many small groups at once: gangs by the thousand, a handful of hosts each.
+
+
+class Ranked(NamedTuple):
+    """Of each group: the place of its greatest value, and the median of all others. -1 and NaN where it has fewer than two."""
+
+    most: Indexes
+    median: Floats
+
+
+class _Ordered(NamedTuple):
+    """The places of all known values, group after group, ascending in each; and how many each group has, which ends where."""
+
+    rows: Indexes
+    sizes: Indexes
+    ends: Indexes
+
+
+def _ordered(values: Floats, group: Indexes, count: int) -> _Ordered:
+    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
+    sizes = np.bincount(group[rows], minlength=count)
+    return _Ordered(rows[np.lexsort((values[rows], group[rows]))], sizes, np.cumsum(sizes))
+
+
+def medians(values: Floats, group: Indexes, count: int) -> Floats:
+    """Return the median of each of *count* groups, NaN for one without a value. *group*: -1 is none."""
+    rows, sizes, ends = _ordered(values, group, count)
+    begins = ends - sizes
+    found = np.full(count, np.nan)
+    some = sizes > 0
+    low, high = begins + (sizes - 1) // 2, begins + sizes // 2
+    found[some] = (values[rows[low[some]]] + values[rows[high[some]]]) / 2.0
+    return found
+
+
+def ranked(values: Floats, group: Indexes, count: int) -> Ranked:
+    """Return who has the most in each group, and the median of those beside it."""
+    rows, sizes, ends = _ordered(values, group, count)
+    most = np.full(count, -1, dtype=np.intp)
+    several = sizes > 1
+    most[several] = rows[ends[several] - 1]
+    return Ranked(most, without(values, most, group, count))
+
+
+def beyond(values: Floats, few: Indexes, group: Indexes) -> Floats:
+    """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
+    rows, sizes, ends = _ordered(values, group, few.size)
+    found = np.full(few.size, np.nan)
+    some = sizes > few
+    found[some] = values[rows[(ends - 1 - few)[some]]]
+    return found
+
+
+def without(values: Floats, left_out: Indexes, group: Indexes, count: int) -> Floats:
+    """Return the median of each group but for its member *left_out* (-1: the group has no answer)."""
+    others = values.copy()
+    others[left_out[left_out >= 0]] = np.nan
+    found = medians(others, group, count)
+    found[left_out < 0] = np.nan
+    return found
+
+
+def of_members(values: Floats, group: Indexes) -> Floats:
+    """Return the value of each member's group; NaN for a member of none."""
+    if not values.size:
+        return np.full(group.shape, np.nan)
+    return np.where(group >= 0, values[np.maximum(group, 0)], np.nan)
+
 
 #: A window, and how many of them a verdict looks at.
 WINDOW_NS, WINDOWS = 10_000_000_000, 12
@@ -121,7 +291,7 @@ class Gangs:
         self._counts: Floats = np.zeros((6, capacity))
         #: Which make-up of which gang each host was in; 0: none.
         self._code: Codes = np.zeros(capacity, dtype=np.int32)
-        self._past = Past(1 + len(network.SIGNS) + 3, capacity)
+        self._past = Past(1 + len(SIGNS) + 3, capacity)
         self._rings: NDArray[np.float32] = np.zeros((len(_RINGS), WINDOWS, capacity), np.float32)
         self._filled: NDArray[np.bool_] = np.zeros((WINDOWS, capacity), dtype=bool)
         self._gap_run: Codes = np.zeros(capacity, dtype=np.int32)
@@ -301,12 +471,12 @@ class Gangs:
     def _since(self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int) -> dict[str, Floats]:
         """Return each host against its own past, and let the window be a part of that where nothing is unusual."""
         values = np.array(
-            [network.moved(fleet, now_ns), *network.waited(fleet, now_ns),
+            [moved(fleet, now_ns), *waited(fleet, now_ns),
              1.0 - means[USED], means[CPU], means[IO]]
         )  # fmt: skip
         usual = self._past.usual(len(fleet))
-        least = np.array([[sign.least] for sign in network.SIGNS])
-        ends = 1 + len(network.SIGNS)
+        least = np.array([[sign.least] for sign in SIGNS])
+        ends = 1 + len(SIGNS)
         rose = values[1:ends] / np.maximum(usual[1:ends], least)
         found = {
             "slowed": 1.0 - values[0] / usual[0],

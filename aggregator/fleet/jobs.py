@@ -6,12 +6,15 @@ Kept by process, because a process is what begins, ends and dies; asked for by h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..messages import EventLike
-from .arrays import Times
+import numpy as np
+
+from ..counter_deltas import Flags, Indexes, Times
+from ..model import EventLike
+from .devices import Devices
 
 PROCESS, ANEW = "gpu.process", "gpu.told_anew"
 EVENTS = (PROCESS, ANEW)
@@ -78,6 +81,9 @@ class Jobs:
     def __init__(self) -> None:
         self._hosts: dict[int, tuple[str, dict[int, Process]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
+        #: Host -> the name of its largest job; looked up again only for hosts where something began or ended.
+        self._largest: dict[int, str] = {}
+        self._changed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -129,6 +135,7 @@ class Jobs:
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == one.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
+            self._changed.add(host)
         processes[key] = one
 
     def _job(self, host: int, told: Mapping[str, str]) -> Job:
@@ -145,6 +152,7 @@ class Jobs:
         gone = processes.pop(key, None)
         if gone is None or any(o.job is gone.job and o.gpu == gone.gpu for o in processes.values()):
             return
+        self._changed.add(host)
         job = gone.job
         job.gpus[host] -= 1
         if not job.gpus[host]:
@@ -178,6 +186,17 @@ class Jobs:
         for one in processes.values():
             yield one.job, one.gpu.partition("/")[0]
 
+    def largest(self) -> Mapping[int, str]:
+        """Return the name of the largest job of each host that runs one, by host: a copy. A job without a name is left out."""
+        for host in self._changed:
+            jobs = self.on(host).jobs
+            if jobs and jobs[0].name:
+                self._largest[host] = jobs[0].name
+            else:
+                self._largest.pop(host, None)
+        self._changed.clear()
+        return dict(self._largest)
+
     def on(self, host: int) -> Here:
         """Return what runs on *host*, as far as it has told."""
         _, processes = self._hosts.get(host, ("", {}))
@@ -200,3 +219,45 @@ def number(text: str | None) -> int:
     """Return a count that was told; 0 for none, or for what is no count."""
     good = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
     return int(text) if good and text is not None else 0
+
+
+# ----------------------------------------------------------------------
+# Hosts that jobs share: which of their GPUs compute for whom.
+#
+# A job's work and waiting show on the GPUs that it holds. What another does beside it says nothing
+# of the host, and of a job that holds two of eight GPUs the mean of all says nothing at all.
+
+
+def are_shared(devices: Devices, held: Indexes) -> Flags:
+    """Say which hosts have more GPUs than their gang's job holds. *held*: by host, MIG's each; -1: it is in no gang."""
+    return np.asarray((held >= 0) & (held < np.bincount(devices.host, minlength=held.size)))
+
+
+def gangs_of(
+    devices: Devices, gang: Indexes, shared: Flags, jobs: Sequence[Job], running: Jobs
+) -> Indexes:
+    """Return for which of *jobs* each GPU computes, -1 for none: for its host's *gang*, but where *shared* for whom holds it.
+
+    One that two hold is its host's gang's, if that is one of them, and else nobody's.
+    """
+    found = gang[devices.host]
+    found[shared[devices.host]] = -1
+    places = {id(job): place for place, job in enumerate(jobs)}
+    for host in np.flatnonzero(shared).tolist():
+        holders: dict[str, set[int]] = {}
+        for job, gpu in running.held(host):
+            holders.setdefault(gpu, set()).add(places[id(job)])
+        for gpu, those in holders.items():
+            row, own = devices.find(host, gpu), int(gang[host])
+            if row >= 0 and (own in those or len(those) == 1):
+                found[row] = own if own in those else min(those)
+    return found
+
+
+def are_divided(devices: Devices, gpu_gang: Indexes, hosts: int) -> Flags:
+    """Say which of *hosts* have GPUs that compute for one job and GPUs that do for another. *gpu_gang*: by `gangs_of`."""
+    divided, some = np.zeros(hosts, dtype=bool), gpu_gang >= 0
+    one = np.full(hosts, -1, dtype=np.intp)
+    one[devices.host[some]] = gpu_gang[some]
+    divided[devices.host[some & (gpu_gang != one[devices.host])]] = True
+    return divided

@@ -5,16 +5,158 @@ Simulated ones stand apart from real ones. A rack that is capped on purpose has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
+from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Codes, Flags, Floats, Indexes
+from ..counter_deltas import Codes, Flags, Floats, Indexes
+from .activity import AT_LIMIT_SHARE
 from .devices import Devices
-from .limited import LIMIT_WATTS
+from .gangs import Standing, medians, of_members
 from .tables import DeviceTable
+
+# ----------------------------------------------------------------------
+# GPUs at their power limit: their clock tells how dense their work is, and of them only others at
+# it are peers.
+#
+# The driver's cap flag is normal at full load. Beside lighter work, which never comes to the limit,
+# one that computes at its limit is slower by design; so is, in another job, one that does less in
+# each watt.
+
+#: Limits so near to each other are one.
+LIMIT_WATTS = 5.0
+#: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
+STAGE_HOSTS_MIN = 3
+#: So many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
+FREE_MIN, ALIKE = 3, 1.02
+#: Who a GPU is measured by.
+ALL, AT_LIMIT, IN_GANG = 0, 1, 2
+
+
+class Limited(NamedTuple):
+    """Per GPU row: whether it computes at its power limit, that limit, and the gang that it computes for (-1: none).
+
+    `divided`: its host has GPUs that compute for others, too.
+    """
+
+    rows: Flags
+    watts: Floats
+    gang: Indexes
+    divided: Flags
+
+
+class Beside(NamedTuple):
+    """Per GPU: the median clock of those at the same work (NaN: too few), how many they are, their spread about it.
+
+    `whom`: ALL alike, those AT_LIMIT, or those IN_GANG.
+    """
+
+    median_hertz: Floats
+    peers: Codes
+    spread: Floats
+    whom: Codes
+
+    def of(self, some: Flags) -> Beside:
+        """Return what is told of *some*."""
+        return Beside(self.median_hertz[some], self.peers[some], self.spread[some], self.whom[some])
+
+
+def limited(rows: Flags, watts: Floats, hosts: Codes, standing: Standing | None) -> Limited:
+    """Return who computes at its limit. *hosts*: of each GPU."""
+    divided = np.zeros(rows.shape, dtype=bool)
+    if standing is None:
+        return Limited(rows, watts, np.full(rows.shape, -1, dtype=np.intp), divided)
+    known = hosts < standing.divided.size
+    divided[known] = standing.divided[hosts[known]]
+    return Limited(rows, watts, standing.of_gpus(hosts), divided)
+
+
+def at_shared_limit(limits: Limited, rows: Indexes) -> Flags:
+    """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one is to be found."""
+    some = limits.rows[rows]
+    if not some.any():
+        return some
+    return np.asarray(some & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS))
+
+
+def held_below(limits: Limited, power: Floats, clock: Floats, hosts: Codes) -> Flags:
+    """Say which GPUs another cap than their own limit holds down, of those taken for being at it (*power*: of now, watts).
+
+    They draw less than their limit, and no more than those of their host that are not at theirs, at a lower clock: denser
+    work would draw more. Not of one whose gang is known: that does the same work, and is the better measure.
+    """
+    with np.errstate(invalid="ignore"):
+        found = limits.rows & (limits.gang < 0) & (power < AT_LIMIT_SHARE * limits.watts)
+    if not found.any():
+        return found
+    group = np.where(np.isfinite(clock) & ~limits.rows, hosts, -1).astype(np.intp)
+    count = int(hosts.max(initial=0)) + 1
+    watts, hertz = (medians(values, group, count)[hosts] for values in (power, clock))
+    found &= _group_sizes(group, count)[hosts] >= FREE_MIN
+    with np.errstate(invalid="ignore"):
+        return np.asarray(found & (power <= ALIKE * watts) & (clock < hertz), dtype=bool)
+
+
+def beside(
+    limits: Limited, clock: Floats, hosts: Codes, rows: Indexes, least: tuple[int, int]
+) -> Beside:
+    """Measure *rows*, GPUs alike, each by its gang, or else by those of them at a shared limit.
+
+    Of a gang of which enough are at their limit (a stage of a pipeline, if not all) these are the measure, else all of
+    it: it does the same work. Where too few are of a gang that shares a host, nothing is known of them: those at a limit
+    are the other job's. *least*: GPUs and hosts that a median is of.
+    """
+    numbers, gang = np.unique(limits.gang[rows], return_inverse=True)
+    gang = np.where(limits.gang[rows] >= 0, gang, -1).astype(np.intp)
+    shared, count = at_shared_limit(limits, rows), numbers.size
+    at_limit = np.where(shared, gang, -1)
+    enough = (_group_sizes(at_limit, count) >= least[0]) & (
+        _hosts_of(at_limit, hosts[rows], count) >= STAGE_HOSTS_MIN
+    )
+    measure = np.where(of_members(enough.astype(np.float64), gang) == 1, at_limit, gang)
+    alone = of_members((_group_sizes(measure, count) < least[0]).astype(np.float64), gang) == 1
+    # Without a gang worth the name: all at a shared limit.
+    loose = (gang < 0) | alone
+    together = np.where(shared, 0, -1)
+    if shared.sum() < least[0] or _hosts_of(together, hosts[rows], 1)[0] < least[1]:
+        together[:] = -1
+    found = _told(clock[rows], together, np.zeros(rows.size, np.intp), 1, AT_LIMIT)
+    own = _told(clock[rows], measure, gang, count, IN_GANG)
+    median_hertz = np.where(loose, found.median_hertz, own.median_hertz)
+    return Beside(
+        np.where(alone & limits.divided[rows], np.nan, median_hertz),
+        np.where(loose, found.peers, own.peers),
+        np.where(loose, found.spread, own.spread),
+        np.where(loose, found.whom, own.whom),
+    )
+
+
+def _told(clock: Floats, measure: Indexes, of: Indexes, count: int, whom: int) -> Beside:
+    """Return of each GPU what the group *of* it tells, of which *measure* are the measure."""
+    median = medians(clock, measure, count)
+    off = np.abs(clock / of_members(median, measure) - 1.0)
+    sizes = _group_sizes(measure, count)
+    return Beside(
+        of_members(median, of), np.nan_to_num(of_members(sizes.astype(np.float64), of)).astype(np.int32),
+        of_members(medians(off, measure, count), of), np.full(of.shape, whom, np.int32),
+    )  # fmt: skip
+
+
+def _group_sizes(group: Indexes, count: int) -> Indexes:
+    return np.bincount(group[group >= 0], minlength=count)
+
+
+def _hosts_of(group: Indexes, hosts: Codes, count: int) -> Indexes:
+    """Return of how many hosts each group is."""
+    some = group >= 0
+    most = int(hosts.max(initial=0)) + 1
+    pairs = np.unique(group[some].astype(np.int64) * most + hosts[some])
+    return np.bincount(pairs // most, minlength=count)
+
 
 #: Fewer computing GPUs than this have no median worth the name.
 PEERS_MIN = 4
@@ -136,7 +278,7 @@ class Peerage:
         settled = np.zeros(hosts.size, dtype=bool)
         if LIMIT not in WIDTHS[last]:
             settled = _may_have_median(found[-2][1], hosts) & (
-                _sizes(found[-2][1]) < _sizes(numbers)
+                _own_group_sizes(found[-2][1]) < _own_group_sizes(numbers)
             )
         for width, narrow in found[:-1]:
             yield Level(width, HOSTS_MIN, _groups(narrow), np.zeros_like(settled))
@@ -209,9 +351,176 @@ def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
         return np.zeros(0, dtype=bool)
     most = int(hosts.max()) + 1
     of_hosts = np.bincount(np.unique(numbers * most + hosts) // most)
-    return np.asarray((of_hosts[numbers] >= HOSTS_MIN) & (_sizes(numbers) >= PEERS_MIN), dtype=bool)
+    return np.asarray(
+        (of_hosts[numbers] >= HOSTS_MIN) & (_own_group_sizes(numbers) >= PEERS_MIN), dtype=bool
+    )
 
 
-def _sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+def _own_group_sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return of each GPU how many its group has."""
     return np.bincount(numbers)[numbers]
+
+
+# ----------------------------------------------------------------------
+# How fast GPUs are, by their clocks beside those of the peers that `peers.py` finds.
+
+#: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
+CLOCK_ERROR = 0.01
+
+#: A host whose slowest GPU is below this share of its peers has a slow GPU: it is told as measured.
+AS_MEASURED = 0.92
+#: By no more than this the slowest GPU of a typical host is below the median of healthy parts (outliers are by 7 %).
+SPREAD_MAX = 0.05
+
+
+class Speeds(NamedTuple):
+    """Per GPU row: its clock over the median of its peers (NaN: unknown), and how many they are."""
+
+    relative: Floats
+    peers: Codes
+    median_hertz: Floats
+    error: Floats  # standard error of `relative` as a measure of the GPU's pace
+    width: Codes  # which of WIDTHS its peers are alike in; -1: it has none
+    whom: Codes  # of those alike: ALL, those AT_LIMIT, or those IN_GANG (`peers.py`)
+
+
+def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
+    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one.
+
+    Of a GPU at a power limit that its peers have too it is that of those who are at it, or of its gang (`peers.py`).
+    """
+    speeds = _nothing_known(clock.shape)
+    computing, hosts = np.isfinite(clock), fleet.devices["gpu"].host
+    waiting = computing.copy()
+    for level in fleet.peerage.levels(fleet):
+        for group in level.groups:
+            rows = group[computing[group]]
+            if rows.size < PEERS_MIN or not waiting[rows].any():
+                continue
+            is_own = waiting[rows] & ~level.settled[rows]
+            at_limit = at_shared_limit(limits, rows)
+            if (is_own & at_limit).any():
+                least = PEERS_MIN, level.hosts_min
+                found = beside(limits, clock, hosts, rows, least)
+                told = is_own & at_limit & np.isfinite(found.median_hertz)
+                _tell(speeds, clock, rows[told], found.of(told), level.width)
+                waiting[rows[told]] = False
+            own = rows[is_own & ~at_limit]
+            if own.size and _are_of(hosts[rows], level.hosts_min):
+                _tell(speeds, clock, own, _of_all(clock[rows]), level.width)
+                waiting[own] = False
+    return speeds
+
+
+def _nothing_known(shape: tuple[int, ...]) -> Speeds:
+    unknown = np.full(shape, np.nan)
+    none = np.zeros(shape, dtype=np.int32)
+    return Speeds(unknown, none, unknown.copy(), unknown.copy(), none - 1, none.copy())
+
+
+def _of_all(clock: Floats) -> Beside:
+    """Return what a group of *clock*s is measured by: all of it."""
+    median = float(np.median(clock))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = float(np.median(np.abs(clock / median - 1.0)))
+    size, whom = np.array([clock.size], dtype=np.int32), np.array([ALL], dtype=np.int32)
+    return Beside(np.array([median]), size, np.array([spread]), whom)
+
+
+def _tell(speeds: Speeds, clock: Floats, rows: Indexes, measure: Beside, width: int) -> None:
+    """Let *rows* be compared with *measure*."""
+    median = measure.median_hertz
+    speeds.median_hertz[rows], speeds.peers[rows] = median, measure.peers - 1
+    speeds.width[rows], speeds.whom[rows] = width, measure.whom
+    with np.errstate(invalid="ignore", divide="ignore"):
+        speeds.relative[rows] = np.where(median > 0, clock[rows] / median, np.nan)
+    speeds.error[rows] = np.where(median > 0, _error(measure), np.nan)
+
+
+def _are_of(hosts: Codes, least: int) -> bool:
+    """Say whether *hosts* are *least* different ones or more."""
+    for _ in range(least - 1):
+        hosts = hosts[hosts != hosts[0]]
+        if not hosts.size:
+            return False
+    return True
+
+
+def _error(measure: Beside) -> Floats:
+    """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
+
+    That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
+    """
+    spread = 1.4826 * measure.spread
+    return np.asarray(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(measure.peers)))
+
+
+def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
+    """Return what a GPU's peers are alike in, and what is not compared: not known, or too few are alike in it."""
+    known = {*fleet.peerage.make(row)}
+    ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
+    if np.isfinite(ten.gauge("power_limit_watts")[row]):
+        known.add(LIMIT)
+    if np.isfinite(minute.gauge("sm_application_clock_hertz")[row]):
+        known.add(SETTING)
+    if fleet.tables["gpu_10s_changes"].known("mig_mode_state")[row]:
+        known.add(MIG)
+    also = ("", "at their power limit; ", "in its job; ")[int(speeds.whom[row])]
+    fields = WIDTHS[int(speeds.width[row])]
+    same = [noun for noun in FIELDS if noun in fields and noun in known]
+    others = [noun for noun in FIELDS if noun not in same]
+    return f"{also}same {_listed(same) or 'highest clock'}" + (
+        f"; {_listed(others)} not compared" if others else ""
+    )
+
+
+def _listed(nouns: Sequence[str]) -> str:
+    return ", ".join(nouns)
+
+
+def speeds_of_hosts(speeds: Speeds, hosts: Codes, count: int) -> Floats:
+    """Return the pace of each of *count* hosts: that of its slowest GPU, against the slowest of a typical host of its peers.
+
+    The slowest of eight healthy parts is some 3 % below the median of all parts: that is their spread, and no host's. Of
+    hosts that are compared with one median, the spread is the median over them of (1 - slowest) / c, where c is what the
+    slowest of n is below the mean in a normal distribution, in standard deviations (Blom 1958; here its median,
+    -inverse normal(1 - 2^(-1/n))). A host at 1 - c x spread, or above, is at 1.00. Three times as far below 1, or below
+    `AS_MEASURED`, is no spread, and stays as it was measured; what is between is interpolated, so that the order of hosts
+    stays. Of fewer than HOSTS_MIN hosts nothing is known of the spread. NaN where no GPU's pace is known.
+    """
+    least, known = slowest(speeds.relative, hosts, count), np.isfinite(speeds.relative)
+    gpus = np.bincount(hosts[known], minlength=count)
+    usual = np.full(count, np.nan)
+    at = known & (speeds.relative == least[hosts])
+    usual[hosts[at]] = speeds.median_hertz[at]
+    several = np.flatnonzero(gpus > 1)
+    of_least = _of_least(int(gpus.max(initial=1)))[gpus[several]]
+    _, group = np.unique(usual[several], return_inverse=True)
+    sizes = np.bincount(group)
+    spread = medians((1.0 - least[several]) / of_least, group.astype(np.intp), sizes.size)
+    below = np.clip(spread[group] * of_least, 0.0, SPREAD_MAX)
+    typical = np.ones(count)
+    typical[several] = np.where(sizes[group] >= HOSTS_MIN, 1.0 - below, 1.0)
+    begins = np.maximum(1.0 - 3.0 * (1.0 - typical), AS_MEASURED)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = begins + (least - begins) * (1.0 - begins) / (typical - begins)
+    return np.where(
+        least >= typical, np.maximum(least, 1.0), np.where(least > begins, between, least)
+    )
+
+
+@cache
+def _of_least(gpus_max: int) -> Floats:
+    """Return, by the number of GPUs, by how many standard deviations the slowest of them is below the mean in the median."""
+    normal = NormalDist()
+    return np.array(
+        [0.0, 0.0, *(-normal.inv_cdf(1.0 - 2.0 ** (-1.0 / n)) for n in range(2, gpus_max + 1))]
+    )
+
+
+def slowest(relative: Floats, hosts: Codes, count: int) -> Floats:
+    """Return the least of *relative* for each of *count* hosts, NaN where none is known."""
+    known = np.isfinite(relative)
+    least = np.full(count, np.inf)
+    np.minimum.at(least, hosts[known], relative[known])
+    return np.where(np.isfinite(least), least, np.nan)

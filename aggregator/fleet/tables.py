@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...contract.counters import Nature, Outcome
+from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...ext.intake import Cells
-from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
-from ...fingerprints.counters import Nature, Outcome
-from . import counting
-from .arrays import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put
+from .. import counter_deltas
+from ..counter_deltas import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put
 from .devices import Devices
 
 #: No gauge of ours is larger: an exabyte, a gigawatt-century. What is, a driver made up.
@@ -55,10 +55,10 @@ class DeviceTable:
         self.counter_columns: Indexes = np.array(counters, dtype=np.intp)
         self.counter = {signals[i].column: k for k, i in enumerate(counters)}
         chosen = [signals[i] for i in counters]
-        self._natures = [counting.nature_of(signal) for signal in chosen]
+        self._natures = [counter_deltas.nature_of(signal) for signal in chosen]
         #: Columns that stay at their ceiling once they reach it -> that ceiling.
         self.sticky = {s.column: (1 << s.width_bits) - 1 for s in signals if s.sticks}
-        self.shape = counting.Shape.of(self._natures)
+        self.shape = counter_deltas.Shape.of(self._natures)
         #: The latest cells, as frames are put there (`ext/intake.pyx`).
         self.cells = Cells()
         self._make(devices.capacity if self.is_kept else 1)
@@ -110,6 +110,20 @@ class DeviceTable:
         self._fit()
         return rows
 
+    def forget(self, row: int) -> None:
+        """Forget what was read of the device in *row*, which is another's from now on."""
+        if not self.is_kept:
+            return
+        self._fit()
+        for name, array in vars(self).items():
+            if name.startswith("_") and isinstance(array, np.ndarray):
+                array[..., row] = 0
+
+    def last_ns(self, rows: Codes, boot: int) -> Times:
+        """Return when each of *rows* was read last in *boot* of its host, by CLOCK_BOOTTIME; 0: it was not."""
+        self._fit()
+        return np.where(self._boot[rows] == boot, self._boottime_ns[rows], 0)
+
     def waiting(self) -> Indexes:
         """Return the rows that were heard of since `advance` had them."""
         if not self.is_kept:
@@ -132,7 +146,7 @@ class DeviceTable:
         left_out_seconds = self._left_out_at(rows)
         elapsed_ns = np.rint((seconds + left_out_seconds) * 1e9).astype(np.int64)
         before = self._base_usable[:, rows]
-        steps = counting.compare(
+        steps = counter_deltas.compare(
             self._base[:, rows], before, newer, valid, same, elapsed_ns, self.shape
         )
         span = self._span(rows, seconds)
@@ -187,7 +201,7 @@ class DeviceTable:
         kept = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
-            now = decayed + count * counting.spread(span, constant)
+            now = decayed + count * counter_deltas.spread(span, constant)
             put(sums, rows, now.astype(np.float32))
 
     # What rules read. Every array has a value per row of `devices`.
@@ -314,3 +328,152 @@ class DeviceTable:
         """Return how often a counter of GPUs was set back, though boot and device were the same."""
         self._fit()
         return self._resets[self.counter[column], : self.devices.count]
+
+
+# ----------------------------------------------------------------------
+# Who counts: a GPU whose driver was loaded again, an interface that is another one under the old
+# name.
+#
+# A reading that bears a number of its device's life (the counter epoch of a GPU, the ifindex of an
+# interface) says when it changed; then all counters of the device start over, in every table.
+
+#: The column of such a number, in whichever tables have it.
+WITNESS = "counter_epoch_count"
+#: No device bears this number: all ones is a register that is gone.
+_NEVER = np.uint64(2**64 - 1)
+
+
+class Witness:
+    """The number that each device of one table bore at its last reading."""
+
+    def __init__(self, table: DeviceTable) -> None:
+        self._table, self.devices = table, table.devices
+        self._last: Words = np.full(64, _NEVER, dtype=np.uint64)
+
+    def changes(self) -> list[tuple[int, bool]]:
+        """Return (row, whether the number rose) of every device that bears another one than before."""
+        before = self._last.size
+        if before < self._table.devices.capacity:
+            self._last = grown(self._last, self._table.devices.capacity)
+            self._last[before:] = _NEVER
+        cells = self._table.state_at(WITNESS, slice(0, self._table.devices.count))
+        rows = np.flatnonzero(cells != self._last[: cells.size])
+        rows = rows[self._table.known(WITNESS)[rows]]
+        now, last = cells[rows], self._last[rows]
+        changed = np.flatnonzero(last != _NEVER)
+        self._last[rows] = now
+        return [(int(rows[at]), bool(now[at] > last[at])) for at in changed.tolist()]
+
+    def forget(self, row: int) -> None:
+        """Forget the number of *row*, which is another device's from now on."""
+        if row < self._last.size:
+            self._last[row] = _NEVER
+
+
+class Identity:
+    """All witnesses of a fleet."""
+
+    def __init__(self, tables: Mapping[str, DeviceTable], devices: Mapping[str, Devices]) -> None:
+        self._devices = devices
+        self._witnesses = [Witness(t) for t in tables.values() if WITNESS in t.column]
+
+    def advance(self) -> None:
+        """Let the counters of every device that is not who it was start over."""
+        for witness in self._witnesses:
+            for row, rose in witness.changes():
+                witness.devices.start_over(row, renewed=rose)
+                if witness.devices.kind == "gpu":
+                    self._start_over_parts(witness.devices, row)
+
+    def forget(self, devices: Devices, row: int) -> None:
+        """Forget who was in *row* of *devices*."""
+        for witness in self._witnesses:
+            if witness.devices is devices:
+                witness.forget(row)
+
+    def _start_over_parts(self, gpus: Devices, gpu: int) -> None:
+        """What a GPU has, such as an NVLink, bears its name, or one that begins with it."""
+        host, name = int(gpus.host[gpu]), gpus.names[gpu]
+        for devices in self._devices.values():
+            for row in devices.rows_of(host) if devices is not gpus else ():
+                if devices.names[row].startswith(name):
+                    devices.start_over(row, renewed=False)
+
+
+# ----------------------------------------------------------------------
+# What was once well: only then is it a fault that it is not. A port never cabled is not down.
+
+PORT_ACTIVE = 4
+
+
+#: What is said of a device that was well once -> its table, and the flags that say so.
+_SAID = {
+    "rdma.port_state": ("rdma_1s", "ports_up"),
+    "net.carrier_state": ("net_1s", "carriers"),
+    "filesystem.read_only_state": ("filesystem_60s", "writable"),
+    "nvlink.link_state": ("nvlink_10s_changes", "nvlinks"),
+    "c2c.link_state": ("c2c_10s_changes", "c2c_links"),
+    "bond.slaves_up_count": ("bond_10s", "whole_bonds"),
+    "bond.link_state": ("bond_10s", "bonds_up"),
+}
+#: The event of an interface that was removed; of one that was not in use nothing is said.
+REMOVED = "net.link"
+
+
+class Seen:
+    """Flags per device row that once set stay set, for as long as we run."""
+
+    def __init__(self) -> None:
+        none = np.zeros(0, dtype=bool)
+        self.ports_up: Flags = none
+        self.carriers: Flags = none
+        self.writable: Flags = none
+        self.nvlinks: Flags = none
+        self.c2c_links: Flags = none
+        self.whole_bonds: Flags = none
+        self.bonds_up: Flags = none
+        #: (host, device) of before our start by what was said of them, until each has a row.
+        self._before: dict[str, list[tuple[int, str]]] = {}
+        #: (host, device) of interfaces in use that were gone then, and have no row any more.
+        self.removed: set[tuple[int, str]] = set()
+
+    def restore(self, host: int, device: str, signal: str) -> None:
+        """Take over that *signal* stood against *device* before our start: then it was well before that."""
+        if signal == REMOVED:
+            self.removed.add((host, device))
+        if signal in _SAID:
+            self._before.setdefault(signal, []).append((host, device))
+
+    def forget(self, tables: dict[str, DeviceTable], devices: Devices, row: int) -> None:
+        """Forget that what was in *row* of *devices* was well once: another device is."""
+        for table, flags in _SAID.values():
+            if tables[table].devices is devices and row < getattr(self, flags).size:
+                getattr(self, flags)[row] = False
+
+    def advance(self, tables: dict[str, DeviceTable]) -> None:
+        """Take note of what is well now."""
+        ports, net, files = tables["rdma_1s"], tables["net_1s"], tables["filesystem_60s"]
+        self.ports_up = _or(self.ports_up, ports.state("port_state") == PORT_ACTIVE)
+        self.carriers = _or(self.carriers, net.state("carrier_state") == 1)
+        read_only = files.state("read_only_state", missing=1)
+        self.writable = _or(self.writable, read_only == 0)
+        self.nvlinks = _or(self.nvlinks, tables["nvlink_10s_changes"].state("link_state") > 0)
+        self.c2c_links = _or(self.c2c_links, tables["c2c_10s_changes"].state("link_state") > 0)
+        bonds = tables["bond_10s"]
+        whole = bonds.gauge("slaves_up_count") >= bonds.gauge("slaves_count")
+        self.whole_bonds = _or(self.whole_bonds, np.asarray(whole, dtype=bool))
+        self.bonds_up = _or(self.bonds_up, bonds.state("link_state") == 1)
+        for signal in list(self._before):
+            table, flags = _SAID[signal]
+            self._take_over(signal, tables[table], getattr(self, flags))
+
+    def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
+        rows = [(one, table.devices.find(*one)) for one in self._before.pop(signal)]
+        flags[[row for _, row in rows if 0 <= row < flags.size]] = True
+        if left := [one for one, row in rows if not 0 <= row < flags.size]:
+            self._before[signal] = left
+
+
+def _or(before: Flags, now: Flags) -> Flags:
+    now[: before.size] |= before
+    return now

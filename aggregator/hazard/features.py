@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import expm1, inf, log
+from typing import NamedTuple
 
 import numpy as np
 
-from .classes import CLASSES
-from .events import Floats
-from .feature import Feature
+from .events import CLASSES, Floats
 from .history import BY_CLASS_DAYS, State
-from .measured import MEASURED, weighed
+from .measured import MEASURED, Feature, weighed
 
 
 def _days(fade_days: float) -> Callable[[float], float]:
@@ -53,19 +52,27 @@ BY_CLASS: tuple[Feature, ...] = tuple(
             f"{each.words}, each fading over 30 days: {{shown:.2f}}", expm1)
     for each in CLASSES
 )  # fmt: skip
-HISTORY = (*ALIKE, *BY_CLASS)
+#: Of the same, among the nodes that were up.
+RANK = Feature(
+    "fault_rank", "log ratio", "0",
+    "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
+    "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
+)  # fmt: skip
+HISTORY = (*ALIKE, *BY_CLASS, RANK)
 #: The columns, in order. A higher one never means a lower hazard: the fit holds their weights at zero or above.
 FEATURES: tuple[Feature, ...] = (*HISTORY, *MEASURED)
-NAMES = tuple(feature.name for feature in FEATURES)
-NAMES_ALIKE = NAMES[: len(ALIKE)]
-NAMES_OF_HISTORY = NAMES[: len(HISTORY)]
+FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
+NAMES_ALIKE = FEATURE_NAMES[: len(ALIKE)]
+NAMES_BY_CLASS = FEATURE_NAMES[: len(ALIKE) + len(BY_CLASS)]
+NAMES_OF_HISTORY = FEATURE_NAMES[: len(HISTORY)]
 
 
 def features_of(state: State, ahead_days: float = 0.0) -> Floats:
     """Return units x features, as they will be *ahead_days* later if nothing happens until then.
 
-    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was. So does what was
-    measured; of a state that bears nothing of it only the columns of HISTORY are there.
+    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was. So does the rank
+    among others, who change as well, and what was measured; of a state that bears nothing of that only the columns of HISTORY
+    are there.
     """
     since = state.since_return_days + ahead_days  # +inf fades to zero
     counts = [
@@ -80,6 +87,7 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
         np.log1p(state.count),
         np.log1p(state.last_week),
         *_by_class(state, ahead_days).T,
+        np.zeros(len(since)) if state.fault_rank is None else state.fault_rank,
     ]
     if state.measured is not None:
         columns += list(weighed(state.measured).T)
@@ -100,3 +108,48 @@ def weigh(features: Floats, weights: Sequence[float]) -> Floats:
 def features_judged(columns: Floats) -> Floats:
     """Return hosts x features of hosts x *columns*: those of HISTORY, then what is measured now (NaN: not known)."""
     return np.hstack([columns[:, : len(HISTORY)], weighed(columns[:, len(HISTORY) :])])
+
+
+# ----------------------------------------------------------------------
+# Which features of the model may have a weight: one form for each simple ranking, richer ones, and
+# one with what is measured.
+
+
+class Form(NamedTuple):
+    """Which features may have a weight, and how dearly."""
+
+    name: str
+    names: tuple[str, ...]
+    ridge: float
+    #: The feature whose order is the form's: all of `names` rise with it, and its weight stays above zero.
+    ordered_by: str = ""
+
+
+_RIDGE = 5.0
+#: Each ranks hosts exactly as the baseline of its name does (`baselines.BASELINES`): what is fitted is the calibration.
+#: The first is taken unless a richer one plainly ranks better: on public records it is never far below the best of the others,
+#: and each of these is (`docs/hazard.md`). Its one weight is the power by which hazard rises with the rank. The others are what
+#: it is held against (`bench/quality/default_ranking.py`).
+SIMPLE = (
+    Form("average rank", ("fault_rank",), _RIDGE, "fault_rank"),
+    Form("time since return", ("returned_1d", "returned_10d", "failed_before", "returned"), _RIDGE, "returned"),
+    Form("count decayed over 30 days", ("failed_before", "faults_30d"), _RIDGE, "faults_30d"),
+    Form("count decayed over 7 days", ("failed_before", "faults_7d"), _RIDGE, "faults_7d"),
+    Form("count decayed over 90 days", ("failed_before", "faults_90d"), _RIDGE, "faults_90d"),
+    Form("lifetime count", ("failed_before", "faults_ever"), _RIDGE, "faults_ever"),
+    Form("count of the last 7 days", ("faults_last_7d",), _RIDGE, "faults_last_7d"),
+    Form("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
+)  # fmt: skip
+_TIGHT = 20.0
+#: Of the history of faults; "all" is all of it but for their classes.
+RICHER = (
+    Form("all, held tight", NAMES_ALIKE, _TIGHT),
+    Form("all", NAMES_ALIKE, _RIDGE),
+    Form("all, and by class, held tight", NAMES_BY_CLASS, _TIGHT),
+)
+#: As the first of these, and with what is measured; tried where enough of that is on record.
+WITH_MEASURED = Form(
+    "history and what is measured, held tight",
+    (*NAMES_ALIKE, *(each.name for each in MEASURED)),
+    _TIGHT,
+)

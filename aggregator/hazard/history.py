@@ -5,12 +5,25 @@ A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .events import EventsError, Faults, Flags, Floats, Indexes
-from .hostdays import HostDays
+from .events import (
+    DAYS_MAX,
+    NODES_MAX,
+    EventsError,
+    Faults,
+    Flags,
+    Floats,
+    Indexes,
+    class_of,
+    flags,
+)
+from .measured import HostDays, host_days
 
 #: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
 CELLS_MAX = 4_000_000
@@ -20,6 +33,8 @@ WINDOW_DAYS = 7
 ALL, HARDWARE = "all classes", "hardware"
 #: Decay times of the counts of faults (a fault of so many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
+#: The one of them that a node is ranked by, beside the time since return and the lifetime count.
+RANK_DECAY_DAYS = 30.0
 #: And of those by class: the middle one alone, for a few hundred faults tell no more of seven classes.
 BY_CLASS_DAYS = 30.0
 
@@ -36,6 +51,8 @@ class State:
     measured: Floats | None = None
     #: Decayed counts of fault starts of each class, units x CLASSES; None: of no fault is its class known.
     by_class: Floats | None = None
+    #: How each ranks among the nodes that were up then (`fault_rank_of`); None: not known.
+    fault_rank: Floats | None = None
 
     @property
     def known(self) -> Flags:
@@ -53,6 +70,7 @@ class State:
             self.last_week[rows],
             None if self.measured is None else self.measured[rows],
             None if self.by_class is None else self.by_class[rows],
+            None if self.fault_rank is None else self.fault_rank[rows],
         )
 
 
@@ -105,7 +123,7 @@ def units_of(
             "no node is up at 00:00 of any day: nothing can be told of who fails next"
         )
     started = np.isfinite(faults.start)
-    state = _state(faults, days).take(np.ravel_multi_index((node, day), up.shape))
+    state = _ranked(_state(faults, days), up).take(np.ravel_multi_index((node, day), up.shape))
     if days_measured is not None:
         state = replace(state, measured=days_measured.at(node, day))
     return Units(
@@ -137,7 +155,38 @@ def state_at(faults: Faults, days: float) -> tuple[Flags, State]:
     if faults.classes is not None:
         fade = np.exp(-age / BY_CLASS_DAYS)
         by_class = np.stack([count(fade * one) for one in faults.classes[past].T], axis=1)
-    return up, State(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
+    state = State(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
+    return up, replace(state, fault_rank=fault_rank_of(state, up))
+
+
+def fault_rank_of(state: State, up: Flags) -> Floats:
+    """Return how high each node of *state* ranks by its faults among those that are *up*, at one moment: 0 to ln(2 x nodes).
+
+    The average of three ranks: by time since return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count,
+    each the share of nodes below, and half of those alike. u is that average from 0 (a node that never failed) to 1, and what is
+    returned is -ln(1 - u): ln of one over the share of the way that is left to the top.
+    """
+    values = (
+        1.0 / (1.0 + state.since_return_days),
+        state.decayed[RANK_DECAY_DAYS],
+        state.count,
+    )
+    nodes = max(int(up.sum()), 1)
+    halves = np.zeros(len(up) + 1, dtype=np.int64)  # the last one never failed
+    for each in values:
+        known, at = np.sort(each[up]), np.append(each, 0.0)
+        places = np.searchsorted(known, at, "left") + np.searchsorted(known, at, "right")
+        # One that is down may be above all that are up: as the first of them.
+        halves += np.minimum(places, 2 * nodes - 1)
+    above, way = np.maximum(halves[:-1] - halves[-1], 0), 2 * len(values) * nodes - halves[-1]
+    return np.asarray(-np.log1p(-above / way))
+
+
+def _ranked(state: State, up: Flags) -> State:
+    """Return *state*, which is of nodes x days, ravelled, with the ranks of each day."""
+    cells = np.arange(up.size).reshape(up.shape)
+    ranks = [fault_rank_of(state.take(cells[:, day]), up[:, day]) for day in range(up.shape[1])]
+    return replace(state, fault_rank=np.stack(ranks, axis=1).ravel())
 
 
 def _up(faults: Faults, days: int) -> Flags:
@@ -206,3 +255,127 @@ def _ahead(faults: Faults, which: Flags, days: int, window_days: int) -> Floats:
     for node, at in zip(faults.node[which], first, strict=True):
         counts[node, max(0, at - window_days + 1) : max(0, at + 1)] += 1.0
     return counts
+
+
+# ----------------------------------------------------------------------
+# What a store has on record to learn from: faults (findings that cost a host its state, merged into
+# incidents), and what was measured of each host at the beginning of each day.
+#
+# What a fault is, is told here alone: `recorded` trains from it, and judging keeps each host's
+# incidents by `extend`.
+
+DAY_US = 86_400_000_000
+#: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
+DAYS_BACK_MAX, HOST_DAYS_MAX = 400, 1_500_000
+#: Findings of a host that begin within so long of each other, or while another stands, are one incident.
+INCIDENT_US = 600_000_000
+#: Of a host; the oldest beyond are let go.
+INCIDENTS_MAX = 1_000
+#: More findings than this are not read.
+ROWS_MAX = 1_000_000
+
+_FIRST = (
+    "SELECT epoch_us(min(time)) FROM (SELECT host, time FROM scores UNION ALL SELECT host, time FROM host_days) "
+    "SEMI JOIN (FROM hosts WHERE simulated = ?) USING (host) WHERE time >= make_timestamp(?)"
+)
+_HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index, host"
+_FINDINGS = (
+    "SELECT host, name, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
+    "UNION ALL FROM past_findings) WHERE (since >= make_timestamp($back) {or_stood}) "
+    "AND since < make_timestamp($now) AND list_contains($names, name) ORDER BY since "
+    f"LIMIT {ROWS_MAX + 1}"
+)
+_OR_STOOD = "OR cleared IS NULL OR cleared > make_timestamp($back)"
+
+
+class Incident(NamedTuple):
+    """One fault of a host, in microseconds since 1970."""
+
+    start_us: float
+    end_us: float  # +inf: it stands
+    classes: frozenset[str] = frozenset()  # of its findings
+
+
+class Recorded(NamedTuple):
+    """Faults with the 00:00 (UTC) from which their days count, and what was measured on these days."""
+
+    faults: Faults
+    first_us: int
+    last_us: int
+    days_measured: HostDays | None = None
+
+
+def extend(incidents: list[Incident], since_us: float, end_us: float, of: str) -> None:
+    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one. *of*: its class."""
+    last = incidents[-1] if incidents else None
+    if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
+        incidents[-1] = Incident(last.start_us, max(last.end_us, end_us), last.classes | {of})
+        return
+    incidents.append(Incident(since_us, end_us, frozenset((of,))))
+    del incidents[:-INCIDENTS_MAX]
+
+
+def incidents_of(
+    connection: Any,
+    names: Sequence[str],
+    now_us: int,
+    back_us: int | None = None,
+    *,
+    with_older: bool = False,
+) -> dict[str, list[Incident]]:
+    """Return the incidents of each host that had one, as they were known at *now_us*, in order.
+
+    *names*: findings that are faults; *back_us*: those that began since then, *with_older*: or stood then. Raises
+    EventsError if there are too many.
+    """
+    if back_us is None:
+        back_us = now_us - DAYS_BACK_MAX * DAY_US
+    query = _FINDINGS.format(or_stood=_OR_STOOD if with_older else "")
+    asked = {"back": back_us, "now": now_us, "names": list(names)}
+    rows: list[tuple[str, str, int, int | None]] = connection.execute(query, asked).fetchall()
+    if len(rows) > ROWS_MAX:
+        raise EventsError(f"more than {ROWS_MAX} findings are on record")
+    found: dict[str, list[Incident]] = {}
+    for host, name, since, cleared in rows:
+        is_open = cleared is None or cleared > now_us
+        end = inf if is_open else max(since, cleared or 0)
+        extend(found.setdefault(host, []), since, end, class_of(name))
+    return found
+
+
+def days_back(hosts: int) -> int:
+    """Return how many days of so many hosts are looked at."""
+    return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
+
+
+def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: bool) -> Recorded:
+    """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
+
+    *names*: findings that are faults. The recording begins with the day of the first score or finding that is kept.
+    """
+    hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
+    if len(hosts) > NODES_MAX:
+        raise EventsError(f"more than {NODES_MAX} hosts are on record")
+    back_us = now_us - days_back(len(hosts)) * DAY_US
+    by_host = incidents_of(connection, names, now_us, back_us, with_older=True)
+    found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
+    found.sort(key=lambda fault: fault[1].start_us)
+    ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
+    start, end = np.array([one[:2] for _, one in found], dtype=np.float64).reshape(-1, 2).T
+    # Its host was down from the first day on; when that began is of days that are not looked at.
+    start[start < back_us] = -inf
+    first_us = int(np.min(start[np.isfinite(start)], initial=now_us))
+    if scored is not None:
+        first_us = min(first_us, scored)
+    first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
+    faults = Faults(
+        tuple(hosts),
+        np.array([node for node, _ in found], dtype=np.intp),
+        (start - first_us) / DAY_US,
+        (end - first_us) / DAY_US,
+        np.ones(len(found), dtype=bool),
+        min(DAYS_MAX, (now_us - first_us) / DAY_US),
+        classes=flags([one.classes for _, one in found]),
+    )
+    days_measured = host_days(connection, faults, first_us, now_us)
+    return Recorded(faults, first_us, now_us, days_measured)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .events import Floats
-from .features import NAMES, NAMES_ALIKE, features_judged, features_of, weigh
+from .features import FEATURE_NAMES, NAMES_ALIKE, features_judged, features_of, weigh
 from .history import DECAYS_DAYS, State
 
 HOURS_A_DAY = 24.0
@@ -105,7 +105,7 @@ class HazardModel:
         told = asdict(self)
         # What came later (faults by class, what is measured) and has no weight is left out: the text, and so the
         # version, of a model of before it was learned from is what it was.
-        own = zip(NAMES, self.weights, strict=True)
+        own = zip(FEATURE_NAMES, self.weights, strict=True)
         told["weights"] = {name: one for name, one in own if one or name in NAMES_ALIKE}
         if self.spread == SPREAD_ASSUMED:
             del told["spread"]
@@ -133,14 +133,14 @@ def _checked(told: dict[str, Any]) -> HazardModel:
         raise ModelError(f"fields that are missing or unknown: {', '.join(odd)[:200]}")
     weights = told["weights"]
     # One of an earlier version has no weight for a feature that came later.
-    if not isinstance(weights, dict) or not weights or not set(weights) <= set(NAMES):
-        raise ModelError(f"weights: expected some of {', '.join(NAMES)}")
+    if not isinstance(weights, dict) or not weights or not set(weights) <= set(FEATURE_NAMES):
+        raise ModelError(f"weights: expected some of {', '.join(FEATURE_NAMES)}")
     return HazardModel(
         source=_words(told, "source"),
         is_prior=_flag(told, "is_prior"),
         outcome=_words(told, "outcome"),
         base_log_hazard_per_day=_number(told["base_log_hazard_per_day"], "base_log_hazard_per_day"),
-        weights=tuple(_number(weights.get(name, 0.0), f"weights.{name}") for name in NAMES),
+        weights=tuple(_number(weights.get(name, 0.0), f"weights.{name}") for name in FEATURE_NAMES),
         first_time=_words(told, "first_time"),
         last_time=_words(told, "last_time"),
         nodes=_count(told, "nodes"),
@@ -216,5 +216,5 @@ def prior(outcome: str = "all classes") -> HazardModel:
         is_prior=True,
         outcome=outcome,
         base_log_hazard_per_day=base,
-        weights=(*(float(weight) for weight in weights), *[0.0] * (len(NAMES) - 3)),
+        weights=(*(float(weight) for weight in weights), *[0.0] * (len(FEATURE_NAMES) - 3)),
     )

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..store.store import Store
 from .events import EventsError, Floats
-from .history import ALL, WINDOW_DAYS, Units, units_of
+from .history import ALL, HOST_DAYS_MAX, WINDOW_DAYS, Recorded, Units, days_back, recorded, units_of
 from .model import HazardModel, ModelError, prior
-from .recorded import HOST_DAYS_MAX, Recorded, days_back, recorded
 from .training import train
 
 log = logging.getLogger(__name__)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..fleet.fleet import Fleet
-from ..verdicts import OURSELVES, Finding
+from ..model import DUPLICATE_GPU, LET_GO, OURSELVES, Finding
 
 #: A finding that is told by an occurrence, not by a state, ends when it has not occurred for so long.
 EXPIRES_SECONDS = 300
@@ -85,3 +87,85 @@ class Findings:
         ]
         self._told = held
         return news + went + came
+
+
+# ----------------------------------------------------------------------
+# Which host a GPU is in: a GPU is one piece of hardware, and two hosts that are both heard cannot
+# have it.
+#
+# A GPU that moves is let go by its host before the other has it: the host was switched off, or
+# registered without it. Who of two is right cannot be told from what they say, so neither pays for
+# it with its score: a finding names both, and history (`parquet/views.py`) follows the GPU only
+# once one of them has let it go.
+
+#: A GPU's key that names it alone in the world, as NVML gives it.
+_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class GpuOwners:
+    """Owned by the loop's thread. *is_silent*: whether a host has not been heard for so long that its name is free."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        is_silent: Callable[[str, int], bool],
+        before: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """*before*: (GPU, host) as the store knows them."""
+        self._findings = findings
+        self._is_silent = is_silent
+        self._owner: dict[str, str] = {}
+        self._of: dict[str, tuple[str, ...]] = {}
+        self._contested: set[str] = set()  # hosts with a GPU that is another's
+        for key, host in before:
+            if _UUID.fullmatch(key):
+                self._owner[key] = host
+        for key, host in self._owner.items():
+            self._of[host] = (*self._of.get(host, ()), key)
+
+    def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
+        """Take the GPUs of a host as it registers; another's that it names stay the other's while that is heard.
+
+        True: it named some of those.
+        """
+        now = {key: None for key in keys if _UUID.fullmatch(key)}
+        for key in self._of.get(host, ()):
+            if key not in now and self._owner.get(key) == host:
+                del self._owner[key]
+        self._of[host] = tuple(now)
+        self._claim(host, now_ns)
+        return host in self._contested
+
+    def step(self, now_ns: int) -> None:
+        """Look again at what two hosts have: one may have let it go, or be silent, which is no claim."""
+        for host in sorted(self._contested):
+            if self._is_silent(host, now_ns):
+                self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host)
+            else:
+                self._claim(host, now_ns)
+
+    def _claim(self, host: str, now_ns: int) -> None:
+        others: dict[str, str] = {}
+        for key in self._of[host]:
+            owner = self._owner.get(key, host)
+            if owner != host and not self._is_silent(owner, now_ns):
+                others[key] = owner
+            else:
+                self._owner[key] = host
+        if others:
+            self._contested.add(host)
+            words = _words(host, others)
+            self._findings.find(OURSELVES, DUPLICATE_GPU, words, now_ns, subject=host, expires=True)
+        elif host in self._contested:
+            self._contested.discard(host)
+            self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host, because=LET_GO)
+
+
+def _words(host: str, others: dict[str, str]) -> str:
+    key, owner = min(others.items())
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return (
+        f"{host} registered with {key}{more}, which {owner} has, and both are heard: two agents of one machine "
+        f"under two names (stop one), or one of them says what is not so (look at both); history leaves the GPU "
+        f"with {owner} until that is silent or registers without it"
+    )

@@ -14,10 +14,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.ipc
 
-from . import fences, limits
-from .confine import limit_cpu
-from .history import make_views
-from .limits import (
+from ..workers import limit_cpu
+from . import messages, sandbox
+from .messages import (
     FAILED,
     MEMORY,
     NO_SNAPSHOT,
@@ -29,7 +28,7 @@ from .limits import (
     too_long,
     too_much,
 )
-from .words import Refused, complaint, explained, short
+from .sandbox import Refused, complaint, explained, make_views, short
 
 #: Rows taken from DuckDB at a time.
 BATCH_ROWS = 2048
@@ -47,32 +46,32 @@ def serve(connected: socket.socket, place: Place) -> None:
         except (BrokenPipeError, ConnectionResetError):
             return  # nobody reads any more
         if kind:
-            stream.write(limits.told(limits.ERROR, {"kind": kind, "words": words}))
+            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "words": words}))
 
 
 def _question(stream: Any) -> Question:
-    _, size = limits.HEAD.unpack(stream.read(limits.HEAD.size))
+    _, size = messages.HEAD.unpack(stream.read(messages.HEAD.size))
     return Question(**json.loads(stream.read(size)))
 
 
 def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
     """Answer; return what went wrong and its words, or two empty strings."""
-    file = fences.snapshot_of(place.folder)
+    file = sandbox.snapshot_of(place.folder)
     try:
-        connection = fences.opened(
+        connection = sandbox.opened(
             file, memory_bytes_max=place.memory_bytes_max, threads=place.threads
         )
     except FileNotFoundError:
-        return NO_SNAPSHOT, f"{file} is not there: no aggregator has written to this folder yet"
+        return NO_SNAPSHOT, messages.no_snapshot(file)
     except (duckdb.Error, OSError) as error:
         return FAILED, f"{file} cannot be opened: {short(str(error))[:400]}{_remedy(error)}"
     try:
-        fences.check(connection, question.sql)
+        sandbox.check(connection, question.sql)
         _run(connection, question, place, stream)
     except Refused as refused:
         return REFUSED, str(refused)
     except UnicodeError:
-        return REFUSED, fences.UNREADABLE
+        return REFUSED, sandbox.UNREADABLE
     except duckdb.InterruptException:
         return TIME, too_long(question.seconds)
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
@@ -82,7 +81,7 @@ def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
     except (OSError, pa.ArrowException) as error:
         return _midway(complaint(error).text, question, place)
     except duckdb.Error as error:
-        if "bad_alloc" in str(error) or "thread constructor failed" in str(error):
+        if _of_memory(error):
             return MEMORY, too_much(place.memory_bytes_max)
         return REFUSED, explained(error, question.sql, lambda: there_is(connection))
     return "", ""
@@ -94,9 +93,18 @@ def _remedy(error: Exception) -> str:
     return ". An aggregator that runs writes it anew within half a minute; if that does not help, its log says why"
 
 
+def _of_memory(error: duckdb.Error) -> bool:
+    """Whether the process had no memory left, which DuckDB does not always say by its class."""
+    text = str(error)
+    if "bad_alloc" in text or "thread constructor failed" in text:
+        return True
+    of_its_own = isinstance(error, (duckdb.InternalException, duckdb.FatalException))
+    return of_its_own and "allocat" in complaint(error).text.lower()
+
+
 def _midway(text: str, question: Question, place: Place) -> tuple[str, str]:
     """Return what went wrong after the first rows: Arrow tells it by its text alone."""
-    if "Out of Memory" in text or "bad_alloc" in text:
+    if "Out of Memory" in text or "bad_alloc" in text or "allocation failure" in text:
         return MEMORY, too_much(place.memory_bytes_max)
     if text.startswith("INTERRUPT"):
         return TIME, too_long(question.seconds)
@@ -119,7 +127,7 @@ def _run(
         taken_us, reader = _begun(connection, question)
     rows, size, cut = _sent(reader, question, stream)
     end = Answered(rows, size, time.monotonic() - begin, cut, taken_us, missing)
-    stream.write(limits.told(limits.SUMMARY, end))
+    stream.write(messages.json_message(messages.SUMMARY, end))
     stream.flush()
 
 
@@ -164,14 +172,14 @@ def _pieces(reader: Any) -> Iterator[Any]:
         while left:
             one = left.pop()
             size = pa.ipc.get_record_batch_size(one) if one.num_rows else 0
-            if size > limits.BATCH_BYTES and one.num_rows > 1:
+            if size > messages.BATCH_BYTES and one.num_rows > 1:
                 half = one.num_rows // 2
                 left += [one.slice(half), one.slice(0, half)]
                 continue
-            if size > limits.PIECE_BYTES_MAX:
+            if size > messages.PIECE_BYTES_MAX:
                 raise Refused(
                     f"one row takes {size / (1 << 20):.1f} MiB, more than the "
-                    f"{limits.PIECE_BYTES_MAX / (1 << 20):.1f} MiB a row may: ask for fewer columns, "
+                    f"{messages.PIECE_BYTES_MAX / (1 << 20):.1f} MiB a row may: ask for fewer columns, "
                     "or for a part of the list or string (left(text, 1000), list[:100])"
                 )
             if one.num_rows:
@@ -199,9 +207,9 @@ class _Arrow:
 
     def _sent(self) -> None:
         made = self._made.getbuffer()
-        for at in range(0, len(made), limits.PIECE_BYTES_MAX):
-            piece = made[at : at + limits.PIECE_BYTES_MAX]
-            self._stream.write(limits.message(limits.ARROW, piece))
+        for at in range(0, len(made), messages.PIECE_BYTES_MAX):
+            piece = made[at : at + messages.PIECE_BYTES_MAX]
+            self._stream.write(messages.message(messages.ARROW, piece))
             piece.release()
         self.size_bytes += len(made)
         made.release()

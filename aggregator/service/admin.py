@@ -7,16 +7,20 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ...fingerprints.wire import admin_pb2
-from ...fingerprints.wire.admin_pb2_grpc import AdminServiceServicer
+from ...contract.wire import admin_pb2, permit_pb2
+from ...contract.wire.admin_pb2_grpc import AdminServiceServicer
+from ...contract.wire.permit_pb2_grpc import PermitServiceServicer
+from ..auth.principal import Caller, caller
+from ..durable_file import CopyError
+from ..errors import ROOM_SECONDS, NotReady, TooLittle, TooMuch
 from ..hazard.events import EventsError
 from ..hazard.models import Models, Trained
-from ..refusals import ROOM_SECONDS, NotReady, TooLittle, TooMuch
+from ..permits import Permits
+from ..store.duckdb_file import StoreError
+from ..store.maintenance.backup import Holding, holding
+from ..store.maintenance.compact import Compacted, compact
 from ..store.store import Store
-from ..store.storefile import StoreError
-from ..store.upkeep.compact import Compacted, compact
-from ..store.upkeep.copying import CopyError
-from ..store.upkeep.hold import Holding, holding
+from .idempotency import Answers
 
 #: A piece of the journal in one message.
 PIECE_BYTES = 1 << 20
@@ -142,3 +146,71 @@ def _done(so_far: admin_pb2.CompactedStore, done: Compacted) -> admin_pb2.Compac
         bytes_after=done.bytes_after,
         stood_still_microseconds=done.stood_still_microseconds,
     )
+
+
+# ----------------------------------------------------------------------
+# PermitService: an operator grants, shows and revokes the fleet's permit to enforce.
+
+
+class PermitService(PermitServiceServicer):
+    """Three calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits, self._answers = permits, Answers()
+
+    async def GetPermit(
+        self, request: permit_pb2.GetPermitRequest, context: Any
+    ) -> permit_pb2.FleetPermit:
+        """Say what is granted, and whether hosts are given it."""
+        return self._shown()
+
+    async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
+        """Grant it. Raises Invalid, NotReady. Who may is `auth/principal.py`'s to say."""
+        seconds, reason = request.seconds, reason_with_login(caller(context), request.reason)
+        return await self._answers.once(
+            request, context, lambda: self._granted(seconds, reason), _at_once,
+            would=lambda: self._would_be(seconds, reason), now=self._shown,
+        )  # fmt: skip
+
+    def _granted(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
+        try:
+            self._permits.grant(seconds, reason)
+        except OSError as error:
+            raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
+        return self._shown()
+
+    def _would_be(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
+        self._permits.check(seconds, reason)
+        withheld = self._permits.withheld()
+        return permit_pb2.FleetPermit(seconds_left=seconds, reason=reason, withheld_reason=withheld)
+
+    async def RevokePermit(
+        self, request: permit_pb2.RevokePermitRequest, context: Any
+    ) -> permit_pb2.FleetPermit:
+        """Take it back, at once. Raises NotReady when a restart would bring it back."""
+        try:
+            self._permits.revoke(reason_with_login(caller(context), request.reason))
+        except OSError as error:
+            raise NotReady(
+                f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
+                "aggregator would grant it again until it runs out"
+            ) from error
+        return self._shown()
+
+    def _shown(self) -> permit_pb2.FleetPermit:
+        permits, seconds = self._permits, self._permits.seconds_left()
+        return permit_pb2.FleetPermit(
+            seconds_left=seconds,
+            reason=permits.grant_now.reason,
+            withheld_reason=permits.withheld() if seconds else "",
+            granted_wall_time_ns=permits.grant_now.granted_ns,
+        )
+
+
+async def _at_once() -> None:
+    """A grant is on disk before it is granted."""
+
+
+def reason_with_login(who: Caller, reason: str) -> str:
+    """Return *reason* with the login that it came by, where there is one: the name in it anybody can write."""
+    return f"{who.role} {who.name}: {reason}" if who.known and reason else reason

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...fingerprints.wire import advisory_pb2
-from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
-from ..access.caller import caller
-from ..advice.advisory import Advisory, Case, State, gravity
-from ..advice.book import Book
-from ..advice.desk import Fuse
-from ..advice.events import Acked
-from ..advice.feed import WATCHERS_MAX, Change
-from ..advice.limits import HOUR_NS, SECOND_NS
-from ..refusals import ROOM_SECONDS, Invalid, NotFound, TooMuch
-from . import advised, reports
-from .advised import PREFIX
-from .fields import (
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import advisory_pb2 as wire
+from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceServicer
+from ..advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
+    Acked,
+    Advisory,
+    Case,
+    Member,
+    PutBack,
+    State,
+    TakenOut,
+    gravity,
+)
+from ..advisories.answers import LEASE_SECONDS_MIN
+from ..advisories.engine import WATCHERS_MAX, Book, Change
+from ..advisories.replay import Report
+from ..advisories.state import Absent, Fuse
+from ..advisories.workloads import Gang
+from ..auth.principal import caller
+from ..errors import ROOM_SECONDS, Invalid, NotFound, TooMuch
+from ..model import Reason
+from .idempotency import Answers
+from .validation import (
     ACTOR_CHARACTERS_MAX,
     actor_with_login,
     bounded,
@@ -27,8 +40,211 @@ from .fields import (
     page_size_of,
     time_ns_of,
     timestamp,
+    told_once,
 )
-from .repeated import Answers
+
+# ----------------------------------------------------------------------
+# Advice as the wire has it: of one advisory, of what is held back, of what a rule would have done.
+
+PREFIX = "advisories/"
+#: Episodes of a rule that are told one by one.
+EPISODES_MAX = 1000
+
+
+def message(one: Advisory, expires_ns: int) -> wire.Advisory:
+    """Return *one*, which expires then, as the wire has it."""
+    said = wire.Advisory(
+        name=f"{PREFIX}{one.name}", subject=one.subject,
+        nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
+        action=_enum(one.action), then_action=_enum(one.then or 0), scope=one.scope.value,
+        basis=_enum(one.basis), reason=_enum(Reason.__members__.get(one.reason, Reason.NONE)),
+        reason_text=one.words, confidence=one.confidence, hazard_per_hour=one.hazard_per_hour,
+        cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
+        cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
+        state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
+        fencing_token=one.token, workload=one.job, count=one.count,
+        propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
+        update_time=timestamp(one.changed_ns),
+    )  # fmt: skip
+    optional = {
+        "act_by_time": one.price.act_by_ns,
+        "lease_expire_time": one.lease_until_ns,
+        "defer_until_time": one.deferred_until_ns,
+    }
+    for field, time_ns in optional.items():
+        if time_ns:
+            getattr(said, field).CopyFrom(timestamp(time_ns))
+    if one.checkpoint_seconds:
+        said.checkpoint_interval.FromMilliseconds(int(1000 * one.checkpoint_seconds))
+    return said
+
+
+def held_back_message(case: Case, words: str) -> wire.HeldBack:
+    """Return what is called for and not proposed, for the wire."""
+    return wire.HeldBack(
+        node=f"nodes/{case.host}", action=_enum(case.action),
+        reason_text=case.words, held_back_text=words,
+    )  # fmt: skip
+
+
+def evaluated(report: Report) -> wire.EvaluateRuleResponse:
+    """Return what a rule would have done, for the wire."""
+    told = report.episodes[-EPISODES_MAX:]
+    costs = [one.case.price for one in report.episodes]
+    return wire.EvaluateRuleResponse(
+        episodes=[
+            wire.RuleEpisode(
+                node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
+                end_time=timestamp(one.last_ns), action=_enum(one.case.action),
+                advised=advised, words=one.case.words,
+                followed_by_fault=one.faulty_ns > 0, held_back_text="" if advised else held,
+            )
+            for one, advised, held in zip(told, report.are_advised(told), report.held_words(told), strict=True)
+        ],
+        episodes_count=len(report.episodes), advised_count=len(report.advised),
+        held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,
+        from_time=timestamp(report.from_ns),
+        followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
+        acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
+        waiting_gpu_hours=sum(one.waiting_gpu_hours for one in costs),
+    )  # fmt: skip
+
+
+def _enum(value: int) -> Any:
+    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    return int(value)
+
+
+# ----------------------------------------------------------------------
+# What schedulers tell AdvisoryService: what runs where, and which nodes they took out themselves.
+# Checked in words.
+
+GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
+WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
+GPUS_MAX = 1_000_000
+#: Of a checkpoint's interval, and for which anything is told.
+SECONDS_MAX = 7 * 86_400
+#: Names that are told of, of those that no agent has.
+UNKNOWN_MAX = 100
+#: Host -> what budgets count it by; None: no agent has registered under this name.
+Members = Callable[[str], Member | None]
+
+
+class Out(NamedTuple):
+    """A request about nodes that are out, as events: one for each reason and end."""
+
+    taken: tuple[TakenOut, ...]
+    back: PutBack
+    unknown: list[str]
+
+
+def actor_of(actor: str) -> str:
+    """Return who tells. Raises Invalid."""
+    bounded("actor", actor, ACTOR_CHARACTERS_MAX)
+    if not actor.strip():
+        raise Invalid("actor", f"who tells, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+    return actor
+
+
+def gangs_of(
+    request: wire.ReportGangsRequest, by: str, members: Members, now_ns: int
+) -> tuple[list[Gang], list[str]]:
+    """Return the gangs of *request*, and the nodes in them that nobody knows. Raises Invalid."""
+    _counted("gangs", len(request.gangs), GANGS_MAX)
+    _counted("ended_workloads", len(request.ended_workloads), ENDED_MAX)
+    for at, name in enumerate(request.ended_workloads):
+        bounded(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
+    if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
+        raise Invalid("gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts")
+    found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
+    told_once("gangs", request.gangs, "workload")
+    if both := {one.workload for one in found} & set(request.ended_workloads):
+        raise Invalid("ended_workloads", f"{min(both)!r} is told to run, and to have ended")
+    unknown = _unknown((host for gang in found for host in gang.hosts), members)
+    return found, unknown
+
+
+def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
+    bounded(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+    if not one.workload.strip():
+        raise Invalid(f"{field}.workload", "its name, as outcomes will have it")
+    if not 1 <= len(one.nodes) <= NODES_MAX:
+        raise Invalid(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
+    if one.gpus_count > GPUS_MAX:
+        raise Invalid(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
+    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in one.nodes}))
+    seconds = 0.0
+    if one.HasField("checkpoint_interval"):
+        otherwise = "none where it is not known"
+        seconds = _span(f"{field}.checkpoint_interval", one.checkpoint_interval, otherwise)
+    until_ns = _until(f"{field}.ttl", one, now_ns)
+    return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
+
+
+def out_of(
+    request: wire.ReportUnavailableNodesRequest, by: str, members: Members, now_ns: int
+) -> Out:
+    """Return who is out, and who is back, by *request*. Raises Invalid."""
+    _counted("nodes", len(request.nodes), NODES_MAX)
+    _counted("returned_nodes", len(request.returned_nodes), NODES_MAX)
+    told_once("nodes", request.nodes, "node")
+    told: dict[str, tuple[str, int]] = {}
+    for at, one in enumerate(request.nodes):
+        field = f"nodes[{at}]"
+        bounded(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
+        if not one.reason.strip():
+            raise Invalid(f"{field}.reason", "why it is out, for whoever looks for room at night")
+        until_ns = _until(f"{field}.ttl", one, now_ns)
+        told[node_of(one.node, f"{field}.node")] = one.reason, until_ns
+    back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
+    if both := sorted(told.keys() & set(back)):
+        raise Invalid("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
+    groups: dict[tuple[str, int], list[Member]] = {}
+    for host, why in told.items():
+        if (member := members(host)) is not None:
+            groups.setdefault(why, []).append(member)
+    taken = tuple(
+        TakenOut(now_ns, by, words, until_ns, tuple(each))
+        for (words, until_ns), each in groups.items()
+    )
+    return Out(taken, PutBack(now_ns, by, back), _unknown([*told, *back], members))
+
+
+def unavailable(absent: Iterable[tuple[str, str, Absent]]) -> list[wire.UnavailableNode]:
+    """Return (host, by, why) as the wire has it."""
+    return [
+        wire.UnavailableNode(
+            node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
+            since_time=timestamp(one.since_ns),
+        )
+        for host, by, one in absent
+    ]  # fmt: skip
+
+
+def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
+    """Return the nodes that no agent has registered as, so many as are told of."""
+    unknown = sorted({host for host in hosts if members(host) is None})
+    return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
+
+
+def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
+    """Return when it ends unless it is told again. By a span: callers' clocks may be off."""
+    if not one.HasField("ttl"):
+        return now_ns + HOUR_NS
+    return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
+
+
+def _span(field: str, span: Duration, otherwise: str) -> float:
+    seconds = span.seconds + span.nanos / 1e9
+    if not 1.0 <= seconds <= SECONDS_MAX:
+        raise Invalid(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
+    return seconds
+
+
+def _counted(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise Invalid(field, f"{count}, at most {most}; tell them in parts")
+
 
 NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
@@ -45,14 +261,14 @@ HELD_BACK_MAX = 1000
 class AdvisoryService(AdvisoryServiceServicer):
     """Seven calls of grpc.aio. A `Refusal` becomes its status at the edge."""
 
-    def __init__(self, book: Book, wall_ns: Callable[[], int], members: reports.Members) -> None:
+    def __init__(self, book: Book, wall_ns: Callable[[], int], members: Members) -> None:
         self._book, self._wall_ns, self._members = book, wall_ns, members
         self._answers = Answers()
-        self._evaluating: asyncio.Task[advisory_pb2.EvaluateRuleResponse] | None = None
+        self._evaluating: asyncio.Task[wire.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
-        self, request: advisory_pb2.WatchAdvisoriesRequest, context: Any
-    ) -> AsyncIterator[advisory_pb2.AdvisoryEvent]:
+        self, request: wire.WatchAdvisoriesRequest, context: Any
+    ) -> AsyncIterator[wire.AdvisoryEvent]:
         """Yield what is open, or what came after the token, then each change. Raises Invalid, TooMuch."""
         feed = self._book.feed
         number = _number(request.resume_token, feed.begun_ms)
@@ -66,19 +282,19 @@ class AdvisoryService(AdvisoryServiceServicer):
         finally:
             feed.watchers -= 1
 
-    def _event(self, change: Change, begun_ms: int) -> advisory_pb2.AdvisoryEvent:
+    def _event(self, change: Change, begun_ms: int) -> wire.AdvisoryEvent:
         token = "" if change.number is None else f"{begun_ms}-{change.number}"
         if change.advisory is None:
             now = timestamp(self._wall_ns())
-            return advisory_pb2.AdvisoryEvent(resume_token=token, bookmark=now)
-        return advisory_pb2.AdvisoryEvent(resume_token=token, advisory=self._told(change.advisory))
+            return wire.AdvisoryEvent(resume_token=token, bookmark=now)
+        return wire.AdvisoryEvent(resume_token=token, advisory=self._told(change.advisory))
 
-    def _told(self, one: Advisory) -> advisory_pb2.Advisory:
-        return advised.message(one, self._book.expires_ns(one))
+    def _told(self, one: Advisory) -> wire.Advisory:
+        return message(one, self._book.expires_ns(one))
 
     async def ListAdvisories(
-        self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
-    ) -> advisory_pb2.ListAdvisoriesResponse:
+        self, request: wire.ListAdvisoriesRequest, context: Any
+    ) -> wire.ListAdvisoriesResponse:
         """Return a page, newest first. Raises Invalid, NotFound."""
         size = page_size_of(request.page_size)
         node = node_of(request.node, "node") if request.node else ""
@@ -95,13 +311,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         page, more = found[:size], len(found) > size
         absent = self._book.machine.memory.absent
         out = [] if request.page_token else self._out_by_advice(node)
-        return advisory_pb2.ListAdvisoriesResponse(
+        return wire.ListAdvisoriesResponse(
             advisories=map(self._told, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
             withheld_reason=self._withheld(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
             unavailable_nodes_count=int(node in absent) if node else len(absent),
-            held_back=[advised.held_back(*one) for one in held_back[:HELD_BACK_MAX]],
+            held_back=[held_back_message(*one) for one in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
             out_by_advice=map(self._told, out[:UNAVAILABLE_MAX]),
             out_by_advice_count=len(out),
@@ -122,12 +338,12 @@ class AdvisoryService(AdvisoryServiceServicer):
         ]
         return sorted(cases, key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
 
-    def _unavailable(self, node: str) -> list[advisory_pb2.UnavailableNode]:
+    def _unavailable(self, node: str) -> list[wire.UnavailableNode]:
         """Return who is out by others' word; of one host where *node* names it."""
         absent = self._book.machine.memory.absent
         hosts = [node] if node else sorted(absent)[:UNAVAILABLE_MAX]
         told = [(host, *one) for host in hosts for one in absent.get(host, {}).items()]
-        return reports.unavailable(told[:UNAVAILABLE_MAX])
+        return unavailable(told[:UNAVAILABLE_MAX])
 
     def _withheld(self) -> str:
         memory = self._book.machine.memory
@@ -139,31 +355,29 @@ class AdvisoryService(AdvisoryServiceServicer):
             return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
         return _breaker(memory.fuse)
 
-    async def GetAdvisory(
-        self, request: advisory_pb2.GetAdvisoryRequest, context: Any
-    ) -> advisory_pb2.Advisory:
+    async def GetAdvisory(self, request: wire.GetAdvisoryRequest, context: Any) -> wire.Advisory:
         """Return one. Raises Invalid, NotFound."""
         return self._told(self._known(request.name))
 
-    async def AckAdvisory(self, request: advisory_pb2.AckAdvisoryRequest, context: Any) -> bytes:
+    async def AckAdvisory(self, request: wire.AckAdvisoryRequest, context: Any) -> bytes:
         """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
         actor, book = actor_with_login(caller(context), request.actor), self._book
         answer = acked_of(request, actor, self._wall_ns())
         return await self._answers.once(
             request, context, lambda: self._told(book.decide(answer)), book.flushed,
-            would=lambda: advised.message(*book.would(answer)),
+            would=lambda: message(*book.would(answer)),
             now=lambda: self._told(self._known(request.name)),
         )  # fmt: skip
 
-    async def ReportGangs(self, request: advisory_pb2.ReportGangsRequest, context: Any) -> bytes:
+    async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
         """Keep what runs where. Raises Invalid, TooMuch, NotReady."""
-        by, book = actor_with_login(caller(context), reports.actor_of(request.actor)), self._book
-        gangs, unknown = reports.gangs_of(request, by, self._members, self._wall_ns())
+        by, book = actor_with_login(caller(context), actor_of(request.actor)), self._book
+        gangs, unknown = gangs_of(request, by, self._members, self._wall_ns())
 
-        def said(check: Callable[[], None]) -> advisory_pb2.ReportGangsResponse:
+        def said(check: Callable[[], None]) -> wire.ReportGangsResponse:
             count = book.gangs.count_with(gangs, request.ended_workloads)
             check()
-            return advisory_pb2.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
+            return wire.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
 
         return await self._answers.once(
             request, context, lambda: said(lambda: book.take_gangs(gangs, request.ended_workloads)),
@@ -171,20 +385,20 @@ class AdvisoryService(AdvisoryServiceServicer):
         )  # fmt: skip
 
     async def ReportUnavailableNodes(
-        self, request: advisory_pb2.ReportUnavailableNodesRequest, context: Any
+        self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
         """Count nodes as out, or in service again. Raises Invalid, TooMuch, NotReady."""
-        by, book = actor_with_login(caller(context), reports.actor_of(request.actor)), self._book
+        by, book = actor_with_login(caller(context), actor_of(request.actor)), self._book
         memory = book.machine.memory
         # By a clock that was set back it would have ended at once.
         now_ns = max(self._wall_ns(), memory.now_ns)
-        out = reports.out_of(request, by, self._members, now_ns)
+        out = out_of(request, by, self._members, now_ns)
 
-        def said(check: Callable[[], None]) -> advisory_pb2.ReportUnavailableNodesResponse:
+        def said(check: Callable[[], None]) -> wire.ReportUnavailableNodesResponse:
             before = {host for host, told in memory.absent.items() if by in told}
             check()
             new = {member.host for one in out.taken for member in one.members}
-            return advisory_pb2.ReportUnavailableNodesResponse(
+            return wire.ReportUnavailableNodesResponse(
                 nodes_count=len((before | new) - set(out.back.hosts)), unknown_nodes=out.unknown
             )
 
@@ -194,15 +408,15 @@ class AdvisoryService(AdvisoryServiceServicer):
         )  # fmt: skip
 
     async def EvaluateRule(
-        self, request: advisory_pb2.EvaluateRuleRequest, context: Any
-    ) -> advisory_pb2.EvaluateRuleResponse:
+        self, request: wire.EvaluateRuleRequest, context: Any
+    ) -> wire.EvaluateRuleResponse:
         """Return what a rule would have advised. Raises Invalid, TooMuch."""
         if self._evaluating is not None and not self._evaluating.done():
             raise TooMuch("another rule is being evaluated; try again when it is done", 5.0)
         now_ns = self._wall_ns()
 
-        def work() -> advisory_pb2.EvaluateRuleResponse:
-            return advised.evaluated(self._book.what_if(request.rule, request.days, now_ns))
+        def work() -> wire.EvaluateRuleResponse:
+            return evaluated(self._book.what_if(request.rule, request.days, now_ns))
 
         # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
@@ -232,7 +446,7 @@ def _breaker(fuse: Fuse) -> str:
     return ""
 
 
-def acked_of(request: advisory_pb2.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
+def acked_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
     """Return an answer as the machine takes it. *actor*: with its login. Raises Invalid."""
     bounded("etag", request.etag, ETAG_CHARACTERS_MAX)
     bounded("actor", request.actor, ACTOR_CHARACTERS_MAX)
@@ -247,7 +461,18 @@ def acked_of(request: advisory_pb2.AckAdvisoryRequest, actor: str, now_ns: int) 
         ) from None
     name = name_of(request.name)
     until_ns = time_ns_of("defer_until_time", request.defer_until_time)
-    return Acked(now_ns, name, to, actor, request.note, request.etag, until_ns)
+    lease = _lease_seconds(request)
+    return Acked(now_ns, name, to, actor, request.note, request.etag, until_ns, lease)
+
+
+def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
+    """Return the lease that *request* names, 0 for none. Raises Invalid for one that is no time; the machine bounds it."""
+    if not request.HasField("lease"):
+        return 0.0
+    seconds = request.lease.seconds + request.lease.nanos / 1e9
+    if not seconds > 0:
+        raise Invalid("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
+    return seconds
 
 
 def number_of(name: str) -> int:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from ...fingerprints.wire import outcome_pb2
-from ...fingerprints.wire.outcome_pb2_grpc import OutcomeServiceServicer
-from ..access.caller import caller
-from ..advice.book import Book
-from ..advice.limits import HOUR_NS, SECOND_NS
-from ..advice.rows import Happened
-from ..refusals import Invalid
-from ..store.records import time_us
+from ...contract.wire import outcome_pb2
+from ...contract.wire.outcome_pb2_grpc import OutcomeServiceServicer
+from ..advisories.advisory import HOUR_NS, SECOND_NS
+from ..advisories.engine import Book
+from ..advisories.rows import Expected, Happened, Span
+from ..auth.principal import caller
+from ..errors import Invalid
+from ..store.rows import time_us
 from .advisory import name_of
-from .fields import actor_with_login, bounded, node_of, time_ns_of
-from .repeated import Answers
+from .idempotency import Answers
+from .validation import actor_with_login, bounded, node_of, time_ns_of
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -54,7 +54,11 @@ class OutcomeService(OutcomeServiceServicer):
             )
         for at, one in enumerate(told):
             check(at, one, self._wall_ns())
-        spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
+        spans = [
+            Span(at, host, *_span(one), one.interrupted, _is_suspect(one, host))
+            for at, one in enumerate(told)
+            for host in _hosts(one)
+        ]
         only_told = request.validate_only or self._answers.has(request, context)
         async with self._one:
             expected = {} if only_told else await self._book.expected(spans)
@@ -68,22 +72,28 @@ class OutcomeService(OutcomeServiceServicer):
 
         names = [one.outcome_id for one in told]
         return await self._answers.once(
-            request, context, lambda: said(self._book.take_outcomes(rows)), self._book.flushed,
+            request, context, lambda: said(self._book.take_outcomes(rows, self._wall_ns())),
+            self._book.flushed,
             would=lambda: said(self._book.unknown_outcomes(names)),
         )  # fmt: skip
 
-    def _row(self, one: outcome_pb2.Outcome, expected: float | None, reporter: str) -> Happened:
+    def _row(self, one: outcome_pb2.Outcome, expected: Expected | None, reporter: str) -> Happened:
         advisory = name_of(one.advisory) if one.advisory else ""
         known = self._book.known(advisory) if advisory else None
         (begun, ended), hosts = _span(one), _hosts(one)
         blamed = node_of(one.blamed_node) if one.blamed_node else ""
+        host_hours = (ended - begun) / HOUR_NS * len(hosts)
         row = (
             time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
             hosts, time_us(begun), time_us(ended), one.interrupted,
             blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
-            (ended - begun) / HOUR_NS * len(hosts), expected, known.reason if known else "",
+            host_hours, expected.interruptions if expected else None, known.reason if known else "",
+            expected.by_hazard if expected else None,
+            [share * one.interrupted for share in expected.shares] if expected else None,
         )  # fmt: skip
-        return Happened(one.outcome_id, one.interrupted, expected, row, len(hosts))
+        return Happened(
+            one.outcome_id, reporter, one.interrupted, expected, row, host_hours, len(hosts)
+        )
 
 
 def check(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
@@ -121,6 +131,11 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
 def _hosts(one: outcome_pb2.Outcome) -> list[str]:
     """Return its hosts, each once."""
     return list(dict.fromkeys(map(node_of, one.nodes)))
+
+
+def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
+    """Say whether an interruption may have come of *host*: it is blamed, or nobody is."""
+    return not one.blamed_node or node_of(one.blamed_node) == host
 
 
 def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:

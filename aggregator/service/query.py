@@ -8,19 +8,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...fingerprints.wire import query_pb2
-from ...fingerprints.wire.query_pb2_grpc import QueryServiceServicer
-from ..access.caller import Caller, caller
-from ..access.rates import BURST_SECONDS, Buckets
+from ...contract.wire import query_pb2
+from ...contract.wire.query_pb2_grpc import QueryServiceServicer
+from ..auth.limits import BURST_SECONDS, Buckets
+from ..auth.principal import Caller, caller
 from ..config import AggregatorConfig
-from ..query import trouble
-from ..query.limits import Answered, Place, Question
-from ..query.processes import Cost, QueryProcesses
-from ..query.querylog import Entry, QueryLog
-from ..refusals import ROOM_SECONDS, Invalid, NotReady, Refusal, TookTooLong, TooMuch
+from ..errors import ROOM_SECONDS, Invalid, NotReady, Refusal, TookTooLong, TooMuch
+from ..query import messages
+from ..query.log import Entry, QueryLog
+from ..query.messages import Answered, Place, Question, newest_moment_us, too_new
+from ..query.pool import Cost, QueryProcesses
+from ..query.sandbox import without_folder
+from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
 #: After so long a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
@@ -56,20 +59,19 @@ class QueryService(QueryServiceServicer):
         config: AggregatorConfig,
         wall_ns: Callable[[], int] = time.time_ns,
         who: Callable[[Any], Asker] = asker,
+        refresh: Refresh | None = None,
     ) -> None:
+        """*refresh*: writes the operators' file anew; None: questions take the one that is there."""
         place = Place(config.data, config.query_memory_bytes_max, config.query_threads)
         self.processes = QueryProcesses(place, config.query_running_max)
         self.log = QueryLog(config.data, config.query_log_bytes_max)
         self._config = config
         self._wall_ns = wall_ns
         self._who = who
+        self._refresh = refresh
         self._running: Counter[tuple[str, str]] = Counter()  # by role and name
         self._denials = Buckets(1 / DENIED_SECONDS, time.monotonic)
         self._unlogged: Counter[tuple[str, str]] = Counter()  # since the last line
-
-    def start(self) -> None:
-        """Have a process ready for the first question. Raises OSError."""
-        self.processes.start()
 
     async def close(self) -> None:
         """End every question that runs."""
@@ -110,20 +112,48 @@ class QueryService(QueryServiceServicer):
         question = self._question(request, context)
         try:
             with self._place(asked.who):
+                moment_us = await self._freshen(question)
                 answer = self.processes.ask(question, asked.cost)
                 async with contextlib.aclosing(answer):
                     async for piece in answer:
+                        if isinstance(piece, Answered):
+                            piece = self._with_age(piece, moment_us)
                         await context.write(asked.counted(piece))
-        except trouble.QueryError as error:
-            asked.outcome, refusal = _refusal(error)
+        except messages.QueryError as error:
+            asked.outcome, refusal = _refusal(error, self._config.data)
             raise refusal from error
+
+    async def _freshen(self, question: Question) -> int:
+        """Have a file that covers what *question* asks of, where that takes a few seconds; return the newest moment
+        that it names, microseconds since 1970."""
+        with contextlib.suppress(OSError):  # `ask` says it, in words
+            self.processes.start()  # it loads DuckDB while the file is written
+        now_ns = self._wall_ns()
+        moment_us = newest_moment_us(question.sql, now_ns // 1000)
+        if self._refresh is None:
+            return moment_us
+        period_ns = round(self._config.ops_seconds * 1e9)
+        wanted_ns = max(moment_us * 1000, now_ns - period_ns)
+        expected = self._refresh.expected_seconds(time.monotonic())
+        if self._refresh.taken_ns < wanted_ns:
+            made = asyncio.wrap_future(self._refresh.ask(wanted_ns))
+            if expected <= WAIT_SECONDS_MAX:
+                await asyncio.wait([made], timeout=min(WAIT_SECONDS_MAX, question.seconds / 2))
+        return moment_us
+
+    def _with_age(self, answered: Answered, moment_us: int) -> Answered:
+        """Say so when the file is older than what was asked of."""
+        again = self._refresh.expected_seconds(time.monotonic()) if self._refresh else 0.0
+        words = too_new(moment_us, answered.taken_us, again)
+        missing = "; ".join(filter(None, (words, answered.history_missing_reason)))
+        return replace(answered, history_missing_reason=missing)
 
     @contextlib.contextmanager
     def _place(self, who: Asker) -> Iterator[None]:
         """Count a query of *who* until its process is gone. Raises TooManyQueries when it has its share of them."""
         key, most = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= most:
-            raise trouble.TooManyQueries(
+            raise messages.TooManyQueries(
                 f"{most} queries of {who.role} {who.name!r} run, and no more of one caller may at once "
                 "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
             )
@@ -213,14 +243,14 @@ def _summary(answered: Answered) -> query_pb2.QuerySummary:
     return summary
 
 
-def _refusal(error: trouble.QueryError) -> tuple[str, Refusal]:
-    """Return the outcome for the log, and what to answer with."""
-    words = str(error)
-    if isinstance(error, trouble.QueryRefused):
+def _refusal(error: messages.QueryError, folder: Path) -> tuple[str, Refusal]:
+    """Return the outcome for the log, and what to answer with: where on this machine *folder* is stays here."""
+    words = without_folder(str(error), folder)
+    if isinstance(error, messages.QueryRefused):
         return "refused", Invalid("sql", words)
-    if isinstance(error, trouble.TooManyQueries):
+    if isinstance(error, messages.TooManyQueries):
         return "busy", TooMuch(words, RETRY_SECONDS)
-    if isinstance(error, trouble.QueryCutOff):
+    if isinstance(error, messages.QueryCutOff):
         if error.of_time:
             return "time", TookTooLong(words)
         return "memory", TooMuch(words, ROOM_SECONDS)

@@ -2,21 +2,454 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import urllib.parse
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
-from ...fingerprints.streaming import LATE_FRAMES_MAX
-from ...fingerprints.wire import telemetry_pb2 as wire
-from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
-from ..access.caller import Caller, caller
-from ..access.door import Pace
-from ..ingest.intake import Ingest
+from ...contract.frame import FrameError
+from ...contract.stream import LATE_FRAMES_MAX
+from ...contract.wire import telemetry_pb2 as wire
+from ...contract.wire.telemetry_pb2_grpc import TelemetryServiceServicer
+from ..auth.access import Pace
+from ..auth.principal import Caller, caller, is_name
+from ..config import AggregatorConfig
+from ..errors import NoSession, NotReady, StreamRefused, TooMuch
+from ..fleet.fleet import Fleet
+from ..ingest.backlog import (
+    BACKLOG_FRAMES,
+    BACKLOG_FRAMES_PRESSED,
+    CREDIT_FRAMES_PRESSED,
+    WAITING_BYTES_SHARE,
+    Admission,
+    HostPace,
+    Lane,
+    Late,
+    Spread,
+)
+from ..ingest.frame_reader import Incoming, check_late
+from ..ingest.ingest import Accepted, Ingest
 from ..ingest.sessions import Session
-from ..refusals import NoSession
-from .errors import pushback
-from .stream import Stream
-from .turns import Turns
+from ..store.store import Store
+from ..store.writer import joined
+from .status import pushback
+
+# ----------------------------------------------------------------------
+# Whose turn it is: late frames, streams that wait for room in the store, agents that register.
+#
+# One task for all streams looks a few times a second; what it decides by is `ingest/backlog.py`.
+
+log = logging.getLogger(__name__)
+
+#: How often the task looks.
+TICK_SECONDS = 0.1
+#: The streams whose frames a commit made durable are told together, so long after the first of them.
+RECEIPTS_SECONDS = 0.005
+#: An agent that waits for receipts hears from us at least this often: after 30 s without a word it would
+#: take us for dead, come again, and send all again.
+QUIET_SECONDS_MAX = 10.0
+
+
+class Stream(Lane, Protocol):
+    """What is asked of `telemetry.Stream`."""
+
+    def say_heard(self) -> None: ...
+    def wake(self) -> None: ...
+    def quiet_since(self, since: float) -> bool: ...
+
+
+class Turns:
+    """Made in the loop whose thread owns it; `stop` ends its task."""
+
+    def __init__(
+        self, ingest: Ingest, store: Store, fleet: Fleet, config: AggregatorConfig
+    ) -> None:
+        self._ingest, self._store, self._fleet = ingest, store, fleet
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.late = Late(config.queue_bytes_max // WAITING_BYTES_SHARE, now)
+        self.admission = Admission(config.reconnects_per_second, now)
+        self.streams: set[Stream] = set()
+        #: No more frames are read.
+        self.stopping = False
+        self._backlog_hertz = float(config.backlog_frames_per_second)
+        self._spread = Spread(config.reconnects_per_second)
+        self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
+        self._room: asyncio.Future[None] = self._loop.create_future()
+        self._receipted: deque[Stream] = deque()  # filled by the writer thread, emptied by the loop
+        self._telling = False
+        self._told_credit = self.credit_frames
+        self._looked = now
+        self._task = asyncio.create_task(self._look_always())
+
+    # What agents are told -------------------------------------------------------------------
+
+    @property
+    def credit_frames(self) -> int:
+        """Frames a host may have on their way."""
+        credit = self._ingest.credit_frames
+        return min(credit, CREDIT_FRAMES_PRESSED) if self.late.pressed else credit
+
+    @property
+    def backlog_frames(self) -> int:
+        """How many of them may be late ones."""
+        return BACKLOG_FRAMES_PRESSED if self.late.pressed else BACKLOG_FRAMES
+
+    @property
+    def reconnect_seconds(self) -> int:
+        """Within how long all hosts are to come back, should their connections be lost."""
+        return self._spread.seconds(len(self._fleet))
+
+    def retry_seconds(self, host: str) -> float:
+        """Return when *host* is to come back if all are sent away now."""
+        return self._spread.retry_seconds(host, len(self._fleet))
+
+    def pace(self, now: float) -> HostPace:
+        """Return the pace of a host whose first stream begins."""
+        return HostPace(self._backlog_hertz, now)
+
+    def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
+        """Let an agent register, unless too many come at once. Raises TooMuch."""
+        if not is_name(request.node):
+            return  # refused at once: a name of megabytes is not remembered for its turn
+        who = request.node, request.run_id, request.boot_id, address
+        if self._ingest.sessions.speaks(*who):
+            return
+        wait = self.admission.wait_seconds(request.node, self._loop.time())
+        if wait:
+            raise TooMuch(f"many agents register at once; this one's turn is in {wait:.1f} s", wait)
+
+    def leave(self, stream: Stream) -> None:
+        """Forget a stream that has ended, and what waits of it."""
+        self.streams.discard(stream)
+        self.late.drop(stream)
+
+    # Receipts -------------------------------------------------------------------------------
+
+    def receipted(self, stream: Stream) -> None:
+        """Called by the writer thread when a stream has receipts to send.
+
+        The loop is woken once a commit: for each stream it would be as often, and send what is there by then.
+        """
+        self._receipted.append(stream)
+        if not self._telling:
+            self._telling = True
+            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+                self._loop.call_soon_threadsafe(
+                    self._loop.call_later, RECEIPTS_SECONDS, self._tell_receipted
+                )
+
+    def _tell_receipted(self) -> None:
+        self._telling = False
+        while self._receipted:
+            self._receipted.popleft().wake()
+
+    # The task -------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Return when the store may have room again, or cannot store now."""
+        await asyncio.shield(self._room)
+
+    async def _look_always(self) -> None:
+        due = self._loop.time()
+        while not self.stopping:
+            due = max(due + TICK_SECONDS, self._loop.time())
+            await asyncio.sleep(due - self._loop.time())
+            now = self._loop.time()
+            try:
+                self.look(now, now - due)
+            except Exception:
+                log.exception("late frames and those who wait for room were not looked after")
+
+    def look(self, now: float, lag_seconds: float) -> None:
+        """Do what is due. *lag_seconds*: how late the loop is with it."""
+        room = self._store.room
+        if room or not self._ingest.storing:
+            before, self._room = self._room, self._loop.create_future()
+            before.set_result(None)
+        self.late.step(now, lag_seconds, room)
+        for lane, frames in self.late.passed_over(self._sent_away_max):
+            lane.send_again(frames)
+        self._tell_credit()
+        if now - self._looked >= QUIET_SECONDS_MAX / 4:
+            self._looked = now
+            self._speak(now)
+
+    def _tell_credit(self) -> None:
+        """Tell all at once when credit has shrunk by half: no receipt may come for long to tell it with."""
+        credit = self.credit_frames
+        if 2 * credit <= self._told_credit:
+            for stream in self.streams:
+                stream.say_heard()
+            self._told_credit = credit
+        self._told_credit = max(self._told_credit, credit)
+
+    def _speak(self, now: float) -> None:
+        """A slow disk is no dead aggregator: say a word where receipts are waited for."""
+        for stream in self.streams:
+            if stream.quiet_since(now - QUIET_SECONDS_MAX):
+                stream.say_heard()
+
+    def stop(self) -> None:
+        """End the task; streams that end from now on are told when to come back."""
+        self.stopping = True
+        self._task.cancel()
+
+
+# ----------------------------------------------------------------------
+# One stream of an agent: frames in, each judged and queued for the store; receipts out once they
+# are durable.
+
+#: After so many refused frames in a row the stream is closed with words.
+REFUSED_IN_ROW_MAX = 32
+#: While receipts are not read, a stream looks this often whether they are, and reads nothing.
+UNREAD_SECONDS = 0.05
+#: Receipts and refusals that a stream's agent does not read; with so many it is read no further either.
+UNREAD_MAX = 8192
+#: A closed stream's last receipts are waited for at most this long.
+LAST_RECEIPTS_SECONDS = 10.0
+
+
+class TelemetryStream:
+    """One stream: a task that reads, and a loop that writes what the reader and the store tell."""
+
+    def __init__(
+        self,
+        ingest: Ingest,
+        session: Session,
+        turns: Turns,
+        permit: Callable[[], wire.Permit | None],
+        pace: Pace | None = None,
+        verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
+    ) -> None:
+        self._ingest, self._turns, self._permit = ingest, turns, permit
+        self._verdict = verdict
+        self._allowed = pace
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        if session.pace is None:
+            session.pace = turns.pace(now)
+        #: How fast the host's late frames are taken.
+        self.pace = session.pace
+        self._spoke = now
+        self._failure: Exception | None = None  # for which the stream ends
+        # Ten thousand streams have these: an Event or a deque that is empty takes 0.7 kB.
+        self._woken = False
+        self._sleeper: asyncio.Future[None] | None = None  # waited for until woken
+        self._waking = False
+        self._durable: list[int] = []  # filled by the writer thread, emptied by the loop
+        self._refused: list[wire.RefusedFrame] = []
+        self._refused_in_row = 0
+        self._incoming = Incoming()
+        self._ready: Accepted | None = None  # a late frame for which the store had no room
+        self._unreceipted = 0
+        self._passed_over = 0  # judged and not stored, for the disk is full
+        self._say_heard = False
+        self._reader: asyncio.Task[None] | None = None
+
+    async def run(self, requests: AsyncIterator[wire.TelemetryBatch], context: Any) -> None:
+        """Serve the stream to its end. Raises what ends it early, after the receipts due by then."""
+        self._reader = asyncio.create_task(self._read(requests))
+        self._reader.add_done_callback(lambda _: self.wake())
+        try:
+            while not self._reader.done():
+                await self._to_be_woken()
+                await self._answer(context)
+                if self._failure is not None:
+                    raise self._failure
+            async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
+                while self._unreceipted or self._refused:
+                    await self._answer(context)
+                    if self._unreceipted:
+                        await self._to_be_woken()
+        except TimeoutError:
+            pass  # without receipt: the agent sends them again
+        finally:
+            self._reader.cancel()
+        if not self._reader.cancelled() and self._reader.done():
+            self._reader.result()
+
+    def stop_reading(self) -> None:
+        """Take no further frames."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def say_heard(self) -> None:
+        """Send credit without a receipt soon."""
+        self._say_heard = True
+        self.wake()
+
+    def quiet_since(self, since: float) -> bool:
+        """Say whether the agent waits for receipts and had no word since then."""
+        waits = self._unreceipted > 0 or self._turns.late.waits(self)
+        return waits and self._spoke <= since
+
+    async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
+        async for message in requests:
+            while len(self._refused) + self._unreceipted >= UNREAD_MAX:
+                await asyncio.sleep(UNREAD_SECONDS)
+            if message.backlog or message.late:
+                self._hold(message)
+                await self._hold_back(message, 0)
+                continue
+            self.pace.live_frames += 1
+            good = self._accept(message)
+            await self._hold_back(message, good.cost_rows if good else 0)
+            if good is not None and await self._submit(good):
+                self._unreceipted += 1
+
+    def _accept(self, message: wire.TelemetryBatch) -> Accepted | None:
+        """Return what is good of a message; None: it was refused."""
+        try:
+            good = self._ingest.accept(self._session, message, self._incoming)
+        except FrameError as error:
+            self._refuse(self._incoming.sequence, str(error))
+            return None
+        self._refused_in_row = 0
+        return good
+
+    def _hold(self, message: wire.TelemetryBatch) -> None:
+        """Let late frames wait for their turn, so that the live ones behind them do not. Raises StreamRefused."""
+        if message.late:
+            check_late(message)
+        if message.differences:
+            self._refuse(message.sequence, "a late frame goes whole, not as differences")
+        else:
+            self._turns.late.hold(self, message)
+
+    def send_again(self, frames: int) -> None:
+        """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
+        words = f"{frames} late frames came when no more could wait: send them again"
+        self._fail(self._again(words))
+
+    def _fail(self, why: Exception) -> None:
+        self._failure = why
+        self.wake()
+
+    def take_late(self, message: wire.TelemetryBatch, frames_max: int) -> int:
+        """Take the next late frames of a message, whose turn it is; return how many, fewer if the store has no room."""
+        for taken in range(frames_max):
+            good, self._ready = self._ready, None
+            try:
+                good = good or self._accept(message)
+            except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
+                self._fail(error)
+                return frames_max
+            if good is not None and not self._submit_late(good):
+                self._ready = good
+                return taken
+        return frames_max
+
+    def _submit_late(self, good: Accepted) -> bool:
+        stored = self._ingest.submit(self._session, good, self.durable)
+        if stored and self._allowed is not None:
+            self._allowed.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
+        self._unreceipted += stored
+        return stored
+
+    def _again(self, words: str) -> NotReady:
+        """Return what ends the stream, so that its agent sends again what has no receipt."""
+        refusal = NotReady(words)
+        refusal.retry_seconds = self._turns.retry_seconds(self._session.host)
+        return refusal
+
+    async def _hold_back(self, message: wire.TelemetryBatch, rows: int) -> None:
+        """Read no further for as long as the agent has sent more than it may."""
+        if self._allowed is None:
+            return
+        size_bytes = len(message.frame) + len(message.differences) + sum(map(len, message.late))
+        if wait := self._allowed.take(len(message.late) or 1, size_bytes, rows):
+            self._ingest.held_back(self._session)
+            await asyncio.sleep(wait)
+
+    async def _submit(self, good: Accepted) -> bool:
+        """Queue a frame, once there is room. False: there will be none while the disk is full.
+
+        The frame has been judged, and the agent keeps it; it sends it again on its next stream,
+        which it is made to open once frames are stored again.
+        """
+        if self._passed_over and self._ingest.storing:
+            raise self._again(
+                f"frames are stored again; {self._passed_over} were judged only: send them again"
+            )
+        while not self._ingest.submit(self._session, good, self.durable):
+            if not self._ingest.storing:
+                self._passed_over += 1
+                return False
+            await self._turns.room()
+        return True
+
+    def _refuse(self, sequence: int, reason: str) -> None:
+        self._ingest.refused_frames += 1
+        self._refused.append(wire.RefusedFrame(sequence=sequence, reason=reason))
+        self._refused_in_row += 1
+        self.wake()
+        if self._refused_in_row >= REFUSED_IN_ROW_MAX:
+            raise StreamRefused(
+                f"{self._refused_in_row} frames in a row were refused, the last because: {reason}"
+            )
+
+    def durable(self, sequence: int) -> None:
+        """Called by the writer thread once a frame is on disk."""
+        self._durable.append(sequence)
+        if not self._waking:
+            self._waking = True
+            self._turns.receipted(self)
+
+    def wake(self) -> None:
+        """Send the receipts there are."""
+        self._woken = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def _to_be_woken(self) -> None:
+        """Return once `wake` was called since `_answer`."""
+        if not self._woken:
+            self._sleeper = self._loop.create_future()
+            await self._sleeper
+            self._sleeper = None
+
+    async def _answer(self, context: Any) -> None:
+        """Send the receipts and refusals there are."""
+        self._woken = False
+        self._waking = False
+        refused, self._refused = self._refused, []
+        ranges = self._receipts()
+        heard, self._say_heard = self._say_heard, False
+        if not ranges and not refused and not heard:
+            return
+        self._spoke = self._loop.time()
+        await context.write(
+            wire.IngestAck(
+                durable=ranges,
+                refused=refused,
+                credit_frames=self._credit_frames(),
+                permit=self._permit(),
+                reconnect_seconds=self._turns.reconnect_seconds,
+                backlog_frames=self._turns.backlog_frames,
+                verdict=self._verdict(self._session.host),
+            )
+        )
+
+    def _credit_frames(self) -> int:
+        """While late frames press, those of this stream do not count: live ones do not wait for them. While nothing
+        is stored, nothing that has no receipt counts: judging needs live frames.
+        """
+        if self._ingest.storing:
+            late_frames = self._turns.late.frames_of(self)
+            return min(self._turns.credit_frames + late_frames, self._ingest.credit_frames)
+        return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
+
+    def _receipts(self) -> list[wire.SequenceRange]:
+        sequences = self._durable[:]
+        del self._durable[: len(sequences)]  # not those that came meanwhile
+        self._unreceipted -= len(sequences)
+        self._ingest.receipts += len(sequences)
+        return [wire.SequenceRange(first=first, last=last) for first, last in joined(sequences)]
 
 
 class TelemetryService(TelemetryServiceServicer):
@@ -28,12 +461,14 @@ class TelemetryService(TelemetryServiceServicer):
         turns: Turns,
         permit: Callable[[], wire.Permit | None] = lambda: None,
         pace: Callable[[Caller], Pace] | None = None,
+        verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
     ) -> None:
         """*permit*: what each answer gives the host leave to; None takes it back.
-        *pace*: how fast who has logged in may send; None: as fast as it can."""
+        *pace*: how fast who has logged in may send; None: as fast as it can.
+        *verdict*: how judging finds a host; None: not yet."""
         self._ingest, self._turns, self._permit = ingest, turns, permit
-        self._pace = pace
-        self._streams: set[Stream] = set()
+        self._pace, self._verdict = pace, verdict
+        self._streams: set[TelemetryStream] = set()
 
     async def RegisterNode(
         self, request: wire.RegisterNodeRequest, context: Any
@@ -61,7 +496,9 @@ class TelemetryService(TelemetryServiceServicer):
         """Frames in, receipts out."""
         session = self._session(context)
         pace = self._pace(session.caller) if self._pace and session.caller.known else None
-        stream = Stream(self._ingest, session, self._turns, self._permit, pace)
+        stream = TelemetryStream(
+            self._ingest, session, self._turns, self._permit, pace, self._verdict
+        )
         self._streams.add(stream)
         self._turns.streams.add(stream)
         session.streams += 1

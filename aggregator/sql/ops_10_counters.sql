@@ -13,11 +13,13 @@ CREATE OR REPLACE MACRO ops.is_part(device, part) AS CASE
 COMMENT ON MACRO ops.is_part IS
     'whether a device is the one of this name, or begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-38df83f5'')';
 
--- Counter algebra as in fingerprints/counters.py (a test holds them equal): a counter that started over
+-- Counter algebra as in contract/counters.py (a test holds them equal): a counter that started over
 -- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.
 CREATE OR REPLACE MACRO ops.counter_value(value, width_bits, sticks) AS CASE
+    WHEN typeof(value) IN ('DOUBLE', 'FLOAT') THEN CASE WHEN value < 140737488355328.0 THEN value END
     WHEN value IN (4294967295, 18446744073709551615) THEN NULL
-    WHEN value BETWEEN 9223372036854775795 AND 9223372036854775807 THEN NULL
+    WHEN value BETWEEN 9223372036854775792 AND 9223372036854775807 THEN NULL
+    WHEN value BETWEEN 2147483632 AND 2147483647 THEN NULL
     WHEN sticks AND width_bits < 64 AND value = pow(2, width_bits)::HUGEINT - 1 THEN NULL
     ELSE value END;
 COMMENT ON MACRO ops.counter_value IS

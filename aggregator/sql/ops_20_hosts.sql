@@ -56,7 +56,7 @@ COMMENT ON MACRO TABLE ops.worst IS
 CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
 SELECT
     e.words, e.score_delta, e.relative_speed_factor, e.log_hazard_delta, e.signal, e.device, e.value,
-    e.unit, e.normal, e.reason, e.observed, e.sql
+    e.unit, e.normal, e.reason, e.observed, e.sql, e.hazard_delta, e.shared_count
 FROM main.evidence AS e JOIN ops.scores_now AS s USING (host, time, version)
 WHERE host = host_name ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
 COMMENT ON MACRO TABLE ops.explain IS

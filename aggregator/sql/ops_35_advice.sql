@@ -27,7 +27,7 @@ FROM ops.advice WHERE shadow AND changed > (SELECT max(time) FROM main.advice_de
 GROUP BY action, reason
 UNION ALL
 SELECT
-    -- By the numbers of `advice/advisory.py`, from 1.
+    -- By the numbers of `advisories/advisory.py`, from 1.
     [
         'AVOID', 'DRAIN_AFTER_JOB', 'DRAIN_AT_CHECKPOINT', 'EVICT_NOW', 'RESET_GPU', 'REBOOT', 'RETURN_TO_SERVICE', 'RUN_DIAGNOSTIC',
         'CAP_POWER', 'DRAIN_P2P', 'DRAIN_AND_RESET', 'RECOVER_IMEX_DOMAIN', 'INSPECT'
@@ -50,17 +50,14 @@ ORDER BY o.time DESC, o.outcome;
 COMMENT ON VIEW ops.outcomes IS
     'what happened after advice: followed or not, what it cost, and regret: how much more than the cheaper of acting and waiting was said to cost: SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes';
 
--- Of a Gamma prior worth one interruption: few outcomes move a hazard little.
+-- As judging has it (`aggregator/scoring/calibration.py`): a row for each hazard that factors are told of.
 CREATE OR REPLACE VIEW ops.hazard_calibration AS
 SELECT
-    count(*) AS outcomes, sum(host_hours) AS host_hours,
-    count(*) FILTER (WHERE interrupted) AS interruptions,
-    sum(expected_interruptions) AS expected,
-    least(10, greatest(0.1, (1 + count(*) FILTER (WHERE interrupted))
-        / (1 + coalesce(sum(expected_interruptions), 0)))) AS factor
-FROM main.outcomes WHERE expected_interruptions IS NOT NULL;
+    outcomes, host_hours, interruptions, expected, factor, hazard_per_hour, interruptions_counted,
+    expected_counted, time
+FROM main.hazard_calibration ORDER BY hazard_per_hour;
 COMMENT ON VIEW ops.hazard_calibration IS
-    'interruptions that schedulers reported against those that scores had expected; factor: by how much hazards were too small, and what scores are multiplied by: FROM ops.hazard_calibration';
+    'interruptions that schedulers reported against those that scores had expected, of hosts of about such a hazard, and the same as they count now (older ones less); factor: by how much hazards were too small, and what they are multiplied by: FROM ops.hazard_calibration';
 
 CREATE OR REPLACE VIEW ops.unavailable AS
 SELECT u.host, u.who, u.why, u.since, u.until, s.state

@@ -26,18 +26,51 @@ WHERE d.kind = 'gpu' ORDER BY d.host, pci_address, gpu;
 COMMENT ON VIEW ops.gpus IS
     'every GPU as it was last read, and what it is: SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, power_watts, temperature_celsius FROM ops.gpus LIMIT 3';
 
+-- Of the last minute, not of the last sample: a driver's flag goes out for a sample now and then. 236 are the bits of
+-- a power cap, a slowdown, heat and the brake. Counters of nanoseconds tell of what a sample missed. Of a GPU that was
+-- not read in that minute the last reading tells.
 CREATE OR REPLACE VIEW ops.throttled AS
 SELECT
-    host, gpu, sm_clock_megahertz, fastest_megahertz, held_down_by,
-    temperature_celsius, power_watts, time, simulated
+    host, gpu, sm_clock_megahertz, fastest_megahertz, concat_ws(', ',
+        nullif(ops.clock_reasons(flags), ''), if(thermal_ratio >= 0.05 AND flags & 96 = 0, 'heat', NULL),
+        if(power_ratio >= 0.05 AND flags & 132 = 0, 'power cap', NULL)) AS held_down_by,
+    temperature_celsius, power_watts, time, simulated, round(held_down_ratio, 2) AS held_down_ratio,
+    round(thermal_ratio, 2) AS thermal_ratio, round(power_ratio, 2) AS power_ratio,
+    round(mean_megahertz) AS mean_megahertz
 FROM (
     SELECT *, max(sm_clock_megahertz) OVER (PARTITION BY model, simulated) AS fastest_megahertz
     FROM ops.gpus
-)
-WHERE held_down_by SIMILAR TO '.*(heat|hardware slowdown|power brake|power cap).*'
+) AS g JOIN (
+    SELECT
+        host, device AS gpu, coalesce(bit_or(clock_event_reasons_flags & 236), 0) AS flags,
+        coalesce(avg((clock_event_reasons_flags & 236 <> 0)::INTEGER), 0) AS held_down_ratio,
+        sum(thermal_nanoseconds) / nullif(max(boottime_ns) - min(boottime_ns), 0) AS thermal_ratio,
+        sum(power_nanoseconds) / nullif(max(boottime_ns) - min(boottime_ns), 0) AS power_ratio,
+        avg(sm_clock_hertz) / 1e6 AS mean_megahertz
+    FROM (
+        SELECT
+            host, device, boottime_ns, clock_event_reasons_flags, sm_clock_hertz,
+            ops.counted(violation_thermal_nanoseconds, boottime_ns, (host, device), time, 64, false)
+                AS thermal_nanoseconds,
+            ops.counted(violation_power_nanoseconds, boottime_ns, (host, device), time, 64, false)
+                AS power_nanoseconds
+        FROM (
+            SELECT
+                host, device, time, boottime_ns, clock_event_reasons_flags, sm_clock_hertz,
+                violation_thermal_nanoseconds, violation_power_nanoseconds
+            FROM readings.gpu_1s WHERE time > ops.taken() - INTERVAL 1 MINUTE AND time <= ops.taken()
+            UNION
+            SELECT
+                host, device, time, boottime_ns, clock_event_reasons_flags, sm_clock_hertz,
+                violation_thermal_nanoseconds, violation_power_nanoseconds
+            FROM latest.gpu_1s
+        )
+    ) GROUP BY ALL
+) AS w USING (host, gpu)
+WHERE held_down_ratio >= 0.05 OR thermal_ratio >= 0.05 OR power_ratio >= 0.05
 ORDER BY sm_clock_megahertz, host, gpu;
 COMMENT ON VIEW ops.throttled IS
-    'GPUs that heat, a power cap or a brake holds down, slowest first (a power cap at full load is normal: look at the clock): SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, held_down_by FROM ops.throttled';
+    'GPUs that heat, a power cap or a brake held down in the last minute, slowest first, and for which share of its samples (held_down_ratio) and of its time by the driver''s counters (a power cap at full load is normal: look at the clock): SELECT host, left(gpu, 12) AS gpu, sm_clock_megahertz, held_down_by, held_down_ratio FROM ops.throttled';
 
 CREATE OR REPLACE VIEW ops.remaps AS
 SELECT
@@ -70,7 +103,7 @@ WHERE time > ops.taken() - to_minutes(minutes);
 COMMENT ON MACRO TABLE ops.window IS
     'all GPUs together over the last minutes: FROM ops.window(minutes := 2)';
 
--- Clocks as judging compares them (`fleet/activity.py`, `fleet/pace.py`; a test holds them equal): each GPU's mean while
+-- Clocks as judging compares them (`fleet/activity.py`, `fleet/peers.py`; a test holds them equal): each GPU's mean while
 -- it computed, fading over four seconds, and the median of those alike, from all that decides a clock (width 0) to the
 -- model alone (3). The last reading stands in for the last minute of a host where that had no room. No window is over
 -- readings: a minute of a large fleet is five million, and what sorts them has no room in memory.

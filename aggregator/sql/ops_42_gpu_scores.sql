@@ -1,7 +1,8 @@
--- What `aggregator/judgement/gpus.py` says of each GPU, from what is stored of its host: its share of the hazard that the
--- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `scoring.py`), and all that its own
--- symptoms add. A GPU is not read that was not in the 15 s before its host's last reading. Of a host the 48 strongest pieces
--- of evidence are stored (`scoring.EVIDENCE_MAX`): with so many, others may be wrong of a GPU of which none says anything.
+-- What `aggregator/scoring/results.py` says of each GPU, from what is stored of its host: its share of the hazard that the
+-- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `score.py`), and all that its own
+-- faults add, of which no other device has a part. Before version 13 they were factors. A GPU is not read that was not in the
+-- 15 s before its host's last reading. Of a host the 48 strongest pieces of evidence are stored (`scoring.EVIDENCE_MAX`): with
+-- so many, others may be wrong of a GPU of which none says anything.
 CREATE OR REPLACE MACRO ops.gpu_scores_at(moment, hours := 8) AS TABLE
 WITH judged AS (
     SELECT
@@ -16,6 +17,7 @@ WITH judged AS (
 told AS (
     SELECT
         host, signal, device, log_hazard_delta, relative_speed_factor, score_delta, ops.severity(gpu_state) AS severity,
+        hazard_delta, shared_count = 1 AS is_own,
         {'state': gpu_state, 'reason': reason, 'words': words} AS says
     FROM main.evidence SEMI JOIN judged USING (host, time, version)
 ),
@@ -42,7 +44,8 @@ alone AS (
 ),
 symptoms AS (
     SELECT
-        host, split_part(device, '/', 1) AS gpu, count(*) AS evidence_count, exp(sum(log_hazard_delta)) AS factor,
+        host, split_part(device, '/', 1) AS gpu, count(*) AS evidence_count,
+        exp(sum(log_hazard_delta) FILTER (hazard_delta IS NULL)) AS factor, sum(hazard_delta) FILTER (is_own) AS added,
         min(relative_speed_factor) FILTER (relative_speed_factor < 1) AS speed, min(severity) AS severity,
         arg_min(says, (severity, score_delta)) AS worst
     FROM told GROUP BY ALL
@@ -50,7 +53,7 @@ symptoms AS (
 scored AS (
     SELECT
         host, gpu, coalesce(evidence_count, 0) AS evidence_count, read, a.time AS judged, simulated,
-        CASE WHEN own IS NOT NULL THEN least(own * (share + coalesce(factor, 1) - 1), hazard_per_hour) END AS hazard,
+        CASE WHEN own IS NOT NULL THEN least(own * (share + coalesce(factor, 1) - 1) + coalesce(added, 0), hazard_per_hour) END AS hazard,
         hazard_spread AS spread,
         speed, 1.645 * coalesce(speed_error, 0.02) AS reach,
         hazard_spread >= 100 OR measured_speed IS NULL AS unmeasured,

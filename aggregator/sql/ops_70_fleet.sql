@@ -32,7 +32,8 @@ GROUP BY ALL ORDER BY hosts_count DESC, driver, g.vbios;
 COMMENT ON VIEW ops.versions IS
     'which driver, VBIOS, kernel and agent run on how many hosts: SELECT driver, agent_version, hosts_count, hosts_such_as FROM ops.versions';
 
--- Of the day before that hour only the last state of each host: a year costs no more.
+-- Of the day before that hour only the last state of each host: a year costs no more. The oldest score of a host is no
+-- change where those before it may be gone: each host has one in five minutes, so that of one that is new others are older.
 CREATE OR REPLACE VIEW ops.changed_last_hour AS
 SELECT time, host, state_before, state, score, reason_words, simulated
 FROM (
@@ -47,7 +48,10 @@ FROM (
     ) AS b USING (host)
     WHERE time > ops.taken() - INTERVAL 1 HOUR AND time <= ops.taken()
 )
-WHERE state IS DISTINCT FROM state_before
+WHERE state IS DISTINCT FROM state_before AND (
+    state_before IS NOT NULL
+    OR time > (SELECT min(time) FROM main.scores) + INTERVAL 10 MINUTE
+    OR (SELECT min(time) FROM main.scores) > ops.taken() - INTERVAL 1 HOUR)
 ORDER BY time DESC, host;
 COMMENT ON VIEW ops.changed_last_hour IS
     'hosts whose state changed within the last hour, newest first; all that changed: ops.changes: SELECT time, host, state_before, state FROM ops.changed_last_hour WHERE state_before IS NOT NULL';

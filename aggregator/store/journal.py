@@ -2,13 +2,19 @@
 
 A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), when it was received
 and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian.
-A record that is cut off or damaged ends the journal: it was never receipted, for a receipt follows
-the fsync.
+A record that is cut off at the end was never receipted, for a receipt follows the fsync. One that is
+damaged, or of another version, is skipped, and the next good one is looked for.
+
+The file loses what the store has: it is emptied once nothing waits, and written anew with what waits
+once that is the smaller part of it. It is replaced by rename, so that a crash leaves the file before or
+the file after; both have all that waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import struct
 import threading
@@ -19,15 +25,23 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
-from ..refusals import BEHIND_SECONDS, NotReady, TooMuch
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..durable_file import sync_folder
+from ..errors import BEHIND_SECONDS, NotReady, TooMuch
 
-#: Past this nothing is taken until the store has caught up (it then starts anew at zero).
+log = logging.getLogger(__name__)
+
+#: When so much waits for the store, nothing more is taken until it has caught up.
 JOURNAL_BYTES_MAX = 64 << 20
-_RECORD_BYTES_MAX = 1 << 20
+#: The file is written anew when so much of it, and at least half, is in the store.
+COMPACT_BYTES_MIN = 1 << 20
+#: No longer record is written. One that is there and whole is read: earlier versions wrote them.
+RECORD_BYTES_MAX = 1 << 20
+#: The file that takes the journal's place, until it does.
+NEW = ".new"
 #: Beside the journal stands how far it was receipted, so that one that lost its end is found out.
 NOTE = ".noted"
-_NOTE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _NOTED = struct.Struct("<QI")
 _HEAD = struct.Struct("<II")
 _FRONT = struct.Struct("<HQQ")
@@ -44,33 +58,45 @@ class StoredEvent:
 
 
 class EventJournal:
-    """An append-only file. Thread-safe."""
+    """Events that wait for the store. Thread-safe.
+
+    A position counts the bytes of all records since the journal was opened, also of those that the file
+    no longer has.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or make the file at *path*; a torn tail is cut off. Raises OSError."""
         self._lock = threading.Lock()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._path = path
+        #: Position of the file's first byte, and up to which the store has all; size of the file.
+        self._begin = self._stored = self._size = 0
+        #: Whether the folder may not have the file that we write to, after a power cut.
+        self._folder_behind = False
+        self._failing = ""
+        path.with_name(path.name + NEW).unlink(missing_ok=True)
+        self._descriptor = os.open(path, _FLAGS, 0o640)
+        sync_folder(path.parent)
         data = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
         records = list(parse(data))
         whole = records[-1][1] if records else 0
+        self._note = os.open(path.with_name(path.name + NOTE), _FLAGS, 0o640)
         #: What of receipted events was damaged, in words; "" when nothing was.
         self.lost_words = ""
-        if later := list(salvaged(data, whole)):
-            self.lost_words = self._set_aside(path, data, whole, len(later))
-            good = data[:whole] + b"".join(encode(event) for event in later)
-            _write_all(self._descriptor, good, 0)
-            os.fsync(self._descriptor)
+        if later := list(_salvaged(data, whole)):
+            self.lost_words = self._set_aside(path, data, whole, [size for _, size in later])
+            good = data[:whole] + b"".join(encode(event) for event, _ in later)
+            self._replace(good)
+            self._sync_folder()
             data, records = good, list(parse(good))
         #: What was receipted and may not be in the store yet: for the store to take.
         self.replayed = [event for event, _ in records]
-        self._end = records[-1][1] if records else 0
+        self._size = records[-1][1] if records else 0
         #: Bytes at the end that were no record: a write that was cut off.
-        self.torn_bytes = len(data) - self._end
-        self._note = os.open(path.with_name(path.name + NOTE), _NOTE_FLAGS, 0o640)
-        if self._end < (noted := self._noted()) and not self.lost_words:
-            self.lost_words = f"{path} ends at byte {self._end}, and {noted} were receipted: the events in between are gone"
-        os.ftruncate(self._descriptor, self._end)
-        self._put_note(self._end)
+        self.torn_bytes = len(data) - self._size
+        if self._size < (noted := self._noted()) and not self.lost_words:
+            self.lost_words = f"{path} ends at byte {self._size}, and {noted} were receipted: the events in between are gone"
+        os.ftruncate(self._descriptor, self._size)
+        self._put_note(self._size)
 
     def _noted(self) -> int:
         """Return up to where events were receipted, 0 where that is not known."""
@@ -87,63 +113,120 @@ class EventJournal:
             os.pwrite(self._note, data + struct.pack("<I", zlib.crc32(data)), 0)
 
     @staticmethod
-    def _set_aside(path: Path, data: bytes, at: int, later: int) -> str:
-        """Keep a damaged journal under another name. Raises OSError."""
+    def _set_aside(path: Path, data: bytes, at: int, later: Sequence[int]) -> str:
+        """Keep a damaged journal under another name; *later*: sizes of the records after byte *at*. Raises OSError."""
         aside = path.with_name(f"{path.name}.damaged")
         with open(aside, "wb") as file:  # durable before the journal is written over
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         return (
-            f"{path} is damaged at byte {at}; {later} events after that were read, what stood between is "
-            f"gone; it is kept as {aside}"
+            f"{path} is damaged at byte {at}; {len(later)} events after that were read, {len(data) - at - sum(later)} "
+            f"bytes that are no events were skipped; it is kept as {aside}"
         )
 
     def append(self, events: Sequence[StoredEvent]) -> int:
         """Write and fsync; return the position after them. They are durable when this returns.
 
         Raises TooMuch when the store is so far behind that the journal is full, NotReady when the
-        disk refuses; nothing of *events* is then in the journal.
+        disk refuses, ValueError for an event that could not be read back; nothing of *events* is then in
+        the journal.
         """
-        data = b"".join(encode(event) for event in events)
+        records = [encode(event) for event in events]
+        if (longest := max(map(len, records), default=0)) > RECORD_BYTES_MAX:
+            raise ValueError(f"an event of {longest} bytes, at most {RECORD_BYTES_MAX}")
+        data = b"".join(records)
         with self._lock:
-            if self._end + len(data) > JOURNAL_BYTES_MAX:
-                words = (
-                    f"{self._end} bytes of events wait for the store, at most {JOURNAL_BYTES_MAX}"
-                )
+            waiting = self._begin + self._size - self._stored
+            if waiting + len(data) > JOURNAL_BYTES_MAX:
+                words = f"{waiting} bytes of events wait for the store, at most {JOURNAL_BYTES_MAX}"
                 raise TooMuch(words, BEHIND_SECONDS)
             try:
-                _write_all(self._descriptor, data, self._end)
+                self._sync_folder()
+                _write_all(self._descriptor, data, self._size)
                 os.fsync(self._descriptor)
             except OSError as error:
                 self._cut()
                 raise NotReady(f"events cannot be written to disk: {error.strerror}") from error
-            self._end += len(data)
-            self._put_note(self._end)
-            return self._end
+            self._size += len(data)
+            self._put_note(self._size)
+            return self._begin + self._size
 
     def stored(self, position: int) -> None:
-        """All up to *position* is in the store; start anew when nothing else is in the journal."""
+        """All up to *position* is in the store, and leaves the file once it is worth the writing. Never raises."""
         with self._lock:
-            if position == self._end and self._end:
-                self._end = 0
+            self._stored = max(self._stored, position)
+            gone = self._stored - self._begin
+            waiting = self._size - gone
+            if not waiting and self._size:
+                self._begin, self._size = self._stored, 0
                 self._put_note(0)
                 self._cut()
+            elif gone >= max(waiting, COMPACT_BYTES_MIN):
+                self._compact(gone, waiting)
+
+    def _compact(self, gone: int, waiting: int) -> None:
+        """Drop the first *gone* bytes of the file. After a failure it is as before, and tried again later."""
+        try:
+            data = os.pread(self._descriptor, waiting, gone)
+            if len(data) != waiting:
+                raise OSError(errno.EIO, f"{len(data)} bytes read, not {waiting}")
+            self._replace(data)
+            self._begin, self._size = self._stored, waiting
+            self._sync_folder()
+        except OSError as error:
+            words = f"{self._path} cannot be made smaller: {error.strerror}"
+            if words != self._failing:
+                log.warning("%s; it is tried again after each commit", words)
+            self._failing = words
+        else:
+            self._failing = ""
+
+    def _replace(self, data: bytes) -> None:
+        """Put a file of *data* in the journal's place. Raises OSError; then the one before is there.
+
+        It lasts a power cut after `_sync_folder`.
+        """
+        new = self._path.with_name(self._path.name + NEW)
+        descriptor = os.open(new, _FLAGS | os.O_TRUNC, 0o640)
+        try:
+            _write_all(descriptor, data, 0)
+            os.fsync(descriptor)
+            # First: a note of more than the file has would tell of a loss that was none.
+            self._put_note(len(data))
+            os.fsync(self._note)
+            os.replace(new, self._path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor, self._folder_behind = descriptor, True
+
+    def _sync_folder(self) -> None:
+        """Make the latest `_replace` last a power cut. Raises OSError: nothing may be receipted yet."""
+        if self._folder_behind:
+            sync_folder(self._path.parent)
+            self._folder_behind = False
 
     def _cut(self) -> None:
         """Best effort: what stays past the end is overwritten, or replayed, which doubles nothing."""
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, self._end)
+            os.ftruncate(self._descriptor, self._size)
 
     def records(self) -> bytes:
         """Return all records as they stand on disk. Raises OSError."""
         with self._lock:
-            return os.pread(self._descriptor, self._end, 0)
+            return os.pread(self._descriptor, self._size, 0)
 
     @property
     def position(self) -> int:
         """Where the next record will begin."""
-        return self._end
+        return self._begin + self._size
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return self._size
 
     def close(self) -> None:
         """Close the files."""
@@ -161,43 +244,71 @@ def encode(event: StoredEvent) -> bytes:
 
 def parse(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]:
     """Yield (event, where its record ends) from byte *at* on, up to the first record that is not whole."""
-    while at + _HEAD.size <= len(data):
-        length, crc = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if not _FRONT.size <= length <= _RECORD_BYTES_MAX or len(body) != length:
-            return
-        if zlib.crc32(body) != crc:
-            return
-        at += _HEAD.size + length
+    while body := _body(data, at):
+        at += _HEAD.size + len(body)
         try:
             yield _decode(body), at
         except ValueError:  # the checksum is right, the content is of another version
             return
 
 
-def salvaged(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
-    """Yield the whole records that follow a damage at byte *damaged_at*: an append that was cut off has none.
+def _body(data: bytes, at: int) -> bytes:
+    """Return the body of the record at byte *at*, b"" when none stands there whole."""
+    if at + _HEAD.size > len(data):
+        return b""
+    length, crc = _HEAD.unpack_from(data, at)
+    if not _FRONT.size <= length <= len(data) - at - _HEAD.size:
+        return b""
+    body = data[at + _HEAD.size : at + _HEAD.size + length]
+    return body if zlib.crc32(body) == crc else b""
 
-    The next record is known by its checksum, looked for from byte to byte; a damage of more than a
-    record's length ends the search.
+
+def salvaged(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
+    """Yield the events of whole records that follow a damage at byte *damaged_at*: an append that was cut off has none."""
+    return (event for event, _ in _salvaged(data, damaged_at))
+
+
+def _salvaged(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent, int]]:
+    """Yield (event, size of its record).
+
+    A record that is damaged, or cannot be understood, is skipped by its length where that is right. Else
+    the next one is known by its checksum, looked for from byte to byte; a damage of more than a record's
+    length ends the search.
     """
     at = damaged_at
     while at + _HEAD.size < len(data):
-        found = list(parse(data, at))
-        if found:
-            yield from (event for event, _ in found)
-            at = damaged_at = found[-1][1]
+        begin = at
+        for event, end in parse(data, at):
+            yield event, end - at
+            at = damaged_at = end
+        if at > begin:
+            continue
+        if behind := _by_length(data, at):
+            at = damaged_at = behind
             continue
         at = _next_plausible(data, at + 1)
-        if at - damaged_at > _RECORD_BYTES_MAX:
+        if at - damaged_at > RECORD_BYTES_MAX:
             return
+
+
+def _by_length(data: bytes, at: int) -> int:
+    """Return where the record at byte *at* ends, 0 when its length may be wrong.
+
+    It is right with a right checksum; and, of a record that is longer than what is looked through from byte to byte,
+    when a whole one follows.
+    """
+    if body := _body(data, at):
+        return at + _HEAD.size + len(body)
+    length, _ = _HEAD.unpack_from(data, at)
+    end = at + _HEAD.size + length
+    return end if length > RECORD_BYTES_MAX and _body(data, end) else 0
 
 
 def _next_plausible(data: bytes, at: int) -> int:
     """Return where a record's two lengths could be right, from *at* on; the end when nowhere."""
     for begin in range(at, len(data) - _HEAD.size - _FRONT.size):
         length, _ = _HEAD.unpack_from(data, begin)
-        if _FRONT.size <= length <= min(_RECORD_BYTES_MAX, len(data) - begin - _HEAD.size):
+        if _FRONT.size <= length <= min(RECORD_BYTES_MAX, len(data) - begin - _HEAD.size):
             (host,) = struct.unpack_from("<H", data, begin + _HEAD.size)
             if host <= length - _FRONT.size:
                 return begin
@@ -209,9 +320,11 @@ def _decode(body: bytes) -> StoredEvent:
     after = _FRONT.size + length
     host = body[_FRONT.size : after].decode()
     try:
-        return StoredEvent(host, received_ns, time_ns, HealthEvent.FromString(body[after:]))
+        event = HealthEvent.FromString(body[after:])
     except DecodeError as error:
         raise ValueError(f"no HealthEvent: {error}") from error
+    event.DiscardUnknownFields()  # nothing stores them, and they may be long
+    return StoredEvent(host, received_ns, time_ns, event)
 
 
 def _write_all(descriptor: int, data: bytes, at: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...fingerprints.catalogue import TABLES, Kind, Signal
+from ...contract.signal import Kind, Signal
+from ...contract.signals import TABLES
 
 #: A column's name and its DuckDB type.
 Column = tuple[str, str]

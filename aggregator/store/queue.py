@@ -5,17 +5,112 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 
 from ...ext.intake import Received
 from ..config import AggregatorConfig
-from ..verdicts import Finding, HostScore, Snapshot
-from . import records
+from ..model import Finding, HostScore, Snapshot
+from . import rows as records
+from .duckdb_file import StoreError
 from .journal import StoredEvent
-from .pending import OnDurable, Pending
-from .records import HostRecord, OwnReading
-from .rows import NONE_FOREIGN, Foreign, HostFrame
-from .storefile import StoreError
+from .rows import NONE_FOREIGN, Foreign, HostFrame, HostRecord, OwnReading, ScoreOf
+
+# ----------------------------------------------------------------------
+# What waits for the next commit.
+
+OnDurable = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """What waits for the next commit."""
+
+    frames: list[tuple[HostFrame, OnDurable]] = field(
+        default_factory=list[tuple[HostFrame, OnDurable]]
+    )
+    rows: int = 0
+    size_bytes: int = 0
+    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
+    journal_position: int = 0
+    hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
+    foreign: dict[int, Foreign] = field(default_factory=dict[int, Foreign])
+    scores: list[ScoreOf] = field(default_factory=list[ScoreOf])
+    findings: dict[tuple[str, str, str, int], Finding] = field(
+        default_factory=dict[tuple[str, str, str, int], Finding]
+    )
+    own: list[OwnReading] = field(default_factory=list[OwnReading])
+    #: When the first of `frames` came, by the monotonic clock.
+    first_seconds: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
+        return not any(several) and not self.own
+
+    @property
+    def words(self) -> str:
+        """What it is, and of whom."""
+        several: dict[str, Sized] = {
+            "frames": self.frames, "events": self.events, "registrations": self.hosts,
+            "scores": self.scores, "findings": self.findings, "signals": self.foreign,
+            "readings of ourselves": self.own,
+        }  # fmt: skip
+        counts = ", ".join(f"{len(some)} {name}" for name, some in several.items() if some)
+        hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
+        return f"{counts} of {', '.join(sorted(hosts | self.hosts.keys())) or 'no one host'}"
+
+    def parts(self) -> list[Pending]:
+        """Return it split: what is of one host together and what is of none; one host's by kind; one kind's in halves.
+
+        Empty when it is a single thing. The parts have no `journal_position`.
+        """
+        for split in (self._by_host, self._by_kind, self._halves):
+            if len(parts := split()) > 1:
+                return parts
+        return []
+
+    def _by_host(self) -> list[Pending]:
+        parts: dict[str, Pending] = {}
+        for frame in self.frames:
+            part = parts.setdefault(frame[0].host, Pending())
+            part.frames.append(frame)
+            part.rows += frame[0].frame.rows
+        for event in self.events:
+            parts.setdefault(event.host, Pending()).events.append(event)
+        for host, record in self.hosts.items():
+            parts.setdefault(host, Pending()).hosts[host] = record
+        rest = Pending(
+            foreign=self.foreign, scores=self.scores, findings=self.findings, own=self.own
+        )
+        return [*parts.values(), *([] if rest.empty else [rest])]
+
+    def _by_kind(self) -> list[Pending]:
+        several = (
+            Pending(hosts=self.hosts), Pending(frames=self.frames, rows=self.rows),
+            Pending(events=self.events), Pending(foreign=self.foreign), Pending(scores=self.scores),
+            Pending(findings=self.findings), Pending(own=self.own),
+        )  # fmt: skip
+        return [one for one in several if not one.empty]
+
+    def _halves(self) -> list[Pending]:
+        """Of one kind."""
+
+        def half(part: slice) -> Pending:
+            frames = self.frames[part]
+            return Pending(
+                frames=frames, rows=sum(frame.frame.rows for frame, _ in frames), events=self.events[part],
+                hosts=dict(list(self.hosts.items())[part]), foreign=dict(list(self.foreign.items())[part]),
+                scores=self.scores[part], findings=dict(list(self.findings.items())[part]), own=self.own[part],
+            )  # fmt: skip
+
+        kinds: tuple[Sized, ...] = (
+            self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own,
+        )  # fmt: skip
+        middle = max(len(one) for one in kinds) // 2
+        return [one for one in (half(slice(middle)), half(slice(middle, None))) if not one.empty]
+
 
 #: Judgements that wait while the disk is full; older ones go first, and are counted.
 SCORES_WAITING_MAX = 100_000
@@ -23,6 +118,8 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Events that wait while the disk is full; then ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
+#: A commit costs much the same whatever is in it: of a small fleet, with fewer rows, it may be so many times as late.
+FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
 OWN_WAITING_MAX = 10_000
 
@@ -65,7 +162,9 @@ class Queue:
                 return False
             # The writer waits for the first frame, then for a commit's worth: to wake it for each
             # in between costs more than to take the frame.
-            first, full = False, pending.rows < due <= pending.rows + rows
+            after = pending.rows + rows
+            first = False
+            full = pending.rows < due <= after or pending.rows < FEW_ROWS <= after
             if not pending.frames:
                 first = pending.empty
                 pending.first_seconds = time.monotonic()
@@ -176,21 +275,23 @@ class Queue:
         """
         with self._change:
             self._change.wait_for(lambda: self._closing or self._works or not self._pending.empty)
-            self._change.wait_for(
-                lambda: (
-                    self._closing
-                    or self._hurried
-                    or self._works
-                    or self._pending.rows >= self._config.commit_rows
-                ),
-                timeout=self._config.commit_seconds,
-            )
+            self._wait_for_rows(self._config.commit_rows, self._config.commit_seconds)
+            if self._pending.rows < FEW_ROWS:
+                few = min(FEW_ROWS, self._config.commit_rows)
+                self._wait_for_rows(few, (FEW_PERIODS - 1) * self._config.commit_seconds)
             self._hurried = False
             if self._pending.empty and not self._works:
                 return None
             pending, self._pending = self._pending, Pending()
             self._committing = pending
             return pending
+
+    def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
+        """Wait until so many rows wait, or there is a reason to commit before."""
+        self._change.wait_for(
+            lambda: self._closing or self._hurried or self._works or self._pending.rows >= rows,
+            timeout=seconds_max,
+        )
 
     def _rest(self, seconds_max: float) -> None:
         """Wait, but not while there is other work, nor at the end."""

@@ -12,26 +12,98 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import duckdb
 
 from ..config import AggregatorConfig
-from ..health.histogram import Histogram
-from ..history.history import History
-from ..history.shelf import Doors
-from . import known
+from ..metrics import Histogram
+from . import restored_state
+from .duckdb_file import FILE, JOURNAL, THREADS, StoreError, cause, claim, damaged_words, disk_words
 from .journal import EventJournal, StoredEvent
-from .opsfile import OpsFile, pause_seconds
-from .pending import Pending
-from .queue import Queue
-from .storefile import FILE, JOURNAL, THREADS, StoreError, cause, claim
-from .trouble import OF_THE_MACHINE, Trouble, with_remedy
+from .parquet.history import History
+from .parquet.segment_store import Doors
+from .queue import Pending, Queue
+from .snapshot_file import OpsFile
+from .snapshot_refresh import Cost, Refresh, Requests
 from .writer import Writer
 
+# ----------------------------------------------------------------------
+# Whether the store can store: what stands in the way, since when, in words for log and screen.
+
 log = logging.getLogger(__name__)
+
+#: Failures of a commit that pass when the machine does better. Others are of what is in it.
+OF_THE_MACHINE = (
+    StoreError,
+    duckdb.ConnectionException,
+    duckdb.IOException,
+    duckdb.TransactionException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.InternalException,
+    OSError,
+    MemoryError,
+)
+
+
+def with_remedy(words: str, folder: Path) -> str:
+    """Return *words* on a store that opened and then could not be used, with what to do."""
+    if "no space left" in words:
+        return f"{words}; make room there: what was receipted is safe"
+    if any(sign in words for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
+        return f"{words}{disk_words(folder)}"
+    return f"{words}. It is left as it is: {damaged_words(folder / FILE)}"
+
+
+class Trouble:
+    """Written by the writer thread, read by any. `words` is empty while commits succeed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.words = ""
+        self._folder = folder
+        #: Since when, while `words` is not empty.
+        self.since_ns = 0
+        #: Commits that failed, since the start.
+        self.failed_count = 0
+
+    def failed(self, error: Exception, now_ns: int) -> None:
+        """A commit failed, and will be tried again. The first is logged."""
+        words = cause(error, self._folder)
+        self.failed_count += 1
+        if not self.words:
+            self.since_ns = now_ns
+            log.error("not storing, nothing is receipted, trying again each second: %s", words)
+        self.words = words
+
+    def succeeded(self, now_ns: int) -> None:
+        """A commit succeeded."""
+        if self.words:
+            seconds = (now_ns - self.since_ns) / 1e9
+            log.warning("storing again, after %.0f s: %s", seconds, self.words)
+        self.words = ""
+
+    def told(self, waiting: Sequence[Pending]) -> str:
+        """Return what an operator should know while commits fail, with what waits; else ""."""
+        if not self.words:
+            return ""
+        since = time.strftime("%H:%M:%S", time.gmtime(self.since_ns // 1_000_000_000))
+        rows = sum(one.rows for one in waiting)
+        return f"not storing since {since} UTC: {self.words}; {rows} readings wait"
+
+    def left(self, waiting: Sequence[Pending]) -> str:
+        """Return what a closed store lacks, "" when *waiting* holds nothing."""
+        if all(one.empty for one in waiting):
+            return ""
+        frames = sum(len(one.frames) for one in waiting)
+        scores = sum(len(one.scores) for one in waiting)
+        return (
+            f"closed without storing {frames} frames and {scores} scores: "
+            f"{self.words or 'there was no time'}. The agents keep those frames and send them again"
+        )
+
 
 T = TypeVar("T")
 
@@ -81,11 +153,14 @@ class Store(Queue):
             self._writer.close()
             raise StoreError(f"{folder / JOURNAL}: cannot be used: {error.strerror}") from error
         self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
+        #: When the operators' file is written, and as of when it is.
+        period_seconds = self._config.ops_seconds
+        self.refresh = Refresh(Cost(period_seconds), Requests(folder, enabled=period_seconds > 0))
         self._give_up_at = float("inf")
         self._trouble = Trouble(folder)
         self._ops_failing, self._ops_writing = "", threading.Lock()
-        #: Frames that could not be stored for what is in them.
-        self.set_aside_frames = 0
+        #: Frames, and receipted events, that could not be stored for what is in them.
+        self.set_aside_frames = self.set_aside_events = 0
         #: How long each commit took that succeeded.
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
         #: Frames and rows that are on disk, since the start.
@@ -96,13 +171,17 @@ class Store(Queue):
         self.history = History(
             folder, self._config, Doors(self.in_transaction, self.reading), self.submit_findings
         )
-        self._threads = [
-            threading.Thread(target=self._write, name=THREADS + "writer", daemon=True),
-            threading.Thread(target=self._write_ops, name=THREADS + "ops", daemon=True),
-        ]
+        self._threads = [threading.Thread(target=self._write, name=THREADS + "writer", daemon=True)]
+        if period_seconds:
+            self._threads.append(
+                threading.Thread(target=self._write_ops, name=THREADS + "ops", daemon=True)
+            )
+        else:
+            self._ops.remove()
         try:
             self._replay()
         except BaseException:
+            self.refresh.requests.close()
             self._journal.close()
             self._writer.close()
             raise
@@ -125,18 +204,19 @@ class Store(Queue):
         self._pending.journal_position = self._journal.position
         with self._writer.cursor() as cursor:
             #: What the store knew when it was opened.
-            self.known_hosts = known.hosts(cursor)
-            self.known_gpus = known.gpus(cursor)
-            self.last_scores = known.last_scores(cursor)
-            self.cleared_findings = known.cleared_findings(cursor)
-            self.open_findings = known.open_findings(cursor)
-            self.recent_events = known.recent_events(cursor, self._wall_ns())
+            self.known_hosts = restored_state.hosts(cursor)
+            self.known_gpus = restored_state.gpus(cursor)
+            self.gpu_sets = restored_state.gpu_sets(cursor)
+            self.last_scores = restored_state.last_scores(cursor)
+            self.cleared_findings = restored_state.cleared_findings(cursor)
+            self.open_findings = restored_state.open_findings(cursor)
+            self.recent_events = restored_state.recent_events(cursor, self._wall_ns())
         self.recent_events += self._journal.replayed
         self._journal.replayed.clear()
 
     def forget_before(self) -> None:
         """Let go of what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
-        self.known_hosts, self.known_gpus = [], []
+        self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
         self.recent_events = []
 
@@ -159,8 +239,8 @@ class Store(Queue):
 
     @property
     def journal_bytes(self) -> int:
-        """Length of the event journal."""
-        return self._journal.position
+        """Size of the event journal's file."""
+        return self._journal.size_bytes
 
     @property
     def failing_seconds(self) -> float:
@@ -276,36 +356,45 @@ class Store(Queue):
         return True
 
     def _commit_apart(self, pending: Pending) -> bool:
-        """Commit host by host, so that what cannot be stored costs no other host anything.
+        """Commit part by part, so that what cannot be stored costs nothing else anything.
 
-        What fails alone is set aside: counted, logged, never receipted.
+        A part is of one host, then of one kind, then half as much. What fails alone is set aside: counted,
+        logged, a frame never receipted. False when closing ended the attempts.
         """
         parts = pending.parts()
-        if len(parts) > 1:
-            return all(self._commit_at_last(part) for part in parts)
-        self.set_aside_frames += len(pending.frames)
-        log.error("set aside, for what is in it: %s", pending.words)
+        if not parts:
+            self.set_aside_frames += len(pending.frames)
+            self.set_aside_events += len(pending.events)
+            log.error("set aside, for what is in it: %s", pending.words)
+        elif not all(self._commit_at_last(part) for part in parts):
+            return False  # what is left stays in the journal
+        if pending.journal_position:
+            self._journal.stored(pending.journal_position)
         return True
 
     # -- the operators' file -------------------------------------------------------------------
 
     def _write_ops(self) -> None:
-        closing = False
-        while not closing:
-            begin = time.monotonic()
+        while self.refresh.wait(lambda: self._closing, time.monotonic):
+            with suppress(StoreError):  # it closes: `_close` writes the last file
+                # What was received is in the file, also where it waits for a commit.
+                self.between_commits(lambda _: None)
             self.write_ops()
-            rest = pause_seconds(self._config.ops_seconds, time.monotonic() - begin)
-            with self._change:
-                closing = self._change.wait_for(lambda: self._closing, timeout=rest)
 
     def write_ops(self) -> None:
         """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
         try:
-            begin = time.monotonic()
+            begin, cpu_begin = time.monotonic(), time.thread_time()
             with self._ops_writing:
-                self._ops.write(self._wall_ns(), self.lag_seconds)
-            self.ops_write_seconds = time.monotonic() - begin
+                self.refresh.begun()
+                now_ns = self._wall_ns()
+                self._ops.write(now_ns, self.lag_seconds)
+            end = time.monotonic()
+            self.ops_write_seconds = end - begin
+            cost = Cost(self._config.ops_seconds, end - begin, time.thread_time() - cpu_begin)
+            self.refresh.written(now_ns, cost, end)
         except Exception as error:  # noqa: BLE001 - the store goes on without it
+            self.refresh.failed(time.monotonic())
             words = cause(error, self._folder)
             if words != self._ops_failing:
                 log.warning("the operators' file is not written: %s", words)
@@ -348,10 +437,13 @@ class Store(Queue):
         self.history.stop((end - time.monotonic()) / 2)
         self._give_up_at = end - 1
         self._submit_end()
+        self.refresh.wake()
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
-        if time.monotonic() < end - 1 and not self.failing:
+        has_time = time.monotonic() + self.refresh.cost.took_seconds < end - 1
+        if self._config.ops_seconds and has_time and not self.failing:
             self.write_ops()
+        self.refresh.requests.close()
         self._writer.close()
         self._journal.close()
         self._claim.release()

@@ -5,36 +5,304 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
 
-from ..history.views import put_rollup_views_right
-from ..refusals import ROOM_SECONDS, TooMuch
-from ..verdicts import Finding
-from . import records, retention
-from .folder import sync_folder
-from .header import Header
-from .hours import HOUR_NS, Hours, hour_name
-from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
-from .mark import Marker, forget, lost, size_of
-from .pending import Pending
-from .records import HostRecord
-from .rows import Batch, HostFrame, batch
-from .scripts import run_scripts
-from .storefile import (
+from ..durable_file import sync_folder
+from ..errors import ROOM_SECONDS, TooMuch
+from ..model import Finding
+from ..scoring.features import OBSERVED
+from . import rows as records
+from .duckdb_file import (
     BEFORE_SWAP,
+    Header,
+    Marker,
     StoreError,
+    forget,
+    lost,
     open_store,
     ops_script,
+    run_scripts,
     script,
+    size_of,
     sweep,
     wal_of,
 )
+from .live_tables import HOUR_NS, Hours, hour_name
+from .parquet.views import put_rollup_views_right
+from .queue import Pending
+from .rows import Batch, HostFrame, HostRecord, batch
+from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
+
+# ----------------------------------------------------------------------
+# Which frames are durable: (host, run id) -> sequences, as ranges. A resend must never double.
+
+#: Ranges remembered per run. Beyond, the narrowest gap is closed, so that a host that skips on
+#: purpose costs no memory; a frame that would have come into that gap counts as received.
+RANGES_MAX = 4096
+
+#: Runs of a host in memory: it sends one, and for a moment those before. A new spool, as of a host that
+#: boots from the network, is a new run; so is each registration of a host that means harm.
+RUNS_IN_MEMORY = 2
+#: Runs of a host on the ledger. Its spool is of one run: the others resend nothing, but for a disk that is put
+#: back. Of more the oldest are forgotten, so that no host, whatever it says, fills the ledger.
+RUNS_PER_HOST_MAX = 1000
+
+#: Host and run id.
+Run = tuple[str, bytes]
+#: (host, run id, first sequence, last sequence), inclusive: a row of the table `received`.
+Range = tuple[str, bytes, int, int]
+
+
+class RangeSet:
+    """A set of whole numbers as sorted, disjoint, non-touching ranges."""
+
+    __slots__ = ("firsts", "lasts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self.firsts, number) - 1
+        return at >= 0 and number <= self.lasts[at]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self.firsts, self.lasts, strict=True))
+
+    def add(self, first: int, last: int) -> None:
+        """Add first..last, inclusive. Raises ValueError when last < first."""
+        if last < first:
+            raise ValueError(f"range {first}..{last} ends before it begins")
+        low = bisect_left(self.lasts, first - 1)
+        high = bisect_right(self.firsts, last + 1)
+        if low < high:
+            first = min(first, self.firsts[low])
+            last = max(last, self.lasts[high - 1])
+        self.firsts[low:high] = [first]
+        self.lasts[low:high] = [last]
+        if len(self.firsts) > RANGES_MAX:
+            self._close_narrowest()
+
+    def _close_narrowest(self) -> None:
+        gaps = [after - before for before, after in zip(self.lasts, self.firsts[1:], strict=False)]
+        at = gaps.index(min(gaps))
+        del self.lasts[at], self.firsts[at + 1]
+
+
+class Ledger:
+    """What has been received of the runs that send, in memory; the table `received` holds it of all.
+
+    Owned by the writer thread. `add` only after the commit that holds both the rows and the ranges.
+    A run that is not in memory is taken from the table before its frames are asked for (`lacking`, `take`).
+    """
+
+    def __init__(self, rows: Iterable[Range] = ()) -> None:
+        self._runs: dict[str, dict[bytes, RangeSet]] = {}  # of each host the run last taken last
+        self._crowded: set[str] = set()  # hosts that may have too many runs in memory
+        for row in rows:
+            self.add(row)
+        self._crowded.update(self._runs)
+
+    def add(self, row: Range) -> None:
+        """Take a range as received."""
+        host, run_id, first, last = row
+        self._runs.setdefault(host, {}).setdefault(run_id, RangeSet()).add(first, last)
+
+    def lacking(self, runs: Iterable[Run]) -> list[Run]:
+        """Return those of *runs* that are not in memory."""
+        return [(host, run) for host, run in runs if run not in self._runs.get(host, ())]
+
+    def take(self, runs: Iterable[Run], rows: Iterable[Range]) -> None:
+        """Take *runs* into memory, with all *rows* that the table has of them."""
+        for host, run_id in runs:
+            self._runs.setdefault(host, {})[run_id] = RangeSet()
+            self._crowded.add(host)
+        for row in rows:
+            self.add(row)
+
+    def surplus(self) -> list[Run]:
+        """Return the runs that need no longer be in memory: of each host those before its last few."""
+        return [
+            (host, run)
+            for host in self._crowded
+            for run in list(self._runs[host])[:-RUNS_IN_MEMORY]
+        ]
+
+    def forget(self, runs: Iterable[Run]) -> None:
+        """Leave *runs*, which `surplus` named, to the table."""
+        for host, run in runs:
+            self._runs[host].pop(run, None)
+        self._crowded.clear()
+
+    def holds(self, host: str, run_id: bytes, sequence: int) -> bool:
+        """Say whether the frame is durable; its run must be in memory."""
+        run = self._runs.get(host, {}).get(run_id)
+        return run is not None and sequence in run
+
+    def runs(self) -> list[Run]:
+        """Return the runs in memory."""
+        return [(host, run) for host, runs in self._runs.items() for run in runs]
+
+    def rows(self, chosen: Iterable[Run] | None = None) -> list[Range]:
+        """Return all of *chosen* runs, or of all in memory, as the fewest rows."""
+        return [
+            (host, run, first, last)
+            for host, run in (self.runs() if chosen is None else chosen)
+            for first, last in self._runs[host][run]
+        ]
+
+
+def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[Range]:
+    """Return frames (host, run id, sequence) as the fewest ranges."""
+    runs: dict[tuple[str, bytes], list[int]] = {}
+    for host, run_id, sequence in keys:
+        runs.setdefault((host, run_id), []).append(sequence)
+    found = ((host, run, joined(sequences)) for (host, run), sequences in runs.items())
+    return [(host, run, first, last) for host, run, spans in found for first, last in spans]
+
+
+def joined(sequences: Iterable[int]) -> RangeSet:
+    """Return sequences, in any order, as ranges."""
+    ordered = sorted(sequences)
+    spans, begin = RangeSet(), 0
+    for at, sequence in enumerate(ordered):
+        if at + 1 == len(ordered) or ordered[at + 1] > sequence + 1:
+            spans.add(ordered[begin], sequence)
+            begin = at + 1
+    return spans
+
+
+# ----------------------------------------------------------------------
+# What was measured of each host at the beginning of each day, kept when the scores that bear it are
+# let go.
+
+DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
+#: Rows are kept, and looked for among scores, for so long.
+DAYS_KEPT = 400
+
+#: Of the oldest score and of the newest day that has rows: scores that waited for a full disk may be of that one.
+_SPAN = """
+SELECT epoch_us(min(time)), (SELECT coalesce(epoch_us(max(day)), 0) FROM host_days) FROM scores
+"""
+#: One day's, each host's first of the day. Who has its row is left out before any score's features are read.
+_FILL = f"""
+INSERT INTO host_days BY NAME
+WITH lacking AS (
+    SELECT host, min(time) AS time FROM scores
+    WHERE time >= make_timestamp($begin) AND time < make_timestamp($end) AND hazard_model IS NOT NULL
+        AND host NOT IN (SELECT host FROM host_days WHERE day = make_timestamp($begin)::DATE)
+    GROUP BY host
+)
+SELECT
+    host, time::DATE AS day, time,
+    {", ".join(f"any_value(features['{name}']) AS {name}" for name in OBSERVED)}
+FROM scores JOIN lacking USING (host, time)
+WHERE time >= make_timestamp($begin) AND time < make_timestamp($end)
+GROUP BY host, time
+"""
+
+
+def fill(connection: Any, now_us: int) -> None:
+    """Add the rows of `host_days` that scores have and it lacks, of days whose first hour is over. Again, it adds nothing.
+
+    Raises duckdb.Error.
+    """
+    ((oldest_us, newest_us),) = connection.execute(_SPAN).fetchall()
+    if oldest_us is None:
+        return
+    first = max(oldest_us // DAY_US, newest_us // DAY_US, now_us // DAY_US - DAYS_KEPT)
+    for day in range(first, (now_us - HOUR_US) // DAY_US + 1):
+        span = {"begin": day * DAY_US, "end": day * DAY_US + HOUR_US}
+        connection.execute(_FILL, span)
+
+
+# ----------------------------------------------------------------------
+# Which events an open finding is about: a restart reads them whatever their age, and history keeps
+# them.
+
+#: A finding begins when its event is judged, so long after it came at the most: a code waits for its companions.
+_JUDGED_WITHIN = "INTERVAL 1 MINUTE"
+
+#: Selects their `rowid`. By host, signal and device (`scoring/evaluate.py` puts a finding's subject together; the kernel
+#: names a GPU by its PCI address), and since the finding began: what came before that is over. All codes of the device: one
+#: may excuse another.
+STANDING_EVENTS = f"""
+WITH open_findings AS (
+    SELECT host, split_part(subject, ' ', 1) AS device, split_part(subject, ' ', 2) AS name, min(since) AS since
+    FROM findings WHERE cleared IS NULL GROUP BY ALL
+),
+spelled AS (
+    FROM open_findings
+    UNION
+    SELECT f.host, d.attributes['pci_address'], f.name, f.since
+    FROM open_findings AS f JOIN devices AS d ON d.host = f.host AND d.device = f.device AND d.kind = 'gpu'
+)
+SELECT e.rowid
+FROM events AS e
+SEMI JOIN spelled AS s
+    ON s.host = e.host AND s.name = e.name AND lower(s.device) = lower(coalesce(nullif(e.device, ''), 'host'))
+    AND s.since <= e.received + {_JUDGED_WITHIN}
+"""
+
+
+# ----------------------------------------------------------------------
+# What is kept for days rather than hours: of which tables, for how long, and what of them for
+# longer.
+
+_DAY_US = 86_400_000_000
+
+
+class _Retained(NamedTuple):
+    """A table, by which column what it has is known to be old, and for how many days that is kept."""
+
+    table: str
+    column: str
+    days: int = 0  # 0: `history_days`
+    days_min: int = 0  # where `history_days` is fewer
+
+
+_TABLES: Iterable[_Retained] = (
+    _Retained("scores", "time"),
+    _Retained("evidence", "time"),
+    _Retained("events", "received"),
+    _Retained("findings", "cleared"),
+    _Retained("past_findings", "cleared", days=400),
+    _Retained("host_days", "time", days=DAYS_KEPT),
+    _Retained("own_health", "time"),
+    _Retained("advice_decisions", "time", days_min=ADVICE_DAYS),
+    _Retained("advisories", "time", days_min=OUTCOMES_DAYS),
+    _Retained("outcomes", "time", days=OUTCOMES_DAYS),
+)
+#: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
+_KEPT = {"events": STANDING_EVENTS}
+#: What findings leave behind.
+_PAST = (
+    "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
+    "WHERE cleared < make_timestamp(?)"
+)
+
+
+def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
+    """Delete what is past its days, and keep what of it is learned from: times of findings, what was measured of each day."""
+    now_us = now_ns // 1000
+    # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
+    connection.execute(_PAST, [now_us - history_days * _DAY_US])
+    fill(connection, now_us)
+    for one in _TABLES:
+        days = one.days or max(one.days_min, history_days)
+        kept = f" AND rowid NOT IN ({_KEPT[one.table]})" if one.table in _KEPT else ""
+        connection.execute(
+            f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){kept}",
+            [now_us - days * _DAY_US],
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +314,8 @@ RECEIVED_GROWN_MAX = 100_000
 #: A checkpoint compresses anew what it finds of each table, so that one after each commit costs twice what the
 #: commits do. With a longer WAL they are fewer; to read it again at a start takes about a second of CPU.
 CHECKPOINT_WAL = "128MB"
+#: Of a small fleet, whose commits have fewer rows than this: what waits for a checkpoint is the largest part of its memory.
+SMALL_COMMIT_ROWS, SMALL_CHECKPOINT_WAL = 32_768, "64MB"
 #: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
 HELD_WAL_BYTES = 1 << 40
 
@@ -86,7 +356,8 @@ class Writer:
             raise
 
     def _prepare(self) -> None:
-        self._connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_WAL}'")
+        self._checkpoint_wal = ""
+        self._checkpoint_at(CHECKPOINT_WAL)
         self._hour = ""
         self._hours = Hours(self._connection, self._path.parent)
         with self._transaction():
@@ -96,6 +367,12 @@ class Writer:
             run_scripts(self._connection, scripts)
             self._put_signals()
         self._load_ledger()
+
+    def _checkpoint_at(self, wal: str) -> None:
+        """Let DuckDB fold the WAL in once it is so long; while the store is held it does not."""
+        if not self._threshold and wal != self._checkpoint_wal:
+            self._connection.execute(f"SET checkpoint_threshold = '{wal}'")
+            self._checkpoint_wal = wal
 
     def _put_signals(self) -> None:
         self._connection.execute("DELETE FROM signals WHERE known")
@@ -193,6 +470,8 @@ class Writer:
         rows = batch(new.values())
         ranges = ranges_of(new)
         surplus = self._ledger.surplus()
+        is_small = pending.rows < SMALL_COMMIT_ROWS
+        self._checkpoint_at(SMALL_CHECKPOINT_WAL if is_small else CHECKPOINT_WAL)
         with self._transaction():
             self._keep_house(now_ns)
             self._put_readings(rows, now_ns)
@@ -288,13 +567,15 @@ class Writer:
         self._insert("devices", records.devices(hosts))
 
     def _put_findings(self, findings: list[Finding]) -> None:
-        for one in findings:
+        """Store each finding once: it replaces its row of earlier."""
+        arrow = records.findings(findings)
+        with self._registered(arrow) as name:
             self._connection.execute(
-                "DELETE FROM findings WHERE host = ? AND name = ? AND subject = ? "
-                "AND since = make_timestamp(?)",
-                [one.host, one.name, one.subject, one.since_ns // 1000],
+                f"DELETE FROM findings USING {name} AS new WHERE findings.host = new.host "
+                "AND findings.name = new.name AND findings.subject = new.subject "
+                "AND findings.since = new.since"
             )
-        self._insert("findings", records.findings(findings))
+        self._insert("findings", arrow)
 
     def _insert(self, table: str, arrow: Any) -> None:
         if arrow.num_rows:
@@ -327,7 +608,7 @@ class Writer:
         if dropped := self._hours.drop_before(now_ns - self._retention_ns):
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
-        retention.drop_old(self._connection, now_ns, self._history_days)
+        drop_old(self._connection, now_ns, self._history_days)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from gangline.fingerprints.wire import query_pb2
-from gangline.fingerprints.wire.query_pb2_grpc import QueryServiceStub
+from gangline.contract.wire import query_pb2
+from gangline.contract.wire.query_pb2_grpc import QueryServiceStub
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
 PLACES, BOMB_SECONDS = 4, 3

@@ -12,11 +12,11 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from gangline.agent.framing import Framer, dictionary
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.fingerprints.frames import decode
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.agent.frame_builder import Framer, dictionary
+from gangline.contract.frame import decode
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.world import World
 
 TEMPLATES = 60
 GPUS = 8

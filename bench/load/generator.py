@@ -16,12 +16,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from gangline.fingerprints.streaming import Sender
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-from .fleet import SECOND_NS, UPTIME_NS, Model, Said, Who
-from .latency import Latencies
-from .link import Link, LinkError, batch
+from bench.load.fleet import SECOND_NS, UPTIME_NS, Model, Said, Who
+from bench.load.latency import Latencies
+from bench.load.link import Link, LinkError, batch
+from gangline.contract.stream import Sender
+from gangline.contract.wire import telemetry_pb2 as wire
 
 #: Frames that a host keeps while it has no credit; beyond, the oldest go, and are counted.
 HELD_MAX = 64

@@ -13,7 +13,7 @@ import runpy
 import sys
 import time
 
-from gangline.aggregator.query.confine import go_last, let_session_go_last
+from gangline.aggregator.workers import go_last, let_session_go_last
 
 
 def main() -> None:

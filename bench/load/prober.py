@@ -17,14 +17,13 @@ from typing import Any
 
 import grpc
 
-from gangline.fingerprints.streaming import Sender
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
-
-from .fleet import SECOND_NS, UPTIME_NS, Model, Who
-from .latency import Latencies
-from .link import Link, batch
+from bench.load.fleet import SECOND_NS, UPTIME_NS, Model, Who
+from bench.load.latency import Latencies
+from bench.load.link import Link, batch
+from gangline.contract.stream import Sender
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 
 HOSTS, PERIOD_SECONDS = 16, 10.0
 POLL_SECONDS = 0.05

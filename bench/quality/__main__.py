@@ -9,19 +9,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.agent.simulated.world.settings import SettingsError
-
-from . import captures, hazard
-from .head import DATA_WORDS, Made, Section, Tree, changed, head, left_out, not_here
-from .kept import Kept, Pieces
-from .progress import Bar
-from .simulated import Plan
+from bench.quality import captures, hazard
+from bench.quality.head import DATA_WORDS, Made, Section, Tree, changed, head, left_out, not_here
+from bench.quality.kept import Kept, Pieces
+from bench.quality.progress import Bar
+from bench.quality.simulated import Plan
+from gangline.simulator.scenario import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 KEPT = ROOT / "build" / "quality"
 #: Of what is published; each look at it is told in looks.md, and nothing is tuned on it.
-PUBLISHED_SEED = 23
+PUBLISHED_SEED = 24
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"

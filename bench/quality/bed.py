@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangline.agent.framing import Framer
-from gangline.agent.turn import Outcome
+from gangline.agent.collector import Outcome
+from gangline.agent.frame_builder import Framer
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.judgement.rules.agent import ENOUGH_SECONDS
-from gangline.aggregator.verdicts import Evidence, State
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, Kind
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import Evidence, State
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.scoring.rules.agent import ENOUGH_SECONDS
+from gangline.contract.block import Block
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2
 
 SECOND_NS = 1_000_000_000
 START_NS, UPTIME_NS = 1_700_000_000 * SECOND_NS, 3_600 * SECOND_NS
@@ -47,13 +48,18 @@ class Bed:
     _judged: Judgement | None = None
 
     def __post_init__(self) -> None:
-        self.fleet.register(
-            HOST, simulated=False, boot_id=BOOT_ID, devices=self.devices,
-            booted_ns=START_NS - UPTIME_NS,
-        )  # fmt: skip
-        # A host is UNKNOWN until it was heard for a while: what comes after that is looked at.
+        self._register(())
+        # A host is UNKNOWN until it was heard for a while: what comes after that is looked at. Its devices are
+        # registered with their first reading, for GPUs of which none is read are UNKNOWN, too.
         for _ in range(round(ENOUGH_SECONDS) + 1):
             self._pass([])
+        self._register(self.devices)
+
+    def _register(self, devices: Sequence[telemetry_pb2.Device]) -> None:
+        self.fleet.register(
+            HOST, simulated=False, boot_id=BOOT_ID, devices=devices,
+            booted_ns=START_NS - UPTIME_NS,
+        )  # fmt: skip
 
     @property
     def boottime_ns(self) -> int:

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gangline.agent.turn import Outcome
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints.wire import telemetry_pb2
-
-from . import feeding
-from .bed import SECOND_NS, START_NS, Bed, outcome_name
-from .feeding import GPUS
-from .intervals import weighted_rate
-from .markdown import table
-from .progress import Progress
+from bench.quality import feeding
+from bench.quality.bed import SECOND_NS, START_NS, Bed, outcome_name
+from bench.quality.feeding import GPUS
+from bench.quality.intervals import weighted_rate
+from bench.quality.markdown import table
+from bench.quality.progress import Progress
+from gangline.agent.collector import Outcome
+from gangline.aggregator.model import State
+from gangline.contract.wire import telemetry_pb2
 
 #: Recordings that are no part of the project: beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"

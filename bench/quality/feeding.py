@@ -10,17 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from bench.quality.bed import Bed, block_of, outcomes_of
+from gangline.agent.collector import take_turn
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.kernel_log.driver import Decoder
-from gangline.agent.kernel_log.follow import Follower
-from gangline.agent.kernel_log.position import Keeper
-from gangline.agent.kernel_log.stamps import Stamps
-from gangline.agent.turn import take_turn
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.agent.hardware.files import Roots
+from gangline.agent.kernel_log.reader import Follower, Keeper, Stamps
+from gangline.agent.kernel_log.rules import Decoder
+from gangline.contract.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
-
-from .bed import Bed, block_of, outcomes_of
 
 #: A recorded host that stands still is judged for so long: longer than any rule's window of a minute.
 STILL_SECONDS = 90

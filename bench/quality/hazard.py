@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.aggregator.hazard.evaluation import Terms, evaluate
+from bench.quality.captures import DATA
+from gangline.aggregator.hazard.evaluation import Terms, evaluate, markdown
 from gangline.aggregator.hazard.events import Faults, nodes_told, read_events
-from gangline.aggregator.hazard.tables import markdown
-
-from .captures import DATA
 
 RECORDING = DATA / "faults/stepfun_400_nodes_days_0_208.json"
 TRAIN_UNTIL = 120

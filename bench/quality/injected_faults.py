@@ -9,12 +9,11 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gangline.aggregator.verdicts import Reason, State
+from bench.quality.injected_hosts import CLOCK_MEGAHERTZ, USER, Host
+from gangline.aggregator.model import Reason, State
 from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
-
-from .injected_hosts import CLOCK_MEGAHERTZ, USER, Host
 
 #: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
 #: to let pass before it goes on.

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from gangline.aggregator.commands.client import Client, CommandError
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire import advisory_pb2
-from gangline.fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from gangline.fingerprints.wire.score_pb2 import Contribution, NodeScore
+from bench.quality.injected_faults import Act, Kind
+from bench.quality.injected_hosts import Host
+from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.aggregator.model import Reason, State
+from gangline.contract.wire import advisory_pb2
+from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
-
-from .injected_faults import Act, Kind
-from .injected_hosts import Host
 
 #: How often the API is asked: delays are told to this.
 LOOK_SECONDS = 0.2

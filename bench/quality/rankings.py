@@ -3,7 +3,7 @@
     python -m bench.quality.rankings [--first-seed N] [--seeds N] [--unseen] [--seconds S]
     python -m bench.quality.rankings --recording EVENTS.json --until DAY SPLIT...
 
-What the rule by which a form is chosen (`aggregator/hazard/choosing.py`) is held against, so that it need not be a real
+What the rule by which a form is chosen (`aggregator/hazard/training.py`) is held against, so that it need not be a real
 recording's later days. With a recording: earlier splits of it, and nothing of what comes after a day.
 """
 
@@ -17,15 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gangline.aggregator.commands.progress import Progress
-from gangline.aggregator.hazard.baselines import BASELINES
-from gangline.aggregator.hazard.choosing import GAINS_MIN
+from bench.quality.made_up import KINDS, UNSEEN, Kind, made_up
+from gangline.aggregator.commands.admin_store import Progress
 from gangline.aggregator.hazard.events import EventsError, Faults, Floats, nodes_told, read_events
 from gangline.aggregator.hazard.history import ALL, HARDWARE, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.metrics import Calibrated, Ranked
-from gangline.aggregator.hazard.training import train
-
-from .made_up import KINDS, UNSEEN, Kind, made_up
+from gangline.aggregator.hazard.metrics import BASELINES, Calibrated, Ranked
+from gangline.aggregator.hazard.training import GAINS_MIN, train
 
 #: Nodes, days, split.
 SIZES = ((400, 120, 70), (400, 208, 120), (400, 348, 208), (200, 208, 120), (400, 348, 120), (1000, 208, 120))  # fmt: skip

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.episodes import BEFORE_SECONDS, Episode, eventful, hours
-
-from .kept import Pieces
-from .progress import Progress
-from .simulated_feed import LIMITS, UNLIMITED, feed
-from .simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Case, Score
-from .simulated_moments import passing
-from .simulated_page import page
-from .simulated_run import Run
-from .simulated_score import score
-from .simulated_truth import Truth, node_days
+from bench.quality.kept import Pieces
+from bench.quality.progress import Progress
+from bench.quality.simulated_feed import LIMITS, UNLIMITED, feed
+from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Case, Score
+from bench.quality.simulated_moments import passing
+from bench.quality.simulated_page import page
+from bench.quality.simulated_run import Run
+from bench.quality.simulated_score import score
+from bench.quality.simulated_truth import Truth, node_days
+from gangline.simulator.truth import BEFORE_SECONDS, Episode, eventful, hours
+from gangline.simulator.world import World
 
 #: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes
 #: there are 1.25 that it does not, as there would be many more in a fleet.

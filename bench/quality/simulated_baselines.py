@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from gangline.aggregator.counter_deltas import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
-from gangline.aggregator.fleet.arrays import Floats
-from gangline.aggregator.judgement.present import Present
-from gangline.aggregator.judgement.rules import fabric, gpu, kernel, memory, xid
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring.rules import events, fabric, gpu
+from gangline.aggregator.scoring.view import Present
 
 #: Host, what said so (a rule), device, how bad, why.
 Cry = tuple[str, str, str, State, Reason]
 
 #: What the policy table decides alone: codes, and states that the driver or the kernel names.
 DETERMINISTIC = (
-    xid.standing_xids, xid.standing_sxids, kernel.standing_events, gpu.lost_gpus, gpu.recovery_actions,
-    memory.remaps, fabric.ports_down,
+    events.standing_xids, events.standing_sxids, events.standing_events, gpu.lost_gpus, gpu.recovery_actions,
+    gpu.remaps, fabric.ports_down,
 )  # fmt: skip
 _GRAVE = (State.SUSPECT, State.UNHEALTHY)
 

@@ -7,20 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan
 
-from gangline.agent.simulated.world.episodes import (
-    AFTER_SECONDS,
-    BEFORE_SECONDS,
-    LENGTH_SECONDS_MAX,
-)
-from gangline.agent.simulated.world.world import STEP_SECONDS
-
-from . import intervals
-from .markdown import counted, most_common, number, percent, table
-from .simulated_feed import JUDGE, LIMITS
-from .simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
-from .simulated_moments import KINDS
-from .simulated_run import Run
-from .simulated_truth import BACK_SECONDS
+from bench.quality import intervals
+from bench.quality.markdown import counted, most_common, number, percent, table
+from bench.quality.simulated_feed import JUDGE, LIMITS
+from bench.quality.simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
+from bench.quality.simulated_moments import KINDS
+from bench.quality.simulated_run import Run
+from bench.quality.simulated_truth import BACK_SECONDS
+from gangline.simulator.truth import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
+from gangline.simulator.world import STEP_SECONDS
 
 #: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
 BUDGET = 1.0

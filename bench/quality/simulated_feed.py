@@ -10,28 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gangline.agent.simulated.world.settings import HOSTS_MAX
-from gangline.agent.simulated.world.world import STEP_SECONDS, Delivery, Step
-from gangline.aggregator.advice.advisory import Action, Advisory, Basis
-from gangline.aggregator.advice.advisory import State as AdvisoryState
-from gangline.aggregator.advice.events import Instruction, Publish, Tick
-from gangline.aggregator.advice.gangs import Gangs
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.machine import Machine
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.works import Works
+from bench.quality.simulated_baselines import BASELINES, Cry
+from gangline.aggregator.advisories.advisory import (
+    Action,
+    Advisory,
+    Basis,
+    Instruction,
+    Limits,
+    Publish,
+    Tick,
+)
+from gangline.aggregator.advisories.advisory import State as AdvisoryState
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.state_machine import Machine
+from gangline.aggregator.advisories.workloads import Gangs, Works
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest import clocks
-from gangline.aggregator.ingest.reading import CATALOGUE
-from gangline.aggregator.judgement.hosts import Hosts
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.judgement.present import Present
-from gangline.aggregator.verdicts import Finding, Reason, State
+from gangline.aggregator.ingest.frame_reader import CATALOGUE
+from gangline.aggregator.model import Finding, Reason, State
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.scoring.results import Hosts
+from gangline.aggregator.scoring.view import Present
+from gangline.contract.frame import decode
+from gangline.contract.wire import telemetry_pb2
 from gangline.ext.intake import Reader
-from gangline.fingerprints.frames import decode
-from gangline.fingerprints.wire import telemetry_pb2
-
-from .simulated_baselines import BASELINES, Cry
+from gangline.simulator.scenario import HOSTS_MAX
+from gangline.simulator.world import STEP_SECONDS, Delivery, Step
 
 JUDGE = "judge"
 #: Hosts that fall within two seconds of each other may be seen to fall a step apart.
@@ -144,7 +148,8 @@ class Aggregator:
         fleet, count = self._fleet, len(self._others)
         if not self.said.steps:
             for name in self._others:
-                fleet.restore(name, simulated=False, gpus=8, heard_ns=now_ns)
+                # Without GPUs: of what it is not told, a host with GPUs would be UNKNOWN.
+                fleet.restore(name, simulated=False, gpus=0, heard_ns=now_ns)
             fleet.first_ns[:count] = now_ns - LONG_NS
         fleet.heard_ns[:count] = now_ns
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gangline.aggregator.advice.advisory import Action
+from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
 
 #: What takes a host from its work: for a host on which no fault stands, false. AVOID costs less, and is counted apart.
 DRAINS = frozenset(

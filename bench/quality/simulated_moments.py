@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gangline.agent.simulated.world import World
+from gangline.simulator.world import World
 
 CHECKPOINT, BEGINS, ENDS, IDLE = (
     "checkpoint",

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.agent.simulated.world.episodes import BEFORE_SECONDS, LENGTH_SECONDS_MAX
-from gangline.agent.simulated.world.world import STEP_SECONDS
-
-from .markdown import counted, number
-from .simulated_false import (
+from bench.quality.markdown import counted, number
+from bench.quality.simulated_false import (
     BUDGET,
     advice,
     drains_told,
@@ -19,9 +16,11 @@ from .simulated_false import (
     telling,
     verdict,
 )
-from .simulated_kinds import AFTER_ONSET_SECONDS, DOMAIN, NEAR_MAX, RIGHT
-from .simulated_run import Run, is_missed
-from .simulated_tables import baselines, detection, not_detected, shared_causes
+from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, DOMAIN, NEAR_MAX, RIGHT
+from bench.quality.simulated_run import Run, is_missed
+from bench.quality.simulated_tables import baselines, detection, not_detected, shared_causes
+from gangline.simulator.truth import BEFORE_SECONDS, LENGTH_SECONDS_MAX
+from gangline.simulator.world import STEP_SECONDS
 
 LOOKS = Path(__file__).with_name("looks.md")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gangline.agent.simulated.world.settings import FaultClass
-
-from .simulated_kinds import Found, Score
+from bench.quality.simulated_kinds import Found, Score
+from gangline.simulator.scenario import FaultClass
 
 #: Below this share of its causes a class is not detected, in words.
 DETECTED_RATIO = 0.5

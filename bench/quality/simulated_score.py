@@ -7,14 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gangline.agent.simulated.world.places import Place
-from gangline.agent.simulated.world.world import STEP_SECONDS
-from gangline.aggregator.advice.advisory import Basis
-from gangline.aggregator.verdicts import State
-
-from .simulated_baselines import BASELINES
-from .simulated_feed import JUDGE, Named, Said
-from .simulated_kinds import (
+from bench.quality.simulated_baselines import BASELINES
+from bench.quality.simulated_feed import JUDGE, Named, Said
+from bench.quality.simulated_kinds import (
     AFTER_SECONDS,
     BLAMED,
     DOMAIN,
@@ -27,9 +22,13 @@ from .simulated_kinds import (
     Score,
     Shared,
 )
-from .simulated_moments import Passing
-from .simulated_truth import Struck, Truth
-from .simulated_wrong import wrong_advice, wrong_names
+from bench.quality.simulated_moments import Passing
+from bench.quality.simulated_truth import Struck, Truth
+from bench.quality.simulated_wrong import wrong_advice, wrong_names
+from gangline.aggregator.advisories.advisory import Basis
+from gangline.aggregator.model import State
+from gangline.simulator.topology import Place
+from gangline.simulator.world import STEP_SECONDS
 
 
 def score(

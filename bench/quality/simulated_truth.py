@@ -10,12 +10,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from gangline.agent.simulated.parts import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.effects import EFFECTS, nothing
-from gangline.agent.simulated.world.jobs import Job
-from gangline.agent.simulated.world.settings import FaultClass
-from gangline.agent.simulated.world.world import STEP_SECONDS
+from gangline.simulator.faults import EFFECTS, nothing
+from gangline.simulator.jobs import Job
+from gangline.simulator.machine import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
+from gangline.simulator.scenario import FaultClass
+from gangline.simulator.world import STEP_SECONDS, World
 
 #: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still stands.
 GRACE_SECONDS = 600.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.aggregator.advice.advisory import Action, Basis
-
-from .simulated_feed import JUDGE, Advised, Named
-from .simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
-from .simulated_truth import Struck, Truth
+from bench.quality.simulated_feed import JUDGE, Advised, Named
+from bench.quality.simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
+from bench.quality.simulated_truth import Struck, Truth
+from gangline.aggregator.advisories.advisory import Action, Basis
 
 #: What advice about one host may be, the gravest last; "": right.
 GRAVITY = ("", "look", "avoid", "alone", "astray", "drain")

@@ -8,16 +8,15 @@ from typing import TypeVar
 
 import pytest
 
-from gangline.agent.collectors import gpu_session
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.gpu_lane import GpuLane
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Teller
-from gangline.agent.turn import Collector, Turn, take_turn
+from gangline.agent.collector import Collector, Turn, take_turn
+from gangline.agent.collectors import nvml_session
+from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.events import Teller
+from gangline.agent.hardware.files import Roots
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext import nvml
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.fake_nvml.scenario import Gpu, Scenario
 
 SECOND = 1_000_000_000
@@ -68,8 +67,8 @@ class GpuHost:
         if anew:
             nvml.forget_accounts()
         nvml.cap(0)
-        gpu_session._SESSIONS.pop(self.roots, None)
-        self.session = gpu_session.session_of(self.roots)
+        nvml_session._SESSIONS.pop(self.roots, None)
+        self.session = nvml_session.session_of(self.roots)
         self.session.clock = self.clock
 
     def put(self, event: HealthEvent) -> None:

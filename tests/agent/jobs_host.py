@@ -6,17 +6,16 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gangline.agent.collectors.gpu_held import Holding, Listing, held_of
-from gangline.agent.collectors.gpu_jobs import GpuJobs
-from gangline.agent.collectors.telling import ANEW
-from gangline.agent.hardware.owners import HOST_PID_NAMESPACE
-from gangline.agent.hardware.ranks import RankReader
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Teller
-from gangline.agent.turn import Turn, take_turn
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.collector import Turn, take_turn
+from gangline.agent.collectors.change_events import ANEW
+from gangline.agent.collectors.gpu_processes import GpuJobs, Holding, Listing, held_of
+from gangline.agent.events import Teller
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.job_ranks import RankReader
+from gangline.agent.hardware.process_owner import HOST_PID_NAMESPACE
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND = 1_000_000_000
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from gangline.agent.config import AgentConfig
 from gangline.agent.latest import Latest, Readings
-from gangline.agent.local.answers import tables
 from gangline.agent.local.findings import Findings
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import BY_NAME
-from gangline.fingerprints.policy import Policy
-from gangline.fingerprints.policy_table import builtin
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.local.host_status import tables
+from gangline.contract.block import Block, is_float
+from gangline.contract.host_policy import Policy, builtin
+from gangline.contract.signals import BY_NAME
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND = 1_000_000_000
 START = 10_000 * SECOND

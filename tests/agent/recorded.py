@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import take_turn
+from gangline.agent.collector import take_turn
+from gangline.agent.hardware.files import Roots
 from tests.fuzzing.hosts import Reading, look_around, reading_of
 from tests.hosts import NO_NVML
 from tests.hosts.reading import StoppedClock, collectors_of

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import Collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.daemon import Daemon, Patience
-from gangline.agent.framing import Framer
+from gangline.agent.events import Teller
+from gangline.agent.frame_builder import Framer
 from gangline.agent.latest import Latest
-from gangline.agent.listening import Teller
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.turn import Collector
 from tests import hosts
 from tests.agent.test_daemon import BOOT, RUN, SECOND, START, CountingClient, HandedClock
 

@@ -10,9 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Process, free_port, until
-
-GUARD_SECONDS = 60.0
+from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 
 def check(folder: Path, *arguments: str) -> tuple[int, str]:

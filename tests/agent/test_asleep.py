@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collectors.ethtool import NicStatistics
-from gangline.agent.collectors.link import LinkDetails
-from gangline.agent.collectors.pcie import PcieTenSeconds
-from gangline.agent.collectors.pcie_settings import PcieMinute
+from gangline.agent.collector import Collector
+from gangline.agent.collectors.net import LinkDetails, NicStatistics
+from gangline.agent.collectors.pcie import PcieMinute, PcieTenSeconds
 from gangline.agent.hardware import pci
+from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.network import interfaces_with_device
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.inventory import kernel
-from gangline.agent.turn import Collector
+from gangline.agent.inventory import host as kernel
 from tests import hosts
 from tests.hosts.reading import rows_of
 

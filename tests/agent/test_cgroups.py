@@ -6,15 +6,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware.cgroups import (
+from gangline.agent.hardware.process_owner import (
     CGROUP_BYTES_MAX,
     PATH_CHARACTERS_MAX,
     Owner,
+    Pod,
     owner_of,
     parse_cgroup,
+    parse_ended,
+    parse_folder,
+    parse_namespace_pid,
+    parse_user_id,
 )
-from gangline.agent.hardware.owners import parse_ended, parse_namespace_pid, parse_user_id
-from gangline.agent.hardware.pods import Pod, parse_folder
 
 ID = "c0ffee" + "0123456789abcdef" * 3 + "0123456789"
 UID = "12345678-1234-4321-aaaa-123456789abc"

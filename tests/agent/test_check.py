@@ -19,25 +19,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline import cli
+from gangline.agent import config as folder
 from gangline.agent.commands import check
 from gangline.agent.config import AgentConfig
+from gangline.agent.events import Teller
 from gangline.agent.latest import Latest
-from gangline.agent.listening import Teller
-from gangline.agent.local import folder, verdict
-from gangline.agent.local.answers import Answers, tables
-from gangline.agent.local.verdict import StatusError
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.policy_table import builtin
-from gangline.fingerprints.settings import SettingsError
-from gangline.fingerprints.wire.telemetry_pb2 import (
+from gangline.agent.local import check as verdict
+from gangline.agent.local.check import StatusError
+from gangline.agent.local.host_status import Answers, tables
+from gangline.contract.block import Block
+from gangline.contract.host_policy import builtin
+from gangline.contract.settings import SettingsError
+from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
     Permit,
     RegisterNodeResponse,
 )
 from tests.agent.local_world import BOOT, GPU, SECOND, Host
+from tests.processes import GUARD_SECONDS
 
-GUARD_SECONDS = 60.0
 NOW = 5_000 * SECOND
 
 
@@ -55,6 +56,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "notes": [],
         "findings": [finding()],
         "left_out": 0,
+        "agent": None,
         **changes,
     }
 
@@ -422,7 +424,7 @@ def test_the_command_is_light(shown: Callable[..., Path]) -> None:
     assert "[node_problem] xid79" in out.stdout
     assert set(out.stdout.splitlines()[-1].split()) <= {
         "gangline", "gangline.agent", "gangline.agent.commands", "gangline.agent.commands.check",
-        "gangline.agent.local", "gangline.agent.local.verdict", "__future__", "stat", "os", "time", "_json",
+        "gangline.agent.local", "gangline.agent.local.check", "__future__", "stat", "os", "time", "_json",
     }  # fmt: skip
 
 

@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client, TargetError, parse_target
-from gangline.agent.transport.conversation import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.streaming import Receiver
-from gangline.fingerprints.wire.telemetry_pb2 import (
+from gangline.agent.transport.protocol import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.stream import Receiver
+from gangline.contract.wire.telemetry_pb2 import (
     Device,
     HealthEvent,
     IngestAck,
@@ -35,12 +35,11 @@ from gangline.fingerprints.wire.telemetry_pb2 import (
     SequenceRange,
     TelemetryBatch,
 )
-from gangline.fingerprints.wire.telemetry_pb2_grpc import (
+from gangline.contract.wire.telemetry_pb2_grpc import (
     TelemetryServiceServicer,
     add_TelemetryServiceServicer_to_server,
 )
-
-GUARD_SECONDS = 60.0
+from tests.processes import GUARD_SECONDS
 
 
 class Told:
@@ -543,7 +542,7 @@ def test_a_peer_that_asks_and_does_not_read_is_left(
     told: Told, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each ping is echoed: a peer that sends them and takes no echo filled the agent's memory."""
-    monkeypatch.setattr("gangline.agent.transport.line.OUT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("gangline.agent.transport.connection.OUT_BYTES_MAX", 1 << 20)
     settings, ping = bytes(3) + b"\4" + bytes(5), b"\0\0\x08\6" + bytes(13)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = agent.client(listener.getsockname()[1])

@@ -14,15 +14,23 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.clock import SystemClock
+from gangline.agent.collector import Collector, NoData, Outcome, take_turn
 from gangline.agent.collectors import COLLECTORS, net, pcie, power, rdma
+from gangline.agent.collectors.counter_files import (
+    U64_MAX,
+    Device,
+    FolderCollector,
+    Listing,
+    Plan,
+    Source,
+)
 from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.collectors.folders import U64_MAX, Device, FolderCollector, Plan, Source
-from gangline.agent.collectors.listing import Listing
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.host import rapl_zones
 from gangline.agent.hardware.network import rdma_ports
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Collector, NoData, Outcome, take_turn
+from gangline.contract.signal import Pace
+from gangline.contract.signals import BY_NAME, TABLES
 from gangline.ext.counterfiles import WORD
-from gangline.fingerprints.catalogue import BY_NAME, TABLES, Pace
 from tests import hosts
 from tests.hosts.reading import StoppedClock, as_text, collectors_of, read_host, rows_of
 
@@ -159,7 +167,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         host = hosts.unpack("h100-ib", Path(folder))
-        zones = list((host.roots.sys / "class/powercap").glob("intel-rapl*"))
+        zones = sorted((host.roots.sys / "class/powercap").glob("intel-rapl*"))
         for zone in zones:
             (zone / "energy_uj").chmod(0)
         collector = power.rapl_1s(host.roots)
@@ -175,6 +183,25 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
                 None,
             ]
         assert "CAP_DAC_READ_SEARCH" in collector.blind_words  # of the two others
+
+
+def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
+    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the host's power."""
+    zones = {
+        "intel-rapl:0": "package-0",
+        "intel-rapl:0:0": "dram",
+        "intel-rapl-mmio:0": "package-0",
+        "intel-rapl-mmio:0:0": "dram",
+        "intel-rapl-mmio:1": "package-1",  # of this one there is no other
+        "dtpm:0": "package-0",
+    }
+    for zone, label in zones.items():
+        folder = tmp_path / "class/powercap" / zone
+        folder.mkdir(parents=True)
+        (folder / "name").write_text(f"{label}\n")
+        (folder / "energy_uj").write_text("1\n")
+    found = rapl_zones(tmp_path)
+    assert sorted(found) == ["intel-rapl-mmio:1", "intel-rapl:0", "intel-rapl:0:0"]
 
 
 def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gangline.agent.config import AgentConfig, check_address, check_host, unread
 from gangline.agent.main import read_labels
-from gangline.fingerprints import place
-from gangline.fingerprints.settings import SettingsError, load
+from gangline.contract import topology
+from gangline.contract.settings import SettingsError, load
 
 
 def test_the_defaults_are_settings() -> None:
@@ -111,9 +111,9 @@ def test_a_label_of_ours_that_no_aggregator_reads() -> None:
         assert unread(wrong).startswith(f"{name}: expected one of gangline.rack, gangline.power_d")
     for long in ("rack=" + "x" * 129, "rails=" + "x" * 129, "rails=" + " ".join("x" * 65)):
         words = "at most 128 characters (of gangline.rails up to 64 such names)"
-        assert words in unread(place.LABEL_PREFIX + long)
-    for good in ("rails=" + " ".join(["x" * 128] * 3), *(f"{name}=x" for name in place.FIELDS)):
-        assert not unread(place.LABEL_PREFIX + good)
+        assert words in unread(topology.LABEL_PREFIX + long)
+    for good in ("rails=" + " ".join(["x" * 128] * 3), *(f"{name}=x" for name in topology.FIELDS)):
+        assert not unread(topology.LABEL_PREFIX + good)
     assert not unread("site=a")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.calls import RETRY_SECONDS_MAX, SessionError
-from gangline.agent.transport.conversation import (
+from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, Session, SessionError
+from gangline.agent.transport.protocol import (
     ANSWER_SECONDS_MAX,
     RECEIPT_SECONDS_MAX,
     REST_FRAMES_MAX,
@@ -19,11 +20,10 @@ from gangline.agent.transport.conversation import (
     DifferencesError,
     RefusedError,
 )
-from gangline.agent.transport.session import Session
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.streaming import Receiver
-from gangline.fingerprints.wire.telemetry_pb2 import (
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.stream import Receiver
+from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
     RegisterNodeRequest,
@@ -234,6 +234,53 @@ def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
     answer = framed(ReportEventsResponse(accepted=1).SerializeToString())
     talk.conversation.receive(talk.server.answer(9, HEAD, answer, OK), 3.0)
     assert talk.events.pending(9) == []
+
+
+def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
+    """64 events were 3 MB, the server took 1 MiB: the same report was sent for ever, and no event arrived."""
+    talk.registered(0.0)
+    sizes = (
+        [1] * 9 + [8] + [1] * 6
+    )  # of these the server takes 4 at once, and the tenth alone is too much
+    for number, size in enumerate(sizes):
+        talk.events.put(HealthEvent(event_id=f"e{number}", message="x" * size))
+    taken: list[str] = []
+    words = "Received message larger than max (3,000,000 vs. 1,048,576)"
+    for report in range(5, 105, 2):
+        talk.step(0.0)
+        if report not in talk.server.headers:
+            break
+        [request] = talk.server.messages(report)
+        events = ReportEventsRequest.FromString(request).events
+        if sum(len(event.message) for event in events) > 4:
+            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", words)]]
+        else:
+            taken += [event.event_id for event in events]
+            answer = ReportEventsResponse(accepted=len(events)).SerializeToString()
+            ends = [HEAD, framed(answer), OK]
+        talk.conversation.receive(talk.server.answer(report, *ends), 0.0)
+    assert taken == [f"e{number}" for number in range(16) if number != 9]
+    assert not talk.events.waiting and talk.events.refused_events == 1
+    assert "larger than max" in talk.events.last_refusal
+
+
+def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_is_dropped(
+    talk: Talk,
+) -> None:
+    """A proxy may say in words of its own that a report is too large; a full disk is no reason to drop an event."""
+    talk.registered(0.0)
+    for number in range(4):
+        talk.events.put(HealthEvent(event_id=f"e{number}"))
+    now, lengths = 0.0, []
+    for report in range(5, 15, 2):
+        talk.step(now)
+        [request] = talk.server.messages(report)
+        lengths.append(len(ReportEventsRequest.FromString(request).events))
+        refusal = talk.server.answer(report, [*HEAD, ("grpc-status", "8")])
+        talk.conversation.receive(refusal, now)
+        now += talk.conversation.wait_seconds(now) or 0.0
+    assert lengths == [4, 2, 1, 1, 1]
+    assert len(talk.events) == 4 and talk.events.refused_events == 0
 
 
 def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:

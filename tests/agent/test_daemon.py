@@ -13,20 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import NoData, Outcome, Turn
 from gangline.agent.daemon import Daemon, Patience, Skips
-from gangline.agent.framing import Framer
-from gangline.agent.listening import Teller
-from gangline.agent.sampler.codec import Timed
+from gangline.agent.events import Teller
+from gangline.agent.frame_builder import Framer
+from gangline.agent.sampler.messages import Timed
 from gangline.agent.spool.spool import Spool
-from gangline.agent.turn import NoData, Outcome, Turn
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, Pace
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2
+from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
 START = 1200 * SECOND  # on the grid of every pace but the slowest
-GUARD_SECONDS = 30.0
 RUN, BOOT = b"r" * 16, b"b" * 16
 
 

@@ -14,18 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems
-from gangline.agent.collectors.nvme import NvmeControllers, NvmeSmart
-from gangline.agent.hardware import block_devices, nvme
-from gangline.agent.inventory import kernel
-from gangline.agent.turn import NoData, Outcome, take_turn
+from gangline.agent.collector import NoData, Outcome, take_turn
+from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems, NvmeControllers, NvmeSmart
+from gangline.agent.hardware import storage
+from gangline.agent.inventory import host as kernel
+from gangline.contract.block import Block
 from gangline.ext.hostfiles import diskstats
-from gangline.fingerprints.block import Block
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
+from tests.processes import GUARD_SECONDS
 
 U64_MAX = (1 << 64) - 1
-GUARD_SECONDS = 60
 
 
 def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
@@ -133,10 +132,10 @@ point = sys.argv[1]
 options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
 must(libc.mount(b"/dev/sdz1", point.encode(), b"fuse.hanging", 0, options))
 from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.collectors.nfs import NfsMounts
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.inventory import kernel
-from gangline.agent.turn import NoData
+from gangline.agent.collectors.network_fs import NfsMounts
+from gangline.agent.hardware.files import Roots
+from gangline.agent.inventory import host as kernel
+from gangline.agent.collector import NoData
 assert point in Path("/proc/self/mountinfo").read_text()
 for make in (Filesystems, NfsMounts):
     try:
@@ -183,14 +182,14 @@ def page(**fields: int) -> bytes:
 
 def test_a_smart_page_is_read_by_the_specification() -> None:
     """One byte off, and the unsafe shutdowns are media errors."""
-    log = nvme.parse_smart_page(
+    log = storage.parse_smart_page(
         page(
             warning=0x0C, kelvin=317, spare=100, threshold=10, used=103, units_read=7, units_written=9,
             busy_minutes=11, cycles=12, hours=13, unsafe=14, media=15, entries=16, warm=17, hot=18,
             light=19, heavy=20,
         )
     )  # fmt: skip
-    assert log == nvme.SmartLog(
+    assert log == storage.SmartLog(
         critical_warning=0x0C, temperature_celsius=44, spare_ratio=1.0, spare_threshold_ratio=0.1,
         used_ratio=1.03, read_bytes=7 * 512_000, written_bytes=9 * 512_000, busy_seconds=660,
         power_cycles=12, power_on_seconds=13 * 3600, unsafe_shutdowns=14, media_errors=15,
@@ -201,25 +200,27 @@ def test_a_smart_page_is_read_by_the_specification() -> None:
 
 def test_what_virtual_and_dead_drives_say_is_no_reading() -> None:
     """A cloud's NVMe leaves its page at zero: 0 % spare and -273 degrees would drain the fleet."""
-    empty = nvme.parse_smart_page(page())
+    empty = storage.parse_smart_page(page())
     assert empty and (empty.temperature_celsius, empty.spare_ratio) == (None, None)
     assert empty.spare_threshold_ratio is None and empty.media_errors == 0
-    worn = nvme.parse_smart_page(page(spare=0, threshold=10))
+    worn = storage.parse_smart_page(page(spare=0, threshold=10))
     assert worn and worn.spare_ratio == 0
-    blank = nvme.parse_smart_page(page(media=(1 << 128) - 1, units_read=U64_MAX, light=0xFFFFFFFF))
+    blank = storage.parse_smart_page(
+        page(media=(1 << 128) - 1, units_read=U64_MAX, light=0xFFFFFFFF)
+    )
     assert blank and (blank.media_errors, blank.read_bytes, blank.light_throttles) == (None,) * 3
-    assert nvme.parse_smart_page(b"\xff" * 512) is None
-    assert nvme.parse_smart_page(b"") is nvme.parse_smart_page(bytes(511)) is None
+    assert storage.parse_smart_page(b"\xff" * 512) is None
+    assert storage.parse_smart_page(b"") is storage.parse_smart_page(bytes(511)) is None
 
 
 @given(st.binary(min_size=512, max_size=512) | st.binary(max_size=600))
 def test_no_smart_page_makes_a_value_that_a_cell_cannot_hold(data: bytes) -> None:
     """128-bit counters, percentages of 255, a page cut short."""
-    log = nvme.parse_smart_page(data)
+    log = storage.parse_smart_page(data)
     if log is None:
         assert len(data) != 512 or data == b"\xff" * 512
         return
-    for name in nvme.SmartLog.__slots__:
+    for name in storage.SmartLog.__slots__:
         value = getattr(log, name)
         assert value is None or name == "temperature_celsius" or 0 <= value <= U64_MAX
     assert log.temperature_celsius is None or -73 <= log.temperature_celsius <= 227
@@ -249,8 +250,8 @@ def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
         pytest.skip("no C compiler with linux/nvme_ioctl.h here")
     told = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
     size, number, *offsets = map(int, told.stdout.split())
-    assert (size, number) == (nvme._PASSTHROUGH.size, nvme._ADMIN_COMMAND)
-    packed = nvme._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
+    assert (size, number) == (storage._PASSTHROUGH.size, storage._ADMIN_COMMAND)
+    packed = storage._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
     marks = [struct.unpack_from("<I", packed, at)[0] for at in offsets]
     assert marks == [2, 3, 4, 5, 6]
 
@@ -262,7 +263,7 @@ def test_what_is_no_drive_refuses_the_command(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     for path in (file, fifo):
         with pytest.raises(OSError) as refused:
-            nvme.read_smart_page(path)
+            storage.read_smart_page(path)
         assert refused.value.errno == errno.ENOTTY
     assert file.read_bytes() == bytes(512)
 
@@ -385,7 +386,7 @@ def test_states_of_controllers(tmp_path: Path) -> None:
 @given(st.text(max_size=20))
 def test_any_word_is_a_state_or_none(word: str) -> None:
     """`N/A`, another kernel's word, another script: no code is invented."""
-    assert nvme.parse_state(word) == nvme.STATES.get(word)
+    assert storage.parse_state(word) == storage.NVME_STATES.get(word)
 
 
 def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> None:
@@ -398,9 +399,9 @@ def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> No
     ):
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{name}\n")
-    assert nvme.sensor_folder(new) == new / "hwmon4"
-    assert nvme.sensor_folder(old) == old / "device/hwmon/hwmon2"
-    assert nvme.sensor_folder(tmp_path / "nvme2") is None
+    assert storage.sensor_folder(new) == new / "hwmon4"
+    assert storage.sensor_folder(old) == old / "device/hwmon/hwmon2"
+    assert storage.sensor_folder(tmp_path / "nvme2") is None
 
 
 def test_disks_tell_their_queue_and_controllers_their_disks(tmp_path: Path) -> None:
@@ -418,5 +419,5 @@ def test_paths_of_one_namespace_are_disks_of_their_own(tmp_path: Path) -> None:
     for name in ("nvme0n1", "nvme0c0n1", "nvme0c1n1"):
         (tmp_path / "block" / name / "device").mkdir(parents=True)
     (tmp_path / "block/dm-0").mkdir()
-    found = block_devices.disks_with_backing(tmp_path)
+    found = storage.disks_with_backing(tmp_path)
     assert found == ["nvme0c0n1", "nvme0c1n1", "nvme0n1"]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.spool.events import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
-from gangline.agent.spool.folder import FolderError
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.spool.event_queue import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
+from gangline.agent.spool.lockdir import FolderError
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 
 def xid(number: int, message: str = "NVRM: Xid") -> HealthEvent:
@@ -50,8 +50,8 @@ def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
 PUTTER = """
 import sys
 from pathlib import Path
-from gangline.agent.spool.events import EventQueue
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.spool.event_queue import EventQueue
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 queue = EventQueue.open(Path(sys.argv[1]))
 number = len(queue)
 while True:
@@ -258,7 +258,7 @@ def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.Mon
     ends need not outlast one."""
     queue = EventQueue.open(tmp_path / "events")
     synced: list[int] = []
-    monkeypatch.setattr("gangline.agent.spool.events.os.fsync", synced.append)
+    monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)
     for number in range(5):
         assert queue.put(of_job(number))
     assert synced == []

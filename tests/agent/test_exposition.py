@@ -17,13 +17,13 @@ from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from gangline.agent.latest import Latest
-from gangline.agent.local import importance
-from gangline.agent.local.exposition import OWN_SERIES, Exposition, labels_for
-from gangline.agent.local.openmetrics import name_of, unit_of
-from gangline.fingerprints import openmetrics
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import BY_NAME, SIGNALS, TABLES, Kind
-from gangline.fingerprints.openmetrics import Family, Form, number, text_of
+from gangline.agent.local import metrics
+from gangline.agent.local.metrics import OWN_SERIES, Exposition, labels_for, name_of, unit_of
+from gangline.contract import metrics_http
+from gangline.contract.block import Block, is_float
+from gangline.contract.metrics_http import Family, Form, number, text_of
+from gangline.contract.signal import Kind
+from gangline.contract.signals import BY_NAME, SIGNALS, TABLES
 
 HOSTS = Path(__file__).parent.parent / "hosts"
 SECOND_NS = 1_000_000_000
@@ -105,7 +105,7 @@ def test_every_host_is_parsed_by_promtool(name: str) -> None:
 
 
 def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
-    names = Counter(name_of(signal) for signal in importance.IN_ORDER)
+    names = Counter(name_of(signal) for signal in metrics.IN_ORDER)
     assert names.most_common(1)[0][1] == 1
     assert len(names) == sum(
         signal.kind is not Kind.EVENT and signal.column != "counter_epoch_count"
@@ -120,15 +120,15 @@ def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
     }
     for name, expected in named.items():
         assert (name_of(BY_NAME[name]), unit_of(BY_NAME[name])) == expected
-    for signal in importance.IN_ORDER:
+    for signal in metrics.IN_ORDER:
         assert name_of(signal).endswith(unit_of(signal))
 
 
 def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
     """A signal was renamed, and the alarm that stood on it lost its series to a fan's speed."""
-    assert len(set(importance.NAMED)) == len(importance.NAMED)
-    shown = [signal.name for signal in importance.IN_ORDER]
-    assert shown[: len(importance.NAMED)] == list(importance.NAMED)
+    assert len(set(metrics.NAMED)) == len(metrics.NAMED)
+    shown = [signal.name for signal in metrics.IN_ORDER]
+    assert shown[: len(metrics.NAMED)] == list(metrics.NAMED)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_no_more_series_than_asked_for(name: str, series_max: int) -> None:
     left_out = {name: value for name, _, value in read}["gangline_metrics_left_out_series"]
     assert len(read) + left_out == everything
     if series_max == 400:
-        assert len(read) > 390 - sum(importance.RESERVED.values())
+        assert len(read) > 390 - sum(metrics.RESERVED.values())
 
 
 def test_what_fails_and_what_is_slow_comes_before_what_is_there() -> None:
@@ -241,7 +241,7 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
     latest = Latest()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
     latest.take(0, hot)
-    made = exposition(latest, OWN_SERIES + sum(importance.RESERVED.values()) + 4)
+    made = exposition(latest, OWN_SERIES + sum(metrics.RESERVED.values()) + 4)
     before = {name for name, _, _ in samples(made.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before
@@ -277,7 +277,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 def test_any_words_come_back_as_they_were(label: str, words: str, value: float, form: Form) -> None:
     """A file system was mounted on a folder with a quote in its name; the host vanished from all graphs."""
     family = Family(
-        "gangline_x", "gauge", "", words, [(openmetrics.labels_of({"a": label}), number(value))]
+        "gangline_x", "gauge", "", words, [(metrics_http.labels_of({"a": label}), number(value))]
     )
     ((name, labels, read),) = samples([family], form)
     assert (name, labels) == ("gangline_x", {"a": label})

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX
-from gangline.agent.local.kept import Kept
-from gangline.agent.local.reported import RECORDS_MAX
-from gangline.agent.local.watching import UNSEEN_SECONDS_MAX
-from gangline.agent.sampler.reporting import ProbeTables
-from gangline.aggregator.fleet.meanings import ENDINGS
-from gangline.aggregator.judgement.rules.kernel import KINDS
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints import policy_table
-from gangline.fingerprints.policy import Policy, Severity
-from gangline.fingerprints.policy_table import builtin
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX, RECORDS_MAX
+from gangline.agent.local.findings_state import FindingsState
+from gangline.agent.local.policy_rules import UNSEEN_SECONDS_MAX
+from gangline.agent.sampler.pool import ProbeTables
+from gangline.aggregator.fleet.active_events import ENDINGS
+from gangline.aggregator.model import State
+from gangline.aggregator.scoring.rules.events import KINDS
+from gangline.aggregator.scoring.rules.missing_gpus import MISSING
+from gangline.contract import host_policy
+from gangline.contract.host_policy import LOCAL_EVENTS, Policy, Severity, builtin
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
 from tests.agent.sampler.watched import GPUS, Watched
 
@@ -88,6 +87,7 @@ ONCE: dict[str, tuple[str, dict[str, float], dict[str, float], dict[str, float],
 #: Rows of events: row -> (event, code, device, a look-alike's code or attributes).
 EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "gpu_off_bus": ("gpu.lost", 0, ADDRESS, {"code": 1}),
+    "gpu_missing": ("gpu.missing", 0, GPU, {"attributes": {"state": "back"}}),
     "machine_check": ("host.machine_check", 1, "host", {"code": 0}),
     "memory_error": ("host.memory_error", 1, "mc0/dimm3", {"code": 0}),
     "hardware_error": ("host.hardware_error", 1, "host", {"attributes": {"previous_boot": "yes"}}),
@@ -96,7 +96,8 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "lockup": ("host.lockup", 0, "host", {"name": "host.hung_task"}),
     "disk_error": ("disk.error", 0, "nvme1n1", {"attributes": {"folded": "more than 256"}}),
     "filesystem_error": ("filesystem.error", 1, "/scratch", {"boot_id": b"a" * 16}),
-    "rdma_driver": ("rdma.driver_error", 0, "mlx5_0", {"name": "net.link_message"}),
+    "rdma_driver": ("rdma.driver_error", 0, "mlx5_0", {"code": 1}),
+    "rdma_adapter": ("rdma.adapter_failed", 0, "0000:98:00.0", {"attributes": {"state": "back"}}),
     "host_out_of_memory": ("host.out_of_memory", 0, "host", {"boot_id": b"a" * 16}),
     "xid": ("gpu.xid", 79, ADDRESS, {"code": 43 + 2}),
     "sxid": ("nvswitch.sxid", 20034, "0000:c1:00.0", {"code": 19999}),
@@ -169,6 +170,9 @@ def test_the_aggregator_is_not_contradicted() -> None:
     """The host called fatal, and drained, what the aggregator calls a thing to watch."""
     for row in builtin().rows:
         if not row.event or row.policy:
+            continue
+        if row.event in LOCAL_EVENTS:  # its rule has no event to end
+            assert MISSING.state is State.UNHEALTHY and row.severity is Severity.FATAL
             continue
         ending = ENDINGS[row.event]
         assert row.clears.value == ending.clears.value, row.name
@@ -421,7 +425,7 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.after(3)
     old = host.findings
-    kept = Kept(
+    kept = FindingsState(
         BOOT,
         old.reported.watched_since_ns,
         host.now_ns,
@@ -482,8 +486,8 @@ def test_another_policy_keeps_what_its_same_rows_know() -> None:
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
     host.after(3)
-    without = policy_table.laid_over(
-        policy_table.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
+    without = host_policy.laid_over(
+        host_policy.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
     )
     host.findings.use(without)
     host.read(PORT, ONCE["rdma_port_down"][2])
@@ -598,4 +602,4 @@ def _with_row(lines: str) -> Policy:
         clears = "reading"
         source = "assumed"
     """
-    return policy_table.laid_over(policy_table.parse(text), builtin())
+    return host_policy.laid_over(host_policy.parse(text), builtin())

@@ -7,10 +7,10 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.framing import KEYFRAME_NS, Framer, dictionary
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID, SIGNALS, TABLES
+from gangline.agent.frame_builder import KEYFRAME_NS, Framer, dictionary
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID, SIGNALS, TABLES
 
 RUN, BOOT = b"r" * 16, b"b" * 16
 SECOND = 1_000_000_000

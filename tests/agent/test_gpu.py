@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.gpu_lane import GpuLane
-from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
-from gangline.agent.hardware.nvml import driver_gpus, parse_uuid
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Outcome, Turn, take_turn
+from gangline.agent.collector import Outcome, Turn, take_turn
+from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.nvidia import driver_gpus, parse_uuid
+from gangline.contract.block import Block, is_float
+from gangline.contract.signal import PERIOD_SECONDS, Kind, Pace
+from gangline.contract.signals import BY_ID, TABLES
+from gangline.contract.signals.gpu import GPU_SIGNALS
 from gangline.ext import place
 from gangline.ext.nvml import READINGS, NvmlError
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import BY_ID, PERIOD_SECONDS, TABLES, Kind, Pace
-from gangline.fingerprints.catalogue.gpu import SIGNALS
 from tests.agent.gpu_host import INFORMATION, SECOND, HandedClock
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
+from tests.processes import GUARD_SECONDS
 
 LANES: list[Callable[[Roots], GpuLane]] = [GpuSecond, GpuTenSeconds, GpuMinute]
 #: What the agent says of its own reading.
@@ -39,7 +40,6 @@ UNPROVEN = {
     f"violation_{cause}_nanoseconds" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
 }
 #: A wait that is longer than this is a failed test; nothing is timed by it.
-GUARD_SECONDS = 60.0
 
 Lane = Callable[..., GpuLane]
 #: A lane's class, as the table of collectors calls it.
@@ -85,7 +85,7 @@ def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
 
 def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
     """A column that nothing fills would be missing on every host, and nobody would ask why."""
-    signals = [s for s in SIGNALS if s.kind is not Kind.EVENT]
+    signals = [s for s in GPU_SIGNALS if s.kind is not Kind.EVENT]
     assert {s.column for s in signals} == set(READINGS) | OF_THE_AGENT
     for signal in signals:
         if signal.column in OF_THE_AGENT:

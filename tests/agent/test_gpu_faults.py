@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.gpu_fabric import GpuFabric
-from gangline.agent.collectors.gpu_lane import GpuLane
-from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
+from gangline.agent.collector import Outcome, Turn, take_turn
+from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.gpu_parts import PartsLane
-from gangline.agent.collectors.gpu_process import GpuProcesses
+from gangline.agent.collectors.gpu_processes import GpuProcesses
 from gangline.agent.collectors.mig import Mig
-from gangline.agent.collectors.nvlink import C2cLinks, NvLinks
-from gangline.agent.turn import Outcome, Turn, take_turn
-from gangline.fingerprints.catalogue import BY_ID
+from gangline.agent.collectors.nvlink import C2cLinks, GpuFabric, NvLinks
+from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
+from gangline.contract.signals import BY_ID
 from tests.agent.gpu_host import SECOND, GpuHost
 from tests.fake_nvml.parts_scenario import (
     host_lines,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.gpu_fields import (
+from gangline.agent.collector import Outcome
+from gangline.agent.collectors.gpu_field_check import (
     CONFIRMATIONS_MIN,
     REASONLESS_STEPS_MAX,
     FieldProof,
     FieldState,
 )
-from gangline.agent.turn import Outcome
 from gangline.ext import nvml
 from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.drivers import CAUSES, COUNTERS_AT, SECOND, Throttling, behave_as, throttling

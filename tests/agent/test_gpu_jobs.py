@@ -10,24 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collectors import telling
-from gangline.agent.collectors.gpu_held import Holding, Listing
-from gangline.agent.collectors.gpu_jobs import _NAMESPACE_WORDS, GpuJobs
-from gangline.agent.collectors.gpu_owners import (
+from gangline.agent.collector import Outcome
+from gangline.agent.collectors import change_events
+from gangline.agent.collectors.change_events import (
+    AT_ONCE_MAX,
+    REFILL_NS,
+    TELL_AGAIN_NS,
+    TellBudget,
+)
+from gangline.agent.collectors.gpu_processes import (
+    _NAMESPACE_WORDS,
     DEAD_LOOKS,
     FOREIGN,
     HIDDEN,
     LOOK_AGAIN_TURNS,
     NO_GROUP,
     REUSED,
+    GpuJobs,
+    Holding,
+    Listing,
     Owners,
 )
 from gangline.agent.collectors.tasks import HIDEPID
-from gangline.agent.collectors.telling import AT_ONCE_MAX, REFILL_NS, TELL_AGAIN_NS, TellBudget
-from gangline.agent.hardware import owners
-from gangline.agent.hardware.owners import Seen, State
-from gangline.agent.sampler.loop import AllBut
-from gangline.agent.turn import Outcome
+from gangline.agent.hardware import process_owner
+from gangline.agent.hardware.process_owner import Seen, State
+from gangline.agent.sampler.worker import AllBut
 from tests.agent.jobs_host import (
     CONTAINER,
     GPU,
@@ -98,13 +105,13 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
     collector = host.collector()
     host.settle(collector, 4711)
     reads: list[str] = []
-    read = owners._read
+    read = process_owner._read
 
     def counted(path: str, most: int) -> bytes:
         reads.append(path)
         return read(path, most)
 
-    monkeypatch.setattr(owners, "_read", counted)
+    monkeypatch.setattr(process_owner, "_read", counted)
     blocks = [host.turn(collector, 4711).blocks for _ in range(LOOK_AGAIN_TURNS - 2)]
     assert reads == []
     assert all(block is blocks[0][0] for (block,) in blocks)
@@ -167,15 +174,15 @@ def test_another_process_takes_the_number_while_we_look(
 ) -> None:
     """Start of one and control group of another made a process that never was."""
     host.process(4711, SLURM, start=5_000)
-    read = owners._read_or_nothing
+    read = process_owner._read_or_nothing
 
     def deal_again(path: str, most: int) -> bytes:
         if path.endswith("status"):
             host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
         return read(path, most)
 
-    monkeypatch.setattr(owners, "_read_or_nothing", deal_again)
-    assert owners.look(host.proc, 4711) == Seen(State.CHANGED)
+    monkeypatch.setattr(process_owner, "_read_or_nothing", deal_again)
+    assert process_owner.look(host.proc, 4711) == Seen(State.CHANGED)
 
 
 @pytest.mark.parametrize("zombie", [True, False])
@@ -268,8 +275,8 @@ def test_a_stat_that_may_not_be_read_is_hidden(
     def refuse(path: str, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(owners, "_read", refuse)
-    assert owners.look(host.proc, 4711) == Seen(State.HIDDEN)
+    monkeypatch.setattr(process_owner, "_read", refuse)
+    assert process_owner.look(host.proc, 4711) == Seen(State.HIDDEN)
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
@@ -368,7 +375,7 @@ def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
-    from gangline.agent.turn import take_turn
+    from gangline.agent.collector import take_turn
 
     assert take_turn(collector, host.clock).outcome is Outcome.NO_DATA
     assert host.told() == []
@@ -378,7 +385,7 @@ def test_a_proc_that_held_a_sampler_is_left_alone(host: JobsHost) -> None:
     """The lock of all control groups was stuck, and one sampler after another with it."""
     host.process(4711, SLURM)
     collector = host.collector()
-    collector.spare(frozenset({owners.PLACE}))
+    collector.spare(frozenset({process_owner.PLACE}))
     assert host.turn(collector, 4711).outcome is Outcome.BLIND
     collector.spare(frozenset())
     assert host.turn(collector, 4711).outcome is Outcome.OK
@@ -386,7 +393,7 @@ def test_a_proc_that_held_a_sampler_is_left_alone(host: JobsHost) -> None:
 
 def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand short processes on each of a thousand hosts: the aggregator did nothing else."""
-    monkeypatch.setattr(telling, "AT_ONCE_MAX", 8)
+    monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = 20
     for pid in range(2, 2 + many):
         host.process(pid, SESSION)
@@ -426,7 +433,7 @@ def test_what_is_held_back_is_not_said_to_be_told(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a takeover in a storm, processes for which there was no room would have been counted as ended."""
-    monkeypatch.setattr(telling, "AT_ONCE_MAX", 8)
+    monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = range(2, 12)
     for pid in many:
         host.process(pid, SESSION)
@@ -497,15 +504,15 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 def test_of_this_machine() -> None:
     """The kernel itself, not our idea of it: this process, and one that is no more."""
-    me = owners.look(Path("/proc"), os.getpid())
+    me = process_owner.look(Path("/proc"), os.getpid())
     assert (me.state, me.user_id) == (State.RUNNING, os.getuid())
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert owners.look(Path("/proc"), child).state is State.ZOMBIE
+    assert process_owner.look(Path("/proc"), child).state is State.ZOMBIE
     os.waitpid(child, 0)
-    assert owners.look(Path("/proc"), child).state is State.GONE
+    assert process_owner.look(Path("/proc"), child).state is State.GONE
 
 
 class World:
@@ -566,8 +573,8 @@ def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
 def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
     """A folder that has no /proc at all: no data, no error."""
     from gangline.agent.clock import SystemClock
-    from gangline.agent.hardware.roots import Roots
-    from gangline.agent.turn import take_turn
+    from gangline.agent.collector import take_turn
+    from gangline.agent.hardware.files import Roots
 
     made = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
     assert take_turn(made, SystemClock()).outcome is Outcome.NO_DATA

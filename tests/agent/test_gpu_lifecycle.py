@@ -14,12 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.gpu import IDENTITY_SECONDS, GpuSecond
-from gangline.agent.collectors.gpu_lifecycle import Change, Lifecycle
-from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS, LOOK_SOON_SECONDS, LookAgain
-from gangline.agent.collectors.gpu_session import REOPEN_SECONDS, REOPEN_SECONDS_MAX, Session
-from gangline.agent.hardware.nvml import parse_kernel_driver_version
-from gangline.agent.turn import NoData, Outcome, StartAnew
+from gangline.agent.collector import NoData, Outcome, StartAnew
+from gangline.agent.collectors.gpu import IDENTITY_SECONDS, Change, GpuSecond, Lifecycle
+from gangline.agent.collectors.nvml_session import (
+    LOOK_AGAIN_SECONDS,
+    LOOK_SOON_SECONDS,
+    REOPEN_SECONDS,
+    REOPEN_SECONDS_MAX,
+    LookAgain,
+    Session,
+)
+from gangline.agent.hardware.nvidia import parse_kernel_driver_version
 from gangline.ext import nvml
 from gangline.ext.nvml import NvmlError
 from tests.agent.gpu_host import SECOND, VERSION, GpuHost, read

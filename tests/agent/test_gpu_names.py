@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware.device_holders import (
+from gangline.agent.hardware.nvidia import (
     Holder,
     blocking,
     every_process,
@@ -21,9 +21,9 @@ from gangline.agent.hardware.device_holders import (
     nodes_of,
     open_nodes,
     own_processes,
-    parse_minor,
+    parse_gpu_minor,
 )
-from gangline.agent.local.gpu_names import (
+from gangline.agent.local.agent_service import (
     NAMES_MAX,
     NotAGpu,
     addresses_of,
@@ -106,8 +106,8 @@ def test_the_drivers_own_list_gives_nodes_and_uuids(tmp_path: Path) -> None:
         (folder / "information").write_text(text)
     assert nodes_of(tmp_path) == {"nvidia3": "0000:1b:00.0"}
     assert known_gpus(tmp_path) == KNOWN
-    assert parse_minor("Device Minor: \t 255\n") == 255
-    assert parse_minor("Device Minor: \t ?\n") is None
+    assert parse_gpu_minor("Device Minor: \t 255\n") == 255
+    assert parse_gpu_minor("Device Minor: \t ?\n") is None
 
 
 @pytest.mark.parametrize(

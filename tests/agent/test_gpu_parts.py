@@ -15,27 +15,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collectors import gpu_process
-from gangline.agent.collectors.gpu_fabric import GpuFabric, health, values_of
-from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
+from gangline.agent.collector import WORDS_CHARACTERS_MAX, Outcome, Turn, take_turn
+from gangline.agent.collectors import gpu_processes
 from gangline.agent.collectors.gpu_parts import PartsLane
-from gangline.agent.collectors.gpu_process import SAME_TURNS_MAX, GpuProcesses, key_of, merged
+from gangline.agent.collectors.gpu_processes import (
+    SAME_TURNS_MAX,
+    GpuProcesses,
+    merged,
+    process_key,
+)
 from gangline.agent.collectors.mig import Mig
-from gangline.agent.collectors.nvlink import C2cLinks, NvLinks
-from gangline.agent.hardware.nvidia_capabilities import (
+from gangline.agent.collectors.nvlink import C2cLinks, GpuFabric, NvLinks, health, values_of
+from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
+from gangline.agent.events import Listening, Teller
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.nvidia import (
     mig_monitor_line,
+    parse_capability_minor,
     parse_is_administrator,
-    parse_minor,
     sees_all_mig_instances,
 )
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.hardware.tasks import Task
-from gangline.agent.listening import Listening, Teller
-from gangline.agent.turn import WORDS_CHARACTERS_MAX, Outcome, Turn, take_turn
+from gangline.agent.hardware.processes import Task
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID, TABLES
 from gangline.ext import place
 from gangline.ext.nvml_parts import COMPUTE, GRAPHICS, Fabric, Process
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID, TABLES
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
@@ -50,9 +54,9 @@ from tests.fake_nvml.parts_scenario import (
     with_mig,
 )
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.processes import GUARD_SECONDS
 
 #: A wait that is longer than this is a failed test; nothing is timed by it.
-GUARD_SECONDS = 60.0
 
 LaneKind = Callable[[Roots], PartsLane]
 LANES: list[LaneKind] = [NvLinks, C2cLinks, Mig, GpuProcesses, GpuFabric]
@@ -542,7 +546,7 @@ def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
 @given(st.text())
 def test_capability_texts_are_read_or_refused(text: str) -> None:
     """Files of a driver we do not know."""
-    minor = parse_minor(text)
+    minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)
 
@@ -607,7 +611,7 @@ def test_what_could_not_be_filled_is_filled_the_next_second(
     turn(collector)
     scenario.step(1)
     with monkeypatch.context() as patch:
-        patch.setattr(gpu_process, "read_tasks", _no_descriptor)
+        patch.setattr(gpu_processes, "read_tasks", _no_descriptor)
         assert turn(collector).outcome is Outcome.ERROR
     assert turn(collector).blocks[0].devices == (f"{gpu.uuid}/2",)
 
@@ -687,7 +691,7 @@ def test_merging_loses_no_process_and_adds_no_memory(processes: list[Process]) -
 def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
     """Two rows of one key are one row too few."""
     told = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
-    keys = [key_of("GPU-1", p) for p in told]
+    keys = [process_key("GPU-1", p) for p in told]
     assert len(set(keys)) == len(told)
     assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, told, strict=True))
 

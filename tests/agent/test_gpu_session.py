@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Outcome, Resting, Sparing, Warming
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.nvlink import NvLinks
-from gangline.agent.hardware.nvml import is_bound, pci_gpus
-from gangline.agent.turn import Outcome, Resting, Sparing, Warming
+from gangline.agent.hardware.nvidia import is_bound, pci_gpus
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.ext.nvml import Rows
 from tests.agent.gpu_host import GpuHost, read

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import Collector, Outcome, Sparing, Turn, take_turn
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.gpu import GpuSecond
 from gangline.agent.collectors.gpu_fast import GpuFast
-from gangline.agent.collectors.gpu_session import REOPEN_SECONDS
 from gangline.agent.collectors.nvml_events import WANTED
-from gangline.agent.listening import Listening
-from gangline.agent.sampler.loop import AllBut
-from gangline.agent.turn import Collector, Outcome, Sparing, Turn, take_turn
+from gangline.agent.collectors.nvml_session import REOPEN_SECONDS
+from gangline.agent.events import Listening
+from gangline.agent.sampler.worker import AllBut
+from gangline.contract.signal import PERIOD_SECONDS
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
-from gangline.fingerprints.catalogue import PERIOD_SECONDS
 from tests.agent.gpu_host import SECOND, GpuHost, read
 from tests.fake_nvml.parts_scenario import (
     host_lines,

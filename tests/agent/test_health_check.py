@@ -9,14 +9,23 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gangline.agent.local.calls import Peer, Refused
-from gangline.agent.local.health import ARGUMENTS_MAX, PATH, Answer, Healthy, healthy, method
+from gangline.agent.local.agent_service import (
+    ARGUMENTS_MAX,
+    PATH,
+    HealthAnswer,
+    Healthy,
+    healthy,
+    method,
+)
+from gangline.agent.local.grpc_session import Peer, Refused
 from gangline.agent.local.server import Server
-from gangline.fingerprints.wire import nvhcd_pb2, nvhcd_pb2_grpc
+from gangline.contract.wire import nvhcd_pb2, nvhcd_pb2_grpc
 from tests.processes import GUARD_SECONDS
 
 
-def asked(folder: Path, answer: Callable[[Sequence[str]], Answer]) -> nvhcd_pb2.HealthCheckResponse:
+def asked(
+    folder: Path, answer: Callable[[Sequence[str]], HealthAnswer]
+) -> nvhcd_pb2.HealthCheckResponse:
     """By the generated stub of a client of its own, over `unix:`."""
     server = Server(folder / "agent.sock", {PATH: method(answer)})
     server.start()
@@ -50,7 +59,7 @@ def test_a_host_that_is_not(tmp_path: Path) -> None:
     output = json.dumps({"fail_count": 1, "failed_checks": ["xid79 0000:9b:00.0"]})
     asked_with: list[list[str]] = []
 
-    def barred(arguments: Sequence[str]) -> Answer:
+    def barred(arguments: Sequence[str]) -> HealthAnswer:
         asked_with.append(list(arguments))
         return Healthy(False, 1, output)
 
@@ -63,7 +72,7 @@ def test_a_host_that_is_not(tmp_path: Path) -> None:
 def test_an_agent_that_cannot_tell_is_no_reason_to_fail_a_job(tmp_path: Path) -> None:
     """Every host of a gang asks before each rendezvous: a bug of ours would stop the fleet."""
 
-    def broken(arguments: Sequence[str]) -> Answer:
+    def broken(arguments: Sequence[str]) -> HealthAnswer:
         raise KeyError("gpu_1s")
 
     answer = asked(tmp_path, broken)

@@ -11,21 +11,18 @@ from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Collector, Outcome, take_turn
 from gangline.agent.collectors import power
-from gangline.agent.collectors.clock import ClockTenSeconds
-from gangline.agent.collectors.cpu import CpuMinute
-from gangline.agent.collectors.edac import edac_10s
-from gangline.agent.collectors.host import HostTenSeconds
+from gangline.agent.collectors.host import ClockTenSeconds, CpuMinute, HostTenSeconds, edac_10s
 from gangline.agent.collectors.numa import NumaTenSeconds
 from gangline.agent.collectors.settings import SettingsMinute
-from gangline.agent.hardware import clock, edac, settings
-from gangline.agent.hardware.numa import hugepage_pools
-from gangline.agent.hardware.power import chips, sensors
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Collector, Outcome, take_turn
+from gangline.agent.hardware import host as clock
+from gangline.agent.hardware import settings
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.host import chips, hugepage_pools, sensors
+from gangline.contract.signals import TABLES
 from gangline.ext import adjtimex
 from gangline.ext.hostfiles import CoreTimes
-from gangline.fingerprints.catalogue import TABLES
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 
@@ -211,12 +208,14 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
     found = read(collector)
     assert "mc0/csrow0" not in found
     assert found["mc1/csrow0/ch1"] is None  # `N/A`
+    lost = found["mc1/csrow0/ch0"]
+    assert lost is not None and lost["uncorrected_errors"] == 1, "the channel names the DIMM"
 
 
 def test_ranks_are_places_too(tmp_path: Path) -> None:
     """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
-    assert list(edac.places(tmp_path)) == ["mc0", "mc0/rank4"]
+    assert list(clock.places(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
 
 
@@ -451,5 +450,5 @@ def test_folders_of_odd_names_are_listed_without_error(names: list[str]) -> None
             for name in names:
                 (root / below / name / "temp1_input").mkdir(parents=True, exist_ok=True)
                 (root / below / "mc0" / name).mkdir(parents=True, exist_ok=True)
-        for found in (chips(root), sensors(root), edac.places(root), hugepage_pools(root)):
+        for found in (chips(root), sensors(root), clock.places(root), hugepage_pools(root)):
             assert all(len(os.fsencode(key)) < 4096 for key in found)

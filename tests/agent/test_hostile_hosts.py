@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import Collector, Outcome, take_turn
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.folders import FolderCollector
-from gangline.agent.turn import Collector, Outcome, take_turn
+from gangline.agent.collectors.counter_files import FolderCollector
 from gangline.ext.nvml import forget_accounts
 from tests import hosts
 from tests.agent.test_collectors import as_nobody

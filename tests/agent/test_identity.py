@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.identity import boot_id, machine_owner
+from gangline.agent.registration import boot_id, machine_owner
 
 BOARD = "class/dmi/id/product_uuid"
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent import inventory
-from gangline.agent.hardware.ethtool import EthtoolNetlink, SupportedMode, parse_mode
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.netlink import EthtoolNetlink, SupportedMode, parse_mode
 from gangline.agent.hardware.network import interfaces_with_device
-from gangline.agent.hardware.roots import Roots
 from gangline.agent.inventory import __main__ as child
 from gangline.agent.inventory import links
 from gangline.agent.inventory.gpus import sysfs_address
@@ -129,7 +129,9 @@ def test_the_daemons_side_is_light() -> None:
         "print({'psutil', 'pyroute2', 'pynvml', 'argparse', 'asyncio', 'ctypes'} & set(sys.modules))"
     )
     arguments = [sys.executable, "-c", program]
-    ended = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, timeout=GUARD_SECONDS
+    )
     assert ended.stdout == "set()\n"
 
 
@@ -155,7 +157,7 @@ def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
     program = (
         "from pathlib import Path\nfrom gangline.agent import inventory\n"
-        "from gangline.agent.hardware.roots import Roots\n"
+        "from gangline.agent.hardware.files import Roots\n"
         f"inventory.read(Roots(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), {str(library)!r}), 60)"
     )
     environment = {**os.environ, "GANGLINE_FAKE_NVML": str(scenario.path)}
@@ -197,7 +199,7 @@ def test_no_second_child_joins_one_that_would_not_die() -> None:
     inventory._abandoned.append(stuck)
     assert str(stuck.pid) in inventory.read(Roots()).words
     stuck.kill()
-    stuck.wait(10)
+    stuck.wait(GUARD_SECONDS)
     assert inventory.read(Roots()).words == ""
     assert inventory._abandoned == []
 
@@ -232,7 +234,7 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
     release = threading.Event()
 
     def hang(roots: Roots) -> list[inventory.Device]:
-        release.wait(30)
+        release.wait(GUARD_SECONDS)
         return []
 
     def fail(roots: Roots) -> list[inventory.Device]:

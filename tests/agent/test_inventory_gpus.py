@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent import inventory
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.inventory.gpus import cuda_version
-from gangline.agent.inventory.platform import fabric, platform, text_or_hex
+from gangline.agent.hardware.files import Roots
+from gangline.agent.inventory.gpus import cuda_version, fabric, platform, text_or_hex
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,

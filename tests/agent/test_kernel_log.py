@@ -16,25 +16,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Blind, NoData
 from gangline.agent.collectors import kernel_log as collector_module
 from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.events import WITNESS, Teller
+from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.kernel_log.follow import SAVE_NS, SAVE_SOON_NS, Follower
 from gangline.agent.kernel_log.incidents import QUIET_NS
-from gangline.agent.kernel_log.position import (
+from gangline.agent.kernel_log.reader import (
     FILE_NAME,
+    SAVE_NS,
+    SAVE_SOON_NS,
+    Follower,
     Keeper,
     Position,
+    Stamps,
+    Wanted,
     format_position,
     parse_position,
 )
-from gangline.agent.kernel_log.stamps import Stamps
-from gangline.agent.listening import Teller
-from gangline.agent.spool.events import EventQueue
-from gangline.agent.turn import Blind, NoData
-from gangline.agent.xid_witness import WITNESS
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.kernel_log.rules import Adapters, classify
+from gangline.agent.spool.event_queue import EventQueue
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
 
 SECOND = 1_000_000_000
@@ -101,14 +104,21 @@ class Agent:
     """One life of an agent: what it tells goes into *told*, which outlives it."""
 
     def __init__(
-        self, ring: Ring, folder: Path | None, told: list[HealthEvent], boot: bytes = BOOT
+        self,
+        ring: Ring,
+        folder: Path | None,
+        told: list[HealthEvent],
+        boot: bytes = BOOT,
+        wanted: Wanted = lambda notice, text: True,
     ):
         self.clock = ring.clock
         self.told = told
         self.on_disk = True
         self.tellings = 0
         self.dies_at = -1
-        self.follower = Follower(boot, self._tell, Keeper(folder), self.clock, Stamps())
+        self.follower = Follower(
+            boot, self._tell, Keeper(folder), self.clock, Stamps(), wanted=wanted
+        )
         self.ring = ring
         self.source = ring.open()
         self.follower.opened()
@@ -403,10 +413,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.files import Roots
 from gangline.agent.clock import SystemClock
-from gangline.agent.listening import Teller
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.events import Teller
+from gangline.agent.spool.event_queue import EventQueue
 folder = Path(sys.argv[1])
 queue = EventQueue.open(folder / "events")
 log = KernelLog(Roots(dev=folder / "dev", state=folder / "state"))
@@ -445,6 +455,66 @@ def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
     assert {(e.device, e.code) for e in events} == {
         (f"0000:{at % 200:02x}:00.0", 100 + at // 200) for at in range(240)
     }
+
+
+# What is worth an event ----------------------------------------------------------------------
+
+FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count"
+LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
+
+
+def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
+    """Eight adapters load at every boot: none of them is back from anything."""
+    ring = Ring()
+    for address in ("98", "9a"):
+        ring.say(LOADS.format(address))
+    adapters = Adapters(tmp_path)
+    agent = Agent(ring, tmp_path, [], wanted=adapters.wanted)
+    agent.read()
+    assert agent.told == []
+    ring.say(FAILS)
+    agent.read()
+    ring.say(LOADS.format("98"))
+    ring.say(LOADS.format("9a"))
+    agent.read()
+    told = [(e.name, e.device, e.attributes.get("state")) for e in agent.told]
+    failed = "rdma.adapter_failed", "0000:98:00.0"
+    assert told == [(*failed, None), (*failed, "back")]
+    agent.wait()
+    again = Agent(ring, tmp_path, agent.told, wanted=adapters.wanted)
+    assert again.follower.resumed and not agent.follower.resumed
+    after = Adapters(tmp_path)
+    after.resumed = again.follower.resumed  # what failed before is not known here
+    line = LOADS.format("98")
+    notice = classify(line)
+    assert notice is not None and after.wanted(notice, line)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"net/ens1/carrier_up_count": "0\n"}, False),  # an empty cage
+        ({"net/ens1/carrier_up_count": "2\n"}, True),
+        ({"net/ib0/carrier_up_count": "0\n", "net/ib1/carrier_up_count": "1\n"}, True),
+        ({"net/ens1/mtu": "1500\n"}, True),  # a kernel that does not say
+        ({"vendor": "0x15b3\n"}, False),  # its driver loads
+        ({"infiniband/mlx5_0/fw_ver": "28.39.1002\n"}, True),  # no IPoIB
+        ({}, True),  # nothing is known of it
+    ],
+)
+def test_an_empty_cage_is_no_unplugged_cable(
+    files: dict[str, str], told: bool, tmp_path: Path
+) -> None:
+    """Half of the ports were never cabled, and each boot made ten minutes of WATCH of them."""
+    for name, text in files.items():
+        path = tmp_path / "bus/pci/devices/0000:98:00.0" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    ring = Ring()
+    ring.say("mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged")
+    agent = Agent(ring, None, [], wanted=Adapters(tmp_path).wanted)
+    agent.read()
+    assert [e.name for e in agent.told] == ["rdma.driver_error"] * told
 
 
 # Position and stamps ---------------------------------------------------------------------------
@@ -684,9 +754,9 @@ def test_the_log_of_this_machine_is_followed() -> None:
 CLOSED = """
 import os, sys
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.kernel_log import driver, follow, position, stamps
-from gangline.agent.turn import Blind
+from gangline.agent.hardware.files import Roots
+from gangline.agent.kernel_log import rules as adapters, rules as driver, reader as follow, reader as position, reader as stamps
+from gangline.agent.collector import Blind
 driver.Decoder(str)  # who leaves root may not read its own library any more
 os.setgid(65534); os.setuid(65534)
 try:

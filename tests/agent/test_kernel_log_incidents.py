@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.kernel_log.forms import FORMS_COUNTED_MAX, FORMS_MAX, Forms, form_of
 from gangline.agent.kernel_log.incidents import (
     ALL_OPEN_MAX,
     OPEN_MAX,
@@ -20,9 +19,16 @@ from gangline.agent.kernel_log.incidents import (
     Incidents,
     Line,
 )
-from gangline.agent.kernel_log.notice import Notice, Part
-from gangline.agent.kernel_log.table import classify
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.kernel_log.record import (
+    FORMS_COUNTED_MAX,
+    FORMS_MAX,
+    Forms,
+    Notice,
+    Part,
+    form_of,
+)
+from gangline.agent.kernel_log.rules import classify
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND = 1_000_000_000
 XID = "NVRM: Xid (PCI:0000:9b:00): 95, pid={}, name=python, Uncontained: {}"

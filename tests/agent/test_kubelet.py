@@ -16,10 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Outcome, Turn, take_turn
+from gangline.agent.collectors.change_events import ANEW, TELL_AGAIN_NS
 from gangline.agent.collectors.kubelet import KubeletAllocations
-from gangline.agent.collectors.telling import ANEW, TELL_AGAIN_NS
-from gangline.agent.hardware import kubelet
-from gangline.agent.hardware.kubelet import (
+from gangline.agent.events import Teller
+from gangline.agent.hardware import process_owner
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.process_owner import (
     ALLOCATIONS_MAX,
     LIST,
     SOCKET,
@@ -27,18 +30,16 @@ from gangline.agent.hardware.kubelet import (
     KubeletError,
     parse_allocations,
 )
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Teller
-from gangline.agent.transport.unary import CallFailed, Unary
-from gangline.agent.turn import Outcome, Turn, take_turn
-from gangline.fingerprints.wire.podresources_pb2 import (
+from gangline.agent.transport.grpc_http2 import CallFailed, Unary
+from gangline.contract.wire.podresources_pb2 import (
     ContainerDevices,
     ContainerResources,
     ListPodResourcesResponse,
     PodResources,
 )
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.jobs_host import SECOND, HandedClock, read
+from tests.agent.memory_server import HEAD, OK, Server, framed
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 MIG = "MIG-00000000-0001-0009-0000-000000000000"
@@ -239,7 +240,7 @@ def test_a_large_answer_passes_the_windows(served: Kubelet, path: Path) -> None:
     """HTTP/2 stops after 65,535 bytes unless the reader says go on."""
     many = [pod(f"p{n:05}-{'x' * 200}", f"{GPU}::{n}") for n in range(3000)]
     served.answer = lambda: answer_of(*many)
-    assert len(kubelet.ask(path, GUARD_SECONDS)) == 3000
+    assert len(process_owner.ask(path, GUARD_SECONDS)) == 3000
 
 
 def test_no_kubelet_is_no_data(host: Host) -> None:
@@ -286,7 +287,7 @@ def test_a_kubelet_that_never_answers(path: Path) -> None:
     done = threading.Event()
     thread = listening(path, lambda _: done.wait(GUARD_SECONDS))
     with pytest.raises(KubeletError, match=r"no answer within 0\.05 s"):
-        kubelet.ask(path, 0.05)
+        process_owner.ask(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 
@@ -304,7 +305,7 @@ def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
 
     thread = listening(path, drip)
     with pytest.raises(KubeletError):
-        kubelet.ask(path, 0.05)
+        process_owner.ask(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 
@@ -330,6 +331,18 @@ def test_a_socket_that_we_may_not_open_is_blind(host: Host, served: Kubelet, pat
     """The folder belongs to root."""
     path.chmod(0)
     assert host.turn().outcome is Outcome.BLIND
+
+
+@pytest.mark.parametrize("size", [3, 50_000])
+def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
+    """A server that ends answers what it has and says so: the whole answer was thrown away."""
+    call, server = Unary(LIST, b"", 1.0), Server()
+    call.receive(server.receive(call.data_to_send()))
+    body = framed(bytes(size))
+    parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
+    data = server.answer(1, HEAD, *parts, OK)
+    server.connection.close_connection()
+    assert call.receive(data + server.connection.data_to_send()) == bytes(size)
 
 
 @given(st.binary(max_size=400))

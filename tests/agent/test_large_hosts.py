@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors import COLLECTORS, cpu
-from gangline.agent.collectors.columns import block_of, put
-from gangline.agent.collectors.folders import FolderCollector, Plan, descriptors_max
+from gangline.agent.collectors import COLLECTORS, host
+from gangline.agent.collectors.block_writer import block_of, put
+from gangline.agent.collectors.counter_files import FolderCollector, Plan, descriptors_max
+from gangline.agent.collectors.file_cache import KEPT_SHARE, Remembered
 from gangline.agent.collectors.host import HostTenSeconds
-from gangline.agent.collectors.remembering import KEPT_SHARE, Remembered
-from gangline.agent.hardware import cpu as cores
-from gangline.agent.hardware import tasks
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.hardware.tasks import Processes, Task
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
+from gangline.agent.hardware import host as cores
+from gangline.agent.hardware import processes as tasks
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.processes import Processes, Task
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
 from tests.hosts.reading import rows_of
 
 
@@ -127,7 +127,7 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
         folder = tmp_path / f"sys/devices/system/cpu/cpu{n}/cpufreq"
         folder.mkdir(parents=True)
         (folder / "scaling_cur_freq").write_text("2000000\n")
-    (block,) = cpu.CpuMinute(Roots(tmp_path / "sys", tmp_path)).collect()
+    (block,) = host.CpuMinute(Roots(tmp_path / "sys", tmp_path)).collect()
     known = [n for n, (_, v) in enumerate(rows_of(block)) if v and v["frequency_hertz"] == 2e9]
     assert known == list(range(0, 200, 4))
 

@@ -12,20 +12,13 @@ from typing import cast
 import pytest
 
 from gangline.agent.transport.client import Client
-from gangline.agent.transport.conversation import RECEIPT_SECONDS_MAX, REST_FRAMES_MAX
-from gangline.agent.transport.line import REST_BYTES_MAX, Line
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent, IngestAck, SequenceRange
-from tests.agent.test_client import (  # the fixtures too
-    GUARD_SECONDS,
-    Agent,
-    Aggregator,
-    Told,
-    agent,
-    aggregator,
-    told,
-)
+from gangline.agent.transport.connection import REST_BYTES_MAX, Line
+from gangline.agent.transport.protocol import RECEIPT_SECONDS_MAX, REST_FRAMES_MAX
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.wire.telemetry_pb2 import HealthEvent, IngestAck, SequenceRange
+from tests.agent.test_client import Agent, Aggregator, Told, agent, aggregator, told
+from tests.processes import GUARD_SECONDS
 
 __all__ = ["agent", "aggregator", "told"]
 

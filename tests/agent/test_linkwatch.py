@@ -7,16 +7,16 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.linkwatch import (
+from gangline.agent.collectors.link_events import (
     BURST_EVENTS_MAX,
     EVENT_SECONDS,
     HISTORY_MAX,
     Code,
     LinkEvent,
     LinkWatch,
+    as_health_event,
     transitions,
 )
-from gangline.agent.collectors.rtnetlink import as_health_event
 from gangline.agent.hardware.netlink import Link, Removed
 
 SECOND = 1_000_000_000

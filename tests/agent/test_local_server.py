@@ -24,13 +24,19 @@ from grpclib.encoding.base import CodecBase
 from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
-from gangline.agent.local import session
-from gangline.agent.local.budget import BURST_SECONDS, CPU_SHARE_MAX, Budget
-from gangline.agent.local.calls import Later, Method, Peer, Refused
-from gangline.agent.local.connection import Limits
-from gangline.agent.local.listener import InUse, Listener
-from gangline.agent.local.server import ACCEPT_PAUSE_SECONDS, Server
-from gangline.agent.transport.unary import CallFailed, NobodyThere, call
+from gangline.agent.local import grpc_session
+from gangline.agent.local.grpc_session import Later, Method, Peer, Refused
+from gangline.agent.local.server import (
+    ACCEPT_PAUSE_SECONDS,
+    BURST_SECONDS,
+    CPU_SHARE_MAX,
+    Budget,
+    InUse,
+    Limits,
+    Listener,
+    Server,
+)
+from gangline.agent.transport.grpc_http2 import CallFailed, NobodyThere, call
 from tests.processes import GUARD_SECONDS, until
 
 ECHO, SLOW, ASK = "/test.Test/Echo", "/test.Test/Slow", "/test.Test/Ask"
@@ -95,7 +101,7 @@ def is_closed(made: socket.socket) -> bool:
 def test_a_real_client_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path), channel(tmp_path) as made:
         ask = unary(made, ECHO)
-        for size in (0, 1, 1000, session.MESSAGE_BYTES_MAX):
+        for size in (0, 1, 1000, grpc_session.MESSAGE_BYTES_MAX):
             message = os.urandom(size)
             assert ask(message, timeout=GUARD_SECONDS) == message
 
@@ -104,7 +110,7 @@ def test_many_calls_at_once_on_one_connection(tmp_path: Path) -> None:
     """More than a connection may have at a time: the client waits its turn, nobody is refused."""
     with serving(tmp_path), channel(tmp_path) as made:
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(ECHO)
-        messages = [os.urandom(2000) for _ in range(4 * session.STREAMS_MAX)]
+        messages = [os.urandom(2000) for _ in range(4 * grpc_session.STREAMS_MAX)]
         begun = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
         assert [each.result() for each in begun] == messages
 
@@ -196,7 +202,7 @@ def test_headers_without_end_cost_only_their_sender(tmp_path: Path) -> None:
     with serving(tmp_path), raw(tmp_path) as hostile:
         client = H2Connection()
         client.initiate_connection()
-        client.send_headers(1, [*head(ECHO), ("x", "y" * (session.HEADER_BYTES_MAX + 1))])
+        client.send_headers(1, [*head(ECHO), ("x", "y" * (grpc_session.HEADER_BYTES_MAX + 1))])
         hostile.sendall(client.data_to_send())
         assert is_closed(hostile)
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
@@ -264,7 +270,7 @@ def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
         tmp_path.chmod(0o755)
         code = (
             "import os, sys; from pathlib import Path;"
-            "from gangline.agent.transport.unary import CallFailed, call;"
+            "from gangline.agent.transport.grpc_http2 import CallFailed, call;"
             f"os.setuid({NOBODY}); path = Path({str(tmp_path / 'agent.sock')!r});"
             f"assert call(path, {ECHO!r}, b'x', 30) == b'x'\n"
             f"try: call(path, {ASK!r}, b'x', 30)\n"
@@ -356,7 +362,7 @@ def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
 
 def test_who_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens its windows, asks and asks, and reads no answer: what waits for it has an end."""
-    monkeypatch.setattr("gangline.agent.local.connection.UNSENT_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr("gangline.agent.local.server.UNSENT_BYTES_MAX", 1 << 18)
     big = os.urandom(1 << 16)
     with serving(tmp_path, {ASK: Method(lambda message, peer: big)}) as server:
         with raw(tmp_path) as hostile:
@@ -384,8 +390,8 @@ def test_a_busy_user_is_read_at_a_tenth_of_a_processor(tmp_path: Path) -> None:
 
 def test_who_only_connects_pays_for_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`while true; do nc -zU agent.sock; done`: nothing was ever read of it, and it had a whole processor."""
-    monkeypatch.setattr("gangline.agent.local.budget.CPU_SHARE_MAX", 1e-6)
-    monkeypatch.setattr("gangline.agent.local.budget.BURST_SECONDS", 1e-6)
+    monkeypatch.setattr("gangline.agent.local.server.CPU_SHARE_MAX", 1e-6)
+    monkeypatch.setattr("gangline.agent.local.server.BURST_SECONDS", 1e-6)
     with serving(tmp_path) as server:
         server._privileged_users = set()
         pauses, pause = list[float](), server._pause_accepting
@@ -434,7 +440,7 @@ def head(path: str, **more: str) -> list[tuple[str, str]]:
 def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     """kill -9 leaves the file behind; the next agent must not need an operator to remove it."""
     path = tmp_path / "agent.sock"
-    code = f"from pathlib import Path; from gangline.agent.local.listener import Listener; import os, signal; Listener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"from pathlib import Path; from gangline.agent.local.server import Listener; import os, signal; Listener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert path.is_socket()
     with pytest.raises(NobodyThere, match="nobody answers at"):

@@ -44,6 +44,29 @@ def test_different_causes_do_not_hold_each_other_back() -> None:
     assert once.filter(record("a"))
 
 
+def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
+    """A collector was well again within the minute in which it had been so before: the log ended on its error."""
+    now = [0.0]
+    once = log.OncePerMinute(lambda: now[0])
+    passed = []
+    for second in range(60):
+        now[0] = float(second)
+        well = second % 2 == 1
+        cause = "collector.gpu.ok" if well else "collector.gpu.error"
+        if once.filter(record("a", cause=cause, topic="collector.gpu", well=well)):
+            passed.append((second, cause))
+        once.filter(record("a", cause="collector.net.ok", topic="collector.net", well=True))
+    assert passed == [(0, "collector.gpu.error"), (1, "collector.gpu.ok")]
+    for second, well, passes in ((60, False, True), (61, True, True), (62, True, False)):
+        now[0] = float(second)
+        cause = "collector.gpu.ok" if well else "collector.gpu.error"
+        made = record("a", cause=cause, topic="collector.gpu", well=well)
+        assert once.filter(made) is passes
+    for number in range(10 * log.CAUSES_MAX):
+        once.filter(record("a", cause=f"c{number}", topic=f"t{number}", well=False))
+    assert len(once._ill) <= log.CAUSES_MAX
+
+
 def test_causes_without_end_are_told_as_one() -> None:
     """A library put a counter in its error's words, and each line was a cause of its own."""
     now = [0.0]

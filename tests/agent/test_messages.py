@@ -7,14 +7,14 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.transport.messages import LATE_BYTES, Messages
-from gangline.agent.transport.outflow import Outgoing
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.frames import PLAIN_BYTES_MAX, Stamp
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Receiver
-from gangline.fingerprints.wire.telemetry_pb2 import TelemetryBatch
-from tests.fingerprints.test_streaming import plain_frames
+from gangline.agent.transport.protocol import LATE_BYTES, Messages
+from gangline.agent.transport.send_window import Outgoing
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.frame import PLAIN_BYTES_MAX, Stamp
+from gangline.contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Receiver
+from gangline.contract.wire.telemetry_pb2 import TelemetryBatch
+from tests.contract.test_streaming import plain_frames
 
 
 def late(frame: bytes, sequence: int) -> Outgoing:

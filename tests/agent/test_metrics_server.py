@@ -17,19 +17,24 @@ from hypothesis import strategies as st
 from gangline.agent.config import AgentConfig, check_listen
 from gangline.agent.latest import Latest
 from gangline.agent.local import metrics
-from gangline.agent.local.budget import BURST_SECONDS
-from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.metrics import (
     CONNECTION_SECONDS_MAX,
     CONNECTIONS_MAX,
+    Exposition,
     MetricsServer,
     Rendered,
 )
+from gangline.agent.local.server import BURST_SECONDS
 from gangline.agent.registration import Registration
-from gangline.fingerprints import http as local_http
-from gangline.fingerprints.http import REQUEST_BYTES_MAX, Request, RequestError, parse_request
-from gangline.fingerprints.openmetrics import Form
-from gangline.fingerprints.settings import SettingsError, load
+from gangline.contract import metrics_http as local_http
+from gangline.contract.metrics_http import (
+    REQUEST_BYTES_MAX,
+    Form,
+    Request,
+    RequestError,
+    parse_request,
+)
+from gangline.contract.settings import SettingsError, load
 from tests.agent.test_exposition import reading
 from tests.processes import GUARD_SECONDS, until
 

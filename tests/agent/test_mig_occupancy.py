@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collectors.mig import Mig
-from gangline.agent.collectors.mig_occupancy import SHARES
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Outcome, take_turn
+from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collectors.mig import SHARES, Mig
+from gangline.agent.hardware.files import Roots
 from gangline.ext.nvml_gpm import MIG_SYMBOL
 from tests.agent.gpu_host import SECOND, HandedClock, read
 from tests.fake_nvml.build import build

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware import ethtool, netlink
-from gangline.agent.hardware.netlink import DumpEnd, Link, Malformed, Removed, Told
-from gangline.agent.hardware.rtnetlink import LinkSocket, Overrun
+from gangline.agent.hardware import netlink
+from gangline.agent.hardware.netlink import (
+    DumpEnd,
+    Link,
+    LinkSocket,
+    Malformed,
+    Overrun,
+    Removed,
+    Told,
+)
+from tests.processes import GUARD_SECONDS
 
 NAMES = st.binary(min_size=1, max_size=15).filter(lambda name: b"\0" not in name)
 U32 = st.integers(0, 2**32 - 1)
@@ -85,21 +93,21 @@ def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
         assert value in data
     assert 0 <= netlink.parse_error(data) < 4096
     parsers: tuple[Any, ...] = (
-        ethtool.parse_link_state,
-        ethtool.parse_link_modes,
-        ethtool.parse_fec,
-        ethtool.parse_pause,
+        netlink.parse_link_state,
+        netlink.parse_link_modes,
+        netlink.parse_fec,
+        netlink.parse_pause,
     )
-    for mode in ethtool.parse_supported_modes(data):
-        assert mode == ethtool.parse_mode(mode.name)
+    for mode in netlink.parse_supported_modes(data):
+        assert mode == netlink.parse_mode(mode.name)
     for parse in parsers:
         said = parse(data)
         for name in said.__dataclass_fields__:
             number = getattr(said, name)
             assert number is None or 0 <= number < 2**64
-    family = ethtool.parse_family(data)
+    family = netlink.parse_family(data)
     assert family is None or family >= 0
-    ethtool.reply_of(data, 30, 1)
+    netlink.reply_of(data, 30, 1)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.binary(max_size=20))
@@ -168,24 +176,24 @@ def fec_reply(active: int, *counts: bytes) -> bytes:
 def test_fec_of_a_400g_port() -> None:
     """Per-lane counts follow the total in one array; the lanes were added to their own sum."""
     lanes = struct.pack("=5Q", 1000, 400, 300, 200, 100)
-    assert ethtool.parse_fec(fec_reply(50, lanes, struct.pack("=Q", 3))) == ethtool.Fec(
+    assert netlink.parse_fec(fec_reply(50, lanes, struct.pack("=Q", 3))) == netlink.Fec(
         1, 50, 1000, 3, None
     )
     not_set = struct.pack("=Q", 2**64 - 1)
-    assert ethtool.parse_fec(fec_reply(49, not_set, b"", b"\1\2\3")) == ethtool.Fec(1, 49)
+    assert netlink.parse_fec(fec_reply(49, not_set, b"", b"\1\2\3")) == netlink.Fec(1, 49)
 
 
 def test_states_of_the_wire() -> None:
     """SPEED_UNKNOWN and DUPLEX_UNKNOWN are no speed of four billion megabits."""
     reply = attribute(2, b"\0") + attribute(5, b"\xff" * 4) + attribute(6, b"\xff")
-    assert ethtool.parse_link_modes(reply) == ethtool.LinkModes(autonegotiation=0)
+    assert netlink.parse_link_modes(reply) == netlink.LinkModes(autonegotiation=0)
     reply = attribute(5, struct.pack("=I", 400_000)) + attribute(9, struct.pack("=I", 4))
-    assert ethtool.parse_link_modes(reply) == ethtool.LinkModes(speed_megabits=400_000, lanes=4)
+    assert netlink.parse_link_modes(reply) == netlink.LinkModes(speed_megabits=400_000, lanes=4)
     reply = attribute(2, b"\0") + attribute(5, b"\4") + attribute(7, struct.pack("=I", 12))
-    assert ethtool.parse_link_state(reply) == ethtool.LinkState(0, reason=4, external_downs=12)
+    assert netlink.parse_link_state(reply) == netlink.LinkState(0, reason=4, external_downs=12)
     counts = attribute(2, struct.pack("=Q", 7)) + attribute(3, struct.pack("=Q", 9))
     reply = attribute(2, b"\0") + attribute(3, b"\1") + attribute(4, b"\1") + attribute(5, counts)
-    assert ethtool.parse_pause(reply) == ethtool.Pause(0, 1, 1, 9, 7)
+    assert netlink.parse_pause(reply) == netlink.Pause(0, 1, 1, 9, 7)
 
 
 def modes_reply(*names: bytes) -> bytes:
@@ -212,7 +220,7 @@ def modes_reply(*names: bytes) -> bytes:
 )  # fmt: skip
 def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None:
     """Each kernel knows more modes than the one before: a table of ours would lack the fastest NIC's."""
-    assert ethtool.parse_mode(name) == ethtool.SupportedMode(name, speed, lanes)
+    assert netlink.parse_mode(name) == netlink.SupportedMode(name, speed, lanes)
 
 
 @pytest.mark.parametrize(
@@ -222,20 +230,20 @@ def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None
 )  # fmt: skip
 def test_what_is_no_speed_is_no_mode(name: str) -> None:
     """`Pause` and `FIBRE` stand in the same list; a speed beyond belief would make every link look slow."""
-    assert ethtool.parse_mode(name) is None
+    assert netlink.parse_mode(name) is None
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
     """The list has many attributes of one type; the first stood for all, and a 400G card was one of 1G."""
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
-    found = ethtool.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
+    found = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
     assert [mode.name for mode in found] == [
         "1000baseKX/Full",
         "100000baseCR4/Full",
         "400000baseSR8/Full",
     ]
-    assert ethtool.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
-    assert ethtool.parse_supported_modes(modes_reply()) == []  # virtio: a list, and nothing in it
+    assert netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
+    assert netlink.parse_supported_modes(modes_reply()) == []  # virtio: a list, and nothing in it
 
 
 @given(st.integers(0, 300))
@@ -243,17 +251,17 @@ def test_a_list_of_modes_that_is_cut_off_invents_none(cut: int) -> None:
     """Half a name was read as the name: `400000base` had become `40baseT`."""
     names = [f"{speed}baseSR4/Full" for speed in (40_000, 100_000, 200_000, 400_000, 800_000)]
     whole = modes_reply(*(name.encode() for name in names))
-    found = [mode.name for mode in ethtool.parse_supported_modes(whole[:cut])]
+    found = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
     assert found == ([] if cut < len(whole) - 8 else names)
 
 
 def test_replies_are_told_from_refusals_and_strangers() -> None:
     """An answer that came late for the question before was taken for this one's."""
     late = message(30, b"\1\1\0\0late", sequence=4)
-    assert ethtool.reply_of(late, 30, 5) is None
-    assert ethtool.reply_of(late + message(30, b"\1\1\0\0mine", sequence=5), 30, 5) == b"mine"
+    assert netlink.reply_of(late, 30, 5) is None
+    assert netlink.reply_of(late + message(30, b"\1\1\0\0mine", sequence=5), 30, 5) == b"mine"
     refused = message(2, struct.pack("=i", -errno.EOPNOTSUPP), sequence=5)
-    assert ethtool.reply_of(refused, 30, 5) == errno.EOPNOTSUPP
+    assert netlink.reply_of(refused, 30, 5) == errno.EOPNOTSUPP
 
 
 def test_a_socket_that_is_too_slow_says_so_once() -> None:
@@ -287,12 +295,12 @@ def test_the_kernel_of_this_machine_is_understood() -> None:
         source.ask_for_all(1)
         told: list[Told] = []
         while not any(isinstance(t.what, DumpEnd) for t in told):
-            assert source.wait(10)
+            assert source.wait(GUARD_SECONDS)
             told += netlink.parse_told(source.receive() or b"", 1)
         loopback = [t.what for t in told if isinstance(t.what, Link) and t.what.name == "lo"]
         assert loopback[0].index == 1 and loopback[0].changes is not None
         assert not any(isinstance(t.what, Malformed) for t in told)
         source.wake()
-        assert source.wait(10) is False
+        assert source.wait(GUARD_SECONDS) is False
     finally:
         source.close()

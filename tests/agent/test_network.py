@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
+from gangline.agent.collector import NoData, Outcome, take_turn
 from gangline.agent.collectors import net, rdma
-from gangline.agent.collectors.ethtool import NicStatistics
-from gangline.agent.collectors.link import LinkDetails
-from gangline.agent.collectors.rdma_names import OTHER_NAMES, QUEUE_COUNTERS, is_counter
-from gangline.agent.hardware import driver_statistics, ethtool, network
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.collectors.net import LinkDetails, NicStatistics
+from gangline.agent.collectors.rdma import OTHER_NAMES, QUEUE_COUNTERS, is_counter
+from gangline.agent.hardware import netlink, network, nvidia
+from gangline.agent.hardware.files import Roots
 from gangline.agent.inventory import links
-from gangline.agent.turn import NoData, Outcome, take_turn
-from gangline.fingerprints.catalogue import BY_NAME, TABLES, Kind
+from gangline.contract.signal import Kind
+from gangline.contract.signals import BY_NAME, TABLES
 from tests.agent.test_netlink import attribute, fec_reply
 from tests.hosts.reading import rows_of
 
@@ -58,9 +58,7 @@ def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
     }
     files = [file for names in OTHER_NAMES.values() for file in names]
     assert len(files) == len(set(files))
-    picked = {
-        signal for names in driver_statistics.SIGNALS_OF.values() for signal in names.values()
-    }
+    picked = {signal for names in nvidia.SIGNALS_OF.values() for signal in names.values()}
     assert picked == {s.name for s in TABLES["nic_10s_changes"]}
 
 
@@ -106,6 +104,34 @@ def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None
     assert (amazon["received_bytes"], amazon["receive_dropped_packets"]) == (1000, 8)
     assert (amazon["command_errors"], amazon["link_layer_code"]) == (2, 2)
     assert amazon["unnamed_counters_count"] == 1  # submitted_cmds
+
+
+def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
+    """An hfi1 port retransmitted all day, and nothing but its traffic was read."""
+    ours = {"RcTimeOut": 1, "SeqNak": 2, "RcSeqNak": 3, "RnrNak": 4, "RdmaSeq": 5, "RcDupRew": 6,
+            "PktDrop": 7, "RcResend": 8}  # fmt: skip
+    device = {"RcvOverflow": 11, "RxICrcErr": 12, "DcUnctblErr": 13, "DcRcvFcn": 14, "DcRcvBcn": 15,
+              "DcTotCrc": 16, "DcTxReplay": 17, "DcRxReplay": 18, "SDMAErrCt": 19}  # fmt: skip
+    port = a_port(tmp_path, "hfi1_0", counters__link_downed="1",
+                  **{f"hw_counters__{name}": str(value) for name, value in ours.items()})  # fmt: skip
+    folder = port.parents[1] / "hw_counters"
+    folder.mkdir()
+    for name, value in device.items():
+        (folder / name).write_text(f"{value}\n")
+    found = read_port(Roots(tmp_path, tmp_path), "hfi1_0/1")
+    of_port = (
+        "ack_timeout_errors", "packet_sequence_errors", "out_of_sequence_packets",
+        "receiver_not_ready_errors", "implied_nak_errors", "duplicate_requests_packets",
+        "receive_dropped_packets", "retransmitted_packets",
+    )  # fmt: skip
+    of_device = (
+        "out_of_buffer_packets", "receive_icrc_errors", "unrecoverable_errors",
+        "congestion_marked_packets", "congestion_notifications_handled_packets",
+        "link_crc_errors", "link_transmit_replays_count", "link_receive_replays_count",
+    )  # fmt: skip
+    assert [found[name] for name in of_port] == list(ours.values())
+    assert [found[name] for name in of_device] == list(device.values())[:-1]
+    assert found["unnamed_counters_count"] == 1  # SDMAErrCt
 
 
 def test_a_counter_that_no_signal_stands_for_is_counted_and_named(tmp_path: Path) -> None:
@@ -318,12 +344,12 @@ PFC = b"rx_prio3_pause"
 )
 def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
     """Two statistics of one name, a name that is no text: not picked, and no harm to the others."""
-    picked = driver_statistics.pick(b"mlx5_core", names)
+    picked = nvidia.pick(b"mlx5_core", names)
     for signal, place in picked.items():
-        assert driver_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
+        assert nvidia.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
         assert names.count(names[place]) == 1
     assert ("nic.priority_3_received_pause_frames" in picked) == (names.count(PFC) == 1)
-    assert driver_statistics.pick(b"veth", names) == {}
+    assert nvidia.pick(b"veth", names) == {}
 
 
 class Statistics:
@@ -384,13 +410,13 @@ class Wire:
     def ask(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         if index == 3:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        assert with_statistics == (command in (ethtool.FEC_GET, ethtool.PAUSE_GET))
+        assert with_statistics == (command in (netlink.FEC_GET, netlink.PAUSE_GET))
         lanes = b"".join(n.to_bytes(8, "little") for n in (90, 40, 50))
         return {
-            ethtool.LINKSTATE_GET: attribute(2, b"\0") + attribute(5, b"\4"),
-            ethtool.LINKMODES_GET: attribute(5, (400_000).to_bytes(4, "little")),
-            ethtool.FEC_GET: fec_reply(50, lanes, bytes(8)),
-            ethtool.PAUSE_GET: b"\1",
+            netlink.LINKSTATE_GET: attribute(2, b"\0") + attribute(5, b"\4"),
+            netlink.LINKMODES_GET: attribute(5, (400_000).to_bytes(4, "little")),
+            netlink.FEC_GET: fec_reply(50, lanes, bytes(8)),
+            netlink.PAUSE_GET: b"\1",
         }[command]
 
 

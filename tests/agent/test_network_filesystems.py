@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.lustre import LustreMounts, LustreTargets, mount_points
-from gangline.agent.collectors.nfs import NfsMounts
-from gangline.agent.hardware import block_devices, lustre, nfs
-from gangline.agent.hardware.lustre import Import, Stat
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Collector, NoData, Outcome, take_turn
-from gangline.fingerprints.block import Block
+from gangline.agent.collector import Collector, NoData, Outcome, take_turn
+from gangline.agent.collectors.network_fs import (
+    LustreMounts,
+    LustreTargets,
+    NfsMounts,
+    mount_points,
+)
+from gangline.agent.hardware import storage
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.storage import Import, Stat
+from gangline.contract.block import Block
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 
@@ -39,18 +43,18 @@ def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     """A client of another version writes other lines; what is not understood is missing."""
-    for mount in nfs.parse_mountstats(data):
+    for mount in storage.parse_mountstats(data):
         assert mount.type in ("nfs", "nfs4")
         assert len(mount.values) == 27
         assert all(n is None or 0 <= n < 1 << 63 for n in mount.values[:17])
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
-    for stat in lustre.parse_stats(data).values():
+    for stat in storage.parse_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    told = lustre.parse_import(data)
-    assert told.state is None or told.state in lustre.STATES.values()
+    told = storage.parse_import(data)
+    assert told.state is None or told.state in storage.LUSTRE_STATES.values()
     assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
-    for each in block_devices.parse_network_mounts(data):
-        assert each.type not in block_devices.LOCAL_FILESYSTEMS
+    for each in storage.parse_network_mounts(data):
+        assert each.type not in storage.LOCAL_FILESYSTEMS
 
 
 @given(TEXTS)
@@ -69,9 +73,9 @@ def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
 def test_a_long_run_of_blanks_is_read_in_a_moment() -> None:
     """A pattern that began again at each blank took minutes for a megabyte of them."""
     for text in (b"\n" * 1_000_000, b" " * 1_000_000, b"\t: " * 300_000, b"device " * 100_000):
-        assert nfs.parse_mountstats(text) == []
-        assert lustre.parse_stats(text) == {}
-        assert lustre.parse_import(text) == Import(None, None, None, None, None, None)
+        assert storage.parse_mountstats(text) == []
+        assert storage.parse_stats(text) == {}
+        assert storage.parse_import(text) == Import(None, None, None, None, None, None)
 
 
 def mounted(source: str, point: str, body: str, kind: str = "nfs4") -> str:
@@ -83,7 +87,7 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
     text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
-    found = nfs.parse_mountstats(text.encode())
+    found = storage.parse_mountstats(text.encode())
     assert [mount.point for mount in found] == ["/a", "/pods/2"]
     assert found[0].reads == [5, 6, 1, 2, 3, 4, 0] and found[0].all_calls == [5, 6, 1, 0]
 
@@ -93,7 +97,7 @@ def test_transports_of_every_kind() -> None:
 
     def of(*lines: str) -> list[int | None]:
         body = "".join(f"\txprt:\t{line}\n" for line in lines)
-        (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", body).encode())
+        (mount,) = storage.parse_mountstats(mounted("s:/x", "/a", body).encode())
         return mount.transport
 
     tcp = "tcp 832 0 1 0 11 6428 6427 2 0 12154 0 24 26 5726"
@@ -114,16 +118,16 @@ def test_columns_that_are_none_cost_themselves() -> None:
         "\t       WRITE: 1 2 3\n"
         "\t      ACCESS: 1 2 3 4 5 6 7 88"
     )
-    (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", lines).encode())
+    (mount,) = storage.parse_mountstats(mounted("s:/x", "/a", lines).encode())
     assert mount.reads == [1, 2, 3, None, 7, 8, None]
     assert mount.writes == [None] * 7
     assert mount.all_calls == [None] * 4
-    whole = nfs.parse_mountstats(
+    whole = storage.parse_mountstats(
         mounted("s:/x", "/a", lines.replace("WRITE: 1 2 3\n", "")).encode()
     )
     assert whole[0].all_calls == [1, 2, 3, None]  # of READ: 88 may be the beginning of 8812
     large = f"\tREAD: {1 << 62} 1 1 1 1 1 1 1 1\n" * 5
-    assert nfs.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].all_calls == [
+    assert storage.parse_mountstats(mounted("s:/x", "/a", large).encode())[0].all_calls == [
         None,
         5,
         5,
@@ -159,7 +163,7 @@ def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
         b"close                     x samples [reqs]\n"
         b"sync                      4 samples [usec] 1 2 18446744073709551616\n"
     )
-    assert lustre.parse_stats(text) == {
+    assert storage.parse_stats(text) == {
         "read_bytes": Stat(7, 20480),
         "open": Stat(3, 5),
         "getattr": Stat(9, None),
@@ -178,9 +182,9 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
     assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
     lost = found["fs-OST0001"]
     assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
-    evicted = lustre.parse_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
+    evicted = storage.parse_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
     assert evicted == Import(10, None, 2, None, None, None)
-    assert lustre.parse_import(b"import:\n    state: NAPPING\n").state is None
+    assert storage.parse_import(b"import:\n    state: NAPPING\n").state is None
 
 
 @pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
@@ -223,7 +227,7 @@ def test_two_mounts_of_one_lustre_stay_apart() -> None:
 def test_a_recorded_mountstats_is_read_as_written() -> None:
     """A client with a line of impossible numbers among true ones."""
     archive = DATA.read_bytes().split(b"Path: fixtures/proc/26231/mountstats\nLines: 20\n")[1]
-    (mount,) = nfs.parse_mountstats(archive.partition(b"Mode:")[0])
+    (mount,) = storage.parse_mountstats(archive.partition(b"Mode:")[0])
     assert (mount.point, mount.age_seconds) == ("/mnt/nfs/test", 13968)
     assert mount.reads == [1298, 1298, 0, 6, 79386, 79407, None]
     assert mount.transport == [1, 6428, 6428, 0, 0, 11]

@@ -13,21 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.holding import StillHeld
-from gangline.agent.kernel_log.table import classify
-from gangline.agent.left_alone import AGAIN_NS_MIN, CODES, FRESH_NS_MAX, LeftAlone, address_of
-from gangline.agent.mailbox import LETTERS_MAX, Mailbox
-from gangline.agent.not_in_the_way import (
+from gangline.agent.gpu_release import (
+    AGAIN_NS_MIN,
+    CODES,
+    FRESH_NS_MAX,
     LET_GO_NS_MAX,
+    LETTERS_MAX,
     LOOK_NS,
     SECONDS_DEFAULT,
+    STAYS_NS,
     UNBIND,
+    LeftAlone,
+    Mailbox,
     NotInTheWay,
+    Released,
+    ReleasedFile,
+    StillHeld,
+    Unbinding,
+    address_of,
+    is_taken_off,
 )
-from gangline.agent.released import Released, ReleasedFile
-from gangline.agent.unbinding import STAYS_NS, Unbinding, is_taken_off
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.hardware.files import Roots
+from gangline.agent.kernel_log.rules import classify
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND_NS = 1_000_000_000
 A, B = "0000:1b:00.0", "0000:9b:00.0"

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collectors.gpu_session import UNBINDING_SECONDS, session_of
+from gangline.agent.collector import Outcome, Turn, take_turn
 from gangline.agent.collectors.nvml_events import WANTED, NvmlEvents
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Listening, Teller
-from gangline.agent.turn import Outcome, Turn, take_turn
-from gangline.agent.xid_witness import XidWitness
-from gangline.fingerprints.catalogue import BY_ID, BY_NAME
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.collectors.nvml_session import UNBINDING_SECONDS, session_of
+from gangline.agent.events import Listening, Teller, XidWitness
+from gangline.agent.hardware.files import Roots
+from gangline.contract.signals import BY_ID, BY_NAME
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.gpu_host import SECOND, HandedClock
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play

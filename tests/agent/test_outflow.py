@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.outflow import (
+from gangline.agent.transport.send_window import (
     BACKLOG_RATE_RATIO,
     BACKOFF_REFUSED_SECONDS,
     BACKOFF_SECONDS_MAX,

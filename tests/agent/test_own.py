@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.agent.own import Own, Troubles
-from gangline.agent.turn import Outcome, Turn
-from gangline.fingerprints.catalogue import TABLES
+from gangline.agent.collector import Outcome, Turn
+from gangline.agent.log import OncePerMinute
+from gangline.agent.self_metrics import Own, Troubles
+from gangline.contract.signals import TABLES
 
 
 def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
@@ -76,3 +77,36 @@ def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixtu
         "connected",
         "12 frames dropped so far; it was full",
     ]
+
+
+@pytest.mark.parametrize("flaps", range(1, 6))
+def test_the_last_line_says_how_it_stands(caplog: pytest.LogCaptureFixture, flaps: int) -> None:
+    """The aggregator was restarted, the agent was back at once, and its log said "not connected" for hours; nor may
+    it say "connected" of one that is away, nor fill a disk when both change each second."""
+    now, connection = [0.0], Connection(True)
+    once = OncePerMinute(lambda: now[0])
+    caplog.handler.addFilter(once)
+    troubles = Troubles(connection, {}, tuple, lambda: now[0])
+
+    def second() -> None:
+        now[0] += 1.0
+        troubles.look()
+
+    with caplog.at_level(logging.INFO, "gangline"):
+        second()
+        for flap in range(flaps):
+            connection.connected, connection.last_error = False, f"Connection refused ({flap})"
+            second()
+            connection.connected = True
+            second()
+        assert caplog.messages[-1] == "connected"
+        assert len(caplog.messages) == 3
+        connection.connected, connection.last_error = False, "No route to host"
+        for _ in range(60):
+            second()
+        assert caplog.messages[-1] == "not connected: No route to host"
+        connection.connected = True
+        second()
+    caplog.handler.removeFilter(once)  # the handler outlives the test
+    assert caplog.messages[-1] == "connected"
+    assert len(caplog.messages) == 5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.pace import Schedule
+from gangline.agent.clock import Schedule
 
 SECOND = 1_000_000_000
 PERIODS = {"fast": SECOND, "slow": 10 * SECOND, "minute": 60 * SECOND}

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Outcome, take_turn
 from gangline.agent.collectors import pcie
-from gangline.agent.collectors.pcie_settings import PcieMinute
-from gangline.agent.framing import Framer
+from gangline.agent.collectors.pcie import PcieMinute
+from gangline.agent.events import Teller
+from gangline.agent.frame_builder import Framer
 from gangline.agent.hardware import pci
-from gangline.agent.hardware.pci_config import ConfigClosed, Express, parse_express
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Teller
-from gangline.agent.turn import Outcome, take_turn
-from gangline.fingerprints import counters, frames
-from gangline.fingerprints.catalogue import BY_NAME, TABLES
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.pci import ConfigClosed, Express, parse_express
+from gangline.contract import counters
+from gangline.contract import frame as frames
+from gangline.contract.signals import BY_NAME, TABLES
+from gangline.contract.wire import telemetry_pb2
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 

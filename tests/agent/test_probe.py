@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.probe import Probe
-from gangline.agent.turn import NoData, Outcome
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
+from gangline.agent.collector import NoData, Outcome
+from gangline.agent.deadline_thread import Probe
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
+from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
-GUARD_SECONDS = 30.0  # never waited out unless something is broken
 
 
 class StoppedClock:

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware import ranks, ranks_child
-from gangline.agent.hardware.owners import glance
-from gangline.agent.hardware.ranks import (
+from gangline.agent.hardware import job_ranks, job_ranks_child
+from gangline.agent.hardware.job_ranks import (
     BATCH_MAX,
     DEADLINE_NS,
     RETRY_NS,
@@ -25,11 +24,12 @@ from gangline.agent.hardware.ranks import (
     attributes_of,
     parse_answers,
 )
+from gangline.agent.hardware.process_owner import glance
 from tests.agent.jobs_host import SLURM, HandedClock, JobsHost
+from tests.processes import GUARD_SECONDS
 
 PROC = Path("/proc")
 #: Only a guard.
-GUARD_SECONDS = 20.0
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "hunter2", "RANKING": "5", "XRANK": "7", "LONG": "x" * 100_000}
 
 
@@ -72,7 +72,11 @@ def answers(reader: RankReader) -> list[Answer]:
 
 def run(*arguments: str) -> list[dict[str, object]]:
     done = subprocess.run(
-        [*ranks.COMMAND, *arguments], capture_output=True, check=True, env={}, timeout=GUARD_SECONDS
+        [*job_ranks.COMMAND, *arguments],
+        capture_output=True,
+        check=True,
+        env={},
+        timeout=GUARD_SECONDS,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -126,7 +130,7 @@ def test_an_environment_that_may_not_be_read(
         return opened(path, flags)
 
     monkeypatch.setattr(os, "open", refuse)
-    said = ranks_child.answer("/proc", *process.identity)
+    said = job_ranks_child.answer("/proc", *process.identity)
     assert said["refused"] == "no permission"
     refused = RankReader(PROC, HandedClock(), _printing(json.dumps(said)))
     refused.ask([process.identity])
@@ -284,7 +288,9 @@ def test_no_output_breaks_the_reader(output: bytes) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([*ranks_child.NAMES, b"SECRET", b""]), st.binary(max_size=900))
+        st.tuples(
+            st.sampled_from([*job_ranks_child.NAMES, b"SECRET", b""]), st.binary(max_size=900)
+        )
     ),
     st.integers(1, 700),
 )
@@ -294,12 +300,12 @@ def test_only_what_has_its_form_comes_out(entries: list[tuple[bytes, bytes]], ch
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])
     os.close(writing)
-    before, ranks_child.CHUNK_BYTES = ranks_child.CHUNK_BYTES, chunk
+    before, job_ranks_child.CHUNK_BYTES = job_ranks_child.CHUNK_BYTES, chunk
     try:
-        found = ranks_child.variables_of(reading)
+        found = job_ranks_child.variables_of(reading)
     finally:
-        ranks_child.CHUNK_BYTES = before
+        job_ranks_child.CHUNK_BYTES = before
         os.close(reading)
     for name, value in found.items():
-        assert ranks_child.NAMES[name.encode()].fullmatch(value.encode())
+        assert job_ranks_child.NAMES[name.encode()].fullmatch(value.encode())
         assert f"{name}={value}\0".encode() in data

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import Outcome
 from gangline.agent.hardware import pci
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Outcome
-from gangline.fingerprints.catalogue import BY_NAME
-from gangline.fingerprints.counters import Nature, classify
-from gangline.fingerprints.counters import Outcome as Step
+from gangline.agent.hardware.files import Roots
+from gangline.contract.counters import Nature, classify
+from gangline.contract.counters import Outcome as Step
+from gangline.contract.signals import BY_NAME
 from tests.agent.recorded import (
     DATA,
     RDMA_TABLES,

@@ -9,7 +9,8 @@ import pytest
 
 from gangline.agent import registration as module
 from gangline.agent.registration import InventoryCollector, Registration, version
-from gangline.fingerprints.catalogue import SIGNALS
+from gangline.contract.signals import SIGNALS
+from tests.processes import GUARD_SECONDS
 
 RUN, BOOT = b"r" * 16, b"b" * 16
 
@@ -129,7 +130,7 @@ def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(
     client = threading.Thread(target=lambda: asked.append(len(made.keys())))
     client.start()
     made.collector.collect()
-    client.join(30.0)
+    client.join(GUARD_SECONDS)
     assert asked == [1]
     monkeypatch.setattr(module, "FIRST_INVENTORY_SECONDS_MAX", 0.0)
     assert Counted().keys() == []

@@ -19,21 +19,20 @@ from gangline import cli
 from gangline.agent.clock import SystemClock
 from gangline.agent.commands import release
 from gangline.agent.config import AgentConfig
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.identity import boot_id
+from gangline.agent.events import Teller
+from gangline.agent.gpu_release import ReleasedFile
+from gangline.agent.hardware.files import Roots
 from gangline.agent.inventory import Device, Inventory
 from gangline.agent.latest import Latest
-from gangline.agent.listening import Teller
-from gangline.agent.local import health
+from gangline.agent.local import agent_service
 from gangline.agent.local.agent_service import RELEASE, STATUS
 from gangline.agent.local.attach import attach
-from gangline.agent.local.updating import FRESH_NS, STATE
-from gangline.agent.registration import Registration
-from gangline.agent.released import ReleasedFile
-from gangline.agent.transport.unary import CallFailed, call
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.settings import load
-from gangline.fingerprints.wire import agent_pb2 as pb
+from gangline.agent.local.host_status import FRESH_NS, STATE
+from gangline.agent.registration import Registration, boot_id
+from gangline.agent.transport.grpc_http2 import CallFailed, call
+from gangline.contract.block import Block
+from gangline.contract.settings import load
+from gangline.contract.wire import agent_pb2 as pb
 from tests.agent.test_not_in_the_way import A, B, Samplers, State, Stuck
 from tests.processes import GUARD_SECONDS
 
@@ -79,7 +78,7 @@ class Agent:
             registration = Registration("here", b"r" * 16, b"b" * 16, self.clock)
             registration.update(Inventory(tuple(GPUS)))
             file = ReleasedFile(self._folder / "run", boot_id(Path("/proc")))
-            given = (registration, file, health.healthy, self.latest)
+            given = (registration, file, agent_service.healthy, self.latest)
             way, mailbox = attach(config, self.samplers, self.clock, teller, stack, *given)
 
             def loop() -> None:
@@ -201,7 +200,7 @@ def test_a_sampler_that_cannot_let_go_is_named(
     agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 1 and the call: so that a script does not go on with the reset, and the operator knows why."""
-    monkeypatch.setattr("gangline.agent.not_in_the_way.LET_GO_NS_MAX", 50_000_000)
+    monkeypatch.setattr("gangline.agent.gpu_release.LET_GO_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
     words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
@@ -340,7 +339,7 @@ def test_an_agent_whose_socket_is_taken_goes_on_without(
 
 def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
     """A simulated host has no processes of ours; a look at it must not show this machine's."""
-    from gangline.agent.hardware.device_holders import own_processes
+    from gangline.agent.hardware.nvidia import own_processes
 
     assert list(own_processes(Roots(proc=tmp_path / "proc").proc)) == []
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.hardware.device_holders import children, open_nodes
+from gangline.agent.hardware.nvidia import children, open_nodes
 from gangline.agent.local.agent_service import STATUS
-from gangline.agent.transport.unary import CallFailed, NobodyThere, call
-from gangline.fingerprints.wire import agent_pb2 as pb
+from gangline.agent.transport.grpc_http2 import CallFailed, NobodyThere, call
+from gangline.contract.wire import agent_pb2 as pb
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, Scenario
 from tests.processes import GUARD_SECONDS, Process, until

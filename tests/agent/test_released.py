@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.released import (
+from gangline.agent.gpu_release import (
     FILE_NAME,
     SECONDS_MAX,
     Released,

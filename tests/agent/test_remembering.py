@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.remembering import Remembered
+from gangline.agent.collectors.file_cache import Remembered
 from gangline.agent.hardware.files import Files
 from gangline.ext import place
 

@@ -14,9 +14,8 @@ import pytest
 
 from gangline.agent import service
 from gangline.agent.config import AgentConfig
-from gangline.agent.reload import Reload, check_folders
-from gangline.agent.service import Notifier
-from gangline.fingerprints.settings import SettingsError
+from gangline.agent.service import Notifier, Reload, check_folders
+from gangline.contract.settings import SettingsError
 
 SECOND_NS = 1_000_000_000
 

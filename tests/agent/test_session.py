@@ -9,17 +9,19 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.transport.calls import (
+from gangline.agent.transport.grpc_http2 import (
     EVENTS,
+    FRAME_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     REGISTER,
     Answer,
     Ended,
+    FrameLengths,
+    FrameTooLong,
+    Session,
     SessionError,
 )
-from gangline.agent.transport.lengths import FRAME_BYTES_MAX, FrameLengths, FrameTooLong
-from gangline.agent.transport.session import Session
-from gangline.fingerprints.wire.telemetry_pb2 import (
+from gangline.contract.wire.telemetry_pb2 import (
     IngestAck,
     RefusedFrame,
     RegisterNodeRequest,
@@ -55,6 +57,16 @@ def test_a_unary_call_is_grpc() -> None:
     assert "gangline-session" not in headers
     assert server.messages(call) == [RegisterNodeRequest(node="a").SerializeToString()]
     assert server.ended == [call]
+
+
+@pytest.mark.parametrize(("tls", "scheme"), [(False, "http"), (True, "https")])
+def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
+    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113, 8.3.1)."""
+    session, server = Session("127.0.0.1:7600", tls=tls), Server()
+    session.receive(server.receive(session.data_to_send()))
+    call = session.call(REGISTER, RegisterNodeRequest(node="a"))
+    server.receive(session.data_to_send())
+    assert server.headers[call][":scheme"] == scheme
 
 
 def test_an_answer_counts_once_its_status_is_ok() -> None:

@@ -14,17 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.collector import NAME_BYTES_MAX, Collector, Sparing, entering, place_name
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.collectors.disk import Filesystems, NvmeSmart
 from gangline.agent.collectors.net import net_1s
-from gangline.agent.collectors.nvme import NvmeSmart
-from gangline.agent.collectors.pcie import PcieTenSeconds
-from gangline.agent.collectors.pcie_settings import PcieMinute
+from gangline.agent.collectors.pcie import PcieMinute, PcieTenSeconds
 from gangline.agent.collectors.power import hwmon_10s, rapl_1s
 from gangline.agent.collectors.rdma import rdma_1s
-from gangline.agent.entering import NAME_BYTES_MAX, entering, place_name
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Collector, Sparing
+from gangline.agent.hardware.files import Roots
 from gangline.ext import place
 from gangline.ext.counterfiles import CounterFiles
 from tests import hosts

@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gangline.agent.spool.folder import FolderError
+from gangline.agent.spool.lockdir import FolderError
 from gangline.agent.spool.segment import FileSegment
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
+from tests.processes import GUARD_SECONDS
 
 BYTES_MAX = 32_768
 SEGMENT_BYTES = 4096
 BOOT = b"b" * 16
-GUARD_SECONDS = 60.0
 
 
 def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machine") -> Spool:
@@ -264,7 +264,7 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
     clone.close()
 
 
-def test_a_length_that_swallows_the_records_after_it_gives_no_number_twice(folder: Path) -> None:
+def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
     """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and 2 was given out again."""
     spool = open_spool(folder)
     assert append(spool, b"", bytes(240)) == [1, 2]
@@ -276,10 +276,47 @@ def test_a_length_that_swallows_the_records_after_it_gives_no_number_twice(folde
     path.write_bytes(content)
     spool = open_spool(folder)
     assert spool.run_id == run_id
-    assert spool.next_sequence() > 2
-    assert spool.dropped_frames == 1
-    assert "272 damaged bytes cut off" in spool.notice
+    assert spool.next_sequence() == 3
+    assert (everything(spool), spool.dropped_frames) == ({2: bytes(240)}, 1)
+    assert "1 damaged frames left out" in spool.notice
     spool.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40))
+def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
+    data: st.DataObject, sizes: list[int]
+) -> None:
+    """One flipped byte in a length once cost 1,022 frames, and 1 was counted."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "spool"
+        spool = open_spool(folder)
+        written = {}
+        for size in sizes:
+            sequence = spool.next_sequence()
+            if not data.draw(st.integers(0, 9)):  # some got their receipt in the head
+                sequence += data.draw(st.integers(1, 3))
+            written[sequence] = bytes((sequence + at) % 7 for at in range(size))
+            spool.append(sequence, written[sequence])
+        spool.close()
+        paths = segments(folder)
+        contents = [bytearray(path.read_bytes()) for path in paths]
+        places = [(file, at) for file, one in enumerate(contents) for at in range(len(one))]
+        several = places[: -16 - sizes[-1]]
+        contiguous = len(written) == max(written)
+        at_once = st.lists(st.sampled_from(several or places), min_size=1, max_size=9, unique=True)
+        one = st.sampled_from(places).map(lambda place: [place])
+        flips = data.draw(st.one_of(one, at_once) if several and contiguous else one)
+        for file, at in flips:
+            contents[file][at] ^= data.draw(st.integers(1, 255))
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+        spool = open_spool(folder)
+        found = everything(spool)
+        assert found.items() <= written.items() and list(found) == sorted(found)
+        assert len(found) + spool.dropped_frames == len(written)
+        assert len(written) - len(found) <= len(flips)
+        spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
@@ -478,7 +515,7 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from gangline.agent.spool.folder import hold
+from gangline.agent.spool.lockdir import hold
 hold(Path(sys.argv[1]))
 if os.fork() == 0:
     os.setpgid(0, 0)

@@ -17,17 +17,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from gangline.agent.spool.folder import FolderError
-from gangline.agent.spool.head import HEAD_BYTES_MAX, WAIT_SECONDS_MAX
-from gangline.agent.spool.head import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
-from gangline.agent.spool.places import LOOK_SECONDS, UNBROKEN_NAME
+from gangline.agent.spool.lockdir import FolderError
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
+from gangline.agent.spool.tiers import HEAD_BYTES_MAX, LOOK_SECONDS, UNBROKEN_NAME, WAIT_SECONDS_MAX
+from gangline.agent.spool.tiers import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
 from tests.agent.test_spool import (
     BOOT,
     BYTES_MAX,
-    GUARD_SECONDS,
     SEGMENT_BYTES,
     SpoolAgainstModel,
     append,
@@ -35,6 +33,7 @@ from tests.agent.test_spool import (
     everything,
     segments,
 )
+from tests.processes import GUARD_SECONDS
 
 
 class Seconds:
@@ -339,7 +338,7 @@ def test_an_open_that_fails_leaves_all_as_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gangline.agent.spool.segments.FileSegment.create", full)
+        patch.setattr("gangline.agent.spool.segment.FileSegment.create", full)
         with pytest.raises(FolderError, match="No space left"):
             open_spool(tmp_path)
     assert segments(tmp_path / "spool") == [segment]
@@ -455,3 +454,30 @@ def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> 
     assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
     assert spool.dropped_frames == 0
     spool.close()
+
+
+def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) -> None:
+    """The documented uninstall took the unsent frames of every other agent on the machine along."""
+    page = (
+        (Path(__file__).parents[2] / "docs/operations.md")
+        .read_text()
+        .partition("## Take it off")[2]
+    )
+    (command,) = [line for line in page.splitlines() if "gangline-spool-" in line]
+    places = {"/dev/shm": tmp_path / "memory", "/var/lib/gangline/spool": tmp_path / "it" / "spool"}
+    for place, here in places.items():
+        assert place in command
+        command = command.replace(place, str(here))
+    other, it = open_spool(tmp_path), tmp_path / "it"
+    it.mkdir()
+    (it / "memory").symlink_to(tmp_path / "memory")
+    ours = open_spool(it)
+    for spool in (other, ours):
+        append(spool, b"unsent")
+        kill(spool)
+    assert len(list((tmp_path / "memory").iterdir())) == 2
+    subprocess.run(["sh", "-c", command], check=True)
+    (left,) = (tmp_path / "memory").iterdir()
+    of = (tmp_path / "spool").stat()
+    assert left.name == f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+    assert any(left.glob("*.seg"))

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.agent.collector import Outcome, take_turn
 from gangline.agent.collectors import tasks as collector_of_tasks
 from gangline.agent.collectors.tasks import BlockedSince, BlockedTasks
-from gangline.agent.hardware import tasks
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.hardware.tasks import Task
-from gangline.agent.turn import Outcome, take_turn
+from gangline.agent.hardware import processes
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.processes import Task
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
+from tests.processes import GUARD_SECONDS
 
 #: A wait that is longer than this is a failed test; nothing is timed by it.
-GUARD_SECONDS = 30
 
 
 def stat(number: int, name: str, state: str = "S", start: int = 5, flags: int = 0) -> str:
@@ -50,7 +50,7 @@ def row(collector: BlockedTasks) -> dict[str, float | int | None]:
 )
 def test_a_task_may_name_itself_as_it_likes(name: str, state: str, number: int, start: int) -> None:
     """A process named itself `x) R 1 1 1 (`: it was counted as running while it hung."""
-    task = tasks.parse_task(stat(number, name, state, start).encode(errors="replace"))
+    task = processes.parse_task(stat(number, name, state, start).encode(errors="replace"))
     assert task is not None
     assert (task.number, task.state, task.start_ticks) == (number, state, start)
     assert not task.is_kernel
@@ -67,7 +67,7 @@ def test_a_task_may_name_itself_as_it_likes(name: str, state: str, number: int, 
 )
 def test_no_text_is_a_task_that_it_does_not_say(data: bytes) -> None:
     """A file cut off as its process ended, and anything else that may stand there."""
-    task = tasks.parse_task(data)
+    task = processes.parse_task(data)
     if task is not None:
         assert len(task.state) == 1 and 0 <= task.number < 1 << 64
         assert data.startswith(str(task.number).encode()) or not data[:1].isdigit()
@@ -76,15 +76,15 @@ def test_no_text_is_a_task_that_it_does_not_say(data: bytes) -> None:
 
 def test_a_text_without_a_name_is_no_task() -> None:
     """The fields of one whose name was cut away were read from its beginning: state `1`, of another process."""
-    assert tasks.parse_task(b"1 (" + b" 7" * 30) is None
+    assert processes.parse_task(b"1 (" + b" 7" * 30) is None
 
 
 def test_a_thread_of_the_kernel_is_known_by_its_flag() -> None:
     """By its name alone any process could hide among kworkers."""
-    assert tasks.parse_task(stat(7, "kworker/0:1", "D", flags=0x04208060).encode()) == Task(
+    assert processes.parse_task(stat(7, "kworker/0:1", "D", flags=0x04208060).encode()) == Task(
         7, 5, "D", "kworker/0:1", True
     )
-    own = tasks.parse_task(Path("/proc/self/stat").read_bytes())
+    own = processes.parse_task(Path("/proc/self/stat").read_bytes())
     assert own and own.number == os.getpid() and not own.is_kernel
     assert own.start_seconds <= float(Path("/proc/uptime").read_text().split()[0])
 
@@ -172,7 +172,7 @@ def test_processes_of_others_are_blind_not_none(
     def refuse(folder: Path, prefix: str, links_max: int) -> bool:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(tasks, "holds", refuse)
+    monkeypatch.setattr(processes, "holds", refuse)
     turn = take_turn(BlockedTasks(host.roots), StoppedClock())
     assert turn.outcome is Outcome.BLIND and "CAP_SYS_PTRACE" in turn.words
     values = dict(rows_of(turn.blocks[0]))["host"]
@@ -196,7 +196,7 @@ def test_more_processes_than_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_
     (host.roots.dev / "nvidia0").unlink()
     values = row(BlockedTasks(host.roots))
     assert values["processes_count"] is values["blocked_count"] is None
-    assert len(tasks.task_numbers(host.roots.proc, 3)) == 4
+    assert len(processes.task_numbers(host.roots.proc, 3)) == 4
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -222,14 +222,16 @@ def test_a_real_process_in_uninterruptible_wait(tmp_path: Path) -> None:
     with subprocess.Popen([program], stdin=subprocess.PIPE) as held:
         assert held.stdin
         folder = Path(f"/proc/{held.pid}")
-        until(lambda: [t.state for t in tasks.read_tasks(Path("/proc"), [str(held.pid)])] == ["D"])
+        until(
+            lambda: [t.state for t in processes.read_tasks(Path("/proc"), [str(held.pid)])] == ["D"]
+        )
         values = row(collector)
         assert values["blocked_count"] and values["blocked_count"] >= 1
         uptime = Path("/proc/uptime").read_text().split()[0]
         until(lambda: Path("/proc/uptime").read_text().split()[0] != uptime)
         longest = row(collector)["blocked_longest_seconds"]
         assert longest and longest > 0
-        assert not tasks.holds(folder, "/dev/nvidia", 512)
+        assert not processes.holds(folder, "/dev/nvidia", 512)
         held.stdin.close()
         assert held.wait(GUARD_SECONDS) == 0
 
@@ -247,8 +249,8 @@ def test_a_real_process_that_holds_a_device_file(tmp_path: Path) -> None:
         ) as child:
             assert child.stdout and child.stdin and child.stdout.readline() == b"open\n"
             folder = Path(f"/proc/{child.pid}")
-            assert tasks.holds(folder, f"{tmp_path}/nvidia", 512) is holds
-            assert tasks.holds(folder, f"{tmp_path}/nvidia", 0) is None
+            assert processes.holds(folder, f"{tmp_path}/nvidia", 512) is holds
+            assert processes.holds(folder, f"{tmp_path}/nvidia", 0) is None
             child.stdin.close()
             child.wait(GUARD_SECONDS)
-        assert tasks.holds(folder, f"{tmp_path}/nvidia", 512) is None
+        assert processes.holds(folder, f"{tmp_path}/nvidia", 512) is None

@@ -20,15 +20,18 @@ import pytest
 
 from gangline.agent.config import AgentConfig
 from gangline.agent.main import check
-from gangline.agent.transport.calls import SessionError
+from gangline.agent.transport import client as client_module
 from gangline.agent.transport.client import Client
 from gangline.agent.transport.credentials import Credentials
-from gangline.agent.transport.tls import TlsFiles, TlsSocket, dial
-from gangline.fingerprints.settings import SettingsError
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
-from gangline.fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
-from tests.agent.test_client import GUARD_SECONDS, Agent, Aggregator, Told, told
+from gangline.agent.transport.grpc_http2 import Session, SessionError
+from gangline.agent.transport.tls import TlsSocket, dial
+from gangline.contract.settings import SettingsError
+from gangline.contract.tls import TlsFiles
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from gangline.contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
+from tests.agent.test_client import Agent, Aggregator, Told, told
 from tests.aggregator.access.secured import Secured
+from tests.processes import GUARD_SECONDS
 
 __all__ = ["told"]
 
@@ -106,7 +109,11 @@ def serving(told: Told, secured: Secured, **changes: bool) -> Iterator[SecureAgg
 
 
 def test_everything_is_delivered_by_tls_and_at_rest(
-    told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
+    told: Told,
+    secured: Secured,
+    agent: SecureAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thirty seconds of frames, a live one, an event; then frames that are sent at rest, one by one."""
     token = tmp_path / "token"
@@ -115,8 +122,16 @@ def test_everything_is_delivered_by_tls_and_at_rest(
     with serving(told, secured) as aggregator:
         agent.append(30, random.Random(1).randbytes(30_000))
         agent.events.put(HealthEvent(event_id="xid-1"))
+        sessions: list[bool] = []
+
+        def session(authority: str, token: str, *, tls: bool) -> Session:
+            sessions.append(tls)
+            return Session(authority, token, tls=tls)
+
+        monkeypatch.setattr(client_module, "Session", session)
         client = agent.client(aggregator.port, live_hertz=200.0)
         told.until(lambda: aggregator.streams, "streaming")
+        assert all(sessions) and sessions, "the scheme is https"
         # The answer, too: one that was asked for a minute ago ends the connection, and nothing is due on the next.
         told.until(lambda: not len(agent.events), "reported")
         agent.clock.advance(60.0)

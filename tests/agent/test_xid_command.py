@@ -16,9 +16,9 @@ import pytest
 
 from gangline import cli
 from gangline.agent.commands.xid import WIDTH_MAX, WIDTH_MIN
-from gangline.fingerprints.xid import policy, sxid_policy
+from gangline.contract.xid.policy import policy, sxid_policy
+from tests.processes import GUARD_SECONDS
 
-GUARD_SECONDS = 60.0
 GSP = (
     "[Sun Feb 23 16:24:18 2025] NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, "
     "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 103 "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.xid_witness import (
+from gangline.agent.events import (
     APART_NS_MAX,
     REMEMBERED_MAX,
     SECOND_NS,

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ import duckdb
 import grpc
 import pytest
 
-from gangline.agent.framing import dictionary
+from gangline.agent.frame_builder import dictionary
 from gangline.aggregator import server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
-from gangline.aggregator.service.query import QueryService
-from gangline.aggregator.store import storefile
-from gangline.aggregator.store.opsfile import OpsFile
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store.snapshot_file import OpsFile
+from gangline.aggregator.store.store import Store
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.processes import GUARD_SECONDS, made_store
 
 
@@ -74,21 +74,21 @@ class Agent:
         self, sequence: int, blocks: list[Block] | None = None, *, run_id: bytes = b""
     ) -> bytes:
         now = time.time_ns()
-        stamp = frames.Stamp(
+        stamp = frame.Stamp(
             run_id or self.run_id,
             self.boot_id,
             sequence,
             now - self.booted_ns,
             now + self.clock_error_ns,
         )
-        return frames.encode(stamp, [self.block(sequence)] if blocks is None else blocks)
+        return frame.encode(stamp, [self.block(sequence)] if blocks is None else blocks)
 
     def message(self, sequence: int, **changes: Any) -> wire.TelemetryBatch:
         return wire.TelemetryBatch(sequence=sequence, frame=self.frame(sequence, **changes))
 
 
 def _gpu_signals() -> Any:
-    from gangline.fingerprints.catalogue import TABLES
+    from gangline.contract.signals import TABLES
 
     return TABLES["gpu_1s"]
 
@@ -202,19 +202,45 @@ class Lab:
 _WRITE = OpsFile.write
 
 
-@pytest.fixture(scope="module")
-def without_snapshots() -> Iterator[None]:
-    """For where the operators' file is not what is looked at: to write it is half the cost of a store's life, and that it
-    failed is a line in the log."""
+@pytest.fixture(scope="module", autouse=True)
+def no_operators_file() -> Iterator[None]:
+    """The operators' file is written as in production, unless a test or a module asks for less.
+
+    `operators_file` and `operators_files` write it only when a store ends; `live_operators_files` says that it is read
+    while an aggregator runs.
+    """
+    yield
+
+
+@contextmanager
+def with_operators_file(*, live: bool = False) -> Iterator[None]:
+    """Write the operators' file when a store ends or a test asks for it, and with *live* also in between."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OpsFile, "write", lambda *_: None)
+        patch.setattr(OpsFile, "write", _WRITE)
+        if not live:
+            patch.setattr(Store, "_write_ops", lambda _: None)
         yield
 
 
 @pytest.fixture
-def with_snapshots(without_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the one that does look at it among others that do not."""
-    monkeypatch.setattr(OpsFile, "write", _WRITE)
+def operators_file(no_operators_file: None) -> Iterator[None]:
+    """This test has the operators' file of a store that has ended."""
+    with with_operators_file():
+        yield
+
+
+@pytest.fixture(scope="module")
+def operators_files(no_operators_file: None) -> Iterator[None]:
+    """All tests of the module, and its fixtures, have the operators' files of stores that have ended."""
+    with with_operators_file():
+        yield
+
+
+@pytest.fixture(scope="module")
+def live_operators_files(no_operators_file: None) -> Iterator[None]:
+    """All tests of the module have the operators' file as it is written in production."""
+    with with_operators_file(live=True):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -223,15 +249,7 @@ def stores_are_copied() -> Iterator[None]:
     hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
     made = made_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storefile, "_make", lambda path: shutil.copyfile(made, path))
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def queries_start_cold() -> Iterator[None]:
-    """Who asks nothing needs no process that is ready for it; the first question starts one. In `query/` it is ready."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QueryService, "start", lambda _: None)
+        patch.setattr(duckdb_file, "_make", lambda path: shutil.copyfile(made, path))
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangline.aggregator.verdicts import State
+from gangline.aggregator.model import State
 from tests.aggregator.world import Host, gpu_of
 
 GPU = ""  # the host's first GPU
@@ -105,4 +105,5 @@ FAULTS = (
         "bond.slave_down", W, "bond_10s", "bond0", {"slaves_count": 2, "slaves_up_count": 2},
         {"slaves_up_count": 1}, {}, 15,
     ),
+    _state("bond.down", S, "bond_10s", "bond1", "link_state", 1, 0, 15),
 )  # fmt: skip

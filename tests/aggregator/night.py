@@ -7,59 +7,41 @@ here. The hosts step in pairs, so that the dead one does not hide the slow one; 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gangline.agent.framing import Framer
-from gangline.agent.simulated import parts
-from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.agent.simulated.world.loading import load
-from gangline.agent.simulated.world.ranks import EVENT as PROCESS
-from gangline.agent.simulated.world.settings import Settings
-from gangline.aggregator.advice.book import Book
-from gangline.aggregator.advice.events import PutBack, TakenOut
-from gangline.aggregator.advice.gangs import Gang, Gangs
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.rows import Happened
-from gangline.aggregator.advice.works import Works
+from gangline.agent.frame_builder import Framer
+from gangline.aggregator.advisories.advisory import Limits, PutBack, TakenOut
+from gangline.aggregator.advisories.engine import Book
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.rows import Expected, Happened
+from gangline.aggregator.advisories.workloads import Gang, Gangs, Works
+from gangline.aggregator.commands import night as night_before
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.declared.loader import File, parse
 from gangline.aggregator.declared.model import Declared
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.declared.record import put_places, put_version
+from gangline.aggregator.declared.rows import put_places, put_version
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.hazard.features import FEATURES
-from gangline.aggregator.hazard.model import HazardModel
-from gangline.aggregator.hazard.models import Trained
-from gangline.aggregator.hazard.models import keep as put_model
-from gangline.aggregator.history import parts as history_parts
 from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.store.hostclocks import ClockRecord, put
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.scoring.evaluate import Judgement, judge
 from gangline.aggregator.store.journal import StoredEvent
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.scorelog import ScoreLog
+from gangline.aggregator.store.parquet import views as history_parts
+from gangline.aggregator.store.rows import ClockRecord, HostRecord, put
+from gangline.aggregator.store.score_rows import ScoreLog
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract.block import Block
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.simulator.night import HOSTS, WRONG_CLOCK, NightWorld
 
 SECOND_NS = 1_000_000_000
 #: 2023-11-14 22:13:20 UTC
 START_NS = 1_700_000_000 * SECOND_NS
 SECONDS = 240
 UPTIME_NS = 5 * 3600 * SECOND_NS
-HOSTS, SEED, FAULTS_SECONDS = 8, 4050, (60.0, 70.0)
-SILENT, SILENT_AFTER = "sim-005", 150
-FLAPPING, REMAPPING, OLD_DRIVER, WRONG_CLOCK = "sim-002", "sim-001", "sim-003", "sim-007"
-FLAPS = (100, 130, 190)
-DRIVERS = {OLD_DRIVER: "570.124.06"}
 BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
 
 #: What rollups of these readings say; without waiting for them to be exported.
@@ -98,59 +80,7 @@ CLOCKS = [
 ]
 
 
-#: What the operators of this fleet declared. One host's own label disagrees with it, and it lacks a memory module; one has no agent.
-MOVED, MEMORY_BYTES = "sim-002", 2 << 40
-DECLARED = File(
-    "fleet.toml",
-    b"""time_zone = "UTC"
-[[place]]
-hosts = ["sim-[000-003]"]
-rack = "r1"
-power_domain = "pdu-1"
-leaf = "leaf-1"
-spine = "spine-1"
-[[place]]
-hosts = ["sim-[004-007]"]
-rack = "r2"
-power_domain = "pdu-2"
-leaf = "leaf-2"
-spine = "spine-1"
-[[expected]]
-name = "8 x H100"
-model = "NVIDIA H100*"
-gpus = 8
-gpu_memory_gigabytes_min = 79
-gpu_pcie_width_lanes = 16
-nvlinks_per_gpu = 18
-rdma_ports = 8
-rdma_port_gigabits_per_second = 400
-memory_gigabytes_min = 2160
-[[maintenance]]
-racks = ["r2"]
-begin = 2023-11-18T08:00:00
-end = 2023-11-18T12:00:00
-who = "alice"
-why = "new power feed"
-[[override]]
-hosts = ["sim-[004-007]"]
-rule = "net.flaps"
-until = 2023-11-30
-who = "bob"
-why = "the management switch is replaced"
-[[override]]
-hosts = ["sim-*"]
-rule = "hardware.*"
-until = 2023-11-30
-who = "bob"
-why = "modules are on order"
-rollout = 0.2
-[thresholds]
-"host.cpu_steal_ratio" = 0.2
-[[place]]
-hosts = ["spare-01"]
-rack = "r3"
-""",
-)
+DECLARED = File("fleet.toml", night_before.declared(START_NS // 1000).encode())
 
 
 def _put_declared(live: Any, declared: Declared) -> None:
@@ -158,48 +88,10 @@ def _put_declared(live: Any, declared: Declared) -> None:
     put_places(live, declared)
 
 
-def _put_models(live: Any) -> None:
-    """A model was trained a week ago, and yesterday one that tells worse."""
-    model = HazardModel(
-        "the store; ranking: made up", False, "all classes", -6.2, (0.9, *[0.0] * (len(FEATURES) - 1)),
-        first_time="2023-05-01 00:00:00", last_time="2023-11-07 09:00:00", nodes=HOSTS, faults=31,
-        metrics={"auc": 0.62, "recall": 0.21, "ece": 0.009}, calibration=((0.01, 0.012), (0.05, 0.043)),
-    )  # fmt: skip
-    worse = replace(model, last_time="2023-11-13 09:00:00", faults=32)
-    words = "log loss of the last 28 days 0.09120, {} 0.09{}"
-    better = Trained(model, True, words.format("the prior of published rates", "340"))
-    refused = words.format("the one in use (of 2023-11-07 09:00:00)", "070")
-    for days, one in ((7, better), (1, Trained(worse, False, f"{refused}: worse, so that the one in use stays"))):  # fmt: skip
-        put_model(live, (START_NS - days * 86_400 * SECOND_NS) // 1000, one)
-
-
-def _put_days(live: Any) -> None:
-    """What was measured at three past midnight, of one host, on three days: its hottest GPU came nearer to its limit."""
-    live.execute(
-        "INSERT INTO host_days (host, day, time, corrected_errors, headroom_celsius) SELECT 'sim-006', t::DATE, "
-        "t + INTERVAL 3 MINUTE, 0.0, 14.0 + 3 * d FROM (SELECT d, date_trunc('day', make_timestamp($1)) - to_days(d::INT) AS t "
-        "FROM range(3) AS r(d))",
-        [START_NS // 1000],
-    )
-
-
-def _put_parts(live: Any, broken: str) -> None:
-    """Where parts are, and that one GPU was in another host until yesterday."""
-    history_parts.see(live, [f"sim-{number:03}" for number in range(HOSTS)])
-    live.execute(
-        "INSERT INTO main.parts SELECT 'gpu', $1, 'sim-002', '0000:43:00.0', t - INTERVAL 30 DAY, "
-        "t - INTERVAL 19 HOUR, false FROM (SELECT make_timestamp($2) AS t)",
-        [broken, START_NS // 1000],
-    )
-
-
-def _settings() -> Settings:
-    """Return the file's world with its three faults later, and in pairs of hosts."""
-    settings = load()
-    scenario = settings.scenario("three")
-    pairs = replace(scenario.jobs or settings.jobs, hosts=(2,), weights=(1.0,))
-    scenario = replace(scenario, stage_seconds=FAULTS_SECONDS, jobs=pairs)
-    return replace(settings, scenarios={scenario.name: scenario})
+def _put_before(live: Any) -> None:
+    """What was before the night, and where its parts are."""
+    history_parts.see(live, list(night_before.HOSTS))
+    night_before.put_before(live, START_NS // 1000)
 
 
 @dataclass
@@ -212,10 +104,9 @@ class Night:
     seen: Judgement | None = None
 
     def __post_init__(self) -> None:
-        self.simulated = LiveWorld(World("three", SEED, hosts=HOSTS, settings=_settings()))
+        self.simulated = NightWorld(UPTIME_NS / SECOND_NS)
         self.findings, self.scores = Findings(self.fleet), ScoreLog()
         self.framers = {name: Framer(RUN_ID, BOOT_ID) for name in self.simulated.names}
-        self.gpus = {m.name: m.gpus for m in self.simulated.world.machines}
         for name in self.simulated.names:
             self._register(name)
         declared = parse([DECLARED], START_NS, number=1)
@@ -224,12 +115,7 @@ class Night:
 
     def _register(self, name: str) -> None:
         """Register a host as if it were real: of a simulated one silence is no news."""
-        devices = [*_inventory(self.simulated, name), *_around(self.gpus[name])]
-        labels = {"hostname": name, "kernel": "6.8.0-48-generic",
-                  "nvidia_driver_version": DRIVERS.get(name, "580.65.06")}  # fmt: skip
-        labels["memory_bytes"] = str(MEMORY_BYTES)
-        if name == MOVED:
-            labels |= {"gangline.leaf": "leaf-2", "memory_bytes": str(MEMORY_BYTES - (64 << 30))}
+        devices, labels = self.simulated.devices(name), self.simulated.labels(name)
         index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
                                     booted_ns=START_NS - UPTIME_NS, labels=labels)  # fmt: skip
         told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
@@ -241,37 +127,14 @@ class Night:
         )
 
     def _before(self) -> None:
-        """What was before: who runs, and a fault of yesterday of a GPU that was in another host then."""
-        rank = 0
-        for name, gpus in self.gpus.items():
-            for gpu in gpus:
-                job = {"state": "running", "source": "slurm", "job_id": "123", "step": "0",
-                       "rank": str(rank), "world_size": str(HOSTS * parts.GPUS)}  # fmt: skip
-                self._process(name, gpu, 4000 + rank, job, minutes_ago=50)
-                rank += 1
-        host, gpu = self.struck("thermal")
-        other = {"state": "ended", "source": "slurm", "job_id": "119", "rank": "0"}
-        self._process(host, gpu, 3200, other, minutes_ago=170)
-        pod = {"state": "held", "namespace": "ml", "pod": "notebook-0", "container": "main"}
-        self.event("sim-003", "gpu.allocation", self.gpus["sim-003"][0], attributes=pod)
+        """A fault of yesterday of a GPU that was in another host then."""
         _, broken = self.struck("hbm")
         self.event("sim-002", "gpu.xid", broken, code=94, ago_seconds=20 * 3600,
                    message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error")  # fmt: skip
 
     def struck(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the part that a class strikes."""
-        told = map(json.loads, truth.lines(self.simulated.world))
-        ((host, part),) = (
-            pair for one in told if one.get("class") == class_name for pair in one["struck"]
-        )
-        return host, part
-
-    def _process(
-        self, host: str, gpu: str, pid: int, attributes: dict[str, str], minutes_ago: int
-    ) -> None:
-        started_ns = UPTIME_NS - minutes_ago * 60 * SECOND_NS
-        self.event(host, "gpu.process", gpu, process_id=pid, process_name="python3",
-                   attributes=attributes | {"start_nanoseconds": str(started_ns)})  # fmt: skip
+        """Return the host and the GPU that a class strikes."""
+        return self.simulated.struck(class_name)
 
     def event(
         self, host: str, name: str, device: str, *, ago_seconds: int = 0, **more: Any
@@ -297,7 +160,8 @@ class Night:
             self._happen(second)
             for name, blocks, events in self.simulated.step(1.0):
                 self._hear(name, blocks, second)
-                for one in (event for event in events if event.name != PROCESS):
+                for one in events:
+                    one.event_id = f"{BOOT_ID.hex()}/{one.event_id.removeprefix('/')}"
                     one.boottime_ns = self.now_ns - START_NS + UPTIME_NS
                     one.wall_time_ns = self.now_ns
                     self._tell(name, one, self.now_ns)
@@ -307,16 +171,10 @@ class Night:
         if second == 90:
             words = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
             self.findings.find(WRONG_CLOCK, "clock.offset", words, self.now_ns, expires=False)
-        if second in FLAPS:
-            told = {"operational": "down", "history": "down up"}
-            self.event(FLAPPING, "net.link", "eth0", code=0, attributes=told,
-                       message="carrier lost")  # fmt: skip
 
     def _hear(self, name: str, blocks: list[Block], second: int) -> None:
-        if name == SILENT and second > SILENT_AFTER:
+        if not blocks:
             return
-        for block in blocks:
-            _put_over(name, block, second)
         boottime_ns = self.now_ns - START_NS + UPTIME_NS
         data = self.framers[name].frame(second, boottime_ns, self.now_ns, blocks)
         frame = received(data)
@@ -327,42 +185,6 @@ class Night:
         self.seen = judge(self.fleet, self.now_ns, self.seen)
         self.store.submit_scores(self.seen, self.scores.changed(self.seen))
         self.store.submit_findings(self.findings.changes(self.now_ns))
-
-
-def _inventory(simulated: LiveWorld, name: str) -> Iterator[wire.Device]:
-    for device in simulated.devices(name):
-        if device.kind == "gpu":
-            device.attributes["driver"] = DRIVERS.get(name, "580.65.06")
-            device.attributes["vbios"] = "96.00.99.00.01"
-        yield device
-
-
-def _around(gpus: tuple[str, ...]) -> Iterator[wire.Device]:
-    """What a real agent's inventory tells beside: the PCIe function of each GPU, and its NVLinks."""
-    for at, gpu in enumerate(gpus):
-        near = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
-                "nearest_rdma_at": "same switch"}  # fmt: skip
-        yield wire.Device(kind="pcie", key=parts.GPU_ADDRESSES[at], attributes=near)
-        for link in range(parts.LINKS):
-            far = {"gpu": gpu, "active": "1", "remote_kind": "switch",
-                   "remote_pci_address": f"0000:{7 + link % 4:02x}:00.0"}  # fmt: skip
-            yield wire.Device(kind="nvlink", key=f"{gpu}/link{link}", attributes=far)
-
-
-def _put_over(name: str, block: Block, second: int) -> None:
-    """Put the faults over the readings that the simulated world has none for."""
-    if name == FLAPPING and block.table == "net_1s_changes":
-        _put(block, 0, carrier_down_events=sum(second >= at for at in FLAPS))
-    if name == FLAPPING and block.table == "rdma_1s_changes":
-        _put(block, 2, link_downed_events=sum(second >= at for at in FLAPS[1:]))
-    if name == REMAPPING and block.table == "gpu_10s_changes" and second >= 110:
-        _put(block, 4, remap_pending_state=1, remapped_uncorrectable_rows=1)
-
-
-def _put(block: Block, row: int, **values: int) -> None:
-    columns = [signal.column for signal in TABLES[block.table]]
-    for column, value in values.items():
-        block.put_int(columns.index(column), row, value)
 
 
 def _advise(store: Store, one: Night) -> None:
@@ -391,8 +213,10 @@ def _advise(store: Store, one: Night) -> None:
     row = (
         now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
         first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
+        [0.02, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0],
     )  # fmt: skip
-    book.take_outcomes([Happened("job-7/1", True, 0.02, row, 1)])
+    expected = Expected(0.02, (0.02, 0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
+    book.take_outcomes([Happened("job-7/1", "slurm", True, expected, row, 1.0, 1)], one.now_ns)
     asyncio.run(book.flushed())
 
 
@@ -409,11 +233,9 @@ def night(folder: Path) -> Iterator[Night]:
         store.submit_own(OWN)
         _advise(store, one)
         store.in_transaction(lambda live: put(live, CLOCKS))
-        store.in_transaction(_put_models)
-        store.in_transaction(_put_days)
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
-        store.in_transaction(lambda live: _put_parts(live, one.struck("hbm")[1]))
+        store.in_transaction(_put_before)
         yield one
     finally:
         store.close(60.0)

@@ -6,19 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import with_store
+from tests.processes import GUARD_SECONDS, with_store
 
 
 class Process:
-    """`gangline aggregator` on any free port."""
+    """`gangline aggregator` on any free port; without the operators' file, unless *more* says how often."""
 
     def __init__(
         self, folder: Path, *more: str, program: tuple[str, ...] = ("-m", "gangline.cli")
     ) -> None:
         command = [sys.executable, *program, "aggregator", "--data", str(with_store(folder))]
-        self.child = subprocess.Popen(
-            [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
-        )
+        command += ["--listen", "127.0.0.1:0", "--set", "ops_seconds=0"]
+        self.child = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
         assert self.child.stdout is not None
         said = self.child.stdout.readline()
         assert "listening on 127.0.0.1:" in said, said
@@ -27,4 +26,4 @@ class Process:
     def end(self, number: int) -> int:
         self.child.send_signal(number)
         with self.child:
-            return self.child.wait(30)
+            return self.child.wait(GUARD_SECONDS)

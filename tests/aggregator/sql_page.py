@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from gangline.aggregator.commands import sqlforms
-from gangline.aggregator.query import fences
+from gangline.aggregator.commands import sql_output
+from gangline.aggregator.query import sandbox
 from tests.aggregator.night import night
 from tests.aggregator.query.asking import rows_of
 
@@ -33,16 +34,25 @@ def answered(page: str, answer: Callable[[str], str]) -> str:
 
 def asking(folder: Path) -> Callable[[str], str]:
     """Return what answers a query from the operators' file in *folder*, as `gangline sql` prints it."""
-    connection = fences.opened(folder / "operators.duckdb")
+    connection = sandbox.opened(folder / "operators.duckdb")
 
     def answer(query: str) -> str:
         names, rows = rows_of(connection, query)
-        return sqlforms.table(names, rows, WIDTH_CHARACTERS)
+        return sql_output.table(names, rows, WIDTH_CHARACTERS)
 
     return answer
 
 
+def empty(page: str, folder: Path) -> list[str]:
+    """Return the queries of the page that show no row of the operators' file in *folder*: `sql_page FOLDER`, of a
+    `gangline run --scenario night` that has run for four minutes."""
+    connection = sandbox.opened(folder / "operators.duckdb")
+    return [query for query in queries(page) if not rows_of(connection, query)[1]]
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit("\n".join(empty(PAGE.read_text(), Path(sys.argv[1]))))
     with tempfile.TemporaryDirectory() as place:
         with night(Path(place)):
             pass

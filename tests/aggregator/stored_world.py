@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.model import Finding
 from gangline.aggregator.store.journal import StoredEvent
-from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Finding
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext.intake import Received
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.aggregator.world import Host, World, gpu_of
 
 GPUS = 2

@@ -7,10 +7,10 @@ import pytest
 
 from gangline.aggregator.fleet import fleet as fleet_module
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
 
 GPUS = [f"GPU-{at}" for at in range(5)]
 
@@ -28,8 +28,8 @@ def tell(fleet: Fleet, second: int, epoch: int, count: int) -> None:
             else:
                 block.put_int(columns.index("pcie_replays_count"), row, count)
         blocks.append(block)
-    stamp = frames.Stamp(bytes(16), bytes(16), second, second * 10**9, 0)
-    fleet.observe("a", received(frames.encode(stamp, blocks)), 10**18 + second * 10**9)
+    stamp = frame.Stamp(bytes(16), bytes(16), second, second * 10**9, 0)
+    fleet.observe("a", received(frame.encode(stamp, blocks)), 10**18 + second * 10**9)
 
 
 def counted(fleet: Fleet) -> list[float]:

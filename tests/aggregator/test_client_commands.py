@@ -14,8 +14,8 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.commands import hosts
-from gangline.aggregator.commands.client import Listing
-from gangline.aggregator.commands.table import width_of
+from gangline.aggregator.commands.connection import Listing
+from gangline.aggregator.commands.host_table import width_of
 from tests.aggregator.test_table import score
 
 COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])
@@ -111,7 +111,7 @@ def test_none_in_a_state_is_not_none_at_all(
 ) -> None:
     """ "None has registered", of a fleet of thirty-two, when none was in maintenance."""
     listing = Listing([score("a"), score("b")], 1, "")
-    monkeypatch.setattr("gangline.aggregator.commands.client.Client.hosts", lambda *_: listing)
+    monkeypatch.setattr("gangline.aggregator.commands.connection.Client.hosts", lambda *_: listing)
     asked = ["hosts", "--state", "maintenance", "--state", "stale"]
     assert hosts.main(asked[1:]) == cli.OK
     assert capsys.readouterr().out == "none of 2 hosts is MAINTENANCE or STALE\n"

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.commands import explain, hosts
-from gangline.aggregator.ingest import clocklog
-from gangline.aggregator.ingest.clocklog import (
+from gangline.aggregator.ingest import clocks
+from gangline.aggregator.ingest.clocks import (
     CHANGE_SECONDS,
     DRIFT_SECONDS,
     REPEAT_SECONDS,
+    WINDOW_SECONDS,
     ClockLog,
     Heard,
+    HostClock,
 )
-from gangline.aggregator.ingest.clocks import WINDOW_SECONDS, HostClock
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.contract.wire import telemetry_pb2 as wire
 
 SECOND = 1_000_000_000
 START = 1_000_000 * SECOND
@@ -81,12 +80,12 @@ def test_what_could_not_be_written_is_written_later() -> None:
     assert len(log.due([heard])) == 1
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_a_clock_is_stored_and_shown(
     lab: Any, make_agent: Any, until: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ "Why are this host's readings off by an hour?": a row for each host, and words where it matters."""
-    monkeypatch.setattr(clocklog, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(clocks, "LOOK_SECONDS", 0)
     right = make_agent(host="right", run_id=b"r" * 16)
     wrong = make_agent(host="wrong", run_id=b"w" * 16, clock_error_ns=-3_600 * SECOND)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.store.upkeep import doubles
-from gangline.aggregator.store.upkeep.doubles import Doubles, Source, spans
+from gangline.aggregator.store.maintenance import verify
+from gangline.aggregator.store.maintenance.verify import Doubles, Source, spans
 
 HOUR_US = 3_600_000_000
 SOURCES = st.lists(
@@ -44,13 +44,13 @@ def test_a_year_is_looked_at_in_pieces_of_a_size() -> None:
     hours = [Source(f"h{n}", True, n * HOUR_US, (n + 1) * HOUR_US - 1, 40_000) for n in range(8760)]
     late = Source("late", True, 0, 8760 * HOUR_US - 1, 100_000)
     found = list(spans([*hours, late]))
-    assert max(len(span.sources) for span in found) <= 1 + doubles.SPAN_ROWS // 40_000
+    assert max(len(span.sources) for span in found) <= 1 + verify.SPAN_ROWS // 40_000
     assert len(found) < 8760 / 20
 
 
 def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A frame that came in again days later lies in another file than the first time."""
-    monkeypatch.setattr(doubles, "SPAN_ROWS", 10)
+    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
     sources = []
     with duckdb.connect() as base:
         for number, begin in enumerate(
@@ -62,7 +62,7 @@ def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
                 f"n + {begin} AS boottime_ns FROM range(10) AS r(n)) TO '{tmp_path}/{number}''.parquet'"
             )
             sources.append(Source(str(path), True, begin * 1_000_000, (begin + 9) * 1_000_000, 10))
-        found = list(doubles.look(base, "gpu_1s", sources, lambda *_: None))
+        found = list(verify.look(base, "gpu_1s", sources, lambda *_: None))
     assert len(found) > 2
     assert sum(one.rows for one in found if isinstance(one, Doubles)) == 10
     assert {h for one in found if isinstance(one, Doubles) for h in one.hosts} == {"a"}
@@ -72,7 +72,7 @@ def test_one_large_file_is_looked_at_by_its_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An hour of a fleet is one file of 288 million readings: at once they were 20 GB of spill on the store's disk."""
-    monkeypatch.setattr(doubles, "SPAN_ROWS", 10)
+    monkeypatch.setattr(verify, "SPAN_ROWS", 10)
     path = tmp_path / "hour.parquet"
     with duckdb.connect() as base:
         base.execute(
@@ -80,7 +80,7 @@ def test_one_large_file_is_looked_at_by_its_hosts(
             f"FROM range(30) AS r(n) ORDER BY ALL) TO '{path}'"
         )
         source = Source(str(path), True, 0, 2, 30)
-        found = list(doubles.look(base, "gpu_1s", [source], lambda *_: None))
+        found = list(verify.look(base, "gpu_1s", [source], lambda *_: None))
     spans_of_rows = [one for one in found if isinstance(one, Doubles)]
     assert len(spans_of_rows) == len(found) > 2
     assert sum(one.rows for one in spans_of_rows) == 15

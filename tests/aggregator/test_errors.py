@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.health.calls import Calls
-from gangline.aggregator.refusals import (
+from gangline.aggregator.errors import (
     BEHIND_SECONDS,
     Invalid,
     NotReady,
@@ -20,9 +19,10 @@ from gangline.aggregator.refusals import (
     StreamRefused,
     TooMuch,
 )
-from gangline.aggregator.service import errors
-from gangline.aggregator.service.errors import translated
-from gangline.fingerprints.wire import status_pb2
+from gangline.aggregator.metrics import Calls
+from gangline.aggregator.service import status as errors
+from gangline.aggregator.service.status import translated
+from gangline.contract.wire import status_pb2
 from tests.processes import GUARD_SECONDS
 
 

@@ -11,18 +11,16 @@ import duckdb
 import grpc
 import pytest
 
-from gangline.aggregator.ingest.registration import (
+from gangline.aggregator.ingest.sessions import (
     EVENT_ATTRIBUTES_MAX,
     EVENT_COUNT_MAX,
     FORM_CHARACTERS_MAX,
     FORMS_MAX,
 )
-from gangline.aggregator.store import storefile
+from gangline.aggregator.store import duckdb_file
 from gangline.aggregator.store.journal import StoredEvent, encode
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.contract.wire import telemetry_pb2 as wire
 
 
 def storm(revision: int, count: int, event_id: str = "storm", **more: Any) -> wire.HealthEvent:
@@ -42,7 +40,7 @@ async def report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResp
     return answer
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
     """800,000 lines of one incident: one row, with the count as it stands; the last word wins."""
 
@@ -183,8 +181,8 @@ def test_a_first_start_tells_of_weeks_and_each_event_is_as_old_as_it_is(
 def old_store(folder: Path) -> None:
     """Make the file that the version before events grew left behind."""
     folder.mkdir()
-    [(version, text), *_] = storefile.migrations()
-    with duckdb.connect(str(folder / storefile.FILE)) as connection:
+    [(version, text), *_] = duckdb_file.migrations()
+    with duckdb.connect(str(folder / duckdb_file.FILE)) as connection:
         connection.execute(text)
         connection.execute("CREATE TABLE gangline_store (schema_version INTEGER)")
         connection.execute("INSERT INTO gangline_store VALUES (?)", [version])
@@ -224,7 +222,7 @@ def test_an_old_event_reads_as_one_line(tmp_path: Path) -> None:
     old_store(folder)
     store = Store.open(folder)
     store.close()
-    with duckdb.connect(str(folder / storefile.FILE), read_only=True) as connection:
+    with duckdb.connect(str(folder / duckdb_file.FILE), read_only=True) as connection:
         row = connection.execute(
             "SELECT revision, count, forms, forms_count, last_boottime_ns, cardinality(attributes) "
             "FROM events"

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.fleet.meanings import ENDINGS
-from gangline.aggregator.fleet.occurrences import INCIDENTS_MAX, RECORDS_PER_HOST_MAX
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints.xid import Clears
+from gangline.aggregator.fleet.active_events import ENDINGS, INCIDENTS_MAX, RECORDS_PER_HOST_MAX
+from gangline.aggregator.model import State
+from gangline.contract.xid.policy import Clears
 from tests.aggregator.world import Host, World, all_well, gpu_of
 
 W, S, U, H = State.WATCH, State.SUSPECT, State.UNHEALTHY, State.HEALTHY

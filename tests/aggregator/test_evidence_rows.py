@@ -14,34 +14,27 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.hazard.features import FEATURES, HISTORY, features_of
+from gangline.aggregator.hazard.features import FEATURES, HISTORY, RANK, features_of
+from gangline.aggregator.hazard.history import incidents_of
 from gangline.aggregator.hazard.measured import MEASURED
-from gangline.aggregator.hazard.recorded import incidents_of
-from gangline.aggregator.judgement.faults import Faults
-from gangline.aggregator.judgement.features import evidence_of
-from gangline.aggregator.judgement.found import FAULT_RULES
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.model_queries import query_of
-from gangline.aggregator.judgement.present import Present
-from gangline.aggregator.query import fences
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.storefile import migrations, script
-from gangline.aggregator.verdicts import Evidence, Finding
+from gangline.aggregator.model import Evidence, Finding
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.scoring.evaluate import FAULT_RULES, judge
+from gangline.aggregator.scoring.evidence_sql import query_of
+from gangline.aggregator.scoring.features import Faults, evidence_of
+from gangline.aggregator.scoring.view import Present
+from gangline.aggregator.store.duckdb_file import migrations, script
+from gangline.aggregator.store.rows import HostRecord
 from tests.aggregator.declared.test_judged import EXPECTED, declare
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.test_recompute import MEASURING
-from tests.aggregator.world import (
-    CLOCK_HERTZ,
-    IDLE_WATTS,
-    SECOND_NS,
-    Host,
-    gpu_of,
-    throttle,
-)
+from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, SECOND_NS, Host, gpu_of, throttle
+
+pytestmark = pytest.mark.usefixtures("operators_files")
 
 Rows = list[dict[str, Any]]
 
@@ -71,7 +64,7 @@ class Answers:
                     host.set(table, device, sm_clock_hertz=9e8, temperature_celsius=hotter)
         world.run(6)
         world.store.close(60.0)  # on a busy machine too it writes the file
-        self.connection = fences.opened(folder / "operators.duckdb")
+        self.connection = sandbox.opened(folder / "operators.duckdb")
 
     def evidence(self, host: Host, signal: str) -> Evidence:
         score = next(one for one in self.snapshot.hosts if one.host == host.name)
@@ -150,21 +143,31 @@ def test_events_are_shown_after_our_clock_was_set(tmp_path: Path) -> None:
     made.connection.close()
 
 
-def test_events_of_a_host_whose_clock_drifts_are_all_shown(tmp_path: Path) -> None:
-    """More than are told apart, so by their times: of 20 hours ago, by our clock six seconds more than by its own."""
-    world = StoredWorld(2, tmp_path)
-    host = world.hosts[0]
-    host.booted_ns -= 86_400 * SECOND_NS
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+    """Two addresses under the name of one host; another, whose clock drifts, with an XID in each hour of a day."""
+    folder = tmp_path_factory.mktemp("told")
+    world = StoredWorld(3, folder)
+    twice, drifting = world.hosts[0], world.hosts[1]
+    drifting.booted_ns -= 86_400 * SECOND_NS
     world.run(10)
+    for subject in ("10.0.0.1", "10.0.0.2"):
+        name = "identity.duplicate_name"
+        world.find(Finding(twice.name, name, subject, f"also at {subject}", world.now_ns))
     for hours in range(20, -1, -1):
         ago = 3600.0 * hours
         drifted_ns = world.now_ns - round((ago + 0.3 * hours) * SECOND_NS)
-        world.event(host, 95, gpu_of(host, 0), ago=ago, wall_time_ns=drifted_ns)
+        world.event(drifting, 95, gpu_of(drifting, 0), ago=ago, wall_time_ns=drifted_ns)
     world.run(5)
-    made = Answers(world, tmp_path)
-    evidence, rows = made.rows(host, "gpu.xid")
-    assert "21 times" in evidence.words and len(rows) == 21
+    made = Answers(world, folder)
+    yield made
     made.connection.close()
+
+
+def test_events_of_a_host_whose_clock_drifts_are_all_shown(told: Answers) -> None:
+    """More than are told apart, so by their times: of 20 hours ago, by our clock six seconds more than by its own."""
+    evidence, rows = told.rows(told.world.hosts[1], "gpu.xid")
+    assert "21 times" in evidence.words and len(rows) == 21
 
 
 def test_a_clock_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
@@ -317,11 +320,34 @@ findings = st.lists(
 NOW_US = 1_700_000_000_000_000
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(told=findings)
-@example(told=[("a", "gpu.xid", 49_995, 2, False), ("a", "gpu.lost", 50_003, None, False)])
 def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> None:
     """Findings that are no faults, faults that belong together, of another host, after the moment: as judging counts them."""
+    compute_again(base, told)
+
+
+HISTORIES: tuple[list[Any], ...] = (
+    [],
+    [("a", "gpu.xid", 49_995, 2, False), ("a", "gpu.lost", 50_003, None, False)],
+    [
+        ("a", "gpu.xid", 40_000, 30, True), ("a", "gpu.lost", 40_010, 40, False),
+        ("b'c", "gpu.ecc_uncorrected", 100, 20_000, True), ("b'c", "gpu.xid", 49_000, None, True),
+        ("a", "data.lost", 49_100, 5, False), ("a", "identity.duplicate_name", 10, None, False),
+        ("a", "gpu.xid", 60_000, None, False), ("b'c", "gpu.xid", 49_999, 0, False),
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("told", HISTORIES, ids=["none", "at the moment", "of all kinds"])
+def test_the_features_of_these_histories_compute_again(base: Any, told: list[Any]) -> None:
+    """The same of a few histories, in each run of the tests."""
+    compute_again(base, told)
+
+
+def compute_again(base: Any, told: list[Any]) -> None:
+    """Put *told* into the empty file; see that each feature follows from the rows of its query."""
     for table in ("findings", "past_findings"):
         base.execute(f"DELETE FROM {table}")
     began_us = NOW_US - 50_000 * 60_000_000 - 30_000_000  # none begins or ends at the very moment
@@ -338,9 +364,17 @@ def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> 
     known = incidents_of(base, FAULT_RULES, NOW_US)
     values = features_of(_of(known, hosts).state(hosts, NOW_US))
     rows_of = cache(lambda query: asked(base, query))  # features share them
+    ranked = HISTORY.index(RANK)
     for at, feature in enumerate(HISTORY):
         for number, host in enumerate(hosts):
             rows = rows_of(evidence_of(at, host, 1.0, 0.1, -0.01, NOW_US * 1000).sql)
+            if at == ranked:  # of all that failed, what their ranks are by
+                assert [row["host"] for row in rows if row["host"] == host] == [row["host"] for row in rows[:1] if values[number].any()]  # fmt: skip
+                again = {row["host"]: (row["faults_30d"], row["faults"]) for row in rows}
+                state = _of(known, hosts).state(hosts, NOW_US)
+                of = (state.decayed[30.0][number], state.count[number])
+                assert again.get(host, (0.0, 0.0)) == pytest.approx(of, abs=1e-6)
+                continue
             assert _again(feature.name, [row["days_ago"] for row in rows]) == pytest.approx(
                 values[number, at], abs=1e-6
             )
@@ -391,22 +425,14 @@ def test_what_is_a_fault_is_the_same_in_sql(base: Any) -> None:
     assert [name for (name,) in told.fetchall()] == list(FAULT_RULES)
 
 
-def test_a_finding_is_shown_and_not_another_of_its_name(tmp_path: Path) -> None:
+def test_a_finding_is_shown_and_not_another_of_its_name(told: Answers) -> None:
     """Two addresses under one name: each is a finding, and each has its own row."""
-    world = StoredWorld(2, tmp_path)
-    world.run(10)
-    for subject in ("10.0.0.1", "10.0.0.2"):
-        name = "identity.duplicate_name"
-        world.find(Finding("h0", name, subject, f"also at {subject}", world.now_ns))
-    world.run(2)
-    made = Answers(world, tmp_path)
-    score = next(one for one in made.snapshot.hosts if one.host == "h0")
-    told = [one for one in score.evidence if one.unit == "finding"]
-    assert len(told) == 2
-    for one in told:
-        (row,) = asked(made.connection, one.sql)
+    score = next(one for one in told.snapshot.hosts if one.host == "h0")
+    found = [one for one in score.evidence if one.unit == "finding"]
+    assert len(found) == 2
+    for one in found:
+        (row,) = asked(told.connection, one.sql)
         assert row["words"] == one.words
-    made.connection.close()
 
 
 def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> None:

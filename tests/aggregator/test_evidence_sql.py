@@ -9,32 +9,21 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.judgement.rules import (
-    agent,
-    clock,
-    fabric,
-    gpu,
-    hangs,
-    host,
-    jobs,
-    kernel,
-    memory,
-    nvlink,
-    parts,
-    pcie,
-    xid,
-)
-from gangline.aggregator.judgement.symptoms import Rule, Symptom
-from gangline.aggregator.query import fences
-from gangline.aggregator.verdicts import Finding
+from gangline.aggregator.model import Finding
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.scoring.rule import Rule, Symptom
+from gangline.aggregator.scoring.rules import agent, clock, events, fabric, gpu, nvlink, pcie
+from gangline.aggregator.scoring.rules import host as jobs
 from tests.aggregator.faults import FAULTS
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import GPUS, StoredWorld
 from tests.aggregator.world import CLOCK_HERTZ, Host, gpu_of, throttle
 
-MODULES = (agent, clock, fabric, gpu, hangs, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
+pytestmark = pytest.mark.usefixtures("operators_files")
+
+MODULES = (agent, clock, fabric, gpu, agent, jobs, jobs, events, gpu, nvlink, jobs, pcie, events)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
-RULES |= {kind.rule.name for kind in kernel.KINDS.values()} | {kernel.DRIVER_EVENT.rule.name}
+RULES |= {kind.rule.name for kind in events.KINDS.values()} | {events.DRIVER_EVENT.rule.name}
 RULES |= {fault.rule for fault in FAULTS}
 #: Evidence is a leaky sum or mean, its query a plain one.
 TOLERANCE = 0.15
@@ -92,7 +81,7 @@ def _pcie_link(world: StoredWorld, host: Host) -> None:
 
 
 def _reported(world: StoredWorld, host: Host) -> None:
-    for name, code in [*kernel.KINDS, ("gpu.driver_event", 16)]:
+    for name, code in [*events.KINDS, ("gpu.driver_event", 16)]:
         device = "eth0" if name == "net.link" else "part"
         world.event(host, code, device, name, message=f"{name} happened", count=12)
 
@@ -103,6 +92,17 @@ def _set(table: str, device: str, **values: float) -> Callable[[StoredWorld, Hos
 
 def _grow(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
     return lambda _, host: host.grow(table, device or gpu_of(host, 0), **values)
+
+
+def _many_mounts(world: StoredWorld, host: Host) -> None:
+    for number in range(1100):
+        host.set(
+            "filesystem_60s",
+            f"/pods/{number}",
+            size_bytes=5e11,
+            available_bytes=2e11,
+            read_only_state=0,
+        )
 
 
 #: Rule -> what trips it. One host each.
@@ -142,6 +142,7 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("collector.hung", _set("collector_10s", "gpu_1s", outcome_state=4)),
     ("collector.failed", _set("collector_10s", "host_1s", outcome_state=3)),
     ("counter.saturated", _set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)),
+    ("devices.left_out", _many_mounts),
     ("data.lost", _set("agent_10s", "agent", spool_dropped_frames=120)),
     ("host.barred", _set("agent_10s", "agent", barring_findings_count=1)),
     ("finding", _finding),
@@ -152,8 +153,8 @@ NEW = "host.new"
 #: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
 TOGETHER = [
     *((fault.rule, "readings") for fault in FAULTS),
-    *((kind.rule.name, "events") for kind in kernel.KINDS.values()),
-    (kernel.DRIVER_EVENT.rule.name, "events"),
+    *((kind.rule.name, "events") for kind in events.KINDS.values()),
+    (events.DRIVER_EVENT.rule.name, "events"),
 ]
 
 
@@ -227,7 +228,7 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
         for one in world.hosts[-2:]:
             symptom = found(world, NEW, one)
             rows.append((NEW, symptom.value, symptom.unit, symptom.words, symptom.sql))
-    with fences.opened(folder / "operators.duckdb") as connection:
+    with sandbox.opened(folder / "operators.duckdb") as connection:
         yield connection, rows
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import PROCESSES_PER_HOST_MAX, SWEEP_SECONDS, TOLD_NS_MAX, Jobs
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract.wire import telemetry_pb2 as wire
 
 BOOT, NEXT_BOOT = "0b" * 16, "0c" * 16
 SLURM = {"source": "slurm", "job_id": "123"}

@@ -19,10 +19,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
-from tests.processes import GUARD_SECONDS
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
+from tests.processes import GUARD_SECONDS, with_store
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 LIMIT = resource.RLIMIT_FSIZE
@@ -36,7 +36,7 @@ class Process:
     def __init__(self, folder: Path, *more: str) -> None:
         self.said = ""  # known at the end; a pipe, for a file would be full as well
         self.child = subprocess.Popen(
-            [*_command(folder), "--set", "commit_seconds=0.05", *more],
+            [*_command(with_store(folder)), "--set", "commit_seconds=0.05", *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -57,7 +57,8 @@ class Process:
 
 def _command(folder: Path) -> list[str]:
     command = [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(folder)]
-    return [*command, "--listen", "127.0.0.1:0", "--set", "judge_seconds=0.1"]
+    settings = ("--set", "judge_seconds=0.1", "--set", "ops_seconds=0")
+    return [*command, "--listen", "127.0.0.1:0", *settings]
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
     """QA filled the disk: nothing on screen said so, an XID 95 did not count, the host went silent."""
-    process, agent = start(), make_agent()
+    process, agent = start("--set", "ops_seconds=15"), make_agent()
     now_ns = time.time_ns()
     xid = wire.HealthEvent(
         event_id="e1",
@@ -240,7 +241,7 @@ def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
         _command(lab.folder),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GUARD_SECONDS,
         check=False,
         preexec_fn=lambda: resource.setrlimit(LIMIT, FULL),
     )
@@ -262,7 +263,7 @@ def test_a_folder_that_is_not_ours_gets_no_file(lab: Any, theirs: str) -> None:
             connection.execute("CREATE TABLE payroll (name VARCHAR)")
     before = file.read_bytes()
     done = subprocess.run(
-        _command(lab.folder), capture_output=True, text=True, timeout=60, check=False
+        _command(lab.folder), capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
     )
     assert done.returncode == 1 and "left untouched" in done.stderr
     assert os.listdir(lab.folder) == ["gangline.duckdb"] and file.read_bytes() == before

@@ -14,26 +14,28 @@ import duckdb
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.judgement.experience import Experience, Outcomes, Return
-from gangline.aggregator.judgement.gpus import Gpus
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.judgement.restart import restore
-from gangline.aggregator.judgement.scoring import EVIDENCE_MAX
-from gangline.aggregator.query import fences
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.scoring.calibration import Calibration
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.scoring.restart import restore
+from gangline.aggregator.scoring.results import Gpus, Hosts
+from gangline.aggregator.scoring.score import EVIDENCE_MAX, HAZARD_PER_HOUR_MAX, Experience, Return
 from gangline.aggregator.service.score import ScoreService
-from gangline.aggregator.store.records import of_snapshot
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire import score_pb2
+from gangline.aggregator.store.rows import of_snapshot
+from gangline.contract.wire import score_pb2
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import GPUS, StoredWorld
 from tests.aggregator.test_recompute import MEASURING
 from tests.aggregator.test_restart import back
 from tests.aggregator.world import START_NS, Host, World, gpu_of, throttle
 
+pytestmark = pytest.mark.usefixtures("operators_files")
+
 Key = tuple[str, str]
 Row = dict[str, Any]
-WELL, HOT, BROKEN, SILENT, UNREAD, NEVER, LINKED, HUSHED = range(8)
-HOSTS = 9
+WELL, HOT, BROKEN, SILENT, UNREAD, NEVER, LINKED, HUSHED, BACK, AISLE = range(10)
+HOSTS = 10
 #: As of when all were well.
 BEFORE = "TIMESTAMP '2023-11-14 22:13:45'"
 
@@ -66,6 +68,8 @@ class Played:
 
     def _befall(self, world: StoredWorld) -> None:
         throttle(world.hosts[HOT], 1)
+        for gpu in range(GPUS):
+            throttle(world.hosts[AISLE], gpu)
         for host in (BROKEN, HUSHED):
             world.event(world.hosts[host], 79, gpu_of(world.hosts[host], 0))
         world.hosts[BROKEN].set(
@@ -93,15 +97,14 @@ class Played:
         }
 
     def asked(self, query: str) -> dict[Key, Row]:
-        with fences.opened(self.folder / "operators.duckdb") as connection:
+        with sandbox.opened(self.folder / "operators.duckdb") as connection:
             names, rows = rows_of(connection, query)
         found = [dict(zip(names, row, strict=True)) for row in rows]
         return {(row["host"], row["gpu"]): row for row in found}
 
 
-#: The last one has just come back.
-RETURNED = {"h8": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
-SEEN = Experience(RETURNED, Outcomes(5, 1.4))
+RETURNED = {f"h{BACK}": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
+SEEN = Experience(RETURNED, Calibration(factors=(2.5, 2.0, 0.5, 0.5)))
 
 
 @pytest.fixture(
@@ -142,11 +145,12 @@ def test_the_pace_of_a_gpu_is_that_of_its_evidence(played: Played) -> None:
     """A pace that nobody stored must be NULL, not 1.00; one that is told has its interval."""
     told, rows = played.told(), played.asked("FROM ops.gpu_scores")
     slow, silent = ("h1", gpu_of(Host("h1"), 1)), [key for key in told if key[0] in ("h3", "h7")]
+    held = [slow, *(key for key in told if key[0] == f"h{AISLE}")]
     for key, gpu in told.items():
         row, wanted = rows[key], [gpu.relative_speed_lower, gpu.relative_speed_upper]
         interval = [row["relative_speed_lower"], row["relative_speed_upper"]]
-        assert (row["relative_speed"] is None) == (key != slow), key
-        assert interval == (pytest.approx(wanted) if key in [slow, *silent] else [None, None]), key
+        assert (row["relative_speed"] is None) == (key not in held), key
+        assert interval == (pytest.approx(wanted) if key in [*held, *silent] else [None, None]), key
     assert rows[slow]["relative_speed"] == pytest.approx(told[slow].relative_speed)
     assert all(isnan(told[key].relative_speed) for key in silent)
     assert rows[slow]["relative_speed_upper"] < 0.8
@@ -164,6 +168,27 @@ def test_its_strongest_evidence_is_told(played: Played) -> None:
     assert states(rows, HUSHED) == ["UNHEALTHY", "STALE"]
     assert states(rows, UNREAD)[0] == "HEALTHY" != states(rows, UNREAD)[1]
     assert states(rows, WELL) == ["HEALTHY", "HEALTHY"]
+
+
+def test_what_gpus_share_is_none_of_theirs_and_what_they_do_not_adds_up(played: Played) -> None:
+    """Eight GPUs with a pending remap summed to 0.0058 an hour, and their host had 60."""
+    rows = played.asked("FROM ops.gpu_scores")
+    hosts = played.judged.hosts
+    assert isinstance(hosts, Hosts)
+    own = hosts.calm_hazards_per_hour(hosts.told)
+    share = own * 2.2e-5 / (GPUS * 2.2e-5 + 5e-6)
+
+    def added(host: int) -> list[float]:
+        found = [row["hazard_per_hour"] for (name, _), row in sorted(rows.items()) if name == f"h{host}"]  # fmt: skip
+        return [hazard - share[host] for hazard in found]
+
+    assert added(AISLE) == [pytest.approx(0.0, abs=1e-9)] * GPUS
+    assert hosts[AISLE].hazard_per_hour == pytest.approx(3 * own[AISLE])
+    assert added(HOT) == [pytest.approx(0.0, abs=1e-9), pytest.approx(2 * own[HOT], rel=1e-5)]
+    broken = hosts[BROKEN].hazard_per_hour - own[BROKEN]
+    assert sum(added(BROKEN)) == pytest.approx(broken, rel=1e-5)
+    if hosts[BROKEN].hazard_per_hour < 0.99 * HAZARD_PER_HOUR_MAX:
+        assert added(BROKEN)[1] == pytest.approx(4 * own[BROKEN], rel=1e-5)
 
 
 def test_a_moment_and_a_horizon(played: Played) -> None:
@@ -217,6 +242,18 @@ def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> Non
     assert found == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
 
 
+def test_evidence_of_before_version_13_gives_a_gpu_the_hazard_of_then(
+    played: Played, tmp_path: Path
+) -> None:
+    """It says by how many times it made the hazard larger, not by how much."""
+    forgotten = "UPDATE evidence SET hazard_delta = NULL, shared_count = NULL"
+    query = "SELECT hazard_per_hour FROM ops.gpu_scores WHERE host = 'h1' ORDER BY gpu"
+    with changed(played, tmp_path, forgotten) as connection:
+        found = [value for (value,) in connection.execute(query).fetchall()]
+    now = [row["hazard_per_hour"] for key, row in sorted(played.asked("FROM ops.gpu_scores").items()) if key[0] == "h1"]  # fmt: skip
+    assert found == pytest.approx(now)
+
+
 def test_a_score_without_its_inputs_gives_its_gpus_no_hazard(
     played: Played, tmp_path: Path
 ) -> None:
@@ -248,7 +285,6 @@ def test_a_gpu_whose_evidence_may_have_been_cut_has_no_state(
     assert found == [(state, True, 0)] * 2
 
 
-@pytest.mark.usefixtures("without_snapshots")
 @pytest.mark.parametrize("state", [State.UNHEALTHY, None], ids=["as stored", "of before"])
 def test_what_was_known_before_a_restart_is_stored_again_as_it_was(state: State | None) -> None:
     """A GPU broke, its host was heard again after a deployment, and for a minute SQL said that the GPU was well."""

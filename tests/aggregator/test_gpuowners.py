@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.ingest.gpuowners import GpuOwners
-from gangline.aggregator.verdicts import DUPLICATE_GPU, LET_GO, OURSELVES
+from gangline.aggregator.ingest.findings import Findings, GpuOwners
+from gangline.aggregator.model import DUPLICATE_GPU, LET_GO, OURSELVES
 
 ONE, TWO = (f"GPU-{n}0000000-1111-2222-3333-444444444444" for n in (1, 2))
 KEY = OURSELVES, DUPLICATE_GPU, "b"

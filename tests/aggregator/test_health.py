@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from gangline.aggregator import metrics
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.health import descriptors, machine, watch
-from gangline.aggregator.health.figures import FIGURES, PREFIX
-from gangline.aggregator.health.histogram import Histogram
-from gangline.aggregator.health.looplag import SPAN_SECONDS, LoopLag
-from gangline.aggregator.listening import StartError
-from gangline.aggregator.server import Aggregator
-from gangline.aggregator.service import metrics
+from gangline.aggregator.metrics import Histogram
+from gangline.aggregator.monitoring import monitor, probes
+from gangline.aggregator.monitoring.metrics import FIGURES, PREFIX
+from gangline.aggregator.monitoring.probes import SPAN_SECONDS, LoopLag
+from gangline.aggregator.server import Aggregator, StartError
+from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import StoreError
-from gangline.fingerprints.openmetrics import Form
+from gangline.contract.metrics_http import Form
+from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 
 RULES = Path(__file__).parents[2] / "packaging/prometheus/gangline.rules.yml"
@@ -45,14 +45,14 @@ def scraped(port: int, accept: str = "") -> str:
 @pytest.fixture(autouse=True)
 def _pulled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks within a second of the last look gets that one; here each asks for now."""
-    monkeypatch.setattr(watch, "PULL_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(monitor, "PULL_SECONDS_MIN", 0.0)
 
 
-async def _scrape_live(lab: Any, make_agent: Any, hosts: int) -> tuple[str, str]:
+async def _scrape_live(lab: Lab, hosts: int) -> tuple[str, str]:
     """Return both forms of a live aggregator that has stored a frame of each of *hosts* hosts."""
     async with lab.aggregator(metrics_listen="127.0.0.1:0") as one:
         for number in range(hosts):
-            agent = make_agent(host=f"host-{number}", run_id=bytes([number]) * 16)
+            agent = Agent(host=f"host-{number}", run_id=bytes([number]) * 16)
             async with lab.agent(one, agent) as connection:
                 await connection.send(agent.message(1))
         loop = asyncio.get_running_loop()
@@ -66,12 +66,25 @@ async def _scrape_live(lab: Any, make_agent: Any, hosts: int) -> tuple[str, str]
     return texts[0], texts[1]
 
 
+@pytest.fixture(scope="module")
+def scrapes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, str]]:
+    """Number of hosts -> both forms of a live aggregator that had a frame of each."""
+    with pytest.MonkeyPatch.context() as patch, with_operators_file(live=True):
+        patch.setattr(monitor, "PULL_SECONDS_MIN", 0.0)
+        return {
+            hosts: asyncio.run(
+                _scrape_live(Lab(tmp_path_factory.mktemp("scraped") / "data"), hosts)
+            )
+            for hosts in (1, 6)
+        }
+
+
 @pytest.mark.parametrize("form", list(Form))
 def test_both_forms_are_read_by_prometheus_own_parsers(
-    lab: Any, make_agent: Any, form: Form
+    scrapes: dict[int, tuple[str, str]], form: Form
 ) -> None:
     """A scrape with one wrong line is dropped whole, and the aggregator's own alarms with it."""
-    text = asyncio.run(_scrape_live(lab, make_agent, 1))[form is Form.TEXT]
+    text = scrapes[1][form is Form.TEXT]
     parse: Any = openmetrics_parser if form is Form.OPENMETRICS else plain_parser
     families = {f.name: f for f in parse.text_string_to_metric_families(text)}
     names = {PREFIX + figure.name for figure in FIGURES}
@@ -91,30 +104,29 @@ def test_both_forms_are_read_by_prometheus_own_parsers(
     assert count == samples[PREFIX + "commit_seconds_bucket", (("le", "+Inf"),)] >= 1
 
 
-def test_more_hosts_are_no_more_series(lab: Any, make_agent: Any) -> None:
+def test_more_hosts_are_no_more_series(scrapes: dict[int, tuple[str, str]]) -> None:
     """A label per host would be ten thousand series of each figure, in every scrape."""
-    one, _ = asyncio.run(_scrape_live(lab, make_agent, 1))
-    several, _ = asyncio.run(_scrape_live(lab, make_agent, 6))
+    (one, _), (several, _) = scrapes[1], scrapes[6]
     series = [{line.rpartition(" ")[0] for line in text.splitlines()} for text in (one, several)]
     assert series[0] == series[1]
     assert "host-" not in several
 
 
-def test_promtool_has_nothing_to_say(lab: Any, make_agent: Any) -> None:
+def test_promtool_has_nothing_to_say(scrapes: dict[int, tuple[str, str]]) -> None:
     """Names without base units, counters without `_total`, missing help: its linter knows them all."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    text = asyncio.run(_scrape_live(lab, make_agent, 1))[1]
+    text = scrapes[1][1]
     done = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_rules_name_series_that_there_are(lab: Any, make_agent: Any) -> None:
+def test_the_rules_name_series_that_there_are(scrapes: dict[int, tuple[str, str]]) -> None:
     """An alert on a series that was renamed never fires, and nobody sees that it does not."""
-    text = asyncio.run(_scrape_live(lab, make_agent, 1))[1]
+    text = scrapes[1][1]
     exposed = set(re.findall(r"^(gangline_aggregator\w*)", text, re.MULTILINE))
     named = set(re.findall(r"gangline_aggregator\w*", RULES.read_text()))
     assert named and named <= exposed
@@ -149,6 +161,7 @@ def test_a_failed_call_is_counted_by_method_and_code(
     assert f'method_failures_total{{{method},code="INVALID_ARGUMENT"}} 1' in text
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_own_figures_are_asked_in_sql_in_both_files(lab: Any, make_agent: Any, until: Any) -> None:
     """At 3 a.m. there may be no Prometheus: what the aggregator is, and since when, is in its own SQL."""
 
@@ -160,7 +173,7 @@ def test_own_figures_are_asked_in_sql_in_both_files(lab: Any, make_agent: Any, u
     for file in ("gangline.duckdb", "operators.duckdb"):
         found = dict(lab.rows("SELECT figure, value FROM ops.aggregator", file))
         missing = {figure.name for figure in FIGURES} - found.keys()
-        assert found.keys() <= watch.TOLD.keys()
+        assert found.keys() <= monitor.TOLD.keys()
         assert missing <= {"snapshot_age_seconds"}  # the file may not have been written yet
         assert found["disk_free_bytes"] > 0 and found["frames"] == 0
         history = lab.rows("FROM ops.aggregator_history('frames')", file)
@@ -182,7 +195,7 @@ def test_a_rate_does_not_reach_over_a_restart(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_left_out_not_zero(tmp_path: Path) -> None:
     """A folder that is gone has not zero bytes free: an alarm would call it full."""
-    seen = machine.look(tmp_path / "gone", {1}, 0, proc=tmp_path)
+    seen = probes.look(tmp_path / "gone", {1}, 0, proc=tmp_path)
     assert seen.disk_free_bytes is seen.database_bytes is seen.snapshot_age_seconds is None
     assert seen.memory_bytes is seen.descriptors is seen.connections is None
 
@@ -197,9 +210,9 @@ TCP = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 
 def test_connections_are_those_established_to_our_port() -> None:
     """Not the listening socket, not the other end on the same machine, not one that waits to be forgotten."""
-    assert machine.established(TCP, 0x1DB0) == 1
-    assert machine.established(TCP, 0x1DB1) == 0
-    assert machine.established(b"", 7600) == 0
+    assert probes.established(TCP, 0x1DB0) == 1
+    assert probes.established(TCP, 0x1DB1) == 0
+    assert probes.established(b"", 7600) == 0
 
 
 def test_connections_of_the_port_for_tokens_are_counted_too(tmp_path: Path) -> None:
@@ -208,8 +221,8 @@ def test_connections_of_the_port_for_tokens_are_counted_too(tmp_path: Path) -> N
     (tmp_path / "net/tcp").write_bytes(TCP)
     (tmp_path / "net/tcp6").write_bytes(b"")
     ports = {0x1DB0, 0xD2A4}
-    assert machine.look(tmp_path, ports, 0, proc=tmp_path).connections == 2
-    assert machine.look(tmp_path, {0x1DB0}, 0, proc=tmp_path).connections == 1
+    assert probes.look(tmp_path, ports, 0, proc=tmp_path).connections == 2
+    assert probes.look(tmp_path, {0x1DB0}, 0, proc=tmp_path).connections == 1
 
 
 @given(st.lists(st.floats(0, 100), max_size=60), st.floats(0.01, 1.0))
@@ -262,16 +275,16 @@ def test_a_loop_that_stands_still_shows_before_it_moves_again() -> None:
 
 def test_too_few_descriptors_are_told_with_the_way_out() -> None:
     """A thousand descriptors end at the thousandth host, hours later, without a word in any log."""
-    words = descriptors.words(1024, 20_000)
+    words = metrics.words(1024, 20_000)
     assert "LimitNOFILE=20512" in words and "513th host" in words
-    assert descriptors.words(20_512, 20_000) == ""
-    assert descriptors.words(-1, 20_000) == ""  # no limit
+    assert metrics.words(20_512, 20_000) == ""
+    assert metrics.words(-1, 20_000) == ""  # no limit
 
 
 def test_the_soft_limit_becomes_the_hard_one() -> None:
     """systemd starts services with 1024 and allows half a million: nobody should have to know."""
     code = (
-        "import resource; from gangline.aggregator.health import descriptors;"
+        "import resource; from gangline.aggregator import metrics as descriptors;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard));"
         "print(descriptors.raise_limit() == (hard, hard))"
@@ -327,6 +340,6 @@ def test_a_store_that_cannot_be_opened_leaves_no_socket(lab: Any) -> None:
         one = Aggregator(lab.config(metrics_listen="127.0.0.1:0"))
         with pytest.raises(StoreError):
             await one.start()
-        metrics.listener("127.0.0.1", one.metrics_port).close()
+        monitor.listener("127.0.0.1", one.metrics_port).close()
 
     asyncio.run(run())

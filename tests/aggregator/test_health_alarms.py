@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.health import watch
-from gangline.aggregator.health.alarm_table import table
-from gangline.aggregator.health.alarms import Alarm, Alarms, Cleared, Raised
-from gangline.aggregator.health.figures import FIGURES, losing_hosts, silent_hosts
-from gangline.aggregator.health.histogram import Histogram
-from gangline.aggregator.health.machine import Machine
-from gangline.aggregator.health.watch import OwnHealth, tell
 from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.verdicts import OURSELVES, Finding
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.aggregator.metrics import Histogram
+from gangline.aggregator.model import OURSELVES, Finding
+from gangline.aggregator.monitoring import monitor
+from gangline.aggregator.monitoring.alarms import Alarm, Alarms, Cleared, Raised, table
+from gangline.aggregator.monitoring.metrics import FIGURES, losing_hosts, silent_hosts
+from gangline.aggregator.monitoring.monitor import OwnHealth, tell
+from gangline.aggregator.monitoring.probes import Machine
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import GUARD_SECONDS
 
 NS = 1_000_000_000
@@ -63,7 +62,7 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
         lambda share: {"disk_bytes": 4e11, "disk_free_bytes": 2e10 / share}, 0.5, 0.4, 0, 60,
     ),
     "aggregator.disk_slow": (_as("commit_median_seconds"), 2.0, 1.0, 30, 60),
-    "aggregator.snapshot_old": (_as("snapshot_age_seconds"), 60.0, 30.0, 30, 0),
+    "aggregator.snapshot_old": (_as("snapshot_age_seconds"), 180.0, 30.0, 30, 0),
     "aggregator.history_late": (_as("history_lag_seconds"), 900.0, 450.0, 300, 60),
     "aggregator.history_failing": (_as("history_failing"), 0.0, 0.0, 150, 60),
     "aggregator.judge_slow": (_as("judge_seconds"), 2.0, 1.0, 15, 60),
@@ -302,11 +301,11 @@ def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixtu
     looks: list[int] = []
 
     class Sick:
-        def look(self) -> watch.Changes:
+        def look(self) -> monitor.Changes:
             looks.append(1)
             raise RuntimeError("a figure that is broken")
 
-    one = watch.Watch(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
+    one = monitor.Watch(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
     one.start()
     one.close()
     assert looks and "broken" in caplog.text and not one._thread.is_alive()
@@ -338,7 +337,7 @@ def test_hosts_tells_what_stands_against_the_aggregator(
 ) -> None:
     """The table looks well while receipts are a minute late: the footer is where an operator looks first."""
     from gangline.aggregator.commands import hosts
-    from gangline.aggregator.commands.client import Client, Listing
+    from gangline.aggregator.commands.connection import Client, Listing
 
     monkeypatch.setattr(Client, "hosts", lambda *_: Listing([], 1, "", ["receipts are late"]))
     assert hosts.main([]) == 0

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.service import metrics
-from gangline.aggregator.service.metrics import CONNECTIONS_MAX, MetricsServer, listener
-from gangline.fingerprints.http import REQUEST_BYTES_MAX
-from gangline.fingerprints.settings import SettingsError, load
+from gangline.aggregator.monitoring import monitor
+from gangline.aggregator.monitoring.monitor import CONNECTIONS_MAX, MetricsServer, listener
+from gangline.contract.metrics_http import REQUEST_BYTES_MAX
+from gangline.contract.settings import SettingsError, load
 from tests.processes import GUARD_SECONDS
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -74,7 +74,7 @@ def test_one_request_is_answered_a_connection() -> None:
 
 def test_who_never_ends_his_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow loris: a byte now and then would hold a connection for ever."""
-    monkeypatch.setattr(metrics, "CONNECTION_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(monitor, "CONNECTION_SECONDS_MAX", 0.0)
 
     async def run() -> int:
         async with _served() as server:

@@ -14,13 +14,12 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.judgement.features import NAMES, OBSERVED
-from gangline.aggregator.store.hostdays import DAY_US, HOUR_US, fill
+from gangline.aggregator.model import Finding
+from gangline.aggregator.scoring.features import NAMES, OBSERVED
+from gangline.aggregator.store.duckdb_file import FILE, migrations
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import FILE, migrations
-from gangline.aggregator.verdicts import Finding
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.store.writer import DAY_US, HOUR_US, fill
+from tests.processes import GUARD_SECONDS
 
 MIDNIGHT_US = 1_795_132_800 * 1_000_000  # 2026-11-20 00:00 UTC
 TEN_US = MIDNIGHT_US + 10 * HOUR_US
@@ -103,7 +102,7 @@ def opened(folder: Path, now_us: int) -> Iterator[Store]:
     try:
         yield store
     finally:
-        store.close()
+        store.close(GUARD_SECONDS)
 
 
 def committed(folder: Path, now_us: int) -> None:
@@ -135,7 +134,7 @@ def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from gangline.aggregator.store import hostdays
+from gangline.aggregator.store import writer as hostdays
 from tests.aggregator.test_host_days import TEN_US, committed
 
 real = hostdays.fill
@@ -154,7 +153,7 @@ def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> 
     with opened(tmp_path, MIDNIGHT_US - 5 * DAY_US) as store:
         store.in_transaction(lambda base: put(base, "a", MIDNIGHT_US - 5 * DAY_US, 1.0))
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _KILLED, str(tmp_path)], capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     with duckdb.connect(str(tmp_path / FILE)) as base:  # with what its WAL has

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.judgement import hysteresis
-from gangline.aggregator.judgement.hysteresis import Hold, Key
-from gangline.aggregator.judgement.symptoms import Rule, Symptom
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring import rule as hysteresis
+from gangline.aggregator.scoring.rule import Hold, Key, Rule, Symptom
 
 SECOND_NS = 1_000_000_000
 RULE = Rule("r", State.DEGRADED, Reason.STRAGGLER, "", enter_seconds=4.0, leave_seconds=10.0)

@@ -9,13 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.agent.framing import dictionary
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.agent.frame_builder import dictionary
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 HOUR_NS = 3600 * 10**9
 FINDINGS = "SELECT host, name, words FROM findings ORDER BY ALL"

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.refusals import TooMuch
+from gangline.aggregator.errors import TooMuch
 from gangline.aggregator.store import journal
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode, parse
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.contract.wire import telemetry_pb2 as wire
 
 
 def xid(number: int, **more: Any) -> wire.HealthEvent:

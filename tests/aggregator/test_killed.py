@@ -9,13 +9,13 @@ import time
 from typing import Any
 
 import grpc
+import pytest
 
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
 SEED = 5
-LIVES = 3
 SETTINGS = ("commit_seconds=0.03", "ops_seconds=0.5", "backlog_frames_per_second=2000")
 
 #: Late frames an agent has on its way; more have no room, and their stream is ended.
@@ -83,15 +83,16 @@ class Told:
             pass
 
 
+@pytest.mark.parametrize("lives_count", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_was_acknowledged_is_there_once(
-    lab: Any, connect: Any, make_agent: Any, until: Any
+    lab: Any, connect: Any, make_agent: Any, until: Any, lives_count: int
 ) -> None:
     """An out-of-memory kill comes in the middle of a commit, of an fsync of the journal, of a receipt."""
     chance = random.Random(SEED)
     told = [Told(make_agent(host=h, run_id=h.encode() * 16)) for h in "ab"]
 
     async def way() -> None:
-        for _ in range(LIVES):
+        for _ in range(lives_count):
             process = Process(lab.folder, *(w for s in SETTINGS for w in ("--set", s)))
             connections = [connect(process.port, one.agent) for one in told]
             lives = [

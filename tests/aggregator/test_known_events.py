@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.ingest.knownevents import Known, KnownEvents
+from gangline.aggregator.ingest.ingest import Known, KnownEvents
 
 IDS = st.sampled_from(["a", "b"])
 

@@ -9,14 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.ingest import pace
-from gangline.aggregator.ingest.pace import BURST_FRAMES
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.ingest import backlog
+from gangline.aggregator.ingest.backlog import BURST_FRAMES
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2 as wire
 
 HOUR_NS = 3600 * 10**9
 GPU = [signal.column for signal in TABLES["gpu_1s"]]
@@ -37,7 +35,7 @@ def late(agent: Any, sequence: int, ago_ns: int, power: float) -> wire.Telemetry
     return wire.TelemetryBatch(sequence=sequence, frame=data, backlog=True)
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_agent: Any) -> None:
     """The hour of an outage came in, and for its length every dashboard and score was of an hour ago."""
     agent = make_agent(booted_ns=time.time_ns() - 2 * HOUR_NS)
@@ -109,7 +107,7 @@ def test_what_had_no_room_to_wait_is_sent_again(
 
     Each host has sent as much of its past as it may: it sends no more of it before it is told to.
     """
-    monkeypatch.setattr(pace, "WAITING_FRAMES_MAX", 4)
+    monkeypatch.setattr(backlog, "WAITING_FRAMES_MAX", 4)
 
     async def way() -> None:
         async with (
@@ -152,7 +150,7 @@ def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: 
             lab.agent(aggregator) as connection,
         ):
             answer = await connection.register()
-            assert (answer.backlog_frames, answer.credit_frames) == (pace.BACKLOG_FRAMES, 64)
+            assert (answer.backlog_frames, answer.credit_frames) == (backlog.BACKLOG_FRAMES, 64)
             agent, turns = connection.agent, aggregator.turns
             turns.late.step = lambda *_: None  # others' turn comes first
             connection.open()
@@ -167,7 +165,7 @@ def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: 
             ack = wire.IngestAck()
             while 1000 not in connection.durable:
                 ack = await connection.acknowledgement()
-            assert (ack.backlog_frames, ack.credit_frames) == (1, n + pace.CREDIT_FRAMES_PRESSED)
+            assert (ack.backlog_frames, ack.credit_frames) == (1, n + backlog.CREDIT_FRAMES_PRESSED)
 
     asyncio.run(way())
 

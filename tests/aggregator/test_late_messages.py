@@ -12,17 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client
-from gangline.aggregator.ingest.pace import BURST_FRAMES
-from gangline.fingerprints import frames
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.ingest.backlog import BURST_FRAMES
+from gangline.contract import frame as frames
+from gangline.contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.conftest import Agent, Connection
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 AT_ONCE = {"backlog_frames_per_second": 10_000}
 

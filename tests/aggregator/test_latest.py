@@ -6,18 +6,21 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.store import latest as latest_module
-from gangline.aggregator.store.newfile import NewFile
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.store import snapshot_file as latest_module
+from gangline.aggregator.store.duckdb_file import NewFile
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
 from tests.processes import GUARD_SECONDS
+
+pytestmark = pytest.mark.usefixtures("operators_files")
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 1_795_168_800 * SECOND_NS
@@ -35,7 +38,9 @@ class Fleet:
 
     def __post_init__(self) -> None:
         config = AggregatorConfig(data=self.folder, commit_seconds=0.01, ops_seconds=3600.0)
-        self.store = Store.open(self.folder, config, lambda: self.now_ns)
+        # Its own thread writes the first one at the start, at any moment of a test.
+        with mock.patch.object(Store, "_write_ops", lambda store: None):
+            self.store = Store.open(self.folder, config, lambda: self.now_ns)
 
     def tell(
         self, host: str, values: dict[str, float], second: float = 0.0, table: str = "gpu_1s"

@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.store import ledger, writer
-from gangline.aggregator.store.ledger import Ledger, RangeSet, ranges_of
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.store import writer
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
+from gangline.aggregator.store.writer import Ledger, RangeSet, ranges_of
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 
@@ -43,7 +41,7 @@ def test_a_host_that_skips_on_purpose_costs_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every second sequence, for ever: the narrowest gap is closed once there are too many."""
-    monkeypatch.setattr(ledger, "RANGES_MAX", 3)
+    monkeypatch.setattr(writer, "RANGES_MAX", 3)
     ranges = RangeSet()
     for number in (10, 20, 22, 30, 40):
         ranges.add(number, number)
@@ -100,7 +98,7 @@ def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
         for run in range(5):
             for sequence in (1, 2):
                 send(store, "a", run, sequence)
-        assert len(store._writer._ledger.runs()) <= ledger.RUNS_IN_MEMORY
+        assert len(store._writer._ledger.runs()) <= writer.RUNS_IN_MEMORY
         send(store, "a", 0, 2)
         assert store.close() == ""
         assert rows_of(tmp_path)[0] == 10

@@ -15,18 +15,16 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.store import storefile
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import StoreError
 from gangline.cli import main
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +48,9 @@ def put(store: Store, sequence: int) -> None:
     done = threading.Event()
     block = Block("host_1s", ["host"])
     block.put_float(0, 0, float(sequence))
-    stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, sequence * 10**9, NOW_NS)
+    stamp = frame.Stamp(b"r" * 16, b"b" * 16, sequence, sequence * 10**9, NOW_NS)
     assert store.submit_frame(
-        "a", received(frames.encode(stamp, [block])), NOW_NS, lambda _: done.set()
+        "a", received(frame.encode(stamp, [block])), NOW_NS, lambda _: done.set()
     )
     assert done.wait(GUARD_SECONDS)
 
@@ -152,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a head that was written wrong": (
         turned(STORE, 100), r"DuckDB .* cannot open it: .*damaged and left as it is: restore a backup",
     ),
-    "catalog damaged": (turned(STORE, 12_288 + 64), r"cannot open it.*gangline admin verify --data"),
+    "catalog damaged": (turned(STORE, 12_288, 1 << 22), r"cannot open it.*gangline admin verify --data"),
     "a WAL damaged within": (
         turned(WAL, 300), r"cannot open it.*WAL.*restore a backup.*or move .*duckdb.wal away",
     ),
@@ -256,7 +254,11 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["", STORE, JOURNAL, "lock"])
 def test_files_of_another_user(name: str, folder: Path) -> None:
-    """Somebody ran it as root once: which file, and whose it should be."""
+    """Somebody ran it as root once: which file, and whose it should be.
+
+    *folder* is a store that this process has opened, so the scripts were read before root's rights are dropped:
+    nobody may not enter a checkout in the home of root.
+    """
     for parent in folder.parents:  # as far as they are the test's own
         if parent.stat().st_uid == os.geteuid() and "pytest" in str(parent):
             parent.chmod(0o755)
@@ -331,16 +333,17 @@ def test_a_log_that_memory_has_no_room_for(
     shutil.copy(folder / STORE, older)
     shutil.copy(folder / WAL, wal)
     with duckdb.connect(str(older), config={"checkpoint_threshold": "1GB"}) as store:
-        store.execute(
-            "INSERT INTO own_health SELECT make_timestamp(range), 'x', random(), '' FROM range(1000000)"
-        )
+        for _ in range(20):  # a whole row group would go to the file, not to the log
+            store.execute(
+                "INSERT INTO own_health SELECT make_timestamp(range), 'x', random(), '' FROM range(50000)"
+            )
         shutil.copy(older, folder / STORE)
         shutil.copy(wal, folder / WAL)
     older.unlink()
-    monkeypatch.setitem(storefile.CONFIG, "memory_limit", "24MB")
+    monkeypatch.setitem(duckdb_file.CONFIG, "memory_limit", "24MB")
     with (
         pytest.raises(duckdb.NotImplementedException),
-        duckdb.connect(str(folder / STORE), read_only=True, config=storefile.CONFIG) as spilled,
+        duckdb.connect(str(folder / STORE), read_only=True, config=duckdb_file.CONFIG) as spilled,
     ):
         spilled.execute(f"SET temp_directory = '{folder}'")  # so that the test is of what it says
     assert main(["admin", "verify", "--data", str(folder)]) == 0, capfd.readouterr().err

@@ -8,12 +8,12 @@ from math import isfinite
 import pytest
 
 from gangline.aggregator.declared.model import NOTHING, Place
-from gangline.aggregator.hazard.features import NAMES as LEARNED
+from gangline.aggregator.hazard.features import FEATURE_NAMES as LEARNED
 from gangline.aggregator.hazard.model import HazardModel
-from gangline.aggregator.judgement.features import COLUMN
-from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.model import State
 from gangline.aggregator.permits import Permits
-from gangline.aggregator.verdicts import State
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.features import COLUMN
 from tests.aggregator.world import World, gpu_of
 
 

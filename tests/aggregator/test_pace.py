@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.ingest.pace import (
+from gangline.aggregator.ingest.backlog import (
     BACKLOG_RATE_RATIO,
     BURST_FRAMES,
     FLEET_HERTZ,
@@ -26,7 +26,7 @@ from gangline.aggregator.ingest.pace import (
     Spread,
     share,
 )
-from gangline.fingerprints.wire.telemetry_pb2 import TelemetryBatch
+from gangline.contract.wire.telemetry_pb2 import TelemetryBatch
 
 #: Late frames a second of a host that is paced by time.
 HERTZ = 2.0

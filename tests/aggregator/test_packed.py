@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gangline.aggregator.service.packed import packed
-from gangline.fingerprints.wire import score_pb2
+from gangline.aggregator.service.score_messages import packed
+from gangline.contract.wire import score_pb2
 
 INDEXES = st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([2**n for n in range(32)]))
 SINGLES = st.lists(st.floats(width=32))

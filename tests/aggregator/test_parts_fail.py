@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator import judging
-from gangline.aggregator.fleet.guarding import TOLD_SECONDS, Guard
-from gangline.aggregator.judgement import judge
-from gangline.aggregator.judgement.rules import xid
-from gangline.aggregator.judgement.symptoms import Symptom
-from gangline.aggregator.verdicts import OURSELVES, State
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.aggregator import judge_loop
+from gangline.aggregator.fleet.fleet import TOLD_SECONDS, Guard
+from gangline.aggregator.model import OURSELVES, State
+from gangline.aggregator.scoring import evaluate
+from gangline.aggregator.scoring.rule import Symptom
+from gangline.aggregator.scoring.rules import events
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.gang_world import in_job, pass_steps
 from tests.aggregator.world import SECOND_NS, World, gpu_of
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 PARTS = [
     ("identities of devices", lambda fleet: fleet.identity, "advance"),
@@ -69,11 +67,13 @@ def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch
     def standing_xids(present: object) -> Iterator[Symptom]:
         if fails:
             raise ZeroDivisionError("by zero")
-        return xid.standing_xids(present)  # type: ignore[arg-type]
+        return events.standing_xids(present)  # type: ignore[arg-type]
 
     fails = False
-    at = judge.RULES.index(xid.standing_xids)
-    monkeypatch.setattr(judge, "RULES", (*judge.RULES[:at], standing_xids, *judge.RULES[at + 1 :]))
+    at = evaluate.RULES.index(events.standing_xids)
+    monkeypatch.setattr(
+        evaluate, "RULES", (*evaluate.RULES[:at], standing_xids, *evaluate.RULES[at + 1 :])
+    )
     world.run(1)
     fails = True
     snapshot = world.run(90)
@@ -101,7 +101,7 @@ def test_who_waits_for_whom_that_fails_stops_no_judging(
     world = World(gpus=2)
     world.run(10)
     with monkeypatch.context() as patch:
-        patch.setattr(judge, "waits", broken)
+        patch.setattr(evaluate, "waits", broken)
         world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
         snapshot = world.run(3)
     assert world.score(world.hosts[0]).state is State.UNHEALTHY
@@ -155,7 +155,7 @@ def test_judging_that_fails_as_a_whole_is_told_of(
             await until(lambda: holder.snapshot and len(holder.snapshot.names) == 1)
             version = holder.snapshot.version
             with monkeypatch.context() as patch:
-                patch.setattr(judging, "judge", broken)
+                patch.setattr(judge_loop, "judge", broken)
                 await until(lambda: holder.snapshot.degraded_reason)
                 memory, before = aggregator.book.machine.memory, holder.snapshot
                 assert memory.frozen.startswith("judging failed"), "nothing is granted meanwhile"
@@ -165,7 +165,7 @@ def test_judging_that_fails_as_a_whole_is_told_of(
                 assert answer.degraded_reason.startswith(
                     "judging failed: ZeroDivisionError: by zero; scores are of "
                 )
-                key = OURSELVES, judging.JUDGING_FINDING, ""
+                key = OURSELVES, judge_loop.JUDGING_FINDING, ""
                 assert findings[key].words == "judging failed: ZeroDivisionError: by zero"
             await until(lambda: not holder.snapshot.degraded_reason and not memory.frozen)
             assert key not in findings and holder.snapshot.version > before.version
@@ -179,6 +179,8 @@ def test_judging_that_fails_as_a_whole_is_told_of(
 
 def test_however_long_a_judgement_takes_half_of_the_time_is_others() -> None:
     """A hall fell silent, and came back: each judgement took 1.6 s, one followed the other, receipts were a minute late."""
-    assert judging.rest_seconds(0.1, 1.0) == pytest.approx(0.9), "each second, while that goes"
-    assert judging.rest_seconds(1.6, 1.0) == 1.6
-    assert judging.rest_seconds(1800.0, 1.0) == 5.0, "stopped for half an hour, in the midst of one"
+    assert judge_loop.rest_seconds(0.1, 1.0) == pytest.approx(0.9), "each second, while that goes"
+    assert judge_loop.rest_seconds(1.6, 1.0) == 1.6
+    assert judge_loop.rest_seconds(1800.0, 1.0) == 5.0, (
+        "stopped for half an hour, in the midst of one"
+    )

@@ -11,12 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.limited import Limited
-from gangline.aggregator.fleet.pace import relative_speeds
-from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level
-from gangline.aggregator.query import fences
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.aggregator.fleet.peers import (
+    HOSTS_MIN,
+    PEERS_MIN,
+    Level,
+    Limited,
+    Speeds,
+    relative_speeds,
+    slowest,
+    speeds_of_hosts,
+)
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.query import sandbox
+from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle
@@ -225,6 +232,7 @@ def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
     assert world.score(world.hosts[0]).relative_speed == pytest.approx(1.0, abs=0.06)
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> None:
     """The same work at a lower clock, in either job: its peers are those that do it, and the query shows no others."""
     made = StoredWorld(6, tmp_path, gpus=2 * GPUS)
@@ -240,7 +248,7 @@ def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> No
     names = [gpu_of(world.hosts[0], gpu) for gpu in range(2 * GPUS)]
     told = [(names[0], 23, 1.55e9, names[:GPUS]), (names[GPUS], 3, 1.2e9, names[GPUS:])]
     assert found.keys() == {device for device, *_ in told}
-    with fences.opened(tmp_path / "operators.duckdb") as connection:
+    with sandbox.opened(tmp_path / "operators.duckdb") as connection:
         for device, peers, usual, own in told:
             assert f"{peers} peers: in its job" in found[device].normal
             columns, rows = rows_of(connection, found[device].sql)
@@ -248,6 +256,21 @@ def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> No
             assert len(rows) == peers + 1 and rows[0][of] == device
             assert rows[0][columns.index("median_hertz")] == pytest.approx(usual, rel=0.01)
             assert sorted(row[of] for row in rows if row[0] == "h0") == own
+
+
+@pytest.mark.parametrize("watts", [500.0, 630.0, 690.0])
+def test_a_part_of_a_dense_job_that_is_a_little_slower_is_not_held_down(watts: float) -> None:
+    """All of a job are at the limit for most of a second, as the flag says: what is left between them is the spread of parts."""
+    world = World(hosts=4, gpus=GPUS, spread=0.005)
+    for host in world.hosts:
+        register(world, host)
+        runs(world, host, "1")
+        for gpu in range(GPUS):
+            share = 0.94 if (host.name, gpu) == ("h1", 2) else 1.0
+            host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, sm_clock_hertz=share * 1.6e9,
+                     clock_event_reasons_flags=0x4)  # fmt: skip
+    world.run(60)
+    assert all_well(world)
 
 
 def test_heat_at_the_power_limit_is_still_heat() -> None:
@@ -297,3 +320,40 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         assert speeds.width[row] == (0 if is_narrow else 3)
         assert speeds.median_hertz[row] == np.median(clock[group])
         assert speeds.peers[row] == group.sum() - 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_host_is_at_one_and_a_slow_gpu_is_told_as_it_is(seed: int) -> None:
+    """Every newcomer thought that the fleet was 3 % slow: the slowest of eight parts was held against the median of all."""
+    world = World(hosts=24, seed=seed)
+    world.run(12)
+    speeds = [world.score(host).relative_speed for host in world.hosts]
+    assert np.median(speeds) == pytest.approx(1.0, abs=0.005)
+    assert min(speeds) > 0.95 and max(speeds) < 1.04
+    device = gpu_of(world.hosts[3], 5)
+    world.hosts[3].set("gpu_1s", device, sm_clock_hertz=0.85 * CLOCK_HERTZ)
+    world.run(30)
+    assert world.score(world.hosts[3]).relative_speed == pytest.approx(0.85, abs=0.02)
+    assert np.median([world.score(host).relative_speed for host in world.hosts]) == pytest.approx(
+        1.0, abs=0.005
+    )
+
+
+@given(st.integers(0, 2**32), st.floats(0.001, 0.04), st.integers(3, 30))
+def test_the_pace_of_hosts_keeps_their_order_and_what_is_slow(
+    seed: int, spread: float, hosts: int
+) -> None:
+    """Whoever places a gang picks the fastest hosts: what is told of them is in the order of what was measured."""
+    random = np.random.default_rng(seed)
+    of = np.repeat(np.arange(hosts, dtype=np.int32), 8)
+    relative = 1.0 + np.clip(random.normal(0.0, spread, of.size), -0.3, 0.3)
+    relative[of == 0] *= random.uniform(0.5, 1.0)
+    counts = np.zeros(of.size, np.int32)
+    speeds = Speeds(relative, counts, np.full(of.size, 1.755e9), relative, counts, counts)
+    least, told = slowest(relative, of, hosts), speeds_of_hosts(speeds, of, hosts)
+    assert np.all(np.diff(told[np.argsort(least)]) >= -1e-12)
+    assert np.all(told >= least - 1e-12) and np.all(told[least <= 0.92] == least[least <= 0.92])
+    few = speeds_of_hosts(speeds, np.minimum(of, 1), 2)
+    assert np.array_equal(few, slowest(relative, np.minimum(of, 1), 2)), (
+        "two hosts say nothing of a spread"
+    )

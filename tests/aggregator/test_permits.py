@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline import cli
-from gangline.aggregator.access.login import is_here
+from gangline.aggregator.auth.authenticator import is_here
+from gangline.aggregator.errors import Invalid
+from gangline.aggregator.model import HostScore, Reason, Snapshot, State
 from gangline.aggregator.permits import GRANT_SECONDS_MAX, LEASE_SECONDS, Permits
-from gangline.aggregator.refusals import Invalid
-from gangline.aggregator.verdicts import HostScore, Reason, Snapshot, State
-from gangline.fingerprints.wire import permit_pb2
-from gangline.fingerprints.wire.permit_pb2_grpc import PermitServiceStub
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.contract.wire import permit_pb2
+from gangline.contract.wire.permit_pb2_grpc import PermitServiceStub
 
 GUARD_SECONDS = 60.0
 SECOND = 1_000_000_000

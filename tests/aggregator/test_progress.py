@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from gangline.aggregator.commands.progress import LINE_SECONDS, Progress
+from gangline.aggregator.commands.admin_store import LINE_SECONDS, Progress
 
 
 class Terminal(io.StringIO):

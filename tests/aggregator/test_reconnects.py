@@ -13,12 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.ingest.pace import share
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.ingest.backlog import share
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.test_slow_disk import Host
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 #: Connections of one test: some hundreds, each with a socket of its own.
 AGENTS = 300

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.ingest import registration
-from gangline.aggregator.ingest.registration import REMEMBERED_MAX, check_request
-from gangline.aggregator.refusals import Invalid
+from gangline.aggregator.errors import Invalid
+from gangline.aggregator.ingest import sessions
+from gangline.aggregator.ingest.sessions import REMEMBERED_MAX, check_request
 from gangline.aggregator.store.rows import Foreign
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract.wire import telemetry_pb2 as wire
 
 NEW = wire.SignalDefinition(signal_id=60_000, name="gpu.news_watts", kind="gauge", table="gpu_1s")
 
@@ -18,14 +18,14 @@ NEW = wire.SignalDefinition(signal_id=60_000, name="gpu.news_watts", kind="gauge
 def test_a_dictionary_is_checked_once(make_agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand agents that come back at once say ten thousand times the same 800 signals."""
     checked: list[int] = []
-    check = registration._check_signal
+    check = sessions._check_signal
 
     def counted(signal: wire.SignalDefinition, foreign: dict[int, Foreign]) -> None:
         checked.append(signal.signal_id)
         check(signal, foreign)
 
-    monkeypatch.setattr(registration, "_check_signal", counted)
-    registration._foreign.cache_clear()
+    monkeypatch.setattr(sessions, "_check_signal", counted)
+    sessions._foreign.cache_clear()
     signals = [*make_agent().signals, NEW]
     for host in ("a", "b", "c"):
         foreign = check_request(make_agent(host=host, signals=signals).registration())
@@ -44,9 +44,21 @@ def test_a_wrong_dictionary_is_refused_each_time(make_agent: Any) -> None:
         assert check_request(make_agent().registration()) == {}
 
 
+def test_an_unknown_id_takes_no_known_name(make_agent: Any) -> None:
+    """Its readings would stand under the name of what they are not: each known name is refused to another id."""
+    for at, signal in enumerate(make_agent().signals):
+        other = wire.SignalDefinition()
+        other.CopyFrom(signal)
+        other.signal_id = 50_000 + at
+        with pytest.raises(
+            Invalid, match=f"{signal.name} has id {50_000 + at} there and {signal.signal_id} "
+        ):
+            check_request(make_agent(signals=[other]).registration())
+
+
 def test_many_dictionaries_take_no_memory(make_agent: Any) -> None:
     """A hostile agent has another dictionary each time: it costs what it did, and is forgotten."""
     for number in range(3 * REMEMBERED_MAX):
         other = wire.SignalDefinition(signal_id=50_000 + number, name="gpu.x_count", kind="counter")
         assert len(check_request(make_agent(signals=[other]).registration())) == 1
-    assert registration._foreign.cache_info().currsize <= REMEMBERED_MAX
+    assert sessions._foreign.cache_info().currsize <= REMEMBERED_MAX

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.store import known
+from gangline.aggregator.model import Finding, State
+from gangline.aggregator.store import restored_state
 from gangline.aggregator.store.journal import StoredEvent
-from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Finding, State
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 NOW_NS = 1_800_000_000 * SECOND_NS
 HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
@@ -100,7 +98,7 @@ def test_who_runs_leaves_faults_their_room(tmp_path: Path, monkeypatch: pytest.M
         tell(store, "sick", HOUR_NS, "GPU-0", code=63)
         for process in range(9):
             tell(store, f"p{process}", (9 - process) * SECOND_NS, "GPU-0", name="gpu.process")
-    monkeypatch.setattr(known, "EVENTS_MAX", 3)
+    monkeypatch.setattr(restored_state, "EVENTS_MAX", 3)
     assert read(tmp_path) == ["sick", "p6", "p7", "p8"]
 
 
@@ -113,7 +111,7 @@ def test_what_comes_and_goes_all_day_leaves_a_standing_fault_its_room(
         find(store, "GPU-0 gpu.xid 95", 12 * HOUR_NS)
         for link in range(9):
             tell(store, f"l{link}", (9 - link) * SECOND_NS, f"veth{link}", name="net.link", code=2)
-    monkeypatch.setattr(known, "EVENTS_MAX", 3)
+    monkeypatch.setattr(restored_state, "EVENTS_MAX", 3)
     assert read(tmp_path) == ["sick", "l6", "l7", "l8"]
 
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from gangline.aggregator.access.caller import Caller, Role, answer_for
-from gangline.aggregator.refusals import NotReady
-from gangline.aggregator.service import repeated
-from gangline.aggregator.service.repeated import Answers
-from gangline.fingerprints.wire import permit_pb2
+from gangline.aggregator.auth.principal import Caller, Role, answer_for
+from gangline.aggregator.errors import NotReady
+from gangline.aggregator.service import idempotency
+from gangline.aggregator.service.idempotency import Answers
+from gangline.contract.wire import permit_pb2
 
 
 class Counting:
@@ -40,7 +40,7 @@ def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
         one = Counting()
         assert [await one.ask(name) for name in ("a", "a", "b", "a", "", "")] == [1, 1, 2, 1, 3, 4]
         assert await one.ask("a", who="b") == 5
-        one.seconds += repeated.ANSWERS_SECONDS_MAX
+        one.seconds += idempotency.ANSWERS_SECONDS_MAX
         assert await one.ask("a") == 1
         one.seconds += 1
         assert await one.ask("a") == 6
@@ -50,12 +50,12 @@ def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
 
 def test_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        monkeypatch.setattr(repeated, "ANSWERS_MAX", 3)
+        monkeypatch.setattr(idempotency, "ANSWERS_MAX", 3)
         one = Counting()
         for number in range(100):
             await one.ask(str(number))
         assert len(one.answers._known) == 3 and await one.ask("99") == 100
-        monkeypatch.setattr(repeated, "ANSWERS_BYTES_MAX", 4)
+        monkeypatch.setattr(idempotency, "ANSWERS_BYTES_MAX", 4)
         assert await one.ask("new") == 101 and len(one.answers._known) == 2
         assert one.answers._bytes == 4
 

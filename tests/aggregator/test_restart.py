@@ -12,16 +12,14 @@ import duckdb
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.restart import SETTLED_SECONDS, restore
-from gangline.aggregator.store.opsfile import taken_is
-from gangline.aggregator.verdicts import HostScore, State
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.model import HostScore, State
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.restart import SETTLED_SECONDS, restore
+from gangline.aggregator.store.snapshot_file import taken_is
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, World, gpu_of
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 def restarted(world: World, away_seconds: int = 30) -> None:
@@ -91,6 +89,7 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
         ("filesystem_60s", "/", {"read_only_state": 0}, {"read_only_state": 1}),
         ("rdma_1s", "mlx5_0/1", {"port_state": 4}, {"port_state": 1}),
         ("bond_10s", "bond0", {"slaves_up_count": 2, "slaves_count": 2}, {"slaves_up_count": 1}),
+        ("bond_10s", "bond0", {"link_state": 1}, {"link_state": 0}),
     ],
 )
 def test_what_was_well_before_our_start_is_still_missed(
@@ -376,7 +375,7 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     ]
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
     """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.aggregator.judgement.declared import without_maintenance
-from gangline.aggregator.judgement.lasting import lasting
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring.declared import without_maintenance
+from gangline.aggregator.scoring.restart import lasting
 from tests.aggregator.declared.test_judged import at, declare, window
 from tests.aggregator.gang_world import GPUS, blamed, busy, in_job, pass_steps, tell
 from tests.aggregator.test_restart import back, restarted

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.ingest.frame_reader import received
 from gangline.aggregator.store.rows import Foreign, HostFrame, batch
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID, TABLES
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID, TABLES
 
 KNOWN = [s.signal_id for s in TABLES["gpu_1s"]]
 UNKNOWN = [60_001, 60_002]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.aggregator.declared.model import NOTHING, Place
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
 from tests.aggregator.world import (
     CLOCK_HERTZ,
     CLOCK_MAX_HERTZ,
@@ -202,6 +202,95 @@ def test_all_slow_alike_blames_nobody() -> None:
         for gpu in range(8):
             throttle(host, gpu, 0.7)
     world.run(60)
+    assert all_well(world)
+
+
+#: What holds a GPU down, by its driver's word: readings beside the clock, reason, and what is said.
+HELD = [
+    (
+        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "held down by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "held down by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
+        Reason.POWER_CAP, "hardware's power brake",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
+        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
+        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("readings", "reason", "said"), HELD, ids=["software heat", "hardware heat", "brake", "cap", "cap near its limit"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "state"),
+    [
+        (0.97, State.HEALTHY), (0.935, State.WATCH), (0.90, State.DEGRADED), (0.87, State.DEGRADED),
+    ],
+)  # fmt: skip
+def test_what_holds_a_gpu_down_a_little_is_told(
+    readings: dict[str, float], reason: Reason, said: str, share: float, state: State
+) -> None:
+    """A GPU held 10 % by heat was HEALTHY, "nothing wrong"; one held 13 % by a cap had a speed of 0.87 and no reason."""
+    world = World(spread=0.005)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 3)
+    world.hosts[0].set("gpu_1s", device, sm_clock_hertz=share * CLOCK_HERTZ, **readings)
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert score.state is state
+    if state is not State.HEALTHY:
+        assert score.reason is reason and said in score.reason_words
+        assert score.relative_speed == pytest.approx(share, abs=0.015)
+    assert [s for n, s in world.states().items() if n != "h0"] == ["HEALTHY"] * 3
+
+
+def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
+    """At 92 % of its peers' clock a GPU was DEGRADED and WATCH in turns."""
+    world = World(spread=0.0)
+    world.run(10)
+    sick, device = world.hosts[0], gpu_of(world.hosts[0], 3)
+
+    def hold(share: float, seconds: int) -> State:
+        sick.set("gpu_1s", device, sm_clock_hertz=share * CLOCK_HERTZ, clock_event_reasons_flags=0x20,
+                 temperature_celsius=88)  # fmt: skip
+        world.run(seconds)
+        return world.score(sick).state
+
+    assert hold(0.955, 90) is State.HEALTHY, "above what begins it"
+    assert hold(0.94, 10) is State.HEALTHY and hold(0.94, 20) is State.WATCH
+    assert hold(0.955, 120) is State.WATCH, "not above what ends it"
+    assert hold(0.91, 20) is State.DEGRADED
+    assert hold(0.93, 120) is State.DEGRADED
+    assert "within 6 % of its peers' for 60 s" in world.score(sick).clears_when
+    assert hold(0.945, 50) is State.DEGRADED and hold(0.945, 30) is State.WATCH
+    assert "within 4 % of its peers' for 60 s" in world.score(sick).clears_when
+    assert hold(0.975, 50) is State.WATCH and hold(0.975, 30) is State.HEALTHY
+
+
+def test_work_that_reaches_the_limit_in_bursts_is_not_held_down() -> None:
+    """A dense job draws its limit for half of each second: its driver says that it is capped, at a lower clock, and rightly so."""
+    world = World(spread=0.005)
+    world.run(10)
+
+    def burst(_: int) -> None:
+        for gpu in range(8):
+            device = gpu_of(world.hosts[0], gpu)
+            flags = 0x4 if world.second % 2 else 0x0
+            world.hosts[0].set("gpu_1s", device, sm_clock_hertz=0.93 * CLOCK_HERTZ, power_watts=500.0,
+                               clock_event_reasons_flags=flags)  # fmt: skip
+            world.hosts[0].grow("gpu_1s", device, violation_power_nanoseconds=5e8)
+
+    world.run(120, burst)
     assert all_well(world)
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.aggregator.fleet.active_events import ENDINGS, RECORDS_PER_HOST_MAX
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.fleet.meanings import ENDINGS
-from gangline.aggregator.fleet.occurrences import RECORDS_PER_HOST_MAX
-from gangline.aggregator.judgement.rules import kernel
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.catalogue import SIGNALS, Kind
-from gangline.fingerprints.xid import policy
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring.rules import events as kernel
+from gangline.contract.signal import Kind
+from gangline.contract.signals import SIGNALS
+from gangline.contract.xid.policy import policy
 from tests.aggregator.world import Host, World, all_well, gpu_of
 
 DAY = 86_400.0
@@ -35,7 +35,8 @@ def lived(hosts: int = 2) -> tuple[World, Host, str]:
         ("host.memory_error", 0, 20, W, 0), ("host.memory_error", 1, 1, S, 0),
         ("host.hardware_error", 0, 1, W, 0), ("host.hardware_error", 1, 1, S, 0),
         ("host.hardware_error", 2, 1, H, 0), ("host.hardware_error", 3, 1, H, 0),
-        ("rdma.driver_error", 0, 1, W, 610), ("host.out_of_memory", 0, 1, W, 610),
+        ("rdma.driver_error", 0, 1, W, 610), ("rdma.driver_error", 1, 1, H, 610),
+        ("rdma.adapter_failed", 0, 1, S, 0), ("host.out_of_memory", 0, 1, W, 610),
         ("host.hung_task", 0, 9, W, 610), ("host.lockup", 0, 1, W, 0), ("host.lockup", 1, 1, S, 0),
         ("host.lockup", 2, 1, W, 0), ("filesystem.error", 0, 1, W, 0),
         ("filesystem.error", 1, 1, W, 0), ("disk.error", 0, 9, W, 0),
@@ -59,6 +60,25 @@ def test_what_each_event_costs_its_host(
     if seconds:
         world.run(seconds)
         assert all_well(world) and not world.fleet.findings and not world.score(host).evidence
+
+
+def test_an_adapter_whose_firmware_is_dead_stands_until_its_driver_takes_it_back() -> None:
+    """Its health was compromised at midnight; at ten past, the host was well again and got the next job."""
+    world, host, _ = lived()
+    nic = "0000:98:00.0"
+    world.event(host, 0, nic, "rdma.adapter_failed", message="device's health compromised")
+    world.run(700)
+    score = world.score(host)
+    assert score.state is S and "does not answer" in score.reason_words
+    world.event(host, 0, nic, "rdma.adapter_failed", attributes={"state": "back"})
+    world.run(610)
+    assert all_well(world) and not world.fleet.findings
+    world.event(host, 0, nic, "rdma.adapter_failed")
+    world.run(2)
+    assert world.score(host).state is S, "it failed anew"
+    host.reboot(world.now_ns)
+    world.run(610)
+    assert all_well(world)
 
 
 def test_every_event_of_the_catalogue_is_thought_of() -> None:

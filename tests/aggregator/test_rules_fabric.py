@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.aggregator.judgement.scoring import base_hazard_per_hour
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring.score import base_hazard_per_hour
 from tests.aggregator.world import World, all_well
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
 from tests.aggregator.world import IDLE_WATTS, WAITING_WATTS, Host, World, gpu_of, only_words
 
 
@@ -291,7 +291,7 @@ def test_gpus_of_a_host_that_began_while_its_driver_hung(out: bool) -> None:
 
 
 def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
-    """After a reboot NVML lists seven GPUs, the PCI bus eight. A host without a driver lists none."""
+    """After a reboot NVML lists seven GPUs, the PCI bus eight. A host of which no GPU is read is UNKNOWN."""
     world = World()
     world.register(world.hosts[0], gpus=9)
     for table in ("gpu_1s", "gpu_10s", "gpu_1s_changes", "gpu_10s_changes"):
@@ -299,7 +299,7 @@ def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
     world.run(30)
     seen, driverless = world.score(world.hosts[0]), world.score(world.hosts[1])
     assert (seen.state, seen.reason) == (State.WATCH, Reason.BLIND)
-    assert (driverless.state, driverless.reason) == (State.HEALTHY, Reason.BLIND)
+    assert (driverless.state, driverless.reason) == (State.UNKNOWN, Reason.BLIND)
 
 
 def test_who_waits_for_a_bad_nvlink_is_explained_and_not_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.verdicts import Finding, Reason, State
+from gangline.aggregator.model import Finding, Reason, State
 from tests.aggregator.world import World, all_well, gpu_of, only_words
 
 

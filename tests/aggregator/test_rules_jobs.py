@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
 from tests.aggregator.world import World, gpu_of
 
 TABLE = "gpu_job_1s_changes"

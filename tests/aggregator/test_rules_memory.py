@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
 from tests.aggregator.world import World, all_well, gpu_of
 
 
@@ -229,6 +229,8 @@ def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     assert world.score(world.hosts[0]).state is State.SUSPECT
     world.run(1800)
     assert world.score(world.hosts[0]).state is State.WATCH
+    words = [one.words for one in world.fleet.findings.values()]
+    assert words and not any("just now" in one for one in words), "an hour later it is not"
     world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=0)
     world.run(10)
     assert all_well(world)

@@ -8,18 +8,10 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.declared.model import NOTHING, Place
-from gangline.aggregator.fleet import past
-from gangline.aggregator.query import fences
-from gangline.aggregator.verdicts import Reason, State
-from tests.aggregator.gang_world import (
-    blamed,
-    busy,
-    draw,
-    gapped,
-    in_job,
-    pass_steps,
-    tell,
-)
+from gangline.aggregator.fleet import gangs
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.query import sandbox
+from tests.aggregator.gang_world import blamed, busy, draw, gapped, in_job, pass_steps, tell
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import WAITING_WATTS, Host, World, all_well
@@ -188,7 +180,7 @@ def test_notifications_of_roce_tell_the_same() -> None:
 
 def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that stays as it is is not told of for ever, as nobody knows any more what it was."""
-    monkeypatch.setattr(past, "UNUSUAL_MAX", 30)  # five minutes
+    monkeypatch.setattr(gangs, "UNUSUAL_MAX", 30)  # five minutes
     world = with_past(3)
     for host in world.hosts:
         move(host, share=0.88, waits=2.5)
@@ -209,6 +201,7 @@ def test_the_shared_leaf_is_named() -> None:
     assert "leaf leaf-7, which they share, is congested" in world.score(world.hosts[0]).reason_words
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
     """What is claimed must be there for whoever copies the query."""
     made = StoredWorld(3, tmp_path)
@@ -221,7 +214,7 @@ def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
         evidence = world.score(world.hosts[0]).evidence[0]
     finally:
         made.store.close(GUARD_SECONDS)
-    with fences.opened(tmp_path / "operators.duckdb") as connection:
+    with sandbox.opened(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(connection, evidence.sql)
     waited = [row[1] for row in rows if row[1]]
     assert max(waited) / waited[1] == pytest.approx(evidence.value, rel=0.2)

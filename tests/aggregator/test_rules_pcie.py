@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.wiring import ends
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.fleet.pcie_topology import ends
+from gangline.aggregator.model import Reason, State
 from tests.aggregator.world import IDLE_WATTS, Host, World, all_well, gpu_of
 
 #: A GPU behind a switch: its slot, the switch's two ports, the root port.

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.fleet.arrays import Floats, Indexes
-from gangline.aggregator.fleet.counted import COUNTED
-from gangline.aggregator.fleet.kept import KEPT
-from gangline.aggregator.fleet.network import SIGNS
+from gangline.aggregator.counter_deltas import Floats, Indexes
+from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.fleet.gangs import SIGNS
 from gangline.aggregator.fleet.tables import DeviceTable
-from gangline.aggregator.judgement import judge as judging
-from gangline.aggregator.judgement import readings
-from gangline.aggregator.judgement.faults import Faults
-from gangline.aggregator.judgement.features import assemble
-from gangline.aggregator.judgement.present import Present
-from gangline.aggregator.judgement.readings import Counted, Standing
-from gangline.aggregator.judgement.rules import memory, nvlink, parts, pcie
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints.catalogue import TABLES
+from gangline.aggregator.fleet.tracked_signals import COUNTED, KEPT
+from gangline.aggregator.model import State
+from gangline.aggregator.scoring import evaluate as judging
+from gangline.aggregator.scoring import rule as readings
+from gangline.aggregator.scoring.features import Faults, assemble
+from gangline.aggregator.scoring.rule import Counted, Standing
+from gangline.aggregator.scoring.rules import gpu as memory
+from gangline.aggregator.scoring.rules import host as parts
+from gangline.aggregator.scoring.rules import nvlink, pcie
+from gangline.aggregator.scoring.view import Present
+from gangline.contract.signals import TABLES
 from tests.aggregator.faults import FAULTS, Fault
 from tests.aggregator.world import IDLE_WATTS, Host, World, all_well, gpu_of, throttle
 
@@ -191,7 +191,7 @@ def test_a_link_that_was_never_up_is_not_down() -> None:
     """Eighteen links on the part, twelve of them wired on this board."""
     world = World(hosts=2, gpus=2)
     world.hosts[0].set("nvlink_10s_changes", f"{gpu_of(world.hosts[0], 0)}/link17", link_state=0)
-    world.hosts[0].set("bond_10s", "bond0", slaves_count=2, slaves_up_count=1)
+    world.hosts[0].set("bond_10s", "bond0", slaves_count=2, slaves_up_count=1, link_state=0)
     world.run(60)
     assert all_well(world)
 

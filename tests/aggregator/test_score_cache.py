@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from gangline.aggregator.judgement.judge import Judgement
-from gangline.aggregator.service import scored
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.service import score_messages
 from gangline.aggregator.service.score import HORIZONS_MAX, ScoreService
-from gangline.fingerprints.wire import score_pb2
+from gangline.contract.wire import score_pb2
 from tests.aggregator.world import World
 
 
@@ -52,13 +52,13 @@ def test_another_horizon_is_made_once_a_snapshot(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler that asks for 24 h each 100 ms had all nodes' scores worked out anew each time."""
-    made, columns = list[float](), scored.columns
+    made, columns = list[float](), score_messages.columns
 
     def counted(snapshot: Any, chosen: Any, floor: float, hours: float, *, gpus: bool) -> bytes:
         made.append(hours)
         return columns(snapshot, chosen, floor, hours, gpus=gpus)
 
-    monkeypatch.setattr(scored, "columns", counted)
+    monkeypatch.setattr(score_messages, "columns", counted)
     first = [asked("ScoreNodes", of(hours)) for hours in (8, 24, 24, 8, 48)]
     assert made == [8, 24, 48] and first[1] is first[2]
     asked("ScoreNodes", of(24, gpus=True))

@@ -16,13 +16,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gangline import cli
-from gangline.aggregator.commands.client import Client, CommandError
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.service.errors import Errors
+from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.aggregator.model import Finding, Reason, State
+from gangline.aggregator.scoring.evaluate import Judgement, judge
 from gangline.aggregator.service.score import LISTINGS_MAX, ScoreService
-from gangline.aggregator.verdicts import Finding, Reason, State
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import (
+from gangline.aggregator.service.status import Errors
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import (
     ScoreServiceStub,
     add_ScoreServiceServicer_to_server,
 )
@@ -328,6 +328,7 @@ def test_hosts_as_json_and_by_state(served: Served, capsys: pytest.CaptureFixtur
     arguments = ["hosts", "--json", "--state", "stale", "--aggregator", served.address]
     assert cli.main(arguments) == cli.OK
     document = json.loads(capsys.readouterr().out)
+    assert document["format"] == cli.JSON_FORMAT
     assert [h["host"] for h in document["hosts"]] == ["h1"]
     assert document["hosts"][0]["state"] == "STALE"
     assert document["hosts"][0]["data_age_seconds"] == pytest.approx(20.0)
@@ -342,14 +343,14 @@ def test_explain_reads_like_a_colleague(served: Served, capsys: pytest.CaptureFi
     for words in (
         "h2 is UNHEALTHY, last heard 0 s ago.",
         "1. GPU-h2-0… XID 95: uncontained memory error",
-        "20,000 times as likely",
+        "costs all of the score: it is broken now",
         "FROM events WHERE host = 'h2' AND",
         "UNHEALTHY ends when the GPU is reset, or the host boots.",
         "Collectors that read: gpu_1s, host_1s, rdma_1s",
     ):
         assert words in text, text
     assert cli.main(["explain", "h0", "--aggregator", served.address]) == cli.OK
-    assert "Nothing speaks against it." in capsys.readouterr().out
+    assert "There is no evidence against it." in capsys.readouterr().out
 
 
 def test_explain_of_an_unknown_host_names_near_ones(
@@ -359,6 +360,16 @@ def test_explain_of_an_unknown_host_names_near_ones(
     served.fault()
     assert cli.main(["explain", "h22", "--aggregator", served.address]) == cli.NOT_FOUND
     assert "did you mean h2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["watch", "--once"], ["hosts"], ["explain", "h2"]])
+def test_json_says_of_which_form_it_is(
+    served: Served, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A script that read keys of another version failed in the middle of a night."""
+    served.fault()
+    assert cli.main([*command, "--json", "--aggregator", served.address]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["format"] == cli.JSON_FORMAT
 
 
 def test_watch_once_prints_plainly(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,7 +403,7 @@ def test_just_started_is_told_from_not_there(
 def test_the_client_takes_all_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """More hosts than a page holds are all shown."""
     served.fault()
-    monkeypatch.setattr("gangline.aggregator.commands.client.PAGE_SIZE", 3)
+    monkeypatch.setattr("gangline.aggregator.commands.connection.PAGE_SIZE", 3)
     with Client(served.address) as client:
         assert len(client.hosts().scores) == 4
         assert client.names() == ["h0", "h1", "h2", "h3"]

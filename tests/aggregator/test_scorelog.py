@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.aggregator.store.scorelog import ScoreLog
-from gangline.aggregator.verdicts import HostScore, Reason, Snapshot, State
+from gangline.aggregator.model import HostScore, Reason, Snapshot, State
+from gangline.aggregator.store.score_rows import ScoreLog
 
 SECOND = 1_000_000_000
 ONE = HostScore(

@@ -17,16 +17,16 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.access.door import Door
+from gangline.aggregator.auth.access import Door
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.health.calls import Calls
-from gangline.aggregator.judgement.judge import Judgement
-from gangline.aggregator.listening import StartError
-from gangline.aggregator.scores import handed, supervisor
-from gangline.aggregator.scores.supervisor import ScoreProcess, ScoreProcessError
+from gangline.aggregator.metrics import Calls
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.server import StartError
+from gangline.aggregator.service import score_process, shared_snapshot
 from gangline.aggregator.service.score import ScoreService
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.aggregator.service.score_process import ScoreProcess, ScoreProcessError
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.access.secured import Secured, bearer
 from tests.aggregator.query.asking import children
 from tests.aggregator.world import World, gpu_of, throttle
@@ -43,9 +43,9 @@ class Holder:
 
 
 def handed_over(snapshot: Judgement) -> Judgement:
-    names, rest = handed.dictionary_file(snapshot), handed.snapshot_file(snapshot)
+    names, rest = shared_snapshot.dictionary_file(snapshot), shared_snapshot.snapshot_file(snapshot)
     try:
-        return handed.snapshot_of(rest, handed.Dictionary(names))
+        return shared_snapshot.snapshot_of(rest, shared_snapshot.Dictionary(names))
     finally:
         os.close(names)
         os.close(rest)
@@ -127,7 +127,7 @@ def test_what_only_judging_needs_is_not_handed_over() -> None:
 
 
 def file_bytes(snapshot: Judgement) -> int:
-    descriptor = handed.snapshot_file(snapshot)
+    descriptor = shared_snapshot.snapshot_file(snapshot)
     try:
         return os.fstat(descriptor).st_size
     finally:
@@ -137,7 +137,7 @@ def file_bytes(snapshot: Judgement) -> int:
 def test_a_snapshot_that_was_handed_over_cannot_change() -> None:
     """The aggregator goes on judging: an answer must not be half of one moment and half of the next."""
     snapshot = unwell().run(20)
-    descriptor = handed.snapshot_file(snapshot)
+    descriptor = shared_snapshot.snapshot_file(snapshot)
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 100)
     with pytest.raises(PermissionError):
@@ -152,7 +152,7 @@ def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
     tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of memory kills it: schedulers see a lost connection, then the same port, the same epoch, no lost delta."""
-    monkeypatch.setattr(supervisor, "REST_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(score_process, "REST_SECONDS_MAX", 0.01)
     world = unwell()
 
     async def scenario() -> None:
@@ -185,12 +185,12 @@ def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
             await until(lambda: one.version > again.score_version)
             assert one._calls.begun["ScoreService/WatchNodeScores"] == 1  # of the second's life
             # It stands still (a sick kernel, a debugger): its last snapshot would be of an hour ago.
-            monkeypatch.setattr(supervisor, "ANSWER_SECONDS_MAX", 0.2)
-            monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+            monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", 0.2)
+            monkeypatch.setattr(score_process, "END_SECONDS", 0.1)
             os.kill(one.pid, signal.SIGSTOP)
             one.tell(world.run(1))
             await until(lambda: one.started_count == 3)
-            monkeypatch.setattr(supervisor, "ANSWER_SECONDS_MAX", GUARD_SECONDS)
+            monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", GUARD_SECONDS)
             await until(lambda: one.version)
             newest = world.run(1)
             one.tell(newest)

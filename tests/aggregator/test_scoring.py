@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.judgement.scoring import (
+from gangline.aggregator.model import SEVERITY, Reason, State
+from gangline.aggregator.scoring.rule import Rule, Symptom
+from gangline.aggregator.scoring.score import (
     EVIDENCE_MAX,
     HAZARD_PER_HOUR_MAX,
     HORIZON_HOURS,
@@ -18,14 +20,12 @@ from gangline.aggregator.judgement.scoring import (
     base_hazard_per_hour,
     score_host,
 )
-from gangline.aggregator.judgement.symptoms import Rule, Symptom
-from gangline.aggregator.verdicts import SEVERITY, Reason, State
 
 STATES = [State.HEALTHY, State.WATCH, State.DEGRADED, State.SUSPECT, State.UNHEALTHY, State.STALE]
 
 
-def seen(state: State, factor: float, device: str, speed: float = 1.0) -> Seen:
-    rule = Rule("r", state, Reason.POLICY, "c", hazard_factor=factor)
+def seen(state: State, factor: float, device: str, speed: float = 1.0, shared: str = "") -> Seen:
+    rule = Rule("r", state, Reason.POLICY, "c", hazard_factor=factor, shared=shared)
     return Seen(Symptom(rule, 0, device, "s", 1.0, "n", "w", "q", speed=speed), 5)
 
 
@@ -59,6 +59,108 @@ def test_contributions_add_up_and_the_interval_holds_the_score(
     assert base * 0.999 <= host.hazard_per_hour <= HAZARD_PER_HOUR_MAX * 1.001
     assert len(host.evidence) <= EVIDENCE_MAX
     assert all(e.score_delta <= 0 and e.log_hazard_delta >= 0 for e in host.evidence)
+
+
+#: What several devices may share has one factor wherever it shows.
+FACTORS_SHARED = {"": st.floats(1.0, 50.0), "cooling": st.just(3.0), "network": st.just(10.0)}
+several = st.lists(
+    st.one_of([
+        st.builds(
+            seen, st.sampled_from(STATES), factor, st.sampled_from(["a", "b", "GPU-1", "GPU-1/link0", "GPU-2"]),
+            st.just(1.0), st.just(shared),
+        )
+        for shared, factor in FACTORS_SHARED.items()
+    ]),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(several, st.integers(0, 16))
+def test_repairing_a_device_gives_back_what_its_evidence_says(held: list[Seen], gpus: int) -> None:
+    """Repairing one GPU of eight with a pending remap gave back 46 interruptions an hour, and its page said 0.0007."""
+    host = score_host(subject(gpus), held)
+    added = math.fsum(e.hazard_delta for e in host.evidence)
+    assert host.hazard_per_hour == pytest.approx(base_hazard_per_hour(gpus) + added, rel=1e-9)
+    for device in {s.symptom.whole for s in held}:
+        own = [
+            e.hazard_delta
+            for e in host.evidence
+            if e.device.partition("/")[0] == device and e.shared_count == 1
+        ]
+        without = score_host(subject(gpus), [s for s in held if s.symptom.whole != device])
+        given = host.hazard_per_hour - without.hazard_per_hour
+        if len({(s.symptom.whole, s.symptom.rule.shared) for s in held}) > len(
+            {s.symptom.whole for s in held}
+        ):
+            # What is left may have a simpler explanation.
+            assert given >= sum(own) * (1 - 1e-6) - 1e-12
+        else:
+            assert given == pytest.approx(sum(own), rel=1e-6, abs=1e-12)
+
+
+@given(several, st.integers(0, 16))
+def test_several_faults_are_no_worse_than_their_sum_and_no_surer_than_one(
+    held: list[Seen], gpus: int
+) -> None:
+    """Independent faults multiplied: eight pending remaps were an interruption a minute, surely."""
+    base, host = base_hazard_per_hour(gpus), score_host(subject(gpus), held)
+    devices = {one.symptom.whole for one in held}
+    each = [
+        score_host(subject(gpus), [one for one in held if one.symptom.whole == device])
+        for device in devices
+    ]
+    together = base + sum(one.hazard_per_hour - base for one in each)
+    assert host.hazard_per_hour <= together * (1 + 1e-9)
+    assert host.hazard_per_hour >= max((one.hazard_per_hour for one in each), default=base) * (1 - 1e-9)  # fmt: skip
+    lower, upper = host.hazard_interval
+    for one in each:
+        assert upper / lower >= one.hazard_interval[1] / one.hazard_interval[0] * (1 - 1e-9)
+        assert lower <= host.hazard_per_hour * (1 + 1e-9) <= upper * (1 + 2e-9)
+
+
+@given(symptoms | several, (symptoms | several).filter(bool), st.booleans())
+def test_one_more_symptom_never_makes_a_score_better(
+    held: list[Seen], more: list[Seen], heard: bool
+) -> None:
+    """A graver state of the same device with a smaller factor took the place of the greater hazard."""
+    before = score_host(subject(heard=heard), held)
+    after = score_host(subject(heard=heard), [*held, more[0]])
+    assert after.score <= before.score * (1 + 1e-9)
+    assert after.hazard_per_hour >= before.hazard_per_hour * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("factor", "shared", "scores"),
+    [  # of 1, 2, 4 and 8 devices
+        (5.0, "", [0.9928, 0.9871, 0.9757, 0.9533]),  # pending row remaps
+        (2.0, "", [0.9971, 0.9957, 0.9928, 0.9871]),  # corrected PCIe errors
+        (3.0, "cooling", [0.9957] * 4),  # one hot aisle
+    ],
+)
+def test_faults_of_several_devices_add_and_what_they_share_counts_once(
+    factor: float, shared: str, scores: list[float]
+) -> None:
+    """Scores of 0, 1, 2, 4 and 8 pending remaps were 0.9985, 0.9927, 0.9644, 0.4045 and 0.0000: a false drain followed."""
+    for count, score in zip((1, 2, 4, 8), scores, strict=True):
+        held = [seen(State.WATCH, factor, f"GPU-{at}", shared=shared) for at in range(count)]
+        host = score_host(subject(), held)
+        assert host.score == pytest.approx(score, abs=5e-5)
+        assert {e.shared_count for e in host.evidence} == {count if shared else 1}
+        # Whether they have one cause, or each its own, is not known: the interval holds both.
+        one, own = (1 + factor - 1), (1 + count * (factor - 1))
+        calm, spread = base_hazard_per_hour(8), 3.0
+        assert list(host.hazard_interval) == pytest.approx(
+            [calm * one / spread, calm * own * spread]
+        )
+
+
+def test_of_more_than_can_be_told_the_headline_and_the_largest_hazards_are() -> None:
+    """The 48 gravest were kept: what was mild and likely to interrupt was left out of the sum."""
+    grave = [seen(State.UNHEALTHY, 1.0, f"x{at}") for at in range(EVIDENCE_MAX)]
+    mild = [seen(State.WATCH, 50.0, f"y{at}") for at in range(3)]
+    host = score_host(subject(), [*grave, *mild])
+    assert len(host.evidence) == EVIDENCE_MAX and host.state is State.UNHEALTHY
+    assert host.hazard_per_hour == pytest.approx(base_hazard_per_hour(8) * (1 + 3 * 49))
 
 
 def test_a_state_ends_when_all_that_put_it_there_ends() -> None:
@@ -110,7 +212,8 @@ def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
         seen(State.WATCH, 4.0, "/"),
     ]
     host = score_host(subject(), held)
-    factors = {e.device: math.exp(e.log_hazard_delta) for e in host.evidence}
+    calm = base_hazard_per_hour(8)
+    factors = {e.device: 1 + e.hazard_delta / calm for e in host.evidence}
     assert {name: round(factor) for name, factor in factors.items()} == {
         "GPU-1": 50, "GPU-1/link0": 1, "GPU-2/link0": 2, "/srv": 3, "/": 4,
     }  # fmt: skip
@@ -126,3 +229,16 @@ def test_a_host_that_is_not_heard_has_wide_bounds() -> None:
     heard, unheard = score_host(subject(), []), score_host(subject(heard=False), [])
     assert unheard.score_lower < heard.score_lower < heard.score
     assert unheard.score_lower > 0.0 and unheard.score_upper < 1.0
+
+
+def test_an_error_that_edac_counts_three_times_is_one_fault() -> None:
+    """Controller, row and channel each count the same uncorrected error of a DIMM."""
+    rule = Rule("edac.uncorrected", State.SUSPECT, Reason.ECC_TREND, "c", hazard_factor=30.0)
+    held = [
+        Seen(Symptom(rule, 0, device, "edac.uncorrected_errors", 1.0, "n", "w", "q"), 5)
+        for device in ("mc1", "mc1/csrow0", "mc1/csrow0/ch0")
+    ]
+    assert (
+        score_host(subject(), held).hazard_per_hour
+        == score_host(subject(), held[:1]).hazard_per_hour
+    )

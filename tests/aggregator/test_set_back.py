@@ -10,12 +10,14 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.judgement.judge import Judgement
-from gangline.aggregator.store import known
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.verdicts import State
+from gangline.aggregator.model import State
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.store import restored_state
+from gangline.aggregator.store.rows import HostRecord
 from tests.aggregator.test_latest import NOW_NS, SECOND_NS, Fleet
 from tests.aggregator.world import World, gpu_of
+
+pytestmark = pytest.mark.usefixtures("operators_files")
 
 DAY_SECONDS, HOUR_NS = 86_400, 3600 * SECOND_NS
 DAY_NS = DAY_SECONDS * SECOND_NS
@@ -90,7 +92,7 @@ def test_operators_are_told_what_is_so_now(fleet: Fleet, query: str, wanted: lis
 def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
     """A host dead for hours was HEALTHY, last heard 0 s ago, after each start within that day."""
     with fleet.store.reading() as cursor:
-        scores = {score.host: score for score, _ in known.last_scores(cursor)}
+        scores = {score.host: score for score, _ in restored_state.last_scores(cursor)}
     states = {name: one.state for name, one in scores.items()}
     assert states == {SICK: State.UNHEALTHY, DEAD: State.STALE}
     assert scores[SICK].heard_ns == NOW_NS - SECOND_NS
@@ -103,5 +105,5 @@ def test_a_clock_set_back_while_we_were_away_forgets_no_host(tmp_path: Path) -> 
     _judged(made, world.run(20), NOW_NS + DAY_NS, "h0", "h1")
     made.tell("h0", {"host": 9.0}, DAY_SECONDS, "host_1s")
     with made.store.reading() as cursor:
-        assert [score.host for score, _ in known.last_scores(cursor)] == ["h0", "h1"]
+        assert [score.host for score, _ in restored_state.last_scores(cursor)] == ["h0", "h1"]
     made.store.close()

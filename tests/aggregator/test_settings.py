@@ -6,11 +6,10 @@ import socket
 
 import pytest
 
-from gangline.aggregator.addresses import parse_listen
 from gangline.aggregator.commands import aggregator
-from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.listening import StartError, places, refuse_taken
-from gangline.fingerprints.settings import SettingsError
+from gangline.aggregator.config import AggregatorConfig, parse_listen
+from gangline.aggregator.server import StartError, places, refuse_taken
+from gangline.contract.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -47,6 +46,7 @@ def test_what_is_no_address(text: str) -> None:
     [
         (["--set", "commit_second=1"], "did you mean 'commit_seconds'"),
         (["--set", "retention_hours=0"], "expected 1 to"),
+        (["--set", "outcomes_half_life_days=0"], "expected 1 to"),
         (["--listen", "0.0.0.0:7600"], "not loopback"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml"),
     ],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gangline.aggregator.fleet.devices import Devices
-from gangline.aggregator.fleet.jobs import Jobs
-from gangline.aggregator.fleet.sharing import are_divided, are_shared, gangs_of
+from gangline.aggregator.fleet.jobs import Jobs, are_divided, are_shared, gangs_of
 from tests.aggregator.test_fleet_jobs import BOOT, SESSION, SLURM, told
 
 OTHER = {"source": "slurm", "job_id": "124"}

@@ -12,20 +12,18 @@ from typing import Any
 
 import pytest
 
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.service import turns
+from gangline.aggregator.model import Finding, HostScore, Reason, Snapshot, State
+from gangline.aggregator.service import telemetry
 from gangline.aggregator.store import queue
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.writer import Writer
-from gangline.aggregator.verdicts import Finding, HostScore, Reason, Snapshot, State
-from gangline.fingerprints import frames
+from gangline.contract import frame
 from tests.aggregator.conftest import Agent
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 QUEUE_BYTES = 1 << 20
 
@@ -75,11 +73,11 @@ class Host:
     def append(self, gpus: int = 2) -> None:
         sequence = self.spool.next_sequence()
         now = time.time_ns()
-        stamp = frames.Stamp(
+        stamp = frame.Stamp(
             self.spool.run_id, self.agent.boot_id, sequence, now - self.agent.booted_ns, now
         )
         block = self.agent.block(sequence, gpus)
-        self.spool.append(sequence, frames.encode(stamp, [block], deflate=False))
+        self.spool.append(sequence, frame.encode(stamp, [block], deflate=False))
         self.client.notify()
 
     @property
@@ -97,7 +95,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
     lab: Any, disk: Disk, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A RAID that rebuilt took 40 s for an fsync: agents took the aggregator for dead, and sent all again."""
-    monkeypatch.setattr(turns, "QUIET_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(telemetry, "QUIET_SECONDS_MAX", 0.2)
 
     async def way() -> int:
         async with lab.aggregator(

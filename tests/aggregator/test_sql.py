@@ -16,13 +16,15 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.commands import sql, sqldoors, sqlforms
+from gangline.aggregator.commands import sql, sql_backends, sql_output
 from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.query import fences
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.query import sandbox
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.conftest import Lab, wait_until
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
+
+pytestmark = pytest.mark.usefixtures("operators_files")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,7 @@ def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
 
 def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
     """An operator runs the SQL that came with the evidence, word for word."""
-    with fences.opened(store / "operators.duckdb") as connection:
+    with sandbox.opened(store / "operators.duckdb") as connection:
         _, queries = rows_of(connection, "SELECT sql FROM evidence")
         assert queries
         for (query,) in queries:
@@ -219,11 +221,11 @@ def test_no_file_and_an_old_file(
 def test_a_table_fits_the_terminal() -> None:
     """A long reason must not wrap every line; control characters of a host must not reach the screen."""
     rows = [("host-1", 0.123456789, "word " * 40), ("h\x1b[31m", None, "short")]
-    lines = sqlforms.table(["host", "score", "why"], rows, 60).splitlines()
+    lines = sql_output.table(["host", "score", "why"], rows, 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert lines[1].endswith("…") and "0.123457" in lines[1]
     assert "\x1b" not in lines[2] and " -  short" in lines[2]
-    assert sqlforms.table(["a"], [], 10).splitlines() == ["a", "(0 rows)"]
+    assert sql_output.table(["a"], [], 10).splitlines() == ["a", "(0 rows)"]
 
 
 def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
@@ -231,7 +233,7 @@ def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     at = datetime(2026, 11, 21, 3, 0, 1)
     names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
     rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
-    told = sqlforms.table(names, rows, 74)
+    told = sql_output.table(names, rows, 74)
     head, line, count, left_out = told.splitlines()
     assert (
         "2026-11-21 03:00:01" in line
@@ -241,8 +243,8 @@ def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     )
     assert "sm_cloc" in head and max(map(len, (head, line))) <= 74 and count == "(1 row)"
     assert left_out.startswith("no room for 1 more: labels (all: ")
-    assert len(sqlforms.table(names, rows, 0).splitlines()) == 3
-    assert sqlforms.table(["words"], [("x" * 99,)], 10).splitlines()[1] == "x" * 9 + "…"
+    assert len(sql_output.table(names, rows, 0).splitlines()) == 3
+    assert sql_output.table(["words"], [("x" * 99,)], 10).splitlines()[1] == "x" * 9 + "…"
 
 
 #: A process of its own that may not take more address space than this: a mistake must not end the machine.
@@ -301,7 +303,7 @@ def test_a_question_too_big_for_memory(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sort of everything: words and exit 1, not a host that runs out of memory."""
-    monkeypatch.setattr(sqldoors, "MEMORY_BYTES_MAX", 64 << 20)
+    monkeypatch.setattr(sql_backends, "MEMORY_BYTES_MAX", 64 << 20)
     query = "FROM range(20000000) ORDER BY hash(range)"
     assert sql.main([query, "--data", str(store)]) == 1
     out, err = capsys.readouterr()

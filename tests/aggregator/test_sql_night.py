@@ -10,13 +10,17 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.query import fences
-from gangline.aggregator.store.actions import actions
-from gangline.fingerprints.policy_table import builtin
-from gangline.fingerprints.xid import policy
+from gangline.aggregator.commands import night as night_before
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.store.live_tables import actions
+from gangline.contract.host_policy import builtin
+from gangline.contract.xid.policy import policy
+from gangline.simulator.night import FLAPPING, REMAPPING, SILENT, WRONG_CLOCK, NightWorld
 from tests.aggregator import sql_page
-from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, WRONG_CLOCK, night
+from tests.aggregator.night import night
 from tests.aggregator.query.asking import rows_of
+
+pytestmark = pytest.mark.usefixtures("operators_files")
 
 Rows = list[dict[str, Any]]
 Connection = duckdb.DuckDBPyConnection
@@ -35,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def operators(folder: Path) -> Iterator[Connection]:
     """Its operators' file, as `gangline sql` opens it; once, as that takes longer than most queries."""
-    with fences.opened(folder / "operators.duckdb") as connection:
+    with sandbox.opened(folder / "operators.duckdb") as connection:
         yield connection
 
 
@@ -89,6 +93,38 @@ def test_the_page_is_what_the_night_answers(folder: Path) -> None:
     assert len(queries) >= 20 and len(set(queries)) == len(queries)
     assert len(queries) == page.count("$ gangline sql ")
     assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
+
+
+#: What there is none of on a good night, and on this one.
+NONE_TONIGHT = {
+    "SELECT host, port, active, rate_gigabits_per_second FROM ops.ports WHERE NOT active OR rate_gigabits_per_second < 400",
+    "SELECT host, device AS collector, outcome_state FROM latest.collector_10s WHERE outcome_state >= 2",
+}
+
+
+def test_no_example_of_the_page_is_empty(folder: Path) -> None:
+    """Of 48 examples 24 had no row on the only data that a newcomer has; `gangline run --scenario night` plays this night."""
+    assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
+
+
+def test_no_example_names_a_moment(folder: Path) -> None:
+    """The night of `gangline run --scenario night` is tonight: a query about 2023 shows nothing of it."""
+    queries = sql_page.queries(sql_page.PAGE.read_text())
+    assert not [query for query in queries if re.search(r"\b20\d\d-", query)]
+
+
+def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
+    """Names, job and GPUs of the page are those of `gangline run --scenario night`."""
+    played = NightWorld()
+    assert tuple(played.names) == night_before.HOSTS
+    assert played.struck("hbm") == (night_before.DEAD, night_before.BROKEN)
+    assert played.struck("thermal")[0] == night_before.SLOW
+    told = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
+    jobs = [one.attributes["job_id"] for one in told if one.name == "gpu.process"]
+    assert sorted(jobs) == ["119", *["123"] * 64], "told once"
+    assert len({one.event_id for one in told}) == len(told)
+    heard = [name for name, blocks, _ in played.step(200.0) if blocks]
+    assert sorted({*played.names} - {*heard}) == [SILENT]
 
 
 NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"

@@ -6,22 +6,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import Finding
 from gangline.aggregator.store import rows
-from gangline.aggregator.store.hours import HOUR_NS, Hours
+from gangline.aggregator.store.duckdb_file import StoreError
+from gangline.aggregator.store.journal import StoredEvent
+from gangline.aggregator.store.live_tables import HOUR_NS, Hours
+from gangline.aggregator.store.queue import Pending
+from gangline.aggregator.store.rows import HostRecord
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import StoreError
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
+from gangline.aggregator.store.writer import Writer
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -269,6 +273,73 @@ def test_what_cannot_be_stored_costs_no_other_host(
         put(store, 2, host="good")
         assert (receipts, store.set_aside_frames) == ([], 1)
     assert ask(tmp_path, "SELECT DISTINCT host FROM readings.host_1s") == [("good",)]
+
+
+def test_what_cannot_be_stored_costs_nothing_else_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration, or one event of six, that no table takes: the events had their receipts, and were gone uncounted."""
+
+    def event(host: str, event_id: str) -> StoredEvent:
+        return StoredEvent(host, NOW_NS, NOW_NS, HealthEvent(event_id=event_id, name="gpu.xid"))
+
+    def stumbles(honest: Callable[[Any], Any], wrong: Callable[[Any], bool]) -> Any:
+        def made(of: Any) -> Any:
+            if any(map(wrong, of)):
+                raise ValueError("no such cell")
+            return honest(of)
+
+        return made
+
+    unstorable = {
+        "hosts": stumbles(rows.hosts, lambda one: one.host == "odd"),
+        "events": stumbles(rows.events, lambda one: one.event.event_id == "bad"),
+    }
+    for name, made in unstorable.items():
+        monkeypatch.setattr(f"gangline.aggregator.store.writer.records.{name}", made)
+    odd = HostRecord("odd", 1, False, b"r" * 16, b"b" * 16, "", "", {}, NOW_NS)
+    frame = received(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), ()))
+    done = threading.Event()
+    with opened(tmp_path, lambda: NOW_NS, commit_seconds=0.2) as store:
+        store.submit_host(odd, {})
+        store.append_events([event("odd", f"e{number}") for number in range(5)])
+        store.append_events([event("odd", "bad"), event("good", "e0")])
+        assert store.submit_frame("odd", frame, 0, lambda _: done.set())
+        assert done.wait(GUARD_SECONDS)
+        put(store, 2, host="good")
+        assert (store.set_aside_events, store.set_aside_frames, store.journal_bytes) == (1, 0, 0)
+    kept = [*(("odd", f"e{number}") for number in range(5)), ("good", "e0")]
+    assert sorted(ask(tmp_path, "SELECT host, event_id FROM events")) == sorted(kept)
+
+
+def test_findings_take_as_many_statements_as_one(tmp_path: Path) -> None:
+    """Our clock was off, and each of 4,096 hosts had a finding: a DELETE each was 4 s without a receipt."""
+    writer = Writer(tmp_path / "gangline.duckdb", retention_hours=24, history_days=400)
+    honest, statements = writer._connection, list[str]()
+
+    class Told:
+        def execute(self, query: str, *more: Any) -> Any:
+            statements.append(query)
+            return honest.execute(query, *more)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(honest, name)
+
+    writer._connection = cast(duckdb.DuckDBPyConnection, Told())
+    used = []
+    for cleared_ns, numbers in ((0, range(1)), (0, range(200)), (NOW_NS, range(100, 200))):
+        pending = Pending()
+        for number in numbers:
+            one = Finding(f"h{number}", "clock.offset", "", "off", NOW_NS + 1001, cleared_ns)
+            pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+        writer.commit(pending, NOW_NS)
+        used.append(len(statements))
+        statements.clear()
+    writer.close()
+    assert used[1] <= used[0] and used[2] == used[1]
+    assert ask(tmp_path, "SELECT count(*), count(DISTINCT host), count(cleared) FROM findings") == [
+        (200, 200, 100)
+    ]
 
 
 def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:

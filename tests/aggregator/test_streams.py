@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from gangline.fingerprints import frames
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Sender
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.model import State
+from gangline.aggregator.service.score_messages import verdict_of
+from gangline.contract import frame
+from gangline.contract.stream import CONTEXT_BYTES_MAX, Sender
+from gangline.contract.wire import telemetry_pb2 as wire
 
 
 def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBatch:
     """The same message as a new agent sends it."""
-    data = sender.encode(frames.inflated(message.frame))
+    data = sender.encode(frame.inflated(message.frame))
     return wire.TelemetryBatch(sequence=message.sequence, differences=data)
 
 
@@ -74,3 +75,27 @@ def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
     assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         (1.0, 2), (2.0, 2), (3.0, 2),
     ]  # fmt: skip
+
+
+def test_each_receipt_says_how_the_host_stands(lab: Any, until: Any) -> None:
+    """A person at the host asked its agent, which did not know what the aggregator had found of it."""
+
+    async def way() -> str:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.register()
+            await agent.send(agent.agent.message(1))
+            first = aggregator.holder.snapshot
+            await until(lambda: aggregator.holder.snapshot is not first)
+            await agent.stream.write(agent.agent.message(2))
+            verdict = (await agent.acknowledgement()).verdict
+            hosts = aggregator.holder.snapshot.hosts
+            told = replace(hosts[0], state=State.WATCH, reason_words="x" * 999)
+            watched = replace(aggregator.holder.snapshot, hosts=hosts.but({0: told}))
+            said = verdict_of(watched, {"host-1": 0}, "host-1")
+            assert said is not None and (said.state, len(said.reason)) == ("WATCH", 300)
+            assert verdict_of(watched, {"host-1": 0}, "host-2") is None, "it is not known"
+            assert verdict_of(watched, {"host-1": 9}, "host-1") is None, "nor judged yet"
+            assert verdict_of(None, {"host-1": 0}, "host-1") is None
+            return str(verdict.state)
+
+    assert asyncio.run(way()) in State.__members__

@@ -12,9 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.store.storefile import migrations
+from gangline.aggregator.store.duckdb_file import migrations
 from tests.aggregator.process import Process
-from tests.processes import until
+from tests.processes import GUARD_SECONDS, until
+
+#: The operators' file as by default.
+WITH_FILE = ("--set", "ops_seconds=15")
 
 
 async def _send_until_dead(agent: Any, first: int, enough: int, process: Process) -> None:
@@ -36,9 +39,10 @@ async def _send_until_dead(agent: Any, first: int, enough: int, process: Process
     await asyncio.wait([sender])
     assert sender.exception() is not None
     with process.child:
-        process.child.wait(30)
+        process.child.wait(GUARD_SECONDS)
 
 
+@pytest.mark.slow
 def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
     """Killed while frames pour in, three times over; the agent sends everything unreceipted again."""
     agents = make_agent(host="a"), make_agent(host="b", run_id=b"s" * 16)
@@ -79,7 +83,7 @@ def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_when_told_to(lab: Any, number: int) -> None:
     """systemd stops it, a person presses Ctrl-C: exit 0, and a store that opens without a WAL."""
-    process = Process(lab.folder)
+    process = Process(lab.folder, *WITH_FILE)
     until(
         lambda: (lab.folder / "operators.duckdb").exists(),
         "the operators' file, which is begun at the start",
@@ -114,7 +118,9 @@ def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
 
 def _fails(folder: Path, *more: str, code: int = 1) -> str:
     command = [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(folder), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -129,7 +135,7 @@ def test_the_lock_dies_with_its_process(lab: Any) -> None:
 
 _IN_DUCKDB = """
 import sys, duckdb
-from gangline.aggregator.store.opsfile import OpsFile
+from gangline.aggregator.store.snapshot_file import OpsFile
 from gangline.cli import main
 def write(*_):
     open(sys.argv[3] + "/writing", "w").close()
@@ -141,6 +147,6 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_stop_while_the_operators_file_is_written(tmp_path: Path) -> None:
     """Stopped soon after a start it aborted, one time in three: Python's end unwound a thread that was in DuckDB."""
-    process = Process(tmp_path, program=("-c", _IN_DUCKDB))
+    process = Process(tmp_path, *WITH_FILE, program=("-c", _IN_DUCKDB))
     until((tmp_path / "writing").exists, "the operators' file is being written")
     assert process.end(signal.SIGTERM) == 0

@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.commands.client import Listing
+from gangline.aggregator.commands.connection import Listing
 from gangline.aggregator.commands.explain import asking, command, explained, value
-from gangline.aggregator.commands.table import caption, fitting, host_of, render, wants_colour
-from gangline.aggregator.commands.watch import placed, show
-from gangline.fingerprints.wire import score_pb2
+from gangline.aggregator.commands.host_table import (
+    Folded,
+    caption,
+    fitting,
+    folded,
+    host_of,
+    render,
+    wants_colour,
+)
+from gangline.aggregator.commands.hosts import Fold, as_dict, placed, show
+from gangline.contract.wire import score_pb2
 
 
 def score(name: str, **fields: object) -> score_pb2.NodeScore:
@@ -154,22 +162,122 @@ def test_nothing_is_folded_before_what_matters_less(
         assert all(one.simulated and one.state == score_pb2.HEALTHY for one in gone)
 
 
+def gang() -> list[score_pb2.NodeScore]:
+    """Worst first: a dead host of job 4, seven that wait for it, twenty that are well, and this machine."""
+    dead = score("sim-028", state=score_pb2.UNHEALTHY, simulated=True, job="4")
+    waits = {"waits_for": "nodes/sim-028", "waits_for_job": "4", "job": "4", "simulated": True}
+    waiting = [score(f"sim-{n:03d}", **waits) for n in range(7)]
+    return [
+        dead,
+        *waiting,
+        *(score(f"sim-{n}", simulated=True) for n in range(100, 120)),
+        score("vm"),
+    ]
+
+
+def test_a_host_that_waits_says_for_whom() -> None:
+    """Its gang stood still for a dead GPU elsewhere, and its row said "nothing wrong"; only `explain` told the story."""
+    lines = render(gang(), 120).splitlines()
+    (dead,) = (line for line in lines if line.startswith("sim-028"))
+    waiting = [line for line in lines if "waits for sim-028 (job 4)" in line]
+    assert "  JOB  " in lines[0] and len(waiting) == 7 and dead.endswith("  4")
+    assert "JOB" not in render([score("a")], 120), "no job, no column"
+
+
+def test_healthy_hosts_share_rows() -> None:
+    """33 hosts on 24 lines: 30 rows of "nothing wrong" pushed the three sick ones' story out of sight."""
+    rows = folded(gang(), 23)
+    lines = render(rows, 120).splitlines()
+    assert len(lines) == 5
+    assert lines[1].startswith("vm ") and lines[1].endswith("nothing wrong"), "a real host is named"
+    assert lines[2].startswith("20 hosts (sim) ") and "nothing wrong: sim-100, sim-101" in lines[2]
+    assert (
+        lines[3].startswith("7 hosts (sim) ") and "wait for sim-028 (job 4): sim-000, " in lines[3]
+    )
+    assert lines[4].startswith("sim-028 (sim) ")
+    fleet = [score(f"h{n}") for n in range(99)]
+    assert len(folded(fleet, 99)) == 99 and len(folded(fleet, 98)) == 1, "real ones only if need be"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 4, 5, 8]), st.booleans(), st.sampled_from(["", "a", "b"])),
+        max_size=30,
+    ),
+    st.none() | st.integers(0, 31),
+)
+def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: int | None) -> None:
+    """Each host is in one row, and what is not HEALTHY has one of its own, above all that share one."""
+    scores = [
+        score(f"h{i}", state=state, simulated=simulated, waits_for=waits)
+        for i, (state, simulated, waits) in enumerate(hosts)
+    ]
+    rows = folded(scores, count_max)
+    shared = [one for one in rows if isinstance(one, Folded)]
+    inside = [host_of(one) for row in shared for one in row.scores]
+    alone = [host_of(one) for one in rows if not isinstance(one, Folded)]
+    assert sorted(inside + alone) == sorted(map(host_of, scores))
+    sick = [host_of(one) for one in scores if one.state != score_pb2.HEALTHY]
+    assert [host_of(one) for one in rows[: len(sick)] if not isinstance(one, Folded)] == sick
+    assert all(len({one.waits_for for one in row.scores}) == 1 for row in shared)
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("lines", [8, 24, 60])
-def test_what_watch_leaves_out_is_said(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """80x24 and 33 hosts: the top rows were cut without a word."""
+@pytest.mark.parametrize("fold", Fold)
+def test_what_watch_folds(lines: int, fold: Fold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """80x24 and 33 hosts: all are counted, in rows of their own, in one that they share, or as not shown."""
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
-    show(Listing(mixed(), 1, ""), "", as_json=False, in_place=True, stream=out)
+    show(Listing(mixed(), 1, ""), "", as_json=False, in_place=True, stream=out, fold=fold)
     text = out.getvalue()
     shown = [line for line in text.split("\n") if "HEALTHY " in line or "WATCH " in line]
     rows = [line for line in shown if " hosts at " not in line]
     assert text.count("\n") <= lines - 1
     assert "sim-bad" in text and "noted" in text
-    if lines == 60:
+    if fold is Fold.ALWAYS or (lines < 60 and fold is Fold.WHEN_LONG):
+        assert "30 hosts (sim)" in text and "--all lists every host" in text
+        assert len(rows) == 4 or "more not shown" in text
+    elif lines == 60:
         assert len(rows) == 33 and "not shown" not in text
     else:
         assert f"{33 - len(rows)} more not shown (healthy first)" in text
+
+
+def test_a_pipe_gets_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folding is for a screen: a script counts rows."""
+    monkeypatch.setenv("LINES", "24")
+    out = io.StringIO()
+    show(Listing(gang(), 1, ""), "", as_json=False, in_place=False, stream=out, fold=Fold.ALWAYS)
+    assert sum(line.startswith("sim-") for line in out.getvalue().split("\n")) == 28
+
+
+def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README explained sim-007, with which nothing was wrong: the first impression was lost."""
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("COLUMNS", "80")
+    out, asks = Screen(), "gangline explain"
+    show(Listing(gang(), 1, ""), "", as_json=False, in_place=False, stream=out, asks=asks)
+    assert "\nnext: gangline explain sim-028\n" in out.getvalue()
+    well = Screen()
+    show(Listing([score("vm")], 1, ""), "", as_json=False, in_place=False, stream=well, asks=asks)
+    assert "next:" not in well.getvalue()
+
+
+def test_a_reason_that_is_cut_begins_with_its_code() -> None:
+    """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause, which came last."""
+    told = "GPU-5cc8… SM clock at 77 % of its 255 peers, held down by heat (88 C)"
+    fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
+    one = score("sim-018", simulated=True, job="2", reason_words=told, **fields)
+    assert "  thermal throttle: GPU-5cc8…" in render([one], 80)
+    assert f"  {told}" in render([one], 160)
 
 
 @pytest.mark.parametrize("lines", [10, 24, 60])
@@ -250,11 +358,50 @@ def test_what_explain_prints_adds_up() -> None:
         made.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
     text = explained(made, 100)
     assert "A fault is expected every 12 hours." in text and text.count("is 2 times as likely") == 2
-    assert "Because (without all of it: every 2 days):" in text
+    assert "Evidence (without it, one fault every 2 days would be expected):" in text
     made.hazard_per_hour = 60.0
     text = explained(made, 100)
     assert "A fault is expected every minute." in text
     assert "costs little now: a fault is 2 times as likely" in text and "0.0000 of" not in text
+
+
+def test_what_is_certain_is_no_expectation() -> None:
+    """ "A fault is expected every 17 minutes", HAZARD/DAY 86.88, of a GPU that had fallen off the bus; in JSON the
+    numbers stay."""
+    made = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
+    made.reason_words = "GPU has fallen off the bus"
+    for words, delta in ((made.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
+        made.contributions.add(words=words, device=words, log_hazard_delta=delta)
+    text = explained(made, 100)
+    assert "It is broken now: a fault is certain." in text
+    assert "every 17 minutes" not in text and "interval" not in text and "Score" not in text
+    assert "costs all of the score: it is broken now" in text
+    assert "a fault is 2 times as likely" in text, "what is no more than likely is told as before"
+    assert render([made], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
+    assert as_dict(made)["hazard_per_hour"] == 3.6
+    made.state = score_pb2.SUSPECT
+    assert "every 17 minutes" in explained(made, 100) and "86.40" in render([made], 120)
+
+
+def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None:
+    """Eight equal faults were 5, 1.8, 1.4 ... times as likely, and what eight hot GPUs share stood there eight times."""
+    calm = 0.01
+    made = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
+    for device, factor in (("GPU-1", 5.0), ("GPU-2", 9.0 / 5.0)):
+        made.contributions.add(
+            device=device, log_hazard_delta=math.log(factor), hazard_delta=4 * calm, words=device,
+            score_delta=-0.1, shared_count=1,
+        )  # fmt: skip
+    for device, factor, hazard in (("GPU-3", 11.0 / 9.0, 2 * calm), ("GPU-4", 1.0, 0.0)):
+        made.contributions.add(
+            device=device, log_hazard_delta=math.log(factor), hazard_delta=hazard, words=device,
+            score_delta=-0.1 if hazard else 0.0, shared_count=2, relative_speed_factor=1.0,
+        )  # fmt: skip
+    text = explained(made, 200)
+    assert text.count("a fault is 5 times as likely with it alone") == 2
+    assert "a fault is 3 times as likely with it alone); one cause of 2 devices" in text
+    assert text.count("one cause of 2 devices, counted once") == 2
+    assert "Evidence (without it, one fault every 4 days would be expected)" in text
 
 
 def test_the_command_asks_whom_explain_asked() -> None:

@@ -12,13 +12,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from gangline.aggregator.service.stream import REFUSED_IN_ROW_MAX, Stream
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import index_of
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX, TelemetryStream
+from gangline.contract.block import Block
+from gangline.contract.signals import index_of
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
@@ -158,8 +156,8 @@ def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refusals that nobody takes waited in memory: ten bytes of a hostile host's were kept as a thousand."""
-    monkeypatch.setattr("gangline.aggregator.service.stream.UNREAD_MAX", 16)
-    monkeypatch.setattr("gangline.aggregator.service.stream.REFUSED_IN_ROW_MAX", 1 << 30)
+    monkeypatch.setattr("gangline.aggregator.service.telemetry.UNREAD_MAX", 16)
+    monkeypatch.setattr("gangline.aggregator.service.telemetry.REFUSED_IN_ROW_MAX", 1 << 30)
     gate = asyncio.Event()
 
     async def held(self: Any, context: Any) -> None:
@@ -167,15 +165,15 @@ def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
 
     async def way() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
-            answer = Stream._answer
-            monkeypatch.setattr(Stream, "_answer", held)
+            answer = TelemetryStream._answer
+            monkeypatch.setattr(TelemetryStream, "_answer", held)
             agent.open()
             for number in range(1, 101):
                 await agent.stream.write(wire.TelemetryBatch(sequence=number, frame=b"hello"))
             (stream,) = await until(lambda: aggregator._telemetry._streams)
             await until(lambda: len(stream._refused) >= 16)
             assert len(stream._refused) == 16
-            monkeypatch.setattr(Stream, "_answer", answer)
+            monkeypatch.setattr(TelemetryStream, "_answer", answer)
             gate.set()
             while len(agent.refused) < 100:
                 await agent.acknowledgement()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.refusals import TooMuch
-from gangline.aggregator.service.turns import QUIET_SECONDS_MAX, Turns
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.errors import TooMuch
+from gangline.aggregator.service.telemetry import QUIET_SECONDS_MAX, Turns
+from gangline.contract.wire import telemetry_pb2 as wire
 
 
 class Store:

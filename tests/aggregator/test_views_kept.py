@@ -11,9 +11,8 @@ import duckdb
 import pytest
 
 from gangline.aggregator.sql import quoted
-from gangline.aggregator.store import scripts, storefile, writer
-from gangline.aggregator.store.scripts import run_scripts
-from gangline.aggregator.store.storefile import CONFIG, FILE, wal_of
+from gangline.aggregator.store import duckdb_file, writer
+from gangline.aggregator.store.duckdb_file import CONFIG, FILE, run_scripts, wal_of
 from gangline.aggregator.store.writer import Writer
 
 HOUR = "hours.gpu_1s__202611201000"
@@ -58,7 +57,7 @@ def path(made: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hear what a writer says."""
-    opened = storefile.open_store
+    opened = duckdb_file.open_store
     monkeypatch.setattr(writer, "open_store", lambda path: Listening(opened(path)))
     yield
 
@@ -79,7 +78,9 @@ def by_hand(path: Path, statement: str) -> None:
 def standing(path: Path) -> set[str]:
     with duckdb.connect(str(path), config=CONFIG, read_only=True) as connection:
         rows = [row for query in STANDING for row in connection.execute(query).fetchall()]
-    return {f"{name} {comment} {sorted(scripts._WORD.findall(sql))}" for name, comment, sql in rows}
+    return {
+        f"{name} {comment} {sorted(duckdb_file._WORD.findall(sql))}" for name, comment, sql in rows
+    }
 
 
 def test_nothing_is_made_where_all_is_right(path: Path) -> None:
@@ -113,7 +114,11 @@ OF_HOURS = (
 
 def test_each_change_by_hand_is_found(path: Path) -> None:
     """A view that was tried out on the stopped store is not what an operator reads from then on."""
-    texts = storefile.script("live.sql"), storefile.ops_script(), storefile.script("history.sql")
+    texts = (
+        duckdb_file.script("live.sql"),
+        duckdb_file.ops_script(),
+        duckdb_file.script("history.sql"),
+    )
     with duckdb.connect(str(path), config=CONFIG) as connection:
         ((words,),) = connection.execute(
             "SELECT comment FROM duckdb_functions() WHERE function_name = 'severity'"
@@ -168,7 +173,7 @@ def test_another_duckdb_makes_all_anew(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_up_and_down_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each version has its own views, whichever ran before it."""
-    script, before = storefile.ops_script(), standing(path)
+    script, before = duckdb_file.ops_script(), standing(path)
     ours = "SELECT host, state FROM scores"
     with monkeypatch.context() as newer:
         text = f"{script}CREATE OR REPLACE VIEW ops.freshness AS {ours};"
@@ -184,7 +189,7 @@ def test_a_version_before_that_knows_nothing_of_it(
 ) -> None:
     """It replaces all views, and leaves the note of ours as it was."""
     before = standing(path)
-    by_hand(path, storefile.ops_script().replace("'UNHEALTHY'", "'BAD'"))
+    by_hand(path, duckdb_file.ops_script().replace("'UNHEALTHY'", "'BAD'"))
     assert standing(path) != before
     start(path)
     assert standing(path) == before

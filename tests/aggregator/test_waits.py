@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.commands.explain import explained
-from gangline.aggregator.judgement.scoring import HORIZON_HOURS
-from gangline.aggregator.service import scored
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints.wire import score_pb2
+from gangline.aggregator.model import State
+from gangline.aggregator.scoring.score import HORIZON_HOURS
+from gangline.aggregator.service import score_messages
+from gangline.contract.wire import score_pb2
 from tests.aggregator.gang_world import busy, gapped, in_job, pass_steps, tell
 from tests.aggregator.world import Host, World, gpu_of, throttle
 
@@ -18,7 +18,9 @@ from tests.aggregator.world import Host, World, gpu_of, throttle
 def asked(world: World, host: Host) -> score_pb2.NodeScore:
     """Return the answer to who asks about *host*, with its evidence."""
     assert world.snapshot is not None
-    return scored.message(world.snapshot, world.score(host), HORIZON_HOURS, full=True, sources=())
+    return score_messages.message(
+        world.snapshot, world.score(host), HORIZON_HOURS, full=True, sources=()
+    )
 
 
 def waits_of(world: World) -> dict[str, str]:
@@ -44,7 +46,7 @@ def test_a_victim_is_told_whom_it_waits_for() -> None:
     text = " ".join(explained(answer, 100).split())
     assert "Noted, at no cost: 1. waits for h2 of its job 1001 (h2: computes 9 % longer" in text
     assert "no fault of this host" in text and "costs nothing" in text
-    assert "Nothing speaks against it" not in text
+    assert "There is no evidence against it" not in text
     assert answer.state == score_pb2.HEALTHY and not answer.reason_words
     assert answer.score == pytest.approx(world.score(world.hosts[5]).score)
     sql = answer.contributions[-1].evidence_sql
@@ -102,6 +104,40 @@ def in_two_jobs() -> World:
     return world
 
 
+def test_a_list_of_hosts_says_each_ones_job_and_for_whom_it_waits() -> None:
+    """The table had "nothing wrong" beside six hosts that stood still; only `explain` of one of them said why."""
+    world = in_two_jobs()
+    world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
+    world.run(3)
+    assert world.snapshot is not None
+    listed = {
+        host.name: score_messages.message(
+            world.snapshot, world.score(host), HORIZON_HOURS, full=False, sources=()
+        )
+        for host in world.hosts
+    }
+    told = {name: (one.job, one.waits_for, one.waits_for_job) for name, one in listed.items()}
+    assert told == {
+        "h0": ("1", "nodes/h1", "1"),
+        "h1": ("1", "", ""),
+        "h2": ("1", "nodes/h1", "1"),
+        "h3": ("2", "", ""),
+        "h4": ("", "", ""),
+    }
+    tell_ended(world, "1")
+    assert world.snapshot.jobs == {1: "2", 2: "2", 3: "2"}
+
+
+def tell_ended(world: World, job: str) -> None:
+    """End job 1 of `in_two_jobs`."""
+    for host in world.hosts[:3]:
+        world.event(
+            host, 0, gpu_of(host, 0), "gpu.process", event_id=f"/{job}", process_id=7,
+            attributes={"state": "ended", "source": "slurm", "job_id": job},
+        )  # fmt: skip
+    world.run(2)
+
+
 @pytest.mark.parametrize(("gpu", "victims"), [(0, {"h0", "h2"}), (1, {"h2", "h3"})])
 def test_only_the_job_on_the_sick_gpu_waits_for_it(gpu: int, victims: set[str]) -> None:
     """Two jobs share a host: whose GPU is well has nothing to do with the other's."""
@@ -143,7 +179,7 @@ def test_a_view_without_evidence_has_none_of_it() -> None:
     world = in_two_jobs()
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     snapshot = world.run(3)
-    told: Any = scored.message(
+    told: Any = score_messages.message(
         snapshot, world.score(world.hosts[0]), HORIZON_HOURS, full=False, sources=()
     )
     assert not told.contributions

@@ -12,11 +12,7 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.judgement.restart import SETTLED_SECONDS, restore
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import (
+from gangline.aggregator.model import (
     OURSELVES,
     Evidence,
     Finding,
@@ -25,9 +21,11 @@ from gangline.aggregator.verdicts import (
     Snapshot,
     State,
 )
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.scoring.restart import SETTLED_SECONDS, restore
+from gangline.aggregator.store.rows import HostRecord
+from gangline.aggregator.store.store import Store
 from tests.aggregator.world import SECOND_NS, World, gpu_of
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 HOSTS = 10_000
 #: Of every ten hosts one was ill.
@@ -104,7 +102,7 @@ def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, u
 def back(scores: list[HostScore], now_ns: int, away: int) -> tuple[Fleet, Judgement]:
     """Begin anew *away* seconds after the hosts were last heard."""
     fleet = Fleet(epoch=2)
-    before = restore(fleet, [(score, 8) for score in scores], now_ns + away * SECOND_NS)
+    before = restore(fleet, [(score, 0) for score in scores], now_ns + away * SECOND_NS)
     return fleet, judge(fleet, now_ns + away * SECOND_NS, None, before)
 
 

@@ -14,16 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.judgement.columns import pack
-from gangline.aggregator.judgement.judge import Judgement
-from gangline.aggregator.judgement.rules.returned import RULE as RETURNED
-from gangline.aggregator.service import watching
-from gangline.aggregator.service.errors import Errors
-from gangline.aggregator.service.score import ScoreService
-from gangline.aggregator.service.watching import Changes
-from gangline.aggregator.verdicts import Evidence, HostScore, Reason, State
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import (
+from gangline.aggregator.model import Evidence, HostScore, Reason, State
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.scoring.results import pack
+from gangline.aggregator.scoring.rules.configuration import RULE as RETURNED
+from gangline.aggregator.service import score
+from gangline.aggregator.service.score import Changes, ScoreService
+from gangline.aggregator.service.status import Errors
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import (
     ScoreServiceStub,
     add_ScoreServiceServicer_to_server,
 )
@@ -205,7 +204,7 @@ def test_a_storm_costs_no_memory_and_slow_watchers_no_time() -> None:
         for version in range(1, versions):
             assert changes.since(version)
         kept = [changes._changed_in.nbytes, *map(len, changes._updates.values())]
-        assert len(kept) == 1 + watching.UPDATES_MAX
+        assert len(kept) == 1 + score.UPDATES_MAX
         assert sum(kept) < 20 * len(changes.whole()[1])
 
     asyncio.run(scenario())
@@ -213,7 +212,7 @@ def test_a_storm_costs_no_memory_and_slow_watchers_no_time() -> None:
 
 def test_more_watchers_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that opens watches and forgets them must not take the service from the others."""
-    monkeypatch.setattr(watching, "WATCHERS_MAX", 2)
+    monkeypatch.setattr(score, "WATCHERS_MAX", 2)
     world, holder = World(hosts=1, gpus=1), Holder()
     holder.snapshot = world.run(1)
 

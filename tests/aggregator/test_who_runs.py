@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from gangline.agent.collectors.gpu_held import Holding
-from gangline.agent.collectors.gpu_jobs import GpuJobs
-from gangline.agent.collectors.gpu_process import GpuProcesses
+from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collectors.gpu_processes import GpuJobs, GpuProcesses, Holding
 from gangline.agent.collectors.kubelet import KubeletAllocations
-from gangline.agent.framing import Framer
-from gangline.agent.hardware.kubelet import Allocation
-from gangline.agent.listening import Teller
-from gangline.agent.turn import Outcome, take_turn
-from gangline.aggregator.store import opsfile
-from gangline.aggregator.store.opscopies import COPIES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.agent.events import Teller
+from gangline.agent.frame_builder import Framer
+from gangline.agent.hardware.process_owner import Allocation
+from gangline.aggregator.store import snapshot_file
+from gangline.aggregator.store.snapshot_file import COPIES
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.agent.jobs_host import GPU, OTHER_GPU, POD, POD_CGROUP, SESSION, SLURM, JobsHost
 from tests.aggregator.conftest import Agent
 from tests.fake_nvml.build import build
@@ -77,12 +75,18 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
 
 
-@pytest.fixture(params=["gangline.duckdb", "operators.duckdb"])
-def file(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+FILES = ("gangline.duckdb", "operators.duckdb")
 
 
-def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet, file: str) -> None:
+def rows_of_both(lab: Any, query: str) -> list[tuple[Any, ...]]:
+    """Return what the store and the operators' file answer, which is the same."""
+    live, copied = (lab.rows(query, file) for file in FILES)
+    assert live == copied, query
+    return list(live)
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet) -> None:
     """At 3 a.m.: host b is sick; which job is on it, and where else is that job?"""
     for name in ("a", "b"):
         host = fleet.host(name)
@@ -91,18 +95,16 @@ def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet, file: str) -> N
         for _ in range(3):
             fleet.turn(name, Holding(GPU, 4711), Holding(OTHER_GPU, 4712))
     fleet.run(lab)
-    [row] = lab.rows(
-        "SELECT source, job, hosts, gpus_count, processes_count, dead_count FROM ops.jobs", file
+    [row] = rows_of_both(
+        lab, "SELECT source, job, hosts, gpus_count, processes_count, dead_count FROM ops.jobs"
     )
     assert row == ("slurm", "123", ["a", "b"], 4, 4, 0)
-    since = [at for (at,) in lab.rows("SELECT epoch(since) FROM ops.job(123)", file)]
+    since = [at for (at,) in rows_of_both(lab, "SELECT epoch(since) FROM ops.job(123) ORDER BY 1")]
     began = time.time() - 3600 + 600  # the process's own start, not when it was found
     assert since == pytest.approx([began] * 4, abs=60)
-    assert lab.rows("SELECT host, process_id, user_id FROM ops.job(123) WHERE gpu LIKE 'GPU-00000001%'", file) == [
-        ("a", 4712, 1000),
-        ("b", 4712, 1000),
-    ]  # fmt: skip
-    assert lab.rows("FROM ops.faults", file) == []  # a job is no fault
+    query = "SELECT host, process_id, user_id FROM ops.job(123) WHERE gpu LIKE 'GPU-00000001%' ORDER BY host"
+    assert rows_of_both(lab, query) == [("a", 4712, 1000), ("b", 4712, 1000)]
+    assert rows_of_both(lab, "FROM ops.faults") == []  # a job is no fault
 
 
 def test_what_ended_is_ended_and_kept(lab: Any, fleet: Fleet) -> None:
@@ -157,7 +159,8 @@ def test_a_boot_ends_all_processes(lab: Any, fleet: Fleet) -> None:
     assert lab.rows("SELECT state FROM ops.gpu_processes") == [("ended",)]
 
 
-def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet, file: str) -> None:
+@pytest.mark.usefixtures("operators_file")
+def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet) -> None:
     """The agent was upgraded, and for an hour the GPU belonged to two jobs: the one that had ended meanwhile, and the next."""
     host = fleet.host("a")
     host.process(4711, SLURM)
@@ -170,11 +173,11 @@ def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet, file: 
     for _ in range(3):
         fleet.turn("a", 4712, Holding(OTHER_GPU, 4713))
     fleet.run(lab)
-    assert lab.rows("SELECT job FROM ops.jobs ORDER BY job", file) == [
+    assert rows_of_both(lab, "SELECT job FROM ops.jobs ORDER BY job") == [
         ("124",),
         ("session-3.scope",),
     ]
-    assert lab.rows("SELECT state FROM ops.job(123)", file) == [("ended",)]
+    assert rows_of_both(lab, "SELECT state FROM ops.job(123)") == [("ended",)]
 
 
 def test_a_gpu_that_does_not_answer_after_a_restart_ends_nothing(lab: Any, fleet: Fleet) -> None:
@@ -202,8 +205,9 @@ def test_what_is_not_told_any_more_is_not_shown_as_running(lab: Any, fleet: Flee
     assert lab.rows("SELECT state FROM ops.job(123)") == [("not told any more",)]
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_allocation_beside_processes(
-    lab: Any, fleet: Fleet, file: str, monkeypatch: pytest.MonkeyPatch
+    lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Holding is not using: one pod computes, one has its GPU idle, one meets a stranger on it."""
     host = fleet.host("a")
@@ -217,26 +221,27 @@ def test_allocation_beside_processes(
         Allocation("ml", pod, "main", "nvidia.com/gpu", gpu)
         for pod, gpu in (("trainer-0", GPU), ("idle-0", OTHER_GPU), ("robbed-0", third))
     ]
-    monkeypatch.setattr("gangline.agent.hardware.kubelet.ask", lambda path, seconds: given)
+    monkeypatch.setattr("gangline.agent.hardware.process_owner.ask", lambda path, seconds: given)
     kubelet = KubeletAllocations(host.roots, host.clock)
     kubelet.listen(Teller(host.clock, host, lambda: None))
     kubelet.collect()
     fleet.run(lab)
-    assert lab.rows(
+    assert rows_of_both(
+        lab,
         "SELECT pod, processes_count, other_processes_count FROM ops.gpu_allocations ORDER BY gpu",
-        file,
     ) == [("trainer-0", 1, 0), ("idle-0", 0, 0), ("robbed-0", 0, 1)]
-    assert lab.rows("SELECT job FROM ops.jobs WHERE source = 'kubernetes'", file) == [
+    assert rows_of_both(lab, "SELECT job FROM ops.jobs WHERE source = 'kubernetes'") == [
         ("ml/trainer-0",)
     ]
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_many_jobs_leave_room_for_faults(
     lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operators' file keeps the last 100,000 events, and of a large fleet all of those were jobs."""
     short = [replace(one, rows_max=1) if one.table == "events" else one for one in COPIES]
-    monkeypatch.setattr(opsfile, "COPIES", short)
+    monkeypatch.setattr(snapshot_file, "COPIES", short)
     host = fleet.host("a")
     host.put(wire.HealthEvent(event_id="x", device_kind="gpu", device=GPU, name="gpu.xid", code=79))
     for pid in range(4711, 4715):
@@ -256,6 +261,7 @@ def test_many_jobs_leave_room_for_faults(
     ]
 
 
+@pytest.mark.usefixtures("operators_file")
 def test_from_the_driver_to_the_question(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +303,7 @@ def test_from_the_driver_to_the_question(
 
     asyncio.run(way())
     lister._session.close()
-    for file in ("gangline.duckdb", "operators.duckdb"):
+    for file in FILES:
         assert lab.rows(
             "SELECT job, hosts, gpus_count, processes_count FROM ops.jobs WHERE source = 'slurm'",
             file,

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.verdicts import HostScore
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import HostScore
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.signal import PERIOD_SECONDS, Kind
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2
 from gangline.ext.intake import Received
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import PERIOD_SECONDS, TABLES, Kind
-from gangline.fingerprints.wire import telemetry_pb2
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -28,7 +29,7 @@ UPTIME_NS = 3_600 * SECOND_NS
 CLOCK_HERTZ, CLOCK_MAX_HERTZ = 1.755e9, 1.98e9
 COMPUTING_WATTS, WAITING_WATTS, IDLE_WATTS, LIMIT_WATTS = 550.0, 150.0, 75.0, 700.0
 
-#: What the agent says of itself comes at its pace, and at once when there is news (`agent/own.py`).
+#: What the agent says of itself comes at its pace, and at once when there is news (`agent/self_metrics.py`).
 TOLD_AT_ONCE = ("agent_10s", "collector_10s")
 
 Values = dict[str, float]
@@ -48,7 +49,7 @@ class Host:
     sent: Readings = field(default_factory=dict)
     sequence: int = 0
     silent: bool = False
-    encoder: frames.Encoder = field(default_factory=frames.Encoder, repr=False, compare=False)
+    encoder: frame.Encoder = field(default_factory=frame.Encoder, repr=False, compare=False)
 
     def set(self, table: str, device: str, **values: float) -> None:
         """Set values of a device, by column."""
@@ -132,11 +133,16 @@ class World:
         self.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=devices)
 
     def run(
-        self, seconds: int, each: Callable[[int], None] | None = None, every_seconds: int = 5
+        self,
+        seconds: int,
+        each: Callable[[int], None] | None = None,
+        every_seconds: int = 5,
+        last_seconds: int = 10,
     ) -> Judgement:
         """Let *seconds* pass; *each* is called before every one with the seconds run so far.
 
-        Of a long time the last ten seconds are judged one by one, of those before it every fifth (*every_seconds*).
+        The last *last_seconds* are judged one by one, of those before them every fifth (*every_seconds*): a judgement
+        is nearly all that a second costs.
         """
         for passed in range(seconds):
             if each:
@@ -148,7 +154,7 @@ class World:
                     host.readings[table, device][column] += rate
                 if not host.silent:
                     self.fleet.observe(host.name, self.frame(host), self.now_ns)
-            if seconds - passed <= 10 or self.second % every_seconds == 0:
+            if seconds - passed <= last_seconds or self.second % every_seconds == 0:
                 self.snapshot = judge(self.fleet, self.now_ns, self.snapshot)
         assert self.snapshot is not None
         return self.snapshot
@@ -157,7 +163,7 @@ class World:
         """Return the host's frame of now, as it comes off the wire."""
         host.sequence += 1
         boottime_ns = self.now_ns - host.booted_ns
-        stamp = frames.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
+        stamp = frame.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
         return received(host.encoder.encode(stamp, self._blocks(host), deflate=False))
 
     def _blocks(self, host: Host) -> list[Block]:

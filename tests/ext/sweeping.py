@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from gangline.contract.nvml_fields import fields_of
 from gangline.ext.nvml import READINGS, Nvml, Sweep
-from gangline.fingerprints.nvml_fields import fields_of
 from tests.fake_nvml.scenario import Gpu
 
 #: What NVML gives; the rest is what the sweep says of NVML.

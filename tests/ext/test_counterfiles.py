@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.ext.counterfiles import CODE, DECIMAL, KEYED, SIGNED, WORD, CounterFiles, parse
+from tests.processes import GUARD_SECONDS
 
 U64_MAX = (1 << 64) - 1
 
@@ -299,7 +300,7 @@ def test_a_pass_lets_other_threads_run(tmp_path: Path) -> None:
         cells.files.read()
     cells.files.close()
     with pipe.open("wb"):
-        thread.join(10)
+        thread.join(GUARD_SECONDS)
     assert not thread.is_alive()
     assert open_descriptors() == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 from datetime import datetime, timedelta
 
@@ -12,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.fleet import BOOT_MAX, Fleet
-from gangline.aggregator.ingest.reading import CATALOGUE, _plan, received
+from gangline.aggregator.ingest.frame_reader import CATALOGUE, _plan, received
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.rows import HostFrame, batch
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.frame import FrameError, Stamp
+from gangline.contract.signals import TABLES
 from gangline.ext.columns import unpack
 from gangline.ext.devicekeys import DeviceKeys
 from gangline.ext.intake import TIME_NS_MAX, Catalogue, Cells, Reader
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.frames import FrameError, Stamp
-from tests.fingerprints.test_frames import EXAMPLE, blocks, content, stamps
+from tests.contract.test_frames import EXAMPLE, blocks, content, stamps
 from tests.fuzzing.frames import resealed
 
 KINDS = ("gpu_1s", "host_1s", "rdma_1s_changes", "nvlink_10s_changes", "gpu_10s")
@@ -250,6 +251,56 @@ def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
                 found.add(host, name)
     assert [(hosts[row], found.name(row)) for row in range(len(found))] == list(known)
     assert list(known.values()) == list(range(len(found)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.text("aé", max_size=9), st.integers(-40, 90)), max_size=400
+    )
+)
+def test_rows_that_are_given_to_others_are_found(turns: list[tuple[int, str, int]]) -> None:
+    """As a dict, whatever is added and renamed in whatever order: often enough that all names are written anew."""
+    known: dict[tuple[int, str], int] = {}
+    found, hosts = DeviceKeys(), np.zeros(400, np.int32)
+    found.bind(hosts)
+    for host, name, row in turns:
+        of_row = {at: one for one, at in known.items()}
+        if 0 <= row < len(found):
+            key = int(hosts[row]), name
+            if key in known:
+                with pytest.raises(ValueError, match="has a row"):
+                    found.rename(row, name)
+                continue
+            found.rename(row, name)
+            del known[of_row[row]]
+            known[key] = row
+        elif (host, name) not in known:
+            known[host, name] = found.add(host, name)
+        assert found.find(host, name) == known.get((host, name), -1)
+    assert {(int(hosts[row]), found.name(row)): row for row in range(len(found))} == known
+
+
+def test_a_row_is_renamed_without_end() -> None:
+    """A year of pods on one host: names are found, and what went before them takes no memory."""
+    found = DeviceKeys()
+    found.bind(np.zeros(100, np.int32))
+    names = [f"pod-{row}" for row in range(100)]
+    for name in names:
+        found.add(0, name)
+    tracemalloc.start()
+    for turn in range(20_000):
+        row, name = turn * 7 % 100, f"pods/{turn:032}/volume"
+        before, names[row] = names[row], name
+        found.rename(row, name)
+        assert found.find(0, before) == -1 and found.find(0, name) == row
+    assert [found.name(row) for row in range(100)] == names
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    with pytest.raises(IndexError):
+        found.rename(100, "x")
+    with pytest.raises(ValueError, match="bytes"):
+        found.rename(0, "x" * 256)
 
 
 def test_many_keys_are_found_again() -> None:

@@ -16,9 +16,9 @@ from gangline.ext.nvml import Nvml, NvmlError, Sweep
 from tests.ext.sweeping import Sweeping, addresses, missing
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
+from tests.processes import GUARD_SECONDS
 
 #: A wait that is longer than this is a failed test; nothing is timed by it.
-GUARD_SECONDS = 60.0
 
 
 # ---- finding GPUs -----------------------------------------------------------------------------------

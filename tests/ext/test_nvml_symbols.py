@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline.contract.nvml_fields import fields_of
 from gangline.ext import nvml
 from gangline.ext.nvml import READINGS, Nvml, NvmlAbsent, NvmlError
 from gangline.ext.nvml_readings import NAMED, ROWS
-from gangline.fingerprints.nvml_fields import fields_of
 from tests.ext.sweeping import LIBRARY_READINGS, Sweeping, missing
 from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play

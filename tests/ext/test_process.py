@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangline.ext import process
-from tests.processes import until
+from tests.processes import GUARD_SECONDS, until
 
 
 def test_a_process_is_named_as_it_says() -> None:
@@ -73,20 +73,20 @@ threading.stack_size(1 << 18)
 before, met = mapped(), threading.Barrier(5)
 def allocate():
     held = bytes(1000)
-    met.wait(20)
-    met.wait(20)
+    met.wait(200)
+    met.wait(200)
 for _ in range(4):
     threading.Thread(target=allocate).start()
-met.wait(20)
+met.wait(200)
 print(mapped() - before)
-met.wait(20)
+met.wait(200)
 """
 
 
 def bytes_said(program: str) -> int:
     """Run it in a process of its own; return the bytes of the pages that it prints."""
     command = [sys.executable, "-c", program]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=GUARD_SECONDS)
     return int(out.stdout) * os.sysconf("SC_PAGE_SIZE")
 
 

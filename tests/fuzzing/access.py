@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict
 
-from gangline.aggregator.access.caller import GIVEN, Role
-from gangline.aggregator.access.connections import where
-from gangline.aggregator.access.names import Names, is_name, parse_pattern, shown
-from gangline.aggregator.access.tokens import Token, TokensError, make, parse
+from gangline.aggregator.auth.limits import where
+from gangline.aggregator.auth.principal import GIVEN, Names, Role, is_name, parse_pattern, shown
+from gangline.aggregator.auth.tokens import Token, TokensError, make, parse
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 NAMES = Names(("agent={name}.gpu.example", "operator=ops-{name}"), "cluster.example")

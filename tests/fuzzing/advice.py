@@ -9,24 +9,31 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gangline.aggregator.advice.advisory import Action, Basis, Case, Place, Scope, State
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
     Acked,
     Act,
+    Action,
+    Basis,
+    Case,
     CaseSeen,
     FleetSize,
+    Limits,
     Member,
+    Place,
     Publish,
     Refused,
+    Scope,
+    State,
     Tick,
 )
-from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS, Limits
-from gangline.aggregator.advice.machine import Machine
-from gangline.aggregator.refusals import Invalid
-from gangline.aggregator.service import outcome, reports
+from gangline.aggregator.advisories.state_machine import Machine
+from gangline.aggregator.errors import Invalid
+from gangline.aggregator.service import advisory, outcome
 from gangline.aggregator.service.advisory import acked_of
-from gangline.fingerprints.wire import advisory_pb2 as wire
-from gangline.fingerprints.wire import outcome_pb2
+from gangline.contract.wire import advisory_pb2 as wire
+from gangline.contract.wire import outcome_pb2
 from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
 
 NOW_NS = 1_760_000_000 * SECOND_NS
@@ -98,16 +105,16 @@ def fuzz_gangs(source: random.Random) -> str:
 
     def work() -> None:
         one = received(request, source)
-        found.append(reports.gangs_of(one, reports.actor_of(one.actor), member, NOW_NS))
+        found.append(advisory.gangs_of(one, advisory.actor_of(one.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
     gangs, unknown = found[0]
-    assert len(unknown) <= reports.UNKNOWN_MAX
+    assert len(unknown) <= advisory.UNKNOWN_MAX
     for one in gangs:
         assert 0 < len(one.workload) <= 256 and one.workload.isprintable() and one.hosts
         assert NOW_NS < one.until_ns <= NOW_NS + WEEK_NS
-        assert one.checkpoint_seconds == 0 or 1 <= one.checkpoint_seconds <= reports.SECONDS_MAX
+        assert one.checkpoint_seconds == 0 or 1 <= one.checkpoint_seconds <= advisory.SECONDS_MAX
     return ACCEPTED
 
 
@@ -131,11 +138,11 @@ def fuzz_unavailable(source: random.Random) -> str:
                 request.returned_nodes.append(source.choice((text, "nodes/h1")))
             case _:
                 request.actor = text
-    found: list[reports.Out] = []
+    found: list[advisory.Out] = []
 
     def work() -> None:
         one = received(request, source)
-        found.append(reports.out_of(one, reports.actor_of(one.actor), member, NOW_NS))
+        found.append(advisory.out_of(one, advisory.actor_of(one.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
@@ -212,7 +219,7 @@ def fuzz_answers(source: random.Random) -> str:
     )
     for _ in range(source.randrange(3)):
         text = source.choice(TEXTS)
-        match source.randrange(5):
+        match source.randrange(6):
             case 0:
                 request.name = source.choice((text, "advisories/a2", "advisories/a01", "a1"))
             case 1:
@@ -221,6 +228,8 @@ def fuzz_answers(source: random.Random) -> str:
                 request.actor, request.note = text, source.choice(TEXTS)
             case 3:
                 request.new_state = source.choice(others)
+            case 4:
+                request.lease.seconds = source.choice(SECONDS)
             case _:
                 request.defer_until_time.seconds = source.choice(SECONDS)
     found: list[Acked] = []
@@ -239,7 +248,7 @@ def fuzz_answers(source: random.Random) -> str:
     (after,) = (one.advisory for one in told if isinstance(one, Publish))
     assert after.state is found[0].to and after.revision == proposed.revision + 1
     assert (after.state is State.ACCEPTED) is any(isinstance(one, Act) for one in told)
-    assert after.deferred_until_ns <= NOW_NS + WEEK_NS
+    assert max(after.deferred_until_ns, after.lease_until_ns) <= NOW_NS + WEEK_NS
     return ACCEPTED
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import random
 
-from gangline.agent.local import verdict
-from gangline.agent.local.kept import Kept, format_kept, parse_kept
-from gangline.agent.local.verdict import StatusError
-from gangline.agent.released import (
+from gangline.agent.gpu_release import (
     SECONDS_MAX,
     WHY_CHARACTERS_MAX,
     Released,
     format_released,
     parse_released,
 )
-from gangline.fingerprints import policy_table
-from gangline.fingerprints.policy import PolicyError
-from gangline.fingerprints.policy_table import builtin, laid_over
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.local import check
+from gangline.agent.local.check import StatusError
+from gangline.agent.local.findings_state import FindingsState, format_kept, parse_kept
+from gangline.agent.local.gpu_list import parse as parse_gpus
+from gangline.contract import host_policy
+from gangline.contract.gpu_set import GPUS_MAX
+from gangline.contract.host_policy import PolicyError, builtin, laid_over
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 NOW_NS = 5_000_000_000_000
@@ -44,7 +45,7 @@ RELEASED = format_released(
 )
 STATUS = json.dumps(
     {
-        "format": verdict.FORMAT, "host": "gpu-017", "agent_version": "0.1.0", "policy": "1", "boot_id": "ab" * 16,
+        "format": check.FORMAT, "host": "gpu-017", "agent_version": "0.1.0", "policy": "1", "boot_id": "ab" * 16,
         "boottime_ns": NOW_NS, "enforcing": ["xid79"], "permit": {"until_ns": NOW_NS + 10**10, "reason": "ops"},
         "notes": ["policy.toml is not used"], "left_out": 0,
         "findings": [
@@ -56,8 +57,9 @@ STATUS = json.dumps(
         ],
     }
 ).encode()  # fmt: skip
+GPUS = b'{"gpus": {"GPU-3f2a": "0000:9b:00.0", "GPU-77c1": ""}}'
 KEPT = format_kept(
-    Kept(
+    FindingsState(
         bytes(16),
         7,
         8,
@@ -73,7 +75,7 @@ def fuzz_policy(source: random.Random) -> str:
     """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
     try:
         made = laid_over(
-            policy_table.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
+            host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700, error
@@ -81,7 +83,7 @@ def fuzz_policy(source: random.Random) -> str:
     for row in made.rows:
         for condition in row.when:
             condition.holds(float(source.choice((0, 1, 2**53))), None)
-    assert len(made.rows) <= 2 * policy_table.ROWS_MAX
+    assert len(made.rows) <= 2 * host_policy.ROWS_MAX
     return ACCEPTED
 
 
@@ -89,12 +91,12 @@ def fuzz_status(source: random.Random) -> str:
     """A status file: a document that can be told in a line, or StatusError."""
     damage = source.choice((damaged, flipped))
     try:
-        shown = verdict.parse(damage(STATUS, source))
+        shown = check.parse(damage(STATUS, source))
     except StatusError as error:
         assert str(error).isprintable(), error
         return REFUSED
-    assert verdict.summary(shown, NOW_NS).isprintable(), shown
-    for one in verdict.enforced(shown, NOW_NS):
+    assert check.summary(shown, NOW_NS).isprintable(), shown
+    for one in check.enforced(shown, NOW_NS):
         assert one["name"] in shown["enforcing"] and shown["permit"], one
     return ACCEPTED
 
@@ -124,7 +126,21 @@ def fuzz_released(source: random.Random) -> str:
     return ACCEPTED
 
 
+def fuzz_gpu_list(source: random.Random) -> str:
+    """The GPUs that a host ever had: names in their limits, or ValueError."""
+    damage = source.choice((damaged, flipped))
+    try:
+        found = parse_gpus(damage(GPUS, source))
+    except ValueError as error:
+        assert len(str(error)) < 300, error
+        return REFUSED
+    assert len(found) <= GPUS_MAX
+    assert all(key.startswith("GPU-") and len(key) + len(at) <= 256 for key, at in found.items())
+    return ACCEPTED
+
+
 TARGETS = {
+    "gpu-list": fuzz_gpu_list,
     "policy": fuzz_policy,
     "status-file": fuzz_status,
     "findings-kept": fuzz_kept,

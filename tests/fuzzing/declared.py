@@ -7,11 +7,9 @@ import math
 import random
 from collections.abc import Callable
 
-from gangline.aggregator.declared.hostset import parse_pattern
-from gangline.aggregator.declared.model import PLACE_FIELDS, Declared
-from gangline.aggregator.declared.problems import DeclaredError
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.declared.thresholds import THRESHOLDS
+from gangline.aggregator.declared.fields import DeclaredError, parse_pattern
+from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.model import PLACE_FIELDS, THRESHOLDS, Declared
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 NOW_NS = 1_795_168_800 * 10**9

@@ -8,16 +8,16 @@ import warnings
 from contextlib import suppress
 from functools import cache
 
-from gangline.agent.kernel_log.table import RULES
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.ingest.registration import check_events
-from gangline.aggregator.refusals import Invalid
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.frames import FrameError, Stamp
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
+from gangline.agent.kernel_log.rules import RULES
+from gangline.aggregator.errors import Invalid
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.ingest.sessions import check_events
+from gangline.aggregator.model import State
+from gangline.contract import frame as frames
+from gangline.contract.block import Block, is_float
+from gangline.contract.frame import FrameError, Stamp
+from gangline.contract.signals import TABLES
+from gangline.contract.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
 from tests.aggregator.world import World
 from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED
 

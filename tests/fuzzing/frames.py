@@ -8,18 +8,18 @@ import zlib
 
 from google.protobuf.message import DecodeError
 
+from gangline.aggregator.errors import DifferencesLost, StreamRefused
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import CATALOGUE, Incoming, check_late
-from gangline.aggregator.refusals import DifferencesLost, StreamRefused
+from gangline.aggregator.ingest.frame_reader import CATALOGUE, Incoming, check_late
 from gangline.aggregator.store.rows import HostFrame, batch
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.frame import FrameError, Stamp
+from gangline.contract.signals import TABLES
+from gangline.contract.stream import CONTEXT_BYTES_MAX, Receiver, Sender, StreamError
+from gangline.contract.wire.telemetry_pb2 import TelemetryBatch
 from gangline.ext.columns import unpack
 from gangline.ext.intake import Reader
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.frames import FrameError, Stamp
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, Sender, StreamError
-from gangline.fingerprints.wire.telemetry_pb2 import TelemetryBatch
 from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
 
 

@@ -11,20 +11,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.agent.hardware import power
-from gangline.agent.hardware.files import KEY_BYTES_MAX
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.collector import Outcome, Turn, take_turn
+from gangline.agent.hardware import host as power
+from gangline.agent.hardware.files import KEY_BYTES_MAX, Roots
 from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.inventory.__main__ import SECTIONS, look
-from gangline.agent.inventory.labels import labels
+from gangline.agent.inventory.host import labels
 from gangline.agent.registration import Registration
-from gangline.agent.turn import Outcome, Turn, take_turn
-from gangline.aggregator.ingest.registration import check_request
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, Kind, Signal
-from gangline.fingerprints.counters import BLANK_32, BLANK_64
-from gangline.fingerprints.frames import Stamp
+from gangline.aggregator.ingest.sessions import check_request
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.counters import BLANK_32, BLANK_64
+from gangline.contract.frame import Stamp
+from gangline.contract.signal import Kind, Signal
+from gangline.contract.signals import TABLES
 from tests import hosts
 from tests.hosts.reading import StoppedClock, collectors_of
 
@@ -119,7 +119,7 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
     """Return every cell of the blocks, which a frame must take as they are."""
     cells: dict[Cell, float | int | None] = {}
     for block in blocks:
-        decoded = frames.decode(frames.encode(Stamp(b"r" * 16, b"b" * 16, 1, 1, 1), [block]))
+        decoded = frame.decode(frame.encode(Stamp(b"r" * 16, b"b" * 16, 1, 1, 1), [block]))
         assert [one.devices for one in decoded.blocks] == [block.devices]
         columns = [signal.column for signal in TABLES[block.table]]
         for row, device in enumerate(block.devices):

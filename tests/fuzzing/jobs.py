@@ -8,9 +8,9 @@ import random
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from gangline.agent.hardware import cgroups, kubelet, owners, pods, ranks, ranks_child
-from gangline.agent.transport.unary import CallFailed, Unary
-from gangline.fingerprints.wire.podresources_pb2 import ListPodResourcesResponse
+from gangline.agent.hardware import job_ranks, job_ranks_child, process_owner
+from gangline.agent.transport.grpc_http2 import CallFailed, Unary
+from gangline.contract.wire.podresources_pb2 import ListPodResourcesResponse
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome, text
 
 _ID = b"0123456789abcdef" * 4
@@ -54,7 +54,7 @@ ANSWER = _answer().SerializeToString()
 def fuzz_cgroup(source: random.Random) -> str:
     """Whose a process is: short printable words, or nothing; a job only from a group that says so."""
     data = source.choice((damaged, flipped))(source.choice(CGROUPS), source)
-    said = cgroups.parse_cgroup(data).attributes()
+    said = process_owner.parse_cgroup(data).attributes()
     assert all(value.isprintable() and len(value) <= 255 for value in said.values()), said
     if "job_id" in said:
         assert b"job_" + said["job_id"].encode() in data
@@ -67,11 +67,11 @@ def fuzz_cgroup(source: random.Random) -> str:
 
 def fuzz_process(source: random.Random) -> str:
     """Status and stat of a process, and the folder of a pod's logs."""
-    user = owners.parse_user_id(damaged(STATUS, source))
-    inner = owners.parse_namespace_pid(damaged(STATUS, source))
+    user = process_owner.parse_user_id(damaged(STATUS, source))
+    inner = process_owner.parse_namespace_pid(damaged(STATUS, source))
     assert all(number is None or 0 <= number < 2**34 for number in (user, inner))
-    assert owners.parse_ended(damaged(STAT, source)) in (True, False)
-    found = pods.parse_folder(text(damaged(FOLDER, source)))
+    assert process_owner.parse_ended(damaged(STAT, source)) in (True, False)
+    found = process_owner.parse_folder(text(damaged(FOLDER, source)))
     assert found is None or (found[1].name and "_" not in found[1].name + found[1].namespace)
     return outcome(found)
 
@@ -79,8 +79,8 @@ def fuzz_process(source: random.Random) -> str:
 def fuzz_pod_resources(source: random.Random) -> str:
     """kubelet's answer: allocations within their limits, or KubeletError."""
     try:
-        found = kubelet.parse_allocations(flipped(ANSWER, source))
-    except kubelet.KubeletError:
+        found = process_owner.parse_allocations(flipped(ANSWER, source))
+    except process_owner.KubeletError:
         return REFUSED
     assert all(len(one.device) <= 90 and len(one.pod) <= 253 for one in found)
     return outcome(found)
@@ -89,7 +89,7 @@ def fuzz_pod_resources(source: random.Random) -> str:
 def fuzz_kubelet_bytes(source: random.Random) -> str:
     """What stands behind kubelet's socket: the answer, CallFailed, or nothing yet."""
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-    call = Unary(kubelet.LIST, b"", 1.0)
+    call = Unary(process_owner.LIST, b"", 1.0)
     server.initiate_connection()
     server.receive_data(call.data_to_send())
     server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
@@ -113,16 +113,16 @@ def fuzz_environment(source: random.Random) -> str:
     os.write(writing, data)
     os.close(writing)
     try:
-        found = ranks_child.variables_of(reading)
+        found = job_ranks_child.variables_of(reading)
     finally:
         os.close(reading)
-    assert all(ranks_child.NAMES[k.encode()].fullmatch(v.encode()) for k, v in found.items())
+    assert all(job_ranks_child.NAMES[k.encode()].fullmatch(v.encode()) for k, v in found.items())
     return outcome(found)
 
 
 def fuzz_rank_answers(source: random.Random) -> str:
     """The helper's lines, torn: answers about processes, or nothing."""
-    found = ranks.parse_answers(damaged(OUTPUT, source))
+    found = job_ranks.parse_answers(damaged(OUTPUT, source))
     assert all(isinstance(answer.identity[0], int) for answer in found)
     return outcome(found)
 

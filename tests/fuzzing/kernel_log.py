@@ -5,24 +5,29 @@ from __future__ import annotations
 import random
 
 from gangline.agent.hardware import kmsg
-from gangline.agent.kernel_log.driver import Decoder
-from gangline.agent.kernel_log.follow import Follower
 from gangline.agent.kernel_log.incidents import OPEN_MAX
-from gangline.agent.kernel_log.notice import (
+from gangline.agent.kernel_log.reader import (
+    Follower,
+    Keeper,
+    Position,
+    Stamps,
+    format_position,
+    parse_position,
+)
+from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
     VALUE_CHARACTERS_MAX,
     Notice,
 )
-from gangline.agent.kernel_log.position import Keeper, Position, format_position, parse_position
-from gangline.agent.kernel_log.stamps import Stamps
-from gangline.agent.kernel_log.table import classify
-from gangline.aggregator.ingest.registration import check_events
-from gangline.fingerprints import xid
-from gangline.fingerprints.catalogue import BY_NAME, Kind
-from gangline.fingerprints.nvml_fields import fields_of, parse_driver_version
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
-from gangline.fingerprints.xid_decode import decode, split
+from gangline.agent.kernel_log.rules import Decoder, classify
+from gangline.aggregator.ingest.sessions import check_events
+from gangline.contract.nvml_fields import fields_of, parse_driver_version
+from gangline.contract.signal import Kind
+from gangline.contract.signals import BY_NAME
+from gangline.contract.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
+from gangline.contract.xid import policy
+from gangline.contract.xid.decode import decode, split
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
 #: One line of each kind that becomes an event, and one that does not.
@@ -179,7 +184,7 @@ def fuzz_xid_table(source: random.Random) -> str:
         b'[[xid]]\ncode = 94\nseverity = "fatal"\nclears = "reset"\nscope = "gpu"\n' + _ROW, source
     )
     try:
-        rows = xid.parse(data.decode(errors="replace"))
+        rows = policy.parse(data.decode(errors="replace"))
     except ValueError as error:
         assert str(error)
         return REFUSED

@@ -6,20 +6,19 @@ import random
 
 from h2.connection import H2Connection
 
-from gangline.agent.hardware.device_holders import node_of, parse_minor
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.local.calls import Refused
-from gangline.agent.local.gpu_names import NotAGpu, canonical
-from gangline.agent.local.health import PATH, healthy, method
-from gangline.agent.local.session import (
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.nvidia import node_of, parse_gpu_minor
+from gangline.agent.local.agent_service import PATH, NotAGpu, canonical, healthy, method
+from gangline.agent.local.grpc_session import (
     HEADER_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     STREAMS_MAX,
     PeerError,
+    Refused,
     ServerSession,
     parse_timeout,
 )
-from gangline.fingerprints.wire.nvhcd_pb2 import HealthCheckRequest
+from gangline.contract.wire.nvhcd_pb2 import HealthCheckRequest
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
 CHECK = method(healthy)
@@ -87,7 +86,7 @@ def fuzz_gpu_words(source: random.Random) -> str:
         source.choice((b"0000:9b:00.0", b"GPU-8f6d2a1c-0b3e-4d5f-9a7b-1c2d3e4f5a6b", b"0")), source
     )
     text = word.decode(errors="replace")
-    minor = parse_minor(
+    minor = parse_gpu_minor(
         damaged(b"Model: H100\nDevice Minor: \t 3\n", source).decode(errors="replace")
     )
     assert minor is None or 0 <= minor <= 9999

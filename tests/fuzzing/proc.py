@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.hardware import block_devices, cpu, lustre, memory, nfs, nvml, settings, tasks
+from gangline.agent.hardware import host, nvidia, processes, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
-from gangline.agent.hardware.nvidia_capabilities import parse_is_administrator, parse_minor
+from gangline.agent.hardware.nvidia import parse_capability_minor, parse_is_administrator
 from gangline.agent.inventory.links import parse_vlans
 from gangline.ext.hostfiles import CoreTimes, diskstats, line_numbers, pressure
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, outcome, text
@@ -84,12 +84,12 @@ def fuzz_cpu_list(source: random.Random) -> str:
     """`0-3,8`: a list of cores, or ValueError in short words."""
     words = text(damaged(b"0-3,8,10-11,64-127\n", source))
     try:
-        cores = cpu.parse_cpu_list(words)
+        cores = host.parse_cpu_list(words)
     except ValueError as error:
         assert str(error), "no words"
         return REFUSED
-    assert all(core < cpu.CORES_MAX for core in cores)
-    assert len(cores) <= cpu.CORES_MAX * max(1, words.count(","))
+    assert all(core < host.CORES_MAX for core in cores)
+    assert len(cores) <= host.CORES_MAX * max(1, words.count(","))
     return outcome(cores)
 
 
@@ -102,7 +102,7 @@ def fuzz_meminfo(source: random.Random) -> str:
 
 def fuzz_vmstat(source: random.Random) -> str:
     """`oom_kill` is not `oom_kill_other`."""
-    return outcome(memory.parse_vmstat(damaged(VMSTAT, source), b"oom_kill"))
+    return outcome(host.parse_vmstat(damaged(VMSTAT, source), b"oom_kill"))
 
 
 def fuzz_pressure(source: random.Random) -> str:
@@ -113,7 +113,7 @@ def fuzz_pressure(source: random.Random) -> str:
 def fuzz_decimals(source: random.Random) -> str:
     """The first number of loadavg and uptime: finite, not negative, written as the kernel writes it."""
     data = damaged(b"3.05 2.10 1.99 3/1234 4711\n", source)
-    value = memory.parse_first_decimal(data)
+    value = host.parse_first_decimal(data)
     assert value is None or b"_" not in data.split(None, 1)[0], data[:64]
     return outcome(value)
 
@@ -134,20 +134,20 @@ def fuzz_diskstats(source: random.Random) -> str:
 def fuzz_mountinfo(source: random.Random) -> str:
     """Local and network file systems; a name of any bytes makes a key that fits a frame."""
     data = damaged(MOUNTINFO, source)
-    mounts = block_devices.parse_mounts(data)
+    mounts = storage.parse_mounts(data)
     assert len(mounts) <= data.count(b"\n") + 1
     for mount in mounts:
         device_key(mount.point).encode()
-    local = block_devices.parse_mountinfo(data)
+    local = storage.parse_mountinfo(data)
     check(local)
-    assert all(mount.type in block_devices.LOCAL_FILESYSTEMS for mount in local)
-    check(block_devices.parse_network_mounts(data))
+    assert all(mount.type in storage.LOCAL_FILESYSTEMS for mount in local)
+    check(storage.parse_network_mounts(data))
     return outcome(local)
 
 
 def fuzz_mountstats(source: random.Random) -> str:
     """NFS mounts; a sum is of all calls or not at all."""
-    found = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
+    found = storage.parse_mountstats(damaged(MOUNTSTATS, source))
     for mount in found:
         check(mount.values)
     return outcome(found)
@@ -155,13 +155,13 @@ def fuzz_mountstats(source: random.Random) -> str:
 
 def fuzz_lustre(source: random.Random) -> str:
     """`stats` and `import` of a client, with the zero bytes that some releases leave in them."""
-    check(lustre.parse_import(damaged(LUSTRE_IMPORT, source)))
-    return outcome(lustre.parse_stats(damaged(LUSTRE_STATS, source)))
+    check(storage.parse_import(damaged(LUSTRE_IMPORT, source)))
+    return outcome(storage.parse_stats(damaged(LUSTRE_STATS, source)))
 
 
 def fuzz_tasks(source: random.Random) -> str:
     """A process's name may hold brackets, blanks and a state."""
-    return outcome(tasks.parse_task(damaged(TASK, source)))
+    return outcome(processes.parse_task(damaged(TASK, source)))
 
 
 def fuzz_proc_settings(source: random.Random) -> str:
@@ -179,8 +179,8 @@ def fuzz_proc_settings(source: random.Random) -> str:
 def fuzz_nvidia_files(source: random.Random) -> str:
     """What the NVIDIA driver writes below /proc/driver/nvidia, and a process's capabilities."""
     assert parse_is_administrator(text(damaged(STATUS, source))) in (True, False)
-    check(parse_minor(text(damaged(CAPABILITY, source))))
-    uuid = nvml.parse_uuid(text(damaged(GPU, source)))
+    check(parse_capability_minor(text(damaged(CAPABILITY, source))))
+    uuid = nvidia.parse_uuid(text(damaged(GPU, source)))
     assert not uuid or (uuid.isascii() and uuid.startswith("GPU-"))
     return outcome(uuid if len(uuid) <= KEY_BYTES_MAX else "")
 

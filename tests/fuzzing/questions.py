@@ -7,8 +7,8 @@ from functools import cache
 
 import duckdb
 
-from gangline.aggregator.query import fences
-from gangline.aggregator.query.words import Refused, explained
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.query.sandbox import Refused, explained
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 STATEMENTS = (
@@ -33,7 +33,7 @@ def fuzz_question(source: random.Random) -> str:
     damage = source.choice((damaged, flipped))
     sql = damage(source.choice(STATEMENTS), source).decode(errors="replace")
     try:
-        fences.check(_connection(), sql)
+        sandbox.check(_connection(), sql)
     except Refused as refused:
         words = str(refused)
     except duckdb.Error as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.fingerprints import http
+from gangline.contract import metrics_http
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 REQUEST = (
@@ -17,8 +17,10 @@ STATUSES = (b"200", b"400", b"404", b"405", b"431", b"505")
 
 def fuzz_http_request(source: random.Random) -> str:
     """One answer, whole, with the length it says, and a status that says whose fault it was."""
-    answer = http.answer(damaged(REQUEST, source), lambda accept: (b"# EOF\n", "text/plain"))
-    head, end, body = answer.partition(http.END)
+    answer = metrics_http.answer(
+        damaged(REQUEST, source), lambda accept: (b"# EOF\n", "text/plain")
+    )
+    head, end, body = answer.partition(metrics_http.END)
     status = head.split(b" ", 2)[1]
     assert end and status in STATUSES
     assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n" or not body

@@ -7,10 +7,10 @@ import random
 import struct
 from pathlib import Path
 
-from gangline.aggregator.store import header, mark
+from gangline.aggregator.store import duckdb_file
 from gangline.aggregator.store.journal import StoredEvent, encode, parse, salvaged
-from gangline.aggregator.store.upkeep import manifest
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.aggregator.store.maintenance import backup_files
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 MANIFEST = json.dumps(
@@ -20,7 +20,7 @@ MANIFEST = json.dumps(
         "files": {"gangline.duckdb": {"size_bytes": 12288, "sha256": "ab" * 32}},
     }
 ).encode()  # fmt: skip
-MARK = mark.encode(mark.Mark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24))
+MARK = duckdb_file.encode(duckdb_file.Mark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24))
 _HEADS = b"".join(struct.pack("<8xQ8x8xQQ", n, 12, 262_144).ljust(4096, b"\0") for n in (6, 7))
 HEAD = (bytes(8) + b"DUCK" + struct.pack("<Q", 64)).ljust(4096, b"\0") + _HEADS
 EVENTS = [StoredEvent("a", 1, 1, HealthEvent(event_id=f"e{n}", message="m" * n)) for n in range(6)]
@@ -30,8 +30,8 @@ RECORDS = [encode(event) for event in EVENTS]
 def fuzz_manifest(source: random.Random) -> str:
     """Files within the backup's folder, or words."""
     try:
-        found = manifest.parse(source.choice((damaged, flipped))(MANIFEST, source))
-    except manifest.NoManifestError as error:
+        found = backup_files.parse(source.choice((damaged, flipped))(MANIFEST, source))
+    except backup_files.NoManifestError as error:
         assert str(error).isprintable() and len(str(error)) < 400, error
         return REFUSED
     inside = Path("/backup").resolve()
@@ -43,21 +43,21 @@ def fuzz_manifest(source: random.Random) -> str:
 
 def fuzz_mark(source: random.Random) -> str:
     """The mark as it was written, or none; its words are printable whatever the file is like."""
-    found = mark.parse(source.choice((damaged, flipped))(MARK, source))
+    found = duckdb_file.parse_mark(source.choice((damaged, flipped))(MARK, source))
     if found is None:
         return REFUSED
-    assert found == mark.parse(MARK)
-    other = header.Header(source.randrange(10), source.randrange(1 << 40))
+    assert found == duckdb_file.parse_mark(MARK)
+    other = duckdb_file.Header(source.randrange(10), source.randrange(1 << 40))
     assert found.lost(other, source.randrange(9999), b"x", Path("/s")).isprintable()
     return ACCEPTED
 
 
 def fuzz_head(source: random.Random) -> str:
     """What the head says, or None for what is no DuckDB file."""
-    found = header.parse(flipped(HEAD, source))
+    found = duckdb_file.parse_header(flipped(HEAD, source))
     if found is None:
         return REFUSED
-    assert found.size_bytes >= header.HEAD_BYTES and found.iteration >= 0
+    assert found.size_bytes >= duckdb_file.HEAD_BYTES and found.iteration >= 0
     return ACCEPTED
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import struct
 
-from gangline.agent.hardware import network, nvme, pci, services
-from gangline.agent.hardware.clock import parse_timex
+from gangline.agent.hardware import network, pci, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
-from gangline.agent.hardware.pci_config import ConfigClosed, Express, parse_express
-from gangline.agent.inventory.platform import fabric, platform
+from gangline.agent.hardware.host import parse_timex
+from gangline.agent.hardware.pci import ConfigClosed, Express, parse_express
+from gangline.agent.inventory.gpus import fabric, platform
 from gangline.ext import counterfiles
 from gangline.ext.counterfiles import Meter
 from gangline.ext.nvml_parts import bit_error_ratio
@@ -146,13 +146,13 @@ def fuzz_smart_page(source: random.Random) -> str:
         piece = source.choice((b"\xff" * 16, b"\xff" * 4, b"\0" * 16, source.randbytes(16)))
         data = data[:at] + piece + data[at + len(piece) :]
     data = source.choice((data, data, data, data[:511], data + b"\0", b"\xff" * 512))
-    log = nvme.parse_smart_page(data)
+    log = storage.parse_smart_page(data)
     if log is not None and log.temperature_celsius is not None:
         assert -73 <= log.temperature_celsius <= 227
     return outcome(_without_temperature(log))
 
 
-def _without_temperature(log: nvme.SmartLog | None) -> object:
+def _without_temperature(log: storage.SmartLog | None) -> object:
     """Degrees may be below zero, which `check` does not let pass."""
     names = [] if log is None else [name for name in log.__slots__ if name != "temperature_celsius"]
     return {name: getattr(log, name) for name in names}
@@ -207,14 +207,14 @@ def fuzz_network(source: random.Random) -> str:
 
 def fuzz_services(source: random.Random) -> str:
     """Processes and state of a cgroup."""
-    found = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
+    found = settings.parse_processes(damaged(b"1234\n5678\n0\n", source))
     assert 0 not in found and len(found) <= 64
-    assert services.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
+    assert settings.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
         True,
         False,
         None,
     )
-    check(nvme.parse_state(text(damaged(b"live\n", source))))
+    check(storage.parse_state(text(damaged(b"live\n", source))))
     return outcome(found)
 
 

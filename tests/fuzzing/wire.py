@@ -16,20 +16,18 @@ from h2.connection import H2Connection
 
 from gangline.agent.config import AgentConfig
 from gangline.agent.inventory import parse as parse_inventory
-from gangline.agent.spool import events, run
+from gangline.agent.spool import event_queue, spool
 from gangline.agent.spool.segment import FileSegment, first_of
-from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.client import TargetError, parse_target
-from gangline.agent.transport.session import Session
-from gangline.aggregator.addresses import parse_listen
-from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.history import manifest
-from gangline.aggregator.history.segments import Segment
-from gangline.aggregator.ingest.registration import check_events, check_request
-from gangline.aggregator.refusals import Invalid
+from gangline.agent.transport.grpc_http2 import Session, SessionError
+from gangline.aggregator.config import AggregatorConfig, parse_listen
+from gangline.aggregator.errors import Invalid
+from gangline.aggregator.ingest.sessions import check_events, check_request
 from gangline.aggregator.store import journal
-from gangline.fingerprints.settings import SettingsError, load
-from gangline.fingerprints.wire.telemetry_pb2 import (
+from gangline.aggregator.store.parquet import segment_files
+from gangline.aggregator.store.parquet.segment_files import Segment
+from gangline.contract.settings import SettingsError, load
+from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
     RegisterNodeRequest,
     RegisterNodeResponse,
@@ -47,11 +45,11 @@ _LONG = "x" * 5000
 
 def fuzz_event_lines(source: random.Random) -> str:
     """A line of the event queue after a bad disk: the event, or ValueError."""
-    line = source.choice((damaged, flipped))(events.format_line(EVENT), source)
+    line = source.choice((damaged, flipped))(event_queue.format_line(EVENT), source)
     if source.random() < 0.3:  # somebody else's text with a right checksum
         line = b"%08x %b\n" % (zlib.crc32(line), line)
     try:
-        event = events.parse_line(line)
+        event = event_queue.parse_line(line)
     except ValueError:
         return REFUSED
     assert event.event_id
@@ -80,7 +78,7 @@ def fuzz_manifest(source: random.Random) -> str:
     ]  # fmt: skip
     data = json.dumps([asdict(one) for one in files]).encode()
     try:
-        found = manifest.parse(
+        found = segment_files.parse(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
         )
     except ValueError:
@@ -118,10 +116,10 @@ def fuzz_run(source: random.Random) -> str:
         b"cd" * 16,
     )
     try:
-        found = run.parse(source.choice((damaged, flipped))(data, source))
+        found = spool.parse(source.choice((damaged, flipped))(data, source))
     except ValueError:
         return REFUSED
-    assert len(found.run_id) == run.RUN_ID_BYTES
+    assert len(found.run_id) == spool.RUN_ID_BYTES
     return ACCEPTED
 
 

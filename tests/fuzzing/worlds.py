@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.simulated.world.loading import PATH, parse
-from gangline.agent.simulated.world.settings import SettingsError
+from gangline.simulator.scenario import SettingsError
+from gangline.simulator.scenario_file import PATH, parse
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 WORLD = PATH.read_bytes()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.files import Roots
 
 HERE = Path(__file__).parent
 NAMES = ("gb200-nvl72", "h100-ib", "h200-roce", "plain-vm")

@@ -8,17 +8,17 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from gangline.agent.collector import Collector, Outcome, Turn, take_turn
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.clock import ClockTenSeconds
-from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.collectors.disk import Filesystems, NvmeSmart
 from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast
-from gangline.agent.collectors.gpu_session import Session
-from gangline.agent.collectors.nvme import NvmeSmart
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Collector, Outcome, Turn, take_turn
+from gangline.agent.collectors.host import ClockTenSeconds
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.collectors.nvml_session import Session
+from gangline.agent.hardware.files import Roots
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_ID
 from gangline.ext import nvml
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_ID
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
@@ -53,6 +53,17 @@ class StoppedClock:
         return 0
 
 
+class LongAfterBootClock(StoppedClock):
+    """A clock that stands still thirty years after boot.
+
+    The kernel log of a host folder bears stamps of its own. Read by the clock of this machine, its incidents
+    were still open on a machine that had booted a quarter of an hour before.
+    """
+
+    def boottime_ns(self) -> int:
+        return 10**18
+
+
 #: The SMART log of every NVMe of such a host: 41 degrees, 97 % spare, 12 % used, two errors of the medium.
 SMART_PAGE = struct.pack(
     "<BHBBB26x" + "QQ" * 10 + "II16x" + "II288x",
@@ -71,6 +82,7 @@ def collectors_of(roots: Roots, *, with_gpus: bool = False) -> list[Collector]:
         "clock_10s": ClockTenSeconds(roots, lambda: TIMEX),
         "nvme_60s": NvmeSmart(roots, lambda device: SMART_PAGE),
         "gpu_fast_1s": FastByHand(roots),
+        "kernel_log_10s": KernelLog(roots, clock=LongAfterBootClock()),
     }
     return [asked.get(collector.name, collector) for collector in made]
 

@@ -12,11 +12,11 @@ import pytest
 from bench.quality import captures, feeding
 from bench.quality.bed import block_of
 from bench.quality.captures import CAPTURES, DATA, Capture, Told, told_of
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import Outcome
-from gangline.aggregator.verdicts import State
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
+from gangline.agent.collector import Outcome
+from gangline.agent.hardware.files import Roots
+from gangline.aggregator.model import State
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
 
 #: Those that take less than a second; `python -m bench.quality --only captures` takes all.
 SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")

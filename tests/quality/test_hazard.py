@@ -9,9 +9,8 @@ import pytest
 
 from bench.quality import hazard
 from bench.quality.hazard import section, shuffled
-from gangline.aggregator.hazard.evaluation import Terms, evaluate
+from gangline.aggregator.hazard.evaluation import Terms, evaluate, markdown
 from gangline.aggregator.hazard.events import parse_events
-from gangline.aggregator.hazard.tables import markdown
 from tests.aggregator.hazard.fleets import data_of, recording
 
 

@@ -16,9 +16,9 @@ from bench.quality.injected_cable import Cable
 from bench.quality.injected_faults import KINDS, Kind
 from bench.quality.injected_hosts import MEMORY, folder
 from bench.quality.injected_stage import APART_SECONDS, LISTED_SECONDS, NOT_LISTED, Stage, Subject
-from gangline.aggregator.commands.client import CommandError
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire.score_pb2 import Contribution, NodeScore
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.model import Reason, State
+from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
 from tests.processes import GUARD_SECONDS, until
 

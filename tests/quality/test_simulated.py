@@ -25,13 +25,12 @@ from bench.quality.simulated_page import page
 from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_truth import Truth, node_days
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.incidents import SHARED
-from gangline.agent.simulated.world.loading import load
-from gangline.agent.simulated.world.world import Step
-from gangline.aggregator.advice.advisory import Action, Basis
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.aggregator.advisories.advisory import Action, Basis
+from gangline.aggregator.model import Reason, State
+from gangline.contract.wire import telemetry_pb2
+from gangline.simulator.incidents import SHARED
+from gangline.simulator.scenario_file import load
+from gangline.simulator.world import Step, World
 
 PARADE = World("parade", 1)
 

@@ -20,11 +20,11 @@ from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_tables import baselines
 from bench.quality.simulated_truth import Truth
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.episodes import BEFORE_SECONDS
-from gangline.aggregator.declared.thresholds import THRESHOLDS
+from gangline.aggregator.declared.model import THRESHOLDS
 from gangline.aggregator.fleet.gangs import WINDOW_NS
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.model import Reason, State
+from gangline.simulator.truth import BEFORE_SECONDS
+from gangline.simulator.world import World
 
 CALM = World("healthy", 5, hosts=64)
 

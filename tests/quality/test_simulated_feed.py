@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.quality.simulated_feed import feed
-from gangline.agent.simulated.world import World
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.simulator.world import World
 
 PARADE = World("parade", 1)
 

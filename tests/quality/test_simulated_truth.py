@@ -9,8 +9,8 @@ from bench.quality.simulated_feed import JUDGE, Advised, Said
 from bench.quality.simulated_kinds import RIGHT, Case
 from bench.quality.simulated_score import score
 from bench.quality.simulated_truth import GRACE_SECONDS, Struck, Truth
-from gangline.agent.simulated.world import World
-from gangline.aggregator.advice.advisory import Action, Basis
+from gangline.aggregator.advisories.advisory import Action, Basis
+from gangline.simulator.world import World
 
 PARADE = World("parade", 1)
 EVERYONE = tuple(range(64))

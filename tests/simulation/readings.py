@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.fingerprints.block import Block, is_float
-from gangline.fingerprints.catalogue import BY_NAME
+from gangline.contract.block import Block, is_float
+from gangline.contract.signals import BY_NAME
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.world import World
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gangline.fingerprints.catalogue import TABLES
+from gangline.contract.signals import TABLES
 
-RULES = Path(__file__).parents[2] / "aggregator" / "judgement" / "rules"
+RULES = Path(__file__).parents[2] / "aggregator" / "scoring" / "rules"
 #: What may be the name of a table or a column; `*` stands for what is put in at run time.
 _NAME = re.compile(r"[a-z0-9_*]+")
 #: So many characters of a pattern must be its own: `*_*` is nobody's name.

@@ -8,8 +8,8 @@ from typing import Any
 import duckdb
 import grpc
 
-from gangline.fingerprints.wire import score_pb2
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.contract.wire import score_pb2
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import Process, free_port, listening, until
 
 HOSTS = 3

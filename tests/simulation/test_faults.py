@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.tables import Floats
-from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.contract.wire import telemetry_pb2
+from gangline.simulator import truth
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.tables import Floats
+from gangline.simulator.world import World
 from tests.simulation.readings import Reading, Struck, calm, read, struck, three
 
 SEEDS = range(1, 10)

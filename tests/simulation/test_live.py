@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.framing import Framer
-from gangline.agent.simulated import parts
-from gangline.agent.simulated.parts import GPU_NAME
-from gangline.agent.simulated.world import truth
-from gangline.fingerprints import frames
-from gangline.fingerprints.catalogue import TABLES, Signal
+from gangline.agent.frame_builder import Framer
+from gangline.contract import frame
+from gangline.contract.signal import Signal
+from gangline.contract.signals import TABLES
+from gangline.simulator import machine, truth
+from gangline.simulator.machine import GPU_NAME
 from tests.simulation.readings import calm, three
 
 SECOND_NS = 1_000_000_000
@@ -48,7 +48,7 @@ def test_frames_come_back_as_they_went() -> None:
     """What the aggregator decodes is what the model said, cell by cell."""
     for host, blocks, _ in calm(1, 2).step(1.0):
         data = Framer(bytes(16), bytes(16)).frame(1, SECOND_NS, SECOND_NS, blocks)
-        back = {block.table: block for block in frames.decode(data).blocks}
+        back = {block.table: block for block in frame.decode(data).blocks}
         assert len(back) == len(blocks), host
         for block in blocks:
             assert back[block.table].devices == block.devices
@@ -60,7 +60,7 @@ def test_frames_come_back_as_they_went() -> None:
 def test_a_second_of_a_host_is_a_small_frame() -> None:
     """The first frame carries everything, the rest what moved; neither may near the limit."""
     sizes = [len(data) for data in encoded(1, 1, 20)]
-    assert max(sizes) < frames.FRAME_BYTES_MAX / 8
+    assert max(sizes) < frame.FRAME_BYTES_MAX / 8
 
 
 def test_devices_have_what_the_judge_and_the_operator_look_for() -> None:
@@ -89,17 +89,17 @@ def test_another_seed_is_other_hardware() -> None:
 
 def test_collectors_have_the_names_of_real_ones() -> None:
     """`disk` beside `disk_1s` of a real host: a query over the fleet's collectors found one of them."""
-    assert set(parts.COLLECTORS) <= set(COLLECTORS)
-    assert len(set(parts.COLLECTORS)) == len(parts.COLLECTORS)
+    assert set(machine.COLLECTORS) <= set(COLLECTORS)
+    assert len(set(machine.COLLECTORS)) == len(machine.COLLECTORS)
     tables = {
         table.removesuffix("_changes") for table, rows in TABLES.items() if _is_simulated(rows)
     }
     # Nothing hangs there, and `gpu_1s_probe` is the supervisor's.
-    assert set(parts.COLLECTORS) == tables - {"collector_10s", "gpu_1s_probe"}
+    assert set(machine.COLLECTORS) == tables - {"collector_10s", "gpu_1s_probe"}
 
 
 def _is_simulated(rows: Sequence[Signal]) -> bool:
-    return rows[0].device_kind in parts.KINDS
+    return rows[0].device_kind in machine.KINDS
 
 
 @pytest.mark.parametrize("elapsed", [0.0, -5.0, 1e9])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.levels import POWER_NOISE
-from gangline.agent.simulated.tables import Floats
-from gangline.agent.simulated.world.live import LiveWorld
+from gangline.simulator.machine import POWER_NOISE
+from gangline.simulator.runner import LiveWorld
+from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three
 
 SEEDS = range(1, 10)

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.simulated.host import SimulatedHost
-from gangline.agent.simulated.runner import Runner, allow_files
-from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.live import LiveWorld
-from gangline.agent.spool.folder import FolderError
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.agent.spool.lockdir import FolderError
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.wire import telemetry_pb2
+from gangline.simulator import truth
+from gangline.simulator.runner import LiveWorld, Runner, SimulatedHost, allow_files
+from gangline.simulator.world import World
 from tests.processes import Process, free_port, until
 from tests.simulation.readings import Reading, calm
 

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gangline.agent.kernel_log.table import classify
-from gangline.agent.simulated.nvlinks import BYTES_PER_PORT_BYTE
-from gangline.agent.simulated.parts import GPUS, LINKS
-from gangline.agent.simulated.tables import Floats
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_NAME, TABLES, Kind
+from gangline.agent.kernel_log.rules import classify
+from gangline.contract.block import Block
+from gangline.contract.signal import Kind
+from gangline.contract.signals import BY_NAME, TABLES
+from gangline.simulator.host_tables import BYTES_PER_PORT_BYTE
+from gangline.simulator.machine import GPUS, LINKS
+from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three
 from tests.simulation.rules_read import signals_read
 

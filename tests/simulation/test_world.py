@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.episodes import (
+from gangline.simulator import truth
+from gangline.simulator.incidents import days_until_next
+from gangline.simulator.jobs import Job
+from gangline.simulator.scenario import Settings
+from gangline.simulator.scenario_file import load
+from gangline.simulator.truth import (
     AFTER_SECONDS,
     BEFORE_SECONDS,
     LENGTH_SECONDS_MAX,
     eventful,
     hours,
 )
-from gangline.agent.simulated.world.jobs import Job
-from gangline.agent.simulated.world.lives import days_until_next
-from gangline.agent.simulated.world.loading import load
-from gangline.agent.simulated.world.settings import Settings
-from gangline.agent.simulated.world.world import STEP_SECONDS
+from gangline.simulator.world import STEP_SECONDS, World
 
 SETTINGS = load()
 

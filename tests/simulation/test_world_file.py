@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.simulated.world import World, jobs
-from gangline.agent.simulated.world.loading import FILE_BYTES_MAX, PATH, load, parse
-from gangline.agent.simulated.world.settings import SettingsError
+from gangline.simulator import jobs
+from gangline.simulator.scenario import SettingsError
+from gangline.simulator.scenario_file import FILE_BYTES_MAX, PATH, load, parse
+from gangline.simulator.world import World
 
 TEXT = PATH.read_text()
 
@@ -16,7 +17,7 @@ TEXT = PATH.read_text()
 def test_every_class_says_where_its_numbers_come_from() -> None:
     """A rate without a source is an opinion; one that nobody has published says so."""
     settings = load()
-    assert len(settings.classes) == 32 and len(settings.scenarios) == 10
+    assert len(settings.classes) == 32 and len(settings.scenarios) == 12
     for each in settings.classes.values():
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:

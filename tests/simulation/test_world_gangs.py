@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.channels import Channels
-from gangline.agent.simulated.world.gangs import Gangs, Shares
-from gangline.agent.simulated.world.incidents import Rows
-from gangline.agent.simulated.world.loading import load
-from gangline.agent.simulated.world.noise import Noise
+from gangline.simulator import truth
+from gangline.simulator.faults import Channels
+from gangline.simulator.incidents import Rows
+from gangline.simulator.noise import Noise
+from gangline.simulator.physics import Gangs, Shares
+from gangline.simulator.scenario_file import load
+from gangline.simulator.world import World
 from tests.simulation.readings import Reading
 
 SETTINGS = load()

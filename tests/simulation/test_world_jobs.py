@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.world.incidents import DAY, HOUR
-from gangline.agent.simulated.world.loading import load
-from gangline.agent.simulated.world.schedule import Schedule, build
+from gangline.simulator.incidents import DAY, HOUR
+from gangline.simulator.scenario_file import load
+from gangline.simulator.schedule import Schedule, build
 
 SETTINGS = load()
 #: The world begins with all hosts free; so long after it, its jobs have mixed.

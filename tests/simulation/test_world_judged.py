@@ -8,13 +8,13 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.episodes import eventful
-from gangline.aggregator.declared.told import place_of
+from gangline.aggregator.declared.reported_inventory import place_of
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.verdicts import State
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import State
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.simulator.truth import eventful
+from gangline.simulator.world import World
 
 PARADE = World("parade", 1)
 #: States that keep work off a host, or end it.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gangline.agent.simulated.parts import GPUS, build
-from gangline.agent.simulated.world.ranks import Ranks
+from gangline.simulator.machine import GPUS, build
+from gangline.simulator.readings import Ranks
 
 MACHINES = build(4, np.random.default_rng(1))
 JOBS: Any = [SimpleNamespace(hosts=np.array([0, 2])), SimpleNamespace(hosts=np.array([1, 2, 3]))]

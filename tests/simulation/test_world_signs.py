@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.noise import Noise
-from gangline.fingerprints import frames
+from gangline.contract import frame
+from gangline.simulator.noise import Noise
+from gangline.simulator.world import World
 from tests.simulation.readings import Reading
 
 WORLD = World("parade", 1)
@@ -206,9 +206,7 @@ def test_faults_of_the_telling_change_the_telling_alone() -> None:
         row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
         host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
         steps = list(WORLD.frames([host], begin - 10.0, max(end, begin) + 21.0, 1.0))
-        stamps = {
-            s.seconds: frames.read_stamp(s.deliveries[0].frame) for s in steps if s.deliveries
-        }
+        stamps = {s.seconds: frame.read_stamp(s.deliveries[0].frame) for s in steps if s.deliveries}
         if name == "skewed_clock":
             inside = [s for s in steps if begin + 1 < s.seconds < end]
             off = stamps[inside[0].seconds].wall_ns - inside[0].now_ns
@@ -230,10 +228,10 @@ def test_a_reboot_is_another_boot_and_counters_begin_anew() -> None:
     assert not [s for s, _ in heard if begin <= s < end]
     assert len({d.boot_id for _, d in heard}) == 2
     energy = [
-        Reading(frames.decode(d.frame).blocks).numbers("gpu.energy_joules")[0] for _, d in heard
+        Reading(frame.decode(d.frame).blocks).numbers("gpu.energy_joules")[0] for _, d in heard
     ]
     assert energy[-1] < energy[2]
-    last = frames.read_stamp(heard[-1][1].frame)
+    last = frame.read_stamp(heard[-1][1].frame)
     assert last.boottime_ns < 30e9 and last.sequence == len(heard)
 
 

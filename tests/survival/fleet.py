@@ -19,12 +19,12 @@ from typing import Any
 
 import grpc
 
-from gangline.agent.framing import dictionary
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, index_of
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.agent.frame_builder import dictionary
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES, index_of
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.processes import GUARD_SECONDS
 
 SIGNAL = "host.context_switches_count"
@@ -71,8 +71,8 @@ class Simulated:
         for row in range(len(GPUS)):
             blocks[1].put_float(POWER, row, float(sequence))
         boottime_ns = 10**15 + sequence * 10**9
-        stamp = frames.Stamp(self.run_id, BOOT_ID, sequence, boottime_ns, time.time_ns())
-        self.waiting[sequence] = frames.encode(stamp, blocks, deflate=False)
+        stamp = frame.Stamp(self.run_id, BOOT_ID, sequence, boottime_ns, time.time_ns())
+        self.waiting[sequence] = frame.encode(stamp, blocks, deflate=False)
         if sequence % 7 == 0:
             name = f"{self.host}/{sequence}"
             self.events_waiting.append(

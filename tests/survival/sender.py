@@ -14,17 +14,18 @@ import random
 import time
 from pathlib import Path
 
-from gangline.agent.framing import dictionary
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.frame_builder import dictionary
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport import messages
+from gangline.agent.transport import protocol
 from gangline.agent.transport.client import Client
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, Kind, index_of
-from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.streaming import Sender
-from gangline.fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.frame import Stamp
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES, index_of
+from gangline.contract.stream import Sender
+from gangline.contract.wire.telemetry_pb2 import RegisterNodeRequest
 
 NODE = "sender"
 SIGNAL = "host.context_switches_count"
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--confuse-at", type=int, default=0)
     options = parser.parse_args()
     Confused.left = options.confuse_at
-    messages.__dict__["Sender"] = Confused
+    protocol.__dict__["Sender"] = Confused
     (options.folder / "memory").mkdir(exist_ok=True)
     spool = Spool.open(
         options.folder / "spool",

@@ -13,8 +13,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.commands.client import Client, CommandError
-from gangline.fingerprints.catalogue import TABLES, Kind
+from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES
 from tests.processes import Process, free_port, listening, until
 from tests.survival.sender import values
 
@@ -97,12 +98,14 @@ def assert_each_once(stored: list[tuple[int, int]], appended: list[int]) -> None
     assert set(appended) - {n for n, _ in stored} == set(), "lost"
 
 
-def test_the_aggregator_is_killed_under_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_aggregator_is_killed_under_load(tmp_path: Path, kills: int) -> None:
     """An out-of-memory kill of the service, three times within as many seconds."""
-    with world(tmp_path) as it:
+    frames = FRAMES * (kills + 1) // 4
+    with world(tmp_path, frames) as it:
         it.start_aggregator()
         it.sender.start()
-        for kill in (1, 2, 3):
+        for kill in range(1, kills + 1):
             it.until_appended(kill * FRAMES // 4)
             it.aggregator.kill()
             it.start_aggregator()
@@ -111,6 +114,7 @@ def test_the_aggregator_is_killed_under_load(tmp_path: Path) -> None:
         assert (counted["dropped"], counted["refused"], counted["write_errors"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_the_agent_is_killed(tmp_path: Path) -> None:
     """An agent that crashes, or is upgraded the rough way, three times."""
     with world(tmp_path) as it:
@@ -124,6 +128,7 @@ def test_the_agent_is_killed(tmp_path: Path) -> None:
         assert_each_once(it.stored(), it.numbers())
 
 
+@pytest.mark.slow
 def test_both_are_killed(tmp_path: Path) -> None:
     """The power of a rack that holds the service as well."""
     with world(tmp_path) as it:
@@ -139,6 +144,7 @@ def test_both_are_killed(tmp_path: Path) -> None:
         assert_each_once(it.stored(), it.numbers())
 
 
+@pytest.mark.slow
 def test_the_aggregator_is_away_for_a_minute(tmp_path: Path) -> None:
     """A minute's readings wait on the host and arrive under their own time when it is back."""
     with world(tmp_path, frames=90) as it:
@@ -152,6 +158,7 @@ def test_the_aggregator_is_away_for_a_minute(tmp_path: Path) -> None:
         assert_each_once(it.stored(), it.numbers())
 
 
+@pytest.mark.slow
 def test_a_stream_that_cannot_be_followed(tmp_path: Path) -> None:
     """One turned bit in either memory costs one reconnect and no reading; a new inventory not even that."""
     options = {"confuse-at": "20", "register-every": "40"}
@@ -175,6 +182,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
     """Somebody's core dump fills the disk while the aggregator is away: oldest first, and counted."""
     options = {"folder": str(small_disk), "period-seconds": "0", "bytes-max": str(64 << 20)}
@@ -201,6 +209,7 @@ def fresh(address: str) -> bool:
     return score.HasField("data_age") and score.data_age.ToNanoseconds() < 2_000_000_000
 
 
+@pytest.mark.slow
 def test_the_real_agent_and_both_kills(tmp_path: Path) -> None:
     """This machine's own readings: agent and service killed in turn, no second stored twice."""
     port = free_port()

@@ -10,14 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from gangline.agent.kernel_log.position import FILE_NAME, Position, format_position
-from gangline.agent.spool import run
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.kernel_log.reader import FILE_NAME, Position, format_position
+from gangline.agent.spool import spool as run
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 OWNER = "board 4c4c4544-0000-4a10-8000-000000000001, host upgraded"
 RUN_ID = bytes(range(16))
@@ -70,10 +70,10 @@ def main() -> None:
     spool = Spool.open(folder / "spool", bytes_max=1 << 20, boot_id=BOOT_ID, owner=OWNER)
     for sequence in range(1, FRAMES + 1):
         assert spool.next_sequence() == sequence
-        stamp = frames.Stamp(
+        stamp = frame.Stamp(
             RUN_ID, BOOT_ID, sequence, BEGAN_NS + sequence * 10**9, WALL_NS + sequence * 10**9
         )
-        spool.append(sequence, frames.encode(stamp, blocks(sequence)))
+        spool.append(sequence, frame.encode(stamp, blocks(sequence)))
     spool.close()
     queue = EventQueue.open(folder / "events")
     for number in range(1, EVENTS + 1):

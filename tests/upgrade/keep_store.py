@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import Finding
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Finding
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
+from tests.processes import GUARD_SECONDS
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 RUN_ID = bytes(range(16))
@@ -57,7 +58,7 @@ def fill(store: Store) -> None:
     found = Finding(HOSTS[0], "gpu.xid", GPUS[0], "kept finding", NOW_NS)
     store.submit_findings([found])
     for _ in range(FRAMES * len(HOSTS)):
-        assert done.acquire(timeout=20)
+        assert done.acquire(timeout=GUARD_SECONDS)
 
 
 def main() -> None:

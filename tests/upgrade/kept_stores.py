@@ -17,7 +17,7 @@ from typing import Any
 
 import duckdb
 
-from gangline.aggregator.store import storefile
+from gangline.aggregator.store import duckdb_file
 from tests.lives import Killer, again, as_killed, dying, life, worth_killing
 
 STORES = Path(__file__).parent / "kept_stores"
@@ -36,13 +36,13 @@ def opened(path: Path, at: int = -1, kept: Path | None = None) -> list[list[Any]
     """Open the store, killed before statement *at*; return the statements, and what was on disk before each (`Killer`)."""
     killer = Killer(path.parent, at, kept)
     duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
-    storefile.open_store(path).close()
+    duckdb_file.open_store(path).close()
     return [killer.steps, killer.states]
 
 
 def found(path: Path) -> str:
     """Open the store as the next start would, and say what is in it."""
-    connection = storefile.open_store(path)
+    connection = duckdb_file.open_store(path)
     counts = [
         connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         for table in ("events", "findings")
@@ -59,7 +59,7 @@ def found(path: Path) -> str:
 def main() -> None:
     """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
-    path, kept = work / storefile.FILE, work.with_name("kept")
+    path, kept = work / duckdb_file.FILE, work.with_name("kept")
     steps, states = again(source, work, lambda: opened(path, kept=kept))
     print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv

@@ -11,13 +11,12 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import migrations
+from tests.processes import GUARD_SECONDS
 from tests.upgrade.keep_store import FRAMES, GPUS, HOSTS, NOW_NS, frame
 from tests.upgrade.kept_stores import EVENTS, FINDINGS, GPU_ROWS, STORES, unpack
 
-GUARD_SECONDS = 120.0
-KEPT = sorted(STORES.glob("*.tar.xz"))
 NEWEST = migrations()[-1][0]
 
 
@@ -26,12 +25,25 @@ def version_of(archive: Path) -> int:
     return int(archive.name.removeprefix("version-").partition(".")[0].partition("-")[0])
 
 
+KEPT = sorted(STORES.glob("*.tar.xz"), key=lambda path: (version_of(path), path.name))
+#: The stores of the last two versions are tried by `make test`, the older ones by `make test-slow`.
+LAST = {version_of(path) for path in KEPT[-4:]}
+STORE_OF_EACH_VERSION = [
+    pytest.param(
+        path,
+        id=path.name.partition(".")[0],
+        marks=[] if version_of(path) in LAST else [pytest.mark.slow],
+    )
+    for path in KEPT
+]
+
+
 def test_a_store_of_each_version_is_kept() -> None:
     """A migration whose version before it nobody has a file of is tested on nothing: see keep_store.py."""
-    assert {version_of(path) for path in KEPT} >= {1, 2, 5, 10, 11}
+    assert {version_of(path) for path in KEPT} >= {1, 2, 5, 10, 11, 12}
 
 
-@pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize("archive", STORE_OF_EACH_VERSION)
 def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) -> None:
     """An upgrade of the aggregator: every reading, event and finding, and no frame twice that is sent again."""
     folder = unpack(archive, tmp_path / "store")
@@ -63,6 +75,7 @@ def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) ->
         assert base.execute("FROM gangline_store").fetchall() == [(NEWEST,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "archive", [*KEPT, None], ids=lambda p: p.name.partition(".")[0] if p else "none"
 )

@@ -14,13 +14,13 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.agent.kernel_log.position import FILE_NAME, parse_position
-from gangline.agent.spool import run
-from gangline.agent.spool.events import EventQueue
+from gangline.agent.kernel_log.reader import FILE_NAME, parse_position
+from gangline.agent.spool import spool as run
+from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
-from gangline.aggregator.commands.client import Client, CommandError
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
+from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
 from tests.fake_nvml.build import compiler
 from tests.processes import Process, free_port, listening, until
 from tests.upgrade.keep import BOOT_ID, EVENTS, FRAMES, OWNER, RUN_ID, blocks, event
@@ -315,6 +315,7 @@ def compiled(folder: Path, name: str, result: str) -> None:
     subprocess.run([*build, "-o", str(folder / result)], check=True)
 
 
+@pytest.mark.slow
 def test_upgrade_and_downgrade_under_load(world: World, tmp_path: Path) -> None:
     """A rolling update of the fleet met a restart of its aggregator; then it was rolled back. The aggregator began with
     a store of version 1. And the version under test

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.agent.clock import SystemClock
+from gangline.agent.collector import Outcome
 from gangline.agent.main import Signals
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.nursery import Nursery
-from gangline.agent.sampler.samplers import Samplers
-from gangline.agent.turn import Outcome
+from gangline.agent.sampler.forkserver import Nursery
+from gangline.agent.sampler.messages import PROCESSES_MAX
+from gangline.agent.sampler.pool import SamplerPool
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
 from gangline.ext import place
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
 
 SECOND = 1_000_000_000
 
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     clock = SystemClock()
     tables = {"gpu": "gpu_1s", "host": "disk_1s"}
     lanes = {each.name: [Files(tables[each.name], each)] for each in sorted(folder.iterdir())}
-    samplers = Samplers(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
+    samplers = SamplerPool(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
     signals = Signals(clock)
     with signals.caught():
         samplers.start()
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         samplers.close()
 
 
-def say(samplers: Samplers, turns) -> None:  # type: ignore[no-untyped-def]
+def say(samplers: SamplerPool, turns) -> None:  # type: ignore[no-untyped-def]
     read = [
         device
         for timed in turns

@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline.agent.hardware.device_holders import children
+from gangline.agent.hardware.nvidia import children
 from gangline.agent.local.agent_service import STATUS
-from gangline.agent.spool.events import FILE_NAME, parse_line
+from gangline.agent.spool.event_queue import FILE_NAME, parse_line
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.unary import call
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_NAME
-from gangline.fingerprints.wire.agent_pb2 import GetStatusResponse
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.transport.grpc_http2 import call
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import BY_NAME
+from gangline.contract.wire.agent_pb2 import GetStatusResponse
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests import hosts
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, Scenario

@@ -13,23 +13,22 @@ from pathlib import Path
 
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.hardware.nvml import driver_gpus
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.files import Roots
+from gangline.agent.hardware.nvidia import driver_gpus
 from gangline.agent.main import Signals
-from gangline.agent.sampler import arranging
-from gangline.agent.sampler.codec import Timed
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.left_behind import LeftBehindFile
-from gangline.agent.sampler.nursery import Nursery
-from gangline.agent.sampler.samplers import Samplers
-from gangline.fingerprints.catalogue import BY_ID
+from gangline.agent.sampler import supervisor
+from gangline.agent.sampler.abandoned import LeftBehindFile
+from gangline.agent.sampler.forkserver import Nursery
+from gangline.agent.sampler.messages import PROCESSES_MAX, Timed
+from gangline.agent.sampler.pool import SamplerPool
+from gangline.contract.signals import BY_ID
 
 SECOND = 1_000_000_000
 NAMES = ("gpu_1s", "gpu_10s", "gpu_process_1s", "gpu_fast_1s")
 
 
 def main(library: str, proc: Path, slow_seconds: int) -> None:
-    arranging.SLOW_PERIOD_NS = slow_seconds * SECOND
+    supervisor.SLOW_PERIOD_NS = slow_seconds * SECOND
     clock = SystemClock()
     roots = Roots(proc=proc, sys=proc.parent / "sys", nvml_library=library)
     lanes = {"gpu": [COLLECTORS[name](roots) for name in NAMES]}
@@ -37,7 +36,7 @@ def main(library: str, proc: Path, slow_seconds: int) -> None:
         lanes["host"] = [COLLECTORS["rdma_1s"](roots)]
     nursery, file = Nursery(lanes, clock, PROCESSES_MAX + 1), LeftBehindFile(proc.parent, b"boot")
     gpus = driver_gpus(proc)
-    samplers = Samplers(lanes, nursery, clock, devices_of=lambda: gpus, left_behind=file)
+    samplers = SamplerPool(lanes, nursery, clock, devices_of=lambda: gpus, left_behind=file)
     signals = Signals(clock)
     with signals.caught():
         samplers.start()
@@ -51,7 +50,7 @@ def main(library: str, proc: Path, slow_seconds: int) -> None:
         samplers.close()
 
 
-def told(samplers: Samplers, said: dict[str, bool]) -> dict[str, object]:
+def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
     roles = [process.role.value for process in samplers._supervisor.processes.values()]
     return {
         "whole": said,

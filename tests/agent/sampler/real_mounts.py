@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 
 from gangline.agent.clock import SystemClock
+from gangline.agent.collector import Outcome
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.files import Roots
 from gangline.agent.main import Signals
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.nursery import Nursery
-from gangline.agent.sampler.samplers import Samplers
-from gangline.agent.turn import Outcome
-from gangline.fingerprints.catalogue import Pace
+from gangline.agent.sampler.forkserver import Nursery
+from gangline.agent.sampler.messages import PROCESSES_MAX
+from gangline.agent.sampler.pool import SamplerPool
+from gangline.contract.signal import Pace
 
 SECOND = 1_000_000_000
 
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     clock, roots = SystemClock(), Roots(proc=folder / "proc", sys=folder / "sys")
     others = [COLLECTORS[name](roots) for name in ("rdma_1s", "net_1s")]
     lanes = {"host": [EachSecond(roots, os.statvfs), *others]}
-    samplers = Samplers(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
+    samplers = SamplerPool(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
     signals = Signals(clock)
     with signals.caught():
         samplers.start()
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         samplers.close()
 
 
-def say(samplers: Samplers, now_ns: int) -> None:
+def say(samplers: SamplerPool, now_ns: int) -> None:
     """Print which devices have a reading, by table, and how it stands with those that have none."""
     read: dict[str, list[str]] = {}
     for timed in samplers.take(now_ns):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from gangline.agent.sampler.child import serve
-from gangline.agent.sampler.codec import End, Task, encode_order
+from gangline.agent.sampler.messages import End, Task, encode_order
+from gangline.agent.sampler.worker import serve
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
 from gangline.ext import place
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
 
 #: A test that goes on for so many rests would go on for ever.
 RESTS_MAX = 10

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.sampler import codec
-from gangline.agent.sampler.codec import (
+from gangline.agent.collector import Outcome, Turn
+from gangline.agent.sampler import messages
+from gangline.agent.sampler.messages import (
     CodecError,
     Decoder,
     Inbox,
@@ -19,9 +20,8 @@ from gangline.agent.sampler.codec import (
     Task,
     Timed,
 )
-from gangline.agent.turn import Outcome, Turn
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.contract.block import Block
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.world import feed
 
 NAMES = ["gpu_1s", "rdma_1s", "disk_1s"]
@@ -117,7 +117,7 @@ def test_garbage_is_refused_or_understood_and_never_read_past(
     feed(decoder, bytes(data))
     try:
         while (found := decoder.next()) is not None:
-            assert isinstance(found, Round | codec.Inventory | HealthEvent)
+            assert isinstance(found, Round | messages.Inventory | HealthEvent)
     except CodecError:
         return
     assert not decoder.waiting
@@ -221,21 +221,21 @@ def test_after_a_lost_message_everything_is_told_again() -> None:
 def test_orders_come_out_as_they_went_in(lane, spared, left_out, device, collector, period) -> None:  # type: ignore[no-untyped-def]
     inbox = Inbox()
     task = Task(lane, spared, left_out, device, collector, period)
-    for order in (task, codec.Warm(), codec.End()):
-        inbox.feed(codec.encode_order(order))
-    assert [codec.decode_order(kind, body) for kind, body in inbox] == [
+    for order in (task, messages.Warm(), messages.End()):
+        inbox.feed(messages.encode_order(order))
+    assert [messages.decode_order(kind, body) for kind, body in inbox] == [
         task,
-        codec.Warm(),
-        codec.End(),
+        messages.Warm(),
+        messages.End(),
     ]
 
 
 def test_events_and_wishes() -> None:
     decoder = Decoder(NAMES)
     event = HealthEvent(event_id="e", name="gpu.xid", code=79, attributes={"a": "b"})
-    feed(decoder, codec.encode_event(event) + codec.encode_inventory("a GPU came"))
+    feed(decoder, messages.encode_event(event) + messages.encode_inventory("a GPU came"))
     assert decoder.next() == event
-    assert decoder.next() == codec.Inventory("a GPU came")
+    assert decoder.next() == messages.Inventory("a GPU came")
     assert decoder.next() is None
 
 
@@ -307,6 +307,6 @@ def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
     encoder, slow = RoundEncoder(NAMES), frozenset(f"{number:01024}" for number in range(15_000))
     block = Block("gpu_1s", ["a"] * 150_000, [1])
     turns = [Timed(1, Turn("gpu_1s", [block], 0.0, Outcome.OK))]
-    assert len(encoder.encode(1, 0.0, 0, 0, [], slow)) < codec.MESSAGE_BYTES_MAX
+    assert len(encoder.encode(1, 0.0, 0, 0, [], slow)) < messages.MESSAGE_BYTES_MAX
     with pytest.raises(CodecError, match="a message of"):
         encoder.encode(1, 0.0, 0, 0, turns, slow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.agent.entering import place_name
+from gangline.agent.collector import place_name
 from tests import hosts
 from tests.agent.sampler import fuse
 from tests.processes import Process, until

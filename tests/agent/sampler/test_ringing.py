@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from gangline.agent.main import Signals
-from gangline.agent.sampler.child import Mouth
-from gangline.agent.sampler.codec import Decoder, Round, Task
-from gangline.agent.sampler.loop import Sampler
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.agent.sampler.messages import Decoder, Round, Task
+from gangline.agent.sampler.worker import Mouth, Sampler
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.watched import START, Watched
 from tests.agent.sampler.world import SECOND, Device, Telling, World, feed
 

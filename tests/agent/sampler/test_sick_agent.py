@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
-from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.verdicts import Evidence, Reason
-from gangline.fingerprints.frames import Frame, encode
-from gangline.fingerprints.wire.telemetry_pb2 import Device, HealthEvent
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import Evidence, Reason
+from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.contract.frame import Frame, encode
+from gangline.contract.wire.telemetry_pb2 import Device, HealthEvent
 from tests.agent.sampler import fuse
 from tests.agent.sampler.real_agent import RealAgent, is_sampled
 from tests.fake_nvml.scenario import Gpu, gpus

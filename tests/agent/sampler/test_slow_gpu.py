@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.sampler.ward import State
-from gangline.agent.turn import Collector
-from gangline.fingerprints.block import Block
+from gangline.agent.collector import Collector
+from gangline.agent.sampler.quarantine import State
+from gangline.contract.block import Block
 from tests.agent.gpu_host import GpuHost
 from tests.agent.sampler.watched import GPUS, START, Watched, hosts_lanes
 from tests.agent.sampler.world import SECOND, SparingSweep, World

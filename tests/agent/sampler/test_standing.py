@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.left_behind import (
+from gangline.agent.sampler.abandoned import (
     FILE_NAME,
     LeftBehind,
     LeftBehindFile,
     format_left_behind,
     parse_left_behind,
 )
-from gangline.agent.sampler.standing import Excuse, alive, excuse_of, parse_excuse
+from gangline.agent.sampler.forkserver import Excuse, alive, excuse_of, parse_excuse
+from gangline.agent.sampler.messages import PROCESSES_MAX
 from tests.processes import until
 
 #: As fs/proc/array.c writes it: state, parent, group, ..., utime and stime (42 and 7 ticks of 10 ms), ..., start.

@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.sampler.actions import Action, End, Fork, Give, Kill, Tell, Warm
-from gangline.agent.sampler.arranging import SOLO_MAX
-from gangline.agent.sampler.codec import Task
-from gangline.agent.sampler.crew import Role
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.standing import Excuse
-from gangline.agent.sampler.supervisor import Supervisor
-from gangline.agent.sampler.ward import TRY_NS, TRY_NS_MAX, State
+from gangline.agent.sampler.forkserver import Excuse
+from gangline.agent.sampler.messages import (
+    PROCESSES_MAX,
+    Action,
+    EndSampler,
+    Fork,
+    Give,
+    Kill,
+    Task,
+    Tell,
+    WarmSampler,
+)
+from gangline.agent.sampler.process_table import Role
+from gangline.agent.sampler.quarantine import TRY_NS, TRY_NS_MAX, State
+from gangline.agent.sampler.supervisor import SOLO_MAX, Supervisor
 from gangline.ext.place import Seen
 
 SECOND = 1_000_000_000
@@ -56,7 +63,7 @@ class Model:
                 if action.task.only_device and self.alive[action.serial] is None:
                     self.tries[action.task.only_device].append(self.now_ns)
                 self.alive[action.serial] = action.task
-            elif isinstance(action, Kill | End):
+            elif isinstance(action, Kill | EndSampler):
                 self.killed.add(action.serial)
             elif isinstance(action, Tell):
                 self.told.append(action)
@@ -348,7 +355,7 @@ def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
             break
     assert standby.role is Role.ENDING and not machine.sick
     assert machine.lane_process("gpu") is not None
-    assert not any(isinstance(each, Warm) for each in actions)
+    assert not any(isinstance(each, WarmSampler) for each in actions)
 
 
 def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> None:
@@ -357,7 +364,7 @@ def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> N
     actions = machine.start(START)
     for second in range(1, 600):
         now_ns = START + second * SECOND
-        for warm in [each for each in actions if isinstance(each, Warm)]:
+        for warm in [each for each in actions if isinstance(each, WarmSampler)]:
             warms += 1
             if warm.serial in machine.processes:
                 deaths += 1
@@ -390,7 +397,7 @@ def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() 
     assert lane is not None and standby.warmed
     nowhere = Seen(0, 1, "", "", "")
     actions = machine.died(START + SECOND, lane.serial, "ended with 75", nowhere)
-    assert End(standby.serial) in actions
+    assert EndSampler(standby.serial) in actions
     follower = machine.lane_process("gpu")
     assert follower is not None and follower.serial not in (lane.serial, standby.serial)
 
@@ -439,7 +446,7 @@ def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
     machine = Supervisor(LANES)
     actions = machine.start(START, {None: START + 60 * SECOND})
     assert machine.lane_process("gpu") is None and not machine.held(None)
-    assert not any(isinstance(each, Warm) for each in actions)
+    assert not any(isinstance(each, WarmSampler) for each in actions)
     machine.look(START + 60 * SECOND, {})
     assert machine.lane_process("gpu") is not None
 

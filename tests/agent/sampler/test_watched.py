@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.sampler.codec import NOBODY, RoundEncoder, encode_event
-from gangline.agent.sampler.crew import Role
-from gangline.agent.sampler.lanes import PROCESSES_MAX
-from gangline.agent.sampler.left_behind import LeftBehindFile, parse_left_behind
-from gangline.agent.sampler.ward import State
-from gangline.agent.turn import Collector, Outcome
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.agent.collector import Collector, Outcome
+from gangline.agent.sampler.abandoned import LeftBehindFile, parse_left_behind
+from gangline.agent.sampler.messages import NOBODY, PROCESSES_MAX, RoundEncoder, encode_event
+from gangline.agent.sampler.process_table import Role
+from gangline.agent.sampler.quarantine import State
+from gangline.contract.wire import telemetry_pb2
 from tests.agent.sampler.watched import DISKS, GPUS, PORTS, START, Watched, hosts_lanes
 from tests.agent.sampler.world import (
     FOREVER,

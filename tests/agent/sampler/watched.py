@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gangline.agent.collector import Collector
 from gangline.agent.daemon import Daemon
-from gangline.agent.framing import Framer
+from gangline.agent.events import Teller
+from gangline.agent.frame_builder import Framer
 from gangline.agent.latest import Latest
-from gangline.agent.listening import Teller
 from gangline.agent.main import TOGETHER_NS
-from gangline.agent.sampler.samplers import Samplers
-from gangline.agent.turn import Collector
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.agent.sampler.pool import SamplerPool
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
+from gangline.contract.wire import telemetry_pb2
 from tests.agent.sampler.world import SECOND, Device, SparingSweep, World
 
 START = 1200 * SECOND
@@ -126,7 +126,7 @@ class Watched:
         ids = (str(number) for number in itertools.count())
         teller = Teller(self.world, self.events, nowhere.notify, lambda: next(ids))
         known = [each for each in GPUS if each in self.world.devices]
-        self.samplers = Samplers(made, self.world, self.world, devices_of=lambda: known)
+        self.samplers = SamplerPool(made, self.world, self.world, devices_of=lambda: known)
         collectors = [Here(), *(each for those in made.values() for each in those)]
         self.daemon = Daemon(
             collectors,

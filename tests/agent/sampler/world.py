@@ -12,15 +12,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gangline.agent.listening import Teller
-from gangline.agent.sampler.codec import Decoder, Inbox, decode_order
-from gangline.agent.sampler.loop import Sampler
-from gangline.agent.sampler.nursery import Report
-from gangline.agent.sampler.standing import Excuse
-from gangline.agent.turn import Collector
+from gangline.agent.collector import Collector
+from gangline.agent.events import Teller
+from gangline.agent.sampler.forkserver import Excuse, Report
+from gangline.agent.sampler.messages import Decoder, Inbox, decode_order
+from gangline.agent.sampler.worker import Sampler
+from gangline.contract.block import Block
+from gangline.contract.signal import Pace
 from gangline.ext import place
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import Pace
 
 SECOND = 1_000_000_000
 FOREVER = 1 << 62
@@ -195,7 +194,7 @@ class Child:
 
 
 class World:
-    """Time, devices, and the nursery (see `agent.sampler.samplers.Nursery`)."""
+    """Time, devices, and the nursery (see `agent.sampler.pool.Nursery`)."""
 
     def __init__(self, lanes: Callable[[World], dict[str, list[Collector]]], now_ns: int) -> None:
         self.now_ns = now_ns

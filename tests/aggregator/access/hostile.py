@@ -22,12 +22,12 @@ from typing import Any
 
 import grpc
 
-from gangline.agent.framing import dictionary
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
-from gangline.fingerprints.wire import telemetry_pb2 as wire
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.agent.frame_builder import dictionary
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 
 BOOT = b"B" * 16
 HOUR_NS = 3600 * 10**9

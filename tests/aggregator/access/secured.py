@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
-from gangline.aggregator.access import tokens
-from gangline.aggregator.access.authority import Authority, Pair, make_authority, pair
-from gangline.aggregator.access.caller import Role
-from gangline.aggregator.access.door import tokens_file
-from gangline.fingerprints.wire.permit_pb2_grpc import PermitServiceStub
-from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.aggregator.auth import tokens
+from gangline.aggregator.auth.access import tokens_file
+from gangline.aggregator.auth.ca import Authority, Pair, make_authority, pair
+from gangline.aggregator.auth.principal import Role
+from gangline.contract.wire.permit_pb2_grpc import PermitServiceStub
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 
 
 class Secured:

@@ -15,17 +15,17 @@ import pytest
 from cryptography import x509
 
 from gangline import cli
-from gangline.aggregator.access.authority import Pair
-from gangline.aggregator.access.door import tokens_file
-from gangline.aggregator.access.tokens import read
-from gangline.aggregator.commands import admin_cert, admin_store, admin_token
-from gangline.aggregator.store.storefile import claim
-from gangline.fingerprints.wire import permit_pb2
+from gangline.aggregator.auth.access import tokens_file
+from gangline.aggregator.auth.ca import Pair
+from gangline.aggregator.auth.tokens import read
+from gangline.aggregator.commands import admin_access, admin_store
+from gangline.aggregator.store.duckdb_file import claim
+from gangline.contract.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, telemetry
 
 
 def made(*arguments: str, folder: Path) -> int:
-    return admin_cert.main([*arguments, "--data", str(folder)])
+    return admin_access.cert_main([*arguments, "--data", str(folder)])
 
 
 def test_one_command_makes_a_cluster_that_works(
@@ -137,7 +137,7 @@ def test_wrong_usage_is_said(
 ) -> None:
     """A name that would be a path."""
     with pytest.raises(SystemExit) as ended:
-        admin_cert.main(arguments and [*arguments, "--data", str(tmp_path)])
+        admin_access.cert_main(arguments and [*arguments, "--data", str(tmp_path)])
     assert ended.value.code == cli.USAGE and not list(tmp_path.iterdir())
     assert "usage" in capsys.readouterr().err
 
@@ -195,13 +195,16 @@ def test_a_disk_that_is_full_is_no_file_named_none(capsys: pytest.CaptureFixture
 
 
 def token(folder: Path, *arguments: str) -> int:
-    return admin_token.main([*arguments, "--data", str(folder)])
+    return admin_access.token_main([*arguments, "--data", str(folder)])
 
 
 def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -> None:
     """Its data folder came into being by `token new`, open to everybody, and stayed so with the store in it."""
     data = tmp_path / "var" / "aggregator"
-    assert admin_token.main(["new", "--role", "operator", "--name", "a", "--data", str(data)]) == 0
+    assert (
+        admin_access.token_main(["new", "--role", "operator", "--name", "a", "--data", str(data)])
+        == 0
+    )
     assert data.stat().st_mode & 0o027 == 0
     claim(tmp_path / "new").release()
     assert (tmp_path / "new").stat().st_mode & 0o027 == 0

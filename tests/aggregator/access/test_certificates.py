@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from gangline.aggregator.access.certificates import CertificateError, Certificates, Files, load
+from gangline.aggregator.auth.certificates import CertificateError, Certificates, Files, load
 from gangline.aggregator.server import Aggregator
-from gangline.fingerprints.settings import SettingsError
-from gangline.fingerprints.wire import permit_pb2
+from gangline.contract.settings import SettingsError
+from gangline.contract.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, status_of
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 def served(port: int) -> int:

@@ -15,15 +15,12 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gangline.aggregator.access.caller import Role, caller
-from gangline.aggregator.access.methods import ROLES, roles_of
-from gangline.aggregator.refusals import NotAllowed, TooMuch
-from gangline.aggregator.service.errors import details_of
-from gangline.fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
+from gangline.aggregator.auth.principal import ROLES, Role, caller, roles_of
+from gangline.aggregator.errors import NotAllowed, TooMuch
+from gangline.aggregator.service.status import details_of
+from gangline.contract.wire import permit_pb2, score_pb2, telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits, scores, status_of, telemetry
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 OK = grpc.StatusCode.OK
 DENIED = grpc.StatusCode.PERMISSION_DENIED

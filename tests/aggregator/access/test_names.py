@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.access.caller import Caller, Role
-from gangline.aggregator.access.names import (
+from gangline.aggregator.auth.principal import (
+    Caller,
     Holder,
     Names,
+    Role,
     check_patterns,
     is_name,
     parse_pattern,

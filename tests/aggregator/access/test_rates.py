@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.access.caller import Caller, Role
-from gangline.aggregator.access.door import Door
-from gangline.aggregator.access.rates import BURST_SECONDS, Bucket, Buckets
+from gangline.aggregator.auth.access import Door
+from gangline.aggregator.auth.limits import BURST_SECONDS, Bucket, Buckets
+from gangline.aggregator.auth.principal import Caller, Role
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.refusals import TooMuch
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.aggregator.errors import TooMuch
+from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, telemetry
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 AGENT = Caller(Role.AGENT, "a", "a", "token 1", (1, 1))
 OPERATOR = Caller(Role.OPERATOR, "a", way="token 2", proof=(1, 1))
@@ -51,7 +49,7 @@ def test_who_asks_too_often_is_told_when_to_come_again() -> None:
 
 def test_each_has_a_bucket_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million names are a million buckets: those used longest ago go."""
-    monkeypatch.setattr("gangline.aggregator.access.rates.BUCKETS_MAX", 3)
+    monkeypatch.setattr("gangline.aggregator.auth.limits.BUCKETS_MAX", 3)
     buckets = Buckets(1 / BURST_SECONDS, lambda: 0.0)
     assert [buckets.ask(name) for name in "abc"] == [0.0] * 3
     assert buckets.ask("a") > 0.0

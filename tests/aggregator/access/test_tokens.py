@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.access.caller import Role
-from gangline.aggregator.access.tokens import Token, Tokens, TokensError, change, make, parse, read
+from gangline.aggregator.auth.principal import Role
+from gangline.aggregator.auth.tokens import Token, Tokens, TokensError, change, make, parse, read
 
 NOW = 1_760_000_000
 

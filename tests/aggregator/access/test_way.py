@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gangline import cli
-from gangline.aggregator.commands import client, sql
-from gangline.aggregator.commands.way import CommandError, Way, add_way, way_of
+from gangline.aggregator.commands import connection, sql
+from gangline.aggregator.commands.connection import CommandError, Way, add_way, way_of
 from gangline.aggregator.server import Aggregator
-from gangline.aggregator.store.storefile import OPS_FILE
+from gangline.aggregator.store.duckdb_file import OPS_FILE
 from tests.aggregator.access.secured import Secured
 from tests.processes import GUARD_SECONDS, until
 
@@ -45,7 +45,7 @@ class Served:
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable and no file of whoever runs the tests; and whoever looks why there is no answer has time."""
-    monkeypatch.setattr(client, "PROBE_SECONDS", GUARD_SECONDS)
+    monkeypatch.setattr(connection, "PROBE_SECONDS", GUARD_SECONDS)
     for name in (
         "AGGREGATOR",
         "CA",
@@ -125,7 +125,7 @@ def test_what_goes_wrong_is_said(
     assert "not for 'head.example'" in failing([*at, *ca, "--server-name", "head.example"], capsys)
     assert "No such file" in failing([*at, "--ca", "/nowhere.pem"], capsys)
     there = ["--aggregator", f"localhost:{token_port}", *ca]
-    assert "does not know you" in failing(there, capsys)
+    assert "rejected the login" in failing(there, capsys)
     monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_" + "A" * 43)
     words = failing(there, capsys)
     assert "revoked" in words and "AAAA" not in words

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gangline.aggregator.advice.advisory import (
+from gangline.aggregator.advisories.advisory import (
     ENDED,
+    HOUR_NS,
     OF_STATISTICS,
     TRANSITIONS,
-    Action,
-    Advisory,
-    Basis,
-    Scope,
-    State,
-    gravity,
-    lawful,
-    takes_out,
-)
-from gangline.aggregator.advice.events import (
     Acked,
     Act,
+    Action,
+    Advisory,
     Available,
     Back,
+    Basis,
     Breaker,
     CaseGone,
     CaseSeen,
@@ -33,17 +27,23 @@ from gangline.aggregator.advice.events import (
     FleetSize,
     Frozen,
     Instruction,
+    Limits,
     Probation,
     Publish,
     PutBack,
     Refused,
     Renew,
+    Scope,
+    State,
     TakenOut,
     Tick,
     Unavailable,
     Well,
+    gravity,
+    lawful,
+    seconds_ns,
+    takes_out,
 )
-from gangline.aggregator.advice.limits import HOUR_NS, Limits, seconds_ns
 
 
 @dataclass

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gangline.aggregator.advice.advisory import Action, Basis, Case, Place, Price, Scope, State
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
     Acked,
+    Action,
+    Basis,
+    Case,
     CaseGone,
     CaseSeen,
     FleetSize,
     Instruction,
+    Limits,
+    Place,
+    Price,
     Publish,
+    Scope,
+    State,
     Tick,
 )
-from gangline.aggregator.advice.limits import SECOND_NS, Limits
-from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.advisories.state_machine import Machine
 
 START = 1_760_000_000 * SECOND_NS
 

@@ -12,24 +12,21 @@ from typing import Any, TypeVar
 import duckdb
 import grpc
 
-from gangline.aggregator.access.caller import LOCAL, answer_for
-from gangline.aggregator.advice.advisory import State
-from gangline.aggregator.advice.book import Book, Storing
-from gangline.aggregator.advice.events import Acked
-from gangline.aggregator.advice.gangs import Gang, Gangs
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.works import Works
+from gangline.aggregator.advisories.advisory import Acked, Limits, State
+from gangline.aggregator.advisories.engine import Book, Storing
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.workloads import Gang, Gangs, Works
+from gangline.aggregator.auth.principal import LOCAL, answer_for
 from gangline.aggregator.service.advisory import AdvisoryService
-from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.outcome import OutcomeService
+from gangline.aggregator.service.status import Errors
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import migrations
-from gangline.fingerprints.wire.advisory_pb2_grpc import (
+from gangline.contract.wire.advisory_pb2_grpc import (
     AdvisoryServiceStub,
     add_AdvisoryServiceServicer_to_server,
 )
-from gangline.fingerprints.wire.outcome_pb2_grpc import (
+from gangline.contract.wire.outcome_pb2_grpc import (
     OutcomeServiceStub,
     add_OutcomeServiceServicer_to_server,
 )

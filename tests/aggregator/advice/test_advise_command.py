@@ -6,20 +6,21 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangline import cli
-from gangline.aggregator.advice import whatif
-from gangline.aggregator.commands import advise
+from gangline.aggregator.advisories import replay
+from gangline.aggregator.commands import advise, advise_text
 from gangline.aggregator.commands.advise import TOLD
 from gangline.aggregator.commands.explain import explained
-from gangline.aggregator.commands.table import render
+from gangline.aggregator.commands.host_table import render
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints.wire import advisory_pb2 as wire
-from gangline.fingerprints.wire import score_pb2
+from gangline.contract.wire import advisory_pb2 as wire
+from gangline.contract.wire import score_pb2
 from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
 from tests.processes import GUARD_SECONDS
 
@@ -72,11 +73,11 @@ def test_a_replay_that_takes_long_is_no_other_program(
     """Half a million pieces of evidence took three minutes: "another program, or an aggregator that hangs"."""
     done = threading.Event()
 
-    def evaluated(*_: Any) -> whatif.Report:
+    def evaluated(*_: Any) -> replay.Report:
         assert done.wait(GUARD_SECONDS)
-        return whatif.Report((), (), (), 0, 0)
+        return replay.Report((), (), (), 0, 0)
 
-    monkeypatch.setattr(whatif, "evaluated", evaluated)
+    monkeypatch.setattr(replay, "evaluated", evaluated)
     monkeypatch.setattr(advise, "WHAT_IF_SECONDS", 0.5)
     try:
         assert cli.main(["advise", "what-if", "gpu.xid 95", "--aggregator", address]) == 1
@@ -97,11 +98,19 @@ def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
     assert "ACCEPTED" in accepted and "`gangline advise done a1`" in accepted.replace(
         "\n           ", " "
     )
+    before = datetime.fromisoformat(json.loads(say("show", "a1", "--json"))["lease_expire_time"])
+    say("accept", "a1", "--for", "8h")
+    after = datetime.fromisoformat(json.loads(say("show", "a1", "--json"))["lease_expire_time"])
+    assert timedelta(hours=7.8) < after - before < timedelta(hours=8)
+    assert "lease: 691200 s, expected 10 s to 7 days" in say("accept", "a1", "--for", "8d", code=1)
     assert "host h2" in say(), "without a command: list"
     assert "DONE" in say("done", "a1", "--reason", "drained by hand")
     assert "DONE" in say("list", "--all")
     left = say("list")
-    assert "nothing is advised" in left and "out by advice that has ended: 1 host, which" in left
+    assert (
+        "nothing is advised" in left
+        and "out of service by advice that has ended: 1 host; they count" in left
+    )
     assert "a1 DRAIN_AT_CHECKPOINT: done by " in left and "drained by hand" in left
     assert "has ended" in say("list", "--host", "h2") and "has ended" not in say(
         "list", "--host", "h1"
@@ -125,12 +134,13 @@ def test_what_was_read_is_what_is_answered(
         return told.out, told.err
 
     assert "etag     a1-1" in say("show", "a1")[0]
+    assert json.loads(say("list", "--json")[0])["format"] == cli.JSON_FORMAT
     assert json.loads(say("list", "--json")[0])["advisories"][0]["etag"] == "a1-1"
     assert say("accept", "a1", "--etag", "a1-1")[1] == ""
     assert "it is 'a1-2' by now" in say("done", "a1", "--etag", "a1-1", code=1)[1]
     assert say("done", "a1")[1] == (
-        "gangline advise: done to what it is now: DRAIN_AT_CHECKPOINT for host h2 "
-        "(--etag a1-2 answers to nothing else)\n"
+        "gangline advise: reporting done for the current version: DRAIN_AT_CHECKPOINT for host h2 "
+        "(use --etag a1-2 to answer only this version)\n"
     )
     assert "etag " not in say("show", "a1")[0]
 
@@ -174,7 +184,7 @@ def test_what_advice_holds_out_is_given_up(say: Say) -> None:
     """A host was sent back to its maker, and its rack had one place less."""
     say("accept", "a1")
     say("done", "a1")
-    assert "given up by `gangline advise back HOST`" in say("list")
+    assert "you accept it, run `gangline advise back HOST`" in say("list")
     say("out", "h2", "--reason", "burn-in")
     assert "still out by advice, a1: `gangline advise back h2` again" in say("back", "h2")
     assert "still out" not in say("back", "h2") and "out by advice" not in say("list")
@@ -239,6 +249,15 @@ def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.Monke
         assert "word word" in text and "\x1b" not in text
         assert all(len(line) <= width for line in text.split("\n"))
     assert "1,234.5" in listed and "expires" not in shown, "it has ended"
+
+
+def test_a_moment_that_is_over_is_said_to_be() -> None:
+    """ "act by 00:32" of an advisory that was listed at 00:48."""
+    one = wire.Advisory(name="advisories/a1", subject="host h1", state=wire.PROPOSED)
+    one.act_by_time.FromDatetime(datetime(2026, 11, 23, 0, 32))
+    before, after = (datetime(2026, 11, 23, 0, at, tzinfo=UTC) for at in (31, 48))
+    assert "from then on waiting has cost more" in advise_text.shown(one, before)
+    assert "that is over: waiting has cost more" in advise_text.shown(one, after)
 
 
 def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:

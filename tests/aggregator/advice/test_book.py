@@ -12,18 +12,27 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advice import rows
-from gangline.aggregator.advice.advisory import Action, Basis, State
-from gangline.aggregator.advice.desk import Memory
-from gangline.aggregator.advice.events import Acked, HeldBack, Publish, Tick
-from gangline.aggregator.advice.limits import HOUR_NS, Limits
-from gangline.aggregator.advice.rows import restored
-from gangline.aggregator.advice.telling import Telling
-from gangline.aggregator.judgement.experience import Experience, Outcomes
-from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.advisories import rows
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    Acked,
+    Action,
+    Basis,
+    HeldBack,
+    Limits,
+    Publish,
+    State,
+    Tick,
+)
+from gangline.aggregator.advisories.engine import Telling
+from gangline.aggregator.advisories.rows import restored
+from gangline.aggregator.advisories.state import Memory
+from gangline.aggregator.scoring.calibration import Calibration
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.score import Experience
+from gangline.aggregator.store.duckdb_file import ops_script
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import ops_script
-from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
+from gangline.contract.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advice.served import (
     LIMITS,
     Tables,
@@ -35,8 +44,6 @@ from tests.aggregator.advice.served import (
 )
 from tests.aggregator.world import START_NS
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 @pytest.fixture
@@ -360,43 +367,70 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
         store, "SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes"
     )
     assert (advisory, followed, interrupted) == ("a1", False, True) and 0 < regret < 500
-    ((outcomes, interruptions, factor),) = asked(
-        store, "SELECT outcomes, interruptions, factor FROM ops.hazard_calibration"
+
+
+def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store: Store) -> None:
+    """One true report of a dead host made every host of the fleet ten times as good, and the view said nothing of whom."""
+    world = dead_gpu()
+    assert world.snapshot is not None
+    plain = judge(world.fleet, world.now_ns, world.snapshot)
+    store.submit_scores(plain, plain.hosts)
+    store.in_transaction(lambda connection: None)
+    book = book_of(store, world)
+    jobs = [
+        # The dead host was UNHEALTHY all the time: what became of its job says nothing of a hazard.
+        outcome_pb2.Outcome(outcome_id="dead", nodes=["nodes/h2"], interrupted=True),
+        *(
+            outcome_pb2.Outcome(outcome_id=f"{at}", nodes=["nodes/h0", "nodes/h1"], interrupted=True)
+            for at in range(42)
+        ),
+    ]  # fmt: skip
+    for one in jobs:
+        one.start_time.FromNanoseconds(world.now_ns)
+        one.end_time.FromNanoseconds(world.now_ns + 60 * 10**9)
+
+    async def report() -> None:
+        async with served(book, world) as (_, stub):
+            request = outcome_pb2.ReportOutcomesRequest(outcomes=jobs)
+            assert (await stub.ReportOutcomes(request)).accepted_count == 43
+
+    asyncio.run(report())
+    assert asked(store, "SELECT count(*) FROM ops.outcomes WHERE expected_interruptions IS NULL") == [(1,)]  # fmt: skip
+    view = asked(
+        store,
+        "SELECT hazard_per_hour, outcomes, interruptions, host_hours, factor, interruptions_counted FROM ops.hazard_calibration",
     )
-    assert (outcomes, interruptions) == (1, 1) and 0 < factor < 2
-    again = book_of(store, dead_gpu())  # after a restart
-    assert again.outcomes.factor == pytest.approx(factor)
+    calm = view[0]
+    assert calm[:4] == pytest.approx((3e-4, 42, 42, 42 * 2 / 60))
+    assert calm[4] == pytest.approx(3.0, rel=1e-3) and calm[5] == pytest.approx(42, rel=1e-3)
+    after = judge(world.fleet, world.now_ns, world.snapshot, experience=book.experience)
+    store.submit_scores(after, after.hosts)
+    for host in (0, 1):
+        now, was = after.hosts[host], plain.hosts[host]
+        assert now.hazard_per_hour == pytest.approx(calm[4] * was.hazard_per_hour)
+        (evidence,) = (each for each in now.evidence if each.signal == "hazard.outcomes")
+        assert evidence.value == pytest.approx(calm[4]) and "42.0 interruptions" in evidence.words
+        assert asked(
+            store,
+            f"SELECT exp(max(log_hazard_outcomes)) FROM scores WHERE host = 'h{host}'",
+        ) == [(pytest.approx(calm[4]),)]
+    again = book_of(store, world)  # after a restart
+    for mine, theirs in zip(book.outcomes, again.outcomes, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-6)
 
 
 def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> None:
     """Each outcome raised the hazards, by which the next ones were expected, which lowered them again: for ever."""
     world = dead_gpu()
-    told = Experience(outcomes=Outcomes(9, 0.0))
+    told = Experience(outcomes=Calibration(factors=(10.0,) * 4))
     plain = judge(world.fleet, world.now_ns, world.snapshot)
     scaled = judge(world.fleet, world.now_ns, world.snapshot, experience=told)
     assert scaled.hosts[0].hazard_per_hour == pytest.approx(10 * plain.hosts[0].hazard_per_hour)
     store.submit_scores(scaled, scaled.hosts)
     store.in_transaction(lambda connection: None)
-    hour = (0, "h0", world.now_ns - 3600 * 10**9, world.now_ns)
-    found = store.in_transaction(lambda connection: rows.expected(connection, [hour]))
-    assert found == {0: pytest.approx(plain.hosts[0].hazard_per_hour)}
-
-
-def test_a_score_counts_for_as_long_as_it_stood(store: Store) -> None:
-    """A minute of flapping stored sixty scores: by their number, an hour was expected to be as bad as that minute."""
-    now_us = START_NS // 1000
-    store.in_transaction(
-        lambda connection: connection.execute(
-            "INSERT INTO scores BY NAME SELECT make_timestamp($1 - s * 1000000) AS time, 'h0' AS host, 1 AS version, "
-            "h AS hazard_per_hour FROM (SELECT 60 - range AS s, 1.0 AS h FROM range(60) UNION ALL SELECT 3600, 0.0)",
-            [now_us],
-        )
-    )
-    hour = (0, "h0", START_NS - 3600 * 10**9, START_NS)
-    found = store.in_transaction(lambda connection: rows.expected(connection, [hour]))
-    assert found == {0: pytest.approx(60 / 3600, rel=1e-3)}
-    no_time = (0, "h0", START_NS, START_NS)
-    assert store.in_transaction(lambda connection: rows.expected(connection, [no_time])) == {0: 0.0}
+    minute = rows.Span(0, "h0", world.now_ns, world.now_ns + 60 * 10**9)
+    found = store.in_transaction(lambda connection: rows.expected(connection, [minute]))
+    assert found[0].interruptions == pytest.approx(plain.hosts[0].hazard_per_hour / 60, rel=1e-3)
 
 
 async def once(call: Any, request: Any, **ids: Any) -> Any:
@@ -549,7 +583,9 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
             assert book._number == number and book._batch.empty and len(book.gangs) == 1
             await stub.ReportUnavailableNodes(out)
             full = await would(stub.AckAdvisory, accept)
-            assert full.state == advisory_pb2.DEFERRED and "as may be at once" in full.state_text
+            assert (
+                full.state == advisory_pb2.DEFERRED and "out of service reached" in full.state_text
+            )
             put_off = LIMITS.defer_seconds + LIMITS.proposal_seconds
             assert ends_seconds(full, world) == (put_off, None, LIMITS.defer_seconds)
             defer = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DEFERRED, **ack)

@@ -11,29 +11,33 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advice import absent, rows, whatif
-from gangline.aggregator.advice import book as books
-from gangline.aggregator.advice.advisory import Action, Advisory, Basis, Scope, State
-from gangline.aggregator.advice.desk import Absent, Memory
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories import answers, replay, rows
+from gangline.aggregator.advisories import engine as books
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
     Acked,
+    Action,
+    Advisory,
+    Basis,
     Frozen,
     Instruction,
     Member,
     Probation,
     Publish,
     Renew,
+    Scope,
+    State,
     TakenOut,
 )
-from gangline.aggregator.advice.feed import Feed
-from gangline.aggregator.advice.gangs import Gang, Gangs
-from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.telling import Telling
-from gangline.aggregator.commands.advise_told import listed
-from gangline.aggregator.refusals import NotReady
+from gangline.aggregator.advisories.engine import Feed, Telling
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.state import Absent, Memory
+from gangline.aggregator.advisories.workloads import Gang, Gangs
+from gangline.aggregator.commands.advise_text import listed
+from gangline.aggregator.errors import NotReady
 from gangline.aggregator.service.advisory import AdvisoryService
-from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
+from gangline.contract.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advice.served import (
     LIMITS,
     Tables,
@@ -321,13 +325,13 @@ def test_each_who_tells_of_a_host_counts() -> None:
     memory = Memory()
     told = tuple(Member(f"h{number}") for number in range(3))
     memory.absent = {
-        f"h{number}": {"a": Absent("", 0, 1)} for number in range(absent.HOSTS_MAX - 3)
+        f"h{number}": {"a": Absent("", 0, 1)} for number in range(answers.HOSTS_MAX - 3)
     }
     out = TakenOut(0, "b", "", 1, told)
-    assert absent.room_for(memory, [out, out])
+    assert answers.room_for(memory, [out, out])
     memory.absent["h7"]["c"] = Absent("", 0, 1)
-    assert not absent.room_for(memory, [out])
-    assert absent.room_for(memory, [replace(out, by="a")])  # said again
+    assert not answers.room_for(memory, [out])
+    assert answers.room_for(memory, [replace(out, by="a")])  # said again
 
 
 def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
@@ -340,10 +344,10 @@ def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
         book = book_of(store, world)
         begun, go = threading.Event(), threading.Event()
 
-        def what_if(*_: object) -> whatif.Report:
+        def what_if(*_: object) -> replay.Report:
             begun.set()
             assert go.wait(GUARD_SECONDS)
-            return whatif.Report((), (), (), 0, 0)
+            return replay.Report((), (), (), 0, 0)
 
         monkeypatch.setattr(book, "what_if", what_if)
         async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):

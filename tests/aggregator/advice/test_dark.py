@@ -7,16 +7,25 @@ from types import MappingProxyType
 
 import pytest
 
-from gangline.aggregator.advice.advisory import Action, Advisory, Basis, State
-from gangline.aggregator.advice.events import Member, Publish, TakenOut, Tick
-from gangline.aggregator.advice.limits import HOUR_NS, Limits
-from gangline.aggregator.advice.machine import Machine
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.places import Places
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    Action,
+    Advisory,
+    Basis,
+    Limits,
+    Member,
+    Places,
+    Publish,
+    State,
+    TakenOut,
+    Tick,
+)
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.state_machine import Machine
+from gangline.aggregator.declared.loader import File, parse
 from gangline.aggregator.declared.model import NOTHING, Place
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.restart import Before
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.restart import Before
 from tests.aggregator.world import SECOND_NS, World
 
 OTHERS = 194
@@ -108,12 +117,12 @@ def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_ho
     """Rule 5 before all else: nothing is proposed, with its words; what is silent for longer is told then."""
     fleet = Fleet(others=54)
     fleet.hush(*range(6))
-    fleet.run(800, step=5)
+    fleet.run(800, step=10)
     assert fleet.open == [] and fleet.told == []
     assert (
         "6 of 60 hosts, all in rack r7, fell silent within a minute" in fleet.machine.memory.frozen
     )
-    fleet.run(120, step=5)
+    fleet.run(120, step=10)
     assert not fleet.machine.memory.frozen
     (one,) = fleet.open
     assert one.subject == "rack r7 silence"
@@ -123,13 +132,14 @@ def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> N
     """It boots, or its agent is upgraded: no advice. It is still away after that: a look, and nobody drains it."""
     fleet = Fleet()
     fleet.hush(2)
-    fleet.run(1790, step=10)
+    fleet.run(1770, step=30)
+    fleet.run(20, step=10)
     assert fleet.open == []
     fleet.run(40, step=10)
     (one,) = fleet.open
     assert (one.subject, one.action, one.scope.value) == ("host h2", Action.INSPECT, "host")
     assert "nothing was heard of it since" in one.words and "may work all the same" in one.words
-    fleet.run(26 * 3600, step=600)
+    fleet.run(26 * 3600, step=1800)
     assert {each.name for each in fleet.told} == {"a1"}, "asked again, and again"
 
 
@@ -185,7 +195,7 @@ def restarted(*silent: int) -> Fleet:
 def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
     """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
     fleet = restarted(*range(6))
-    fleet.run(890, step=5)
+    fleet.run(890, step=10)
     assert fleet.open == []
     fleet.run(60, step=5)
     (one,) = fleet.open
@@ -198,14 +208,14 @@ def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
 def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
     """Three of a rack had died hours apart in a night without us: "fell silent within 2 s", and nobody looked at each."""
     fleet = restarted(0, 1, 2)
-    fleet.run(1000, step=10)
+    fleet.run(1000, step=25)
     assert fleet.open == []
     world = fleet.world
     moved = {**world.fleet.declared.places, "h0": Place(rack="r7", leaf="l9")}
     world.fleet.declared = replace(
         world.fleet.declared, places=MappingProxyType(moved), places_version=2
     )
-    fleet.run(900, step=10)
+    fleet.run(900, step=25)
     assert sorted(one.subject for one in fleet.open) == ["host h0", "host h1", "host h2"]
     for one in fleet.open:
         assert "it was silent when we came back at 2023-11-14 22:13:31 UTC: look at" in one.words
@@ -229,5 +239,5 @@ def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
     fleet.hush(0, 1, 2, 3)
     fleet.run(30)
     assert set(fleet.machine.memory.taken) == {"h0", "h1", "h2", "h3"}
-    fleet.run(86_400, step=600)
+    fleet.run(86_400, step=1800)
     assert not fleet.machine.memory.taken

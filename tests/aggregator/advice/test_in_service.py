@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advice.gangs import Gang
-from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
-from gangline.aggregator.leaps import Leaps
-from gangline.fingerprints.wire import advisory_pb2 as wire
-from gangline.fingerprints.wire import telemetry_pb2
-from gangline.fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from gangline.aggregator.advisories.advisory import HOUR_NS, SECOND_NS
+from gangline.aggregator.advisories.workloads import Gang
+from gangline.aggregator.clock_jump import Leaps
+from gangline.contract.wire import advisory_pb2 as wire
+from gangline.contract.wire import telemetry_pb2
+from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from tests.processes import GUARD_SECONDS
 
 
@@ -44,7 +44,6 @@ async def _report(connection: Any, *events: telemetry_pb2.HealthEvent) -> None:
     await connection.stub.ReportEvents(request, metadata=connection.metadata)
 
 
-@pytest.mark.usefixtures("without_snapshots")
 def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     lab: Any, make_agent: Any, until: Callable[..., Any]
 ) -> None:
@@ -90,7 +89,7 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
 
     before, after = asyncio.run(work())
     (one,) = before.advisories
-    assert (one.action, one.HasField("checkpoint_interval")) == (wire.DRAIN_AFTER_JOB, False)
+    assert (one.action, one.HasField("checkpoint_interval")) == (wire.EVICT_NOW, False)
     assert "= 2 GPUs x 8 h" in one.arithmetic
     (one,) = after.advisories
     assert (one.action, one.checkpoint_interval.seconds) == (wire.DRAIN_AT_CHECKPOINT, 1800)
@@ -100,7 +99,6 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     assert lab.rows("SELECT workload, gpus FROM gangs") == [("llm-7", 512)]
 
 
-@pytest.mark.usefixtures("without_snapshots")
 @pytest.mark.parametrize("stood", [False, True])
 def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any, stood: bool) -> None:
     """Hosts were as fresh as they had been, and every lease, hold and gang was over: as it is where our machine stood still."""

@@ -6,23 +6,31 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.aggregator.advice.advisory import Action, Basis, Place, Price, Scope, State
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    Acked,
     Act,
+    Action,
+    Advisory,
     Available,
+    Basis,
     Breaker,
     Clear,
     Frozen,
     HeldBack,
     Instruction,
+    Limits,
+    Place,
+    Price,
     Probation,
     Publish,
     Refused,
     Renew,
+    Scope,
+    State,
     Unavailable,
     Well,
 )
-from gangline.aggregator.advice.limits import SECOND_NS, Limits
 from tests.aggregator.advice.machine_world import World, published, told
 
 
@@ -227,7 +235,7 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
     assert told(world.answer("a1", State.DONE), Breaker) == []
     assert told(world.answer("a4", State.ACCEPTED), Act)
     (refused,) = told(world.answer("a5", State.ACCEPTED), Publish)
-    assert "one host at a time until a4 went well" in refused.words
+    assert "one host at a time until a4 succeeds" in refused.words
     assert told(world.answer("a4", State.DONE), Breaker)[0].position == "closed"
 
 
@@ -309,6 +317,50 @@ def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
     world.later(5)
     (left,) = world.machine.memory.advisories.values()
     assert left.name == "a2", "the milder trouble goes under what is set on the host"
+
+
+def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
+    """A person took on a drain after the job, and had to accept it again every ten minutes until the job ended."""
+    world, hour = World(), 3600.0
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", State.ACCEPTED, "x", lease_seconds=8 * hour)
+    for _ in range(7):
+        assert published(world.later(hour)) == []
+        world.see("h1")
+    world.answer("a1", State.ACCEPTED, "x")  # without a time of its own it shortens nothing
+    assert published(world.later(hour - 1)) == []
+    world.answer("a1", State.ACCEPTED, "x", lease_seconds=60.0)  # named, it counts
+    assert published(world.later(59)) == []
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+
+
+@pytest.mark.parametrize(
+    ("to", "seconds", "words"),
+    [
+        (State.ACCEPTED, 9.9, "lease: 9.9 s, expected 10 s to 7 days"),
+        (State.ACCEPTED, 604_801.0, "expected 10 s to 7 days"),
+        (State.ACCEPTED, -1.0, "expected 10 s to 7 days"),
+        (State.REJECTED, 60.0, "lease: only who accepts names one"),
+        (State.ACCEPTED, 10.0, ""),
+        (State.ACCEPTED, 604_800.0, ""),
+    ],
+)
+def test_a_lease_is_bounded(to: State, seconds: float, words: str) -> None:
+    """One for a year kept a host out of everybody's hands after its owner had left."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    event = Acked(world.now_ns, "a1", to, "x", "why", lease_seconds=seconds)
+    would = world.machine.would(event)
+    refused = told(world.give(event), Refused)
+    assert isinstance(would, Refused) is bool(words) is bool(refused)
+    if refused:
+        assert refused[0].why == "field" and words in refused[0].words
+    else:
+        until_ns = world.now_ns + int(seconds * 1e9)
+        assert isinstance(would, Advisory) and would.lease_until_ns == until_ns
+        assert world.machine.memory.advisories["a1"].lease_until_ns == until_ns
 
 
 def test_an_owner_that_falls_silent_loses_its_lease() -> None:

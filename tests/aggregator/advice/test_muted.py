@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advice.advisory import SILENCE, Action, Basis, Place, State
-from gangline.aggregator.advice.events import Frozen, HeldBack, Instruction, Publish
-from gangline.aggregator.advice.limits import SECOND_NS
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    SILENCE,
+    Action,
+    Basis,
+    Frozen,
+    HeldBack,
+    Instruction,
+    Place,
+    Publish,
+    State,
+)
 from tests.aggregator.advice.machine_world import World, published, told
 
 POWER: dict[str, Any] = {

@@ -6,24 +6,29 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advice.advisory import Action, Basis, Place, Price, State
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
     Acked,
+    Action,
     Available,
+    Basis,
     Clear,
     Frozen,
     HeldBack,
     Member,
+    Place,
+    Price,
     Probation,
     Publish,
     PutBack,
     Refused,
     Renew,
+    State,
     TakenOut,
     Unavailable,
     Well,
 )
-from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from tests.aggregator.advice.machine_world import World, published, told
 
 

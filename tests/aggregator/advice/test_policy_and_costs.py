@@ -9,17 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.advice import advisory, policy
-from gangline.aggregator.advice.advisory import Action, Basis, Scope
-from gangline.aggregator.advice.costs import Fault, Workload, acting, price, waiting
-from gangline.aggregator.advice.events import Instruction, Publish, Tick
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.machine import Machine
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.policy import Advice, UnknownWords, advice_of, asked
-from gangline.aggregator.verdicts import Evidence, HostScore, Reason, State
-from gangline.fingerprints.wire import advisory_pb2
-from gangline.fingerprints.xid import SCOPES
+from gangline.aggregator.advisories import advisory, policy
+from gangline.aggregator.advisories.advisory import (
+    Action,
+    Basis,
+    Instruction,
+    Limits,
+    Publish,
+    Scope,
+    Tick,
+)
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.policy import (
+    AFTER_THE_JOB,
+    Advice,
+    Fault,
+    UnknownWords,
+    Workload,
+    acting,
+    advice_of,
+    asked,
+    checkpoint_hours,
+    price,
+    waiting,
+)
+from gangline.aggregator.advisories.state_machine import Machine
+from gangline.aggregator.model import Evidence, HostScore, Reason, State
+from gangline.contract.wire import advisory_pb2
+from gangline.contract.xid.policy import SCOPES
 from tests.aggregator.world import World
 
 NOW = 1_760_000_000_000_000_000
@@ -140,6 +157,51 @@ def test_waiting_never_costs_more_than_the_whole_gang(
     """A hazard of one a minute cost more GPU-hours than there are."""
     lost, _ = waiting(Fault(hazard, speed, gpus), Workload("j", gang, 0.0, interval))
     assert 0.0 <= lost <= 8.0 * max(gang, gpus) * (1 + 1e-9)
+
+
+FAULTS = st.builds(Fault, st.floats(0, 60), st.floats(0.05, 1), st.integers(1, 16))
+WORKS = st.builds(
+    Workload, st.just("j"), st.integers(1, 100_000), st.floats(0, 10),
+    st.sampled_from((0.0, 600.0, 86_400.0)), st.booleans(),
+)  # fmt: skip
+
+
+@given(action=st.sampled_from(Action), fault=FAULTS, work=WORKS)
+def test_both_prices_count_the_same_job_over_the_same_time(
+    action: Action, fault: Fault, work: Workload
+) -> None:
+    """A drain after the job of 64 GPUs, "waiting 305.9, acting 2.0": it is a kind of waiting, and the job was in one price only."""
+    cost = price(action, None, fault, work, NOW, Basis.DETERMINISTIC)
+    gang, alone = max(work.gang_gpus, fault.gpus), Fault(0.0, 1.0, fault.gpus)
+    out = acting(action, None, alone, replace(work, dead=True))[0]
+    of_the_job = cost.acting_gpu_hours - out
+    restart = gang * (0.2 + checkpoint_hours(work, fault)[0] / 2.0)
+    if action in AFTER_THE_JOB and not work.dead:
+        assert of_the_job == pytest.approx(0.0) and cost.act_by_ns == 0
+        assert "after the job that runs" in cost.arithmetic
+    elif work.dead:
+        assert of_the_job == pytest.approx(0.0)
+    elif action in (Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT):
+        assert of_the_job == pytest.approx(restart)
+    elif action is Action.DRAIN_AT_CHECKPOINT:
+        until = min(checkpoint_hours(work, fault)[0] / 2.0, 8.0)
+        assert of_the_job == pytest.approx(gang * 0.2 + cost.waiting_gpu_hours * until / 8.0)
+
+
+@given(fault=FAULTS, work=WORKS)
+def test_what_has_no_end_is_not_waited_for(fault: Fault, work: Workload) -> None:
+    """XID 95 under a job that nobody knows the checkpoints of: the drain waited for the end of a job that hung."""
+    found = evidence("gpu.xid", 95)
+    told = asked(host(State.UNHEALTHY, found), found, replace(work, dead=False))
+    assert told is not None
+    now = policy.unwaiting(told, fault, work)
+    evicts = acting(Action.EVICT_NOW, told.then, fault, work)[0]
+    no_end = work.checkpoint_seconds == 0 and waiting(fault, work)[0] > evicts
+    assert now.action is (Action.EVICT_NOW if no_end else Action.DRAIN_AT_CHECKPOINT)
+    unknown = policy.unwaiting(told, fault, Workload())
+    assert unknown == told, "no job is known there: none is waited for"
+    suspected = told._replace(basis=Basis.STATISTICAL)
+    assert policy.unwaiting(suspected, fault, work) == suspected
 
 
 def test_a_call_that_hangs_is_avoided_before_it_is_drained() -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
-from math import log
 
 import pytest
 
-from gangline.aggregator.advice.advisory import Action, State
-from gangline.aggregator.advice.book import Book
-from gangline.aggregator.advice.events import Acked
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advisories.advisory import Acked, Action, Limits, State
+from gangline.aggregator.advisories.engine import Book
+from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.commands.explain import explained
 from gangline.aggregator.hazard.features import FEATURES
 from gangline.aggregator.hazard.model import HazardModel
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
-from gangline.aggregator.service.scored import message
-from gangline.aggregator.verdicts import Finding, HostScore
+from gangline.aggregator.model import Finding, HostScore
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.rules.configuration import FACTORS, factor_after
+from gangline.aggregator.service.score_messages import message
 from tests.aggregator.advice.served import Tables, dead_gpu, observe
 from tests.aggregator.world import World, gpu_of
 
@@ -99,7 +96,7 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     assert world.snapshot is not None
     told = judged(world, again, TRAINED)
     words = explained(message(world.snapshot, told, 8.0, full=True, sources=()), 200)
-    assert "back in service since" in words and "Nothing speaks against it" not in words
+    assert "back in service since" in words and "There is no evidence against it" not in words
     begin = again.experience.returned["h2"].since_ns
     world.now_ns = begin + DAY_NS + 10**9
     world.run(8)
@@ -118,16 +115,17 @@ def test_what_befalls_a_host_on_probation_adds_to_it(
     store: Tables, silent: bool, stalled_ratio: float, factor: float
 ) -> None:
     """Just back from repair it fell silent, and its score rose from 0.85 to 0.99: of two faults of one device the graver
-    state counted, which is the lesser hazard by far."""
+    state counted, which is the lesser hazard by far. Each adds its own."""
     world, book = returned(store)
     before = judged(world, book)
     world.hosts[2].silent = silent
     world.hosts[2].set("host_1s", "host", pressure_memory_full_ratio=stalled_ratio)
     world.run(90)
     host = judged(world, book)
-    deltas = {one.signal: one.log_hazard_delta for one in host.evidence}
-    assert deltas["host.returned"] == pytest.approx(log(110.4))
-    assert host.hazard_per_hour == pytest.approx(factor * before.hazard_per_hour)
+    added = {one.signal: one.hazard_delta for one in host.evidence}
+    calm = before.hazard_per_hour / 110.4
+    assert added["host.returned"] == pytest.approx(109.4 * calm)
+    assert host.hazard_per_hour == pytest.approx((110.4 + factor - 1) * calm)
     assert host.score < before.score
 
 

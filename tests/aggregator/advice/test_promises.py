@@ -11,24 +11,29 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from gangline.aggregator.advice import absent, answers, budget, machine, passing, proposing
-from gangline.aggregator.advice.advisory import Action, Basis, Case, Price, Scope, State, lawful
-from gangline.aggregator.advice.desk import Desk
-from gangline.aggregator.advice.events import (
+from gangline.aggregator.advisories import answers, limits, proposals, state_machine, timers
+from gangline.aggregator.advisories.advisory import (
     Acked,
+    Action,
     Available,
+    Basis,
+    Case,
     CaseGone,
     CaseSeen,
     Frozen,
     Member,
+    Price,
     PutBack,
+    Scope,
+    State,
     TakenOut,
     Tick,
     Unavailable,
     Well,
+    lawful,
 )
-
-from .walk import HOSTS, REASONS, Walk, walk
+from gangline.aggregator.advisories.state import Desk
+from tests.aggregator.advice.walk import HOSTS, REASONS, Walk, walk
 
 STEPS = 6000
 
@@ -57,22 +62,22 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _without_word(desk: Desk) -> list[budget.Member]:
+def _without_word(desk: Desk) -> list[limits.Member]:
     own = [(host, one.place, one.job) for host, one in desk.memory.holds.items()]
     return [*own, *((host, one.place, one.job) for host, one in desk.memory.taken.items())]
 
 
 #: Where, what, and what it is replaced by: each a fault that a change could bring in.
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "no budget": (budget, "refusal", _no_words),
-    "statistics evict": (machine, "lawful", _as_it_is),
-    "statistics reset": (machine, "lawful", _then_as_it_is),
-    "returns unverified": (proposing, "verified", _always),
+    "no budget": (limits, "refusal", _no_words),
+    "statistics evict": (state_machine, "lawful", _as_it_is),
+    "statistics reset": (state_machine, "lawful", _then_as_it_is),
+    "returns unverified": (proposals, "verified", _always),
     "anything is answered": (answers, "_against", lambda *_: ("", "")),
-    "nothing expires": (passing, "_hold", lambda desk, hold: desk.clear(hold, "early")),
+    "nothing expires": (timers, "_hold", lambda desk, hold: desk.clear(hold, "early")),
     "granted without weighing again": (answers, "_too_much", _no_words),
-    "others' word counts for nothing": (budget, "unavailable", _without_word),
-    "out for ever": (absent, "expire", lambda desk: None),
+    "others' word counts for nothing": (limits, "unavailable", _without_word),
+    "out for ever": (answers, "expire", lambda desk: None),
     "rejected, and asked again": (Desk, "mute", lambda *_: None),
 }
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advice.advisory import (
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
     SILENCE,
     Action,
     Advisory,
@@ -15,11 +16,10 @@ from gangline.aggregator.advice.advisory import (
     Case,
     Place,
     Price,
+    Publish,
     Scope,
 )
-from gangline.aggregator.advice.costs import Fault, Workload, together, waiting
-from gangline.aggregator.advice.events import Publish
-from gangline.aggregator.advice.limits import SECOND_NS
+from gangline.aggregator.advisories.policy import Fault, Workload, together, waiting
 from tests.aggregator.advice.machine_world import World, published, told
 
 #: A slow host of a gang of 32 GPUs.

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.advice import policy, whatif
-from gangline.aggregator.advice.advisory import NOWHERE, Place
-from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS, Limits
-from gangline.aggregator.advice.whatif import DAY_NS, Advised, Report, evaluated
-from gangline.aggregator.store.records import time_us
-from gangline.fingerprints.policy_table import builtin
+from gangline.aggregator.advisories import policy, replay
+from gangline.aggregator.advisories.advisory import HOUR_NS, NOWHERE, SECOND_NS, Limits, Place
+from gangline.aggregator.advisories.replay import DAY_NS, Advised, Report, evaluated
+from gangline.aggregator.store.rows import time_us
+from gangline.contract.host_policy import builtin
 from tests.aggregator.advice.served import Tables
 
 NOW = 1_760_000_000 * SECOND_NS
@@ -66,7 +65,7 @@ def test_other_rules_do_not_crowd_a_rule_out_and_a_cut_is_told(
             reason="HOST_CPU",
             state="WATCH",
         )
-    monkeypatch.setattr(whatif, "ROWS_MAX", 3)
+    monkeypatch.setattr(replay, "ROWS_MAX", 3)
     report = stored.asked("gpu.xid 95")
     assert [one.case.host for one in report.episodes] == ["h1"]
     assert report.from_ns == NOW - 500 * HOUR_NS

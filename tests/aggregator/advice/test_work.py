@@ -10,13 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advice.advisory import Action, Advisory, Basis
-from gangline.aggregator.advice.book import Book
-from gangline.aggregator.advice.gangs import Gangs
-from gangline.aggregator.advice.limits import Limits
-from gangline.aggregator.advice.observing import Observer
-from gangline.aggregator.advice.works import Works
-from gangline.fingerprints.wire import advisory_pb2 as wire
+from gangline.aggregator.advisories.advisory import Action, Advisory, Basis, Limits
+from gangline.aggregator.advisories.engine import Book
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.workloads import Gangs, Works
+from gangline.contract.wire import advisory_pb2 as wire
 from tests.aggregator.advice.served import Tables, observe, served
 from tests.aggregator.world import World, gpu_of
 
@@ -78,7 +76,8 @@ def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
     sick(world, 0, 4)
     idle, gang = sorted(advised(book_of(store, world), world), key=lambda one: one.job)
     assert (idle.subject, idle.job) == ("host h4", "")
-    assert (gang.subject, gang.job, gang.action) == ("host h0", "123", Action.DRAIN_AFTER_JOB)
+    assert (gang.subject, gang.job, gang.action) == ("host h0", "123", Action.EVICT_NOW)
+    assert idle.action is Action.DRAIN_AFTER_JOB, "no job is known there that would be waited for"
     assert "= 8 GPUs x 8 h" in gang.price.arithmetic and "= 2 GPUs x" in idle.price.arithmetic
     assert gang.price.waiting_gpu_hours == pytest.approx(4 * idle.price.waiting_gpu_hours, rel=0.1)
 
@@ -116,7 +115,7 @@ def test_no_more_hosts_of_one_job_than_may_be(store: Tables) -> None:
     book = book_of(store, world, job_hosts_max=2, shared_unplaced_hosts_min=99)
     assert len(advised(book, world)) == 2
     ((words,),) = asked(store, "SELECT words FROM advice_decisions WHERE kind = 'HeldBack'")
-    assert words.startswith("as many hosts of job 123 are out")
+    assert words == "limit of 2 hosts of job 123 out of service reached"
 
 
 def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
@@ -167,7 +166,7 @@ def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store:
         observe(again, world)
         await again.flush()
         (one,) = again.feed.open
-        assert (one.job, one.action) == ("123", Action.DRAIN_AFTER_JOB)
+        assert (one.job, one.action) == ("123", Action.EVICT_NOW)
 
     asyncio.run(run())
     assert asked(store, "SELECT * FROM gangs") == []
@@ -280,7 +279,7 @@ def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> 
             assert not listed.advisories and listed.unavailable_nodes_count == 1
             (held,) = listed.held_back
             assert (held.node, listed.held_back_count) == ("nodes/h2", 1)
-            assert "XID" in held.reason_text and "as may be at once" in held.held_back_text
+            assert "XID" in held.reason_text and "out of service reached" in held.held_back_text
             elsewhere = await stub.ListAdvisories(wire.ListAdvisoriesRequest(node="nodes/h1"))
             assert not elsewhere.held_back
             (out,) = listed.unavailable_nodes

@@ -13,37 +13,36 @@ import sys
 import time
 from dataclasses import replace
 
-from gangline.aggregator.advice.advisory import (
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
     SILENCE,
+    Acked,
     Action,
+    Available,
     Basis,
     Case,
-    Place,
-    Price,
-    Scope,
-    State,
-)
-from gangline.aggregator.advice.desk import Memory
-from gangline.aggregator.advice.events import (
-    Acked,
-    Available,
     CaseGone,
     CaseSeen,
     Event,
     FleetSize,
     Frozen,
+    Limits,
     Member,
+    Place,
+    Price,
     PutBack,
+    Scope,
+    State,
     TakenOut,
     Tick,
     Unavailable,
     Well,
+    seconds_ns,
 )
-from gangline.aggregator.advice.limits import SECOND_NS, Limits, seconds_ns
-from gangline.aggregator.advice.machine import Machine
-from gangline.aggregator.advice.stored import event_of, made, plain, to_json
-
-from .invariants import Watcher
+from gangline.aggregator.advisories.rows import event_of, made, plain, to_json
+from gangline.aggregator.advisories.state import Memory
+from gangline.aggregator.advisories.state_machine import Machine
+from tests.aggregator.advice.invariants import Watcher
 
 #: So that things end within a walk: minutes for hours.
 LIMITS = Limits(
@@ -206,7 +205,9 @@ class Walk:
             to = State.DONE
         etag = one.etag if one and rng.random() < 0.7 else rng.choice(["", "a1-1"])
         until = self.now_ns + seconds_ns(rng.choice([0, -5, 50, 1e9]))
-        return Acked(self.now_ns, name, to, actor, rng.choice(["", "no", "no"]), etag, until)
+        lease = rng.choice([0.0, 0.0, 0.0, 20.0, 600.0, 1e9]) if to is State.ACCEPTED else 0.0
+        words = rng.choice(["", "no", "no"])
+        return Acked(self.now_ns, name, to, actor, words, etag, until, lease)
 
     def _somebody_else(self) -> Event:
         host, pick = self._host(), self._random.randrange(3)

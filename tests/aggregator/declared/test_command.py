@@ -9,10 +9,10 @@ import duckdb
 import pytest
 
 from gangline import cli
-from gangline.aggregator.declared import record
+from gangline.aggregator.declared import rows
+from gangline.aggregator.declared.loader import File, parse
 from gangline.aggregator.declared.model import Place, Said
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.store.storefile import migrations
+from gangline.aggregator.store.duckdb_file import migrations
 
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
 BEFORE = """\
@@ -116,9 +116,9 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
         hardware = Said("hardware", "", Place(nvlink_domain="c.1"))
         found = parse([File("a.toml", BEFORE.encode())], NOW_NS, number=7)
         found = found.with_told({"login": (label, hardware)})
-        record.put_version(base, found, [], NOW_NS)
-        record.put_places(base, found)
-        assert record.told_places(base) == found.told
+        rows.put_version(base, found, [], NOW_NS)
+        rows.put_places(base, found)
+        assert rows.told_places(base) == found.told
     (tmp_path / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared import reading
-from gangline.aggregator.declared.problems import DeclaredError
-from gangline.aggregator.declared.reading import read
+from gangline.aggregator.declared import loader
+from gangline.aggregator.declared.fields import DeclaredError
+from gangline.aggregator.declared.loader import read
 from tests.aggregator.declared.test_reading import GOOD
 
 
@@ -47,7 +47,7 @@ def test_no_more_is_read_than_may_be_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong folder of 64 large exports was read whole, a gigabyte, and then refused without a name."""
-    monkeypatch.setattr(reading, "TOTAL_BYTES_MAX", 10)
+    monkeypatch.setattr(loader, "TOTAL_BYTES_MAX", 10)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("x" * 5)
     assert len(read([tmp_path])) == 2

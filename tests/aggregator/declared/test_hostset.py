@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import index
-from gangline.aggregator.declared.hostset import Pattern, Selection, parse_pattern
+from gangline.aggregator.declared import model
+from gangline.aggregator.declared.fields import Pattern, Selection, parse_pattern
 from gangline.aggregator.declared.model import Place
 
 WORDS = st.text(string.ascii_lowercase + "-", max_size=6)
@@ -42,7 +42,7 @@ def test_a_range_means_its_hosts_and_no_others(
     st.lists(st.tuples(WORDS, ranges(), WORDS), max_size=4),
     st.lists(st.sampled_from(("a-01", "a?", "-*", "[1-3]*", "a[5]b[07-12]")), max_size=3),
     st.lists(st.text("a-0123456789", max_size=5), max_size=5),
-    st.sampled_from((0, 5, index.NAMES_MAX)),
+    st.sampled_from((0, 5, model.NAMES_MAX)),
 )
 def test_an_index_says_what_each_selection_says(
     parts: list[tuple[str, tuple[str, set[str]], str]],
@@ -57,8 +57,8 @@ def test_an_index_says_what_each_selection_says(
     chosen += [None, Selection(tuple(map(parse_pattern, others)))]
     chosen += [Selection((), {"rack": frozenset("rs"), "leaf": frozenset("r")})]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "NAMES_MAX", names_max)
-        looked_up = index.Index(chosen)
+        patch.setattr(model, "NAMES_MAX", names_max)
+        looked_up = model.Index(chosen)
     for host in (*hosts, *named, *others):
         for place in (Place(), Place(rack="s"), Place(spine="r"), Place(rack="r", leaf="r")):
             meant = [n for n, one in enumerate(chosen) if one and one.matches(host, place)]

@@ -6,16 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.aggregator.declared.hostset import Pattern
-from gangline.aggregator.declared.index import Index
-from gangline.aggregator.declared.model import Override, Place, Said
-from gangline.aggregator.declared.noise import FAMILIES, NEVER
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.fleet.kept import KEPT
-from gangline.aggregator.judgement.declared import rule_names
-from gangline.aggregator.judgement.rules import agent, returned
-from gangline.aggregator.verdicts import Reason, State
-from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.aggregator.declared.fields import Pattern
+from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.model import FAMILIES, NEVER, Index, Override, Place, Said
+from gangline.aggregator.fleet.tracked_signals import KEPT
+from gangline.aggregator.model import Reason, State
+from gangline.aggregator.scoring.declared import rule_names
+from gangline.aggregator.scoring.rules import agent, configuration
+from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
 
 
@@ -368,7 +366,7 @@ def test_rules_have_the_names_that_an_override_may_give() -> None:
     } <= names
     assert {"hardware.unexpected.gpus", "gpu.thermal"} <= names and len(names) > 50
     assert names.isdisjoint(NEVER) and names.issuperset(FAMILIES)
-    assert {agent.SILENT.name, returned.RULE.name} == NEVER.keys(), (
+    assert {agent.SILENT.name, configuration.RULE.name} == NEVER.keys(), (
         "what is not held is not weighed"
     )
     assert "rdma.rate_bytes_per_second" in KEPT

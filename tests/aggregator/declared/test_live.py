@@ -15,16 +15,14 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.declared import live
 from gangline.aggregator.declared.live import FINDING, Live
+from gangline.aggregator.declared.loader import File
+from gangline.aggregator.declared.loader import read as files_read
 from gangline.aggregator.declared.model import Place
-from gangline.aggregator.declared.reading import File
-from gangline.aggregator.declared.reading import read as files_read
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.model import OURSELVES
+from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import migrations
-from gangline.aggregator.verdicts import OURSELVES
-from gangline.fingerprints.wire import telemetry_pb2
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.contract.wire import telemetry_pb2
 
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
 STEP_NS = 31 * 10**9
@@ -334,7 +332,7 @@ def test_files_of_old_versions_are_let_go(
     running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generator that writes each minute must not fill the store."""
-    monkeypatch.setattr("gangline.aggregator.declared.record.FILES_KEPT_VERSIONS", 2)
+    monkeypatch.setattr("gangline.aggregator.declared.rows.FILES_KEPT_VERSIONS", 2)
     for number in range(4):
         write(folder, RACK.format(f"r{number + 3}"))
         running.live.ask()

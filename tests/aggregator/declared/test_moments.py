@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared.moments import moment_ns, told
+from gangline.aggregator.declared.fields import moment_ns, told
 
 BERLIN = ZoneInfo("Europe/Berlin")
 TIMES = st.datetimes(datetime(2001, 1, 1), datetime(2199, 1, 1)).map(

@@ -6,10 +6,9 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gangline.aggregator.declared.expected import ITEMS
-from gangline.aggregator.declared.model import PLACE_FIELDS
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.judgement.declared import rule_names
+from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.model import ITEMS, PLACE_FIELDS
+from gangline.aggregator.scoring.declared import rule_names
 
 PAGE = (Path(__file__).parents[3] / "docs" / "declared.md").read_text()
 NOW_NS = round(datetime(2026, 11, 23, 22, tzinfo=UTC).timestamp()) * 10**9

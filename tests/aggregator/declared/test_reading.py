@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import fields, index, limits, noise, tomlfile, topograph
-from gangline.aggregator.declared import problems as problems_of
-from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
-from gangline.aggregator.declared.problems import DeclaredError
-from gangline.aggregator.declared.reading import File, hash_of, parse
-from gangline.aggregator.declared.thresholds import THRESHOLDS
-from gangline.aggregator.declared.wildcards import fits
+from gangline.aggregator.declared import csv_topograph, model, toml_file
+from gangline.aggregator.declared import fields as problems_of
+from gangline.aggregator.declared.fields import DeclaredError, fits
+from gangline.aggregator.declared.loader import File, hash_of, parse
+from gangline.aggregator.declared.model import NOTHING, THRESHOLDS, Declared, Place, Said
 
 NOW_NS = round(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 10**9
 DAY_NS = 86_400 * 10**9
@@ -308,7 +306,7 @@ def test_what_is_over_is_no_mistake() -> None:
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a program wrote without end must cost words, not memory."""
-    many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(limits.ENTRIES_MAX + 1))
+    many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(problems_of.ENTRIES_MAX + 1))
     assert any("2001 of them, at most 2000" in one for one in problems(a_toml=many))
     wide = (
         '[[place]]\nhosts = ["h[0-49999]"]\nrack = "r"\n[[place]]\nhosts = ["i[0-1]"]\nrack = "r"\n'
@@ -319,13 +317,15 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(declared(a_json=graph, b_csv=table).given) == 30_000, "they are the same hosts"
     others = json.dumps({"instances": [{"id": f"i{n}"} for n in range(30_000)]})
     assert any("60000 hosts have a place" in one for one in problems(a_json=graph, b_json=others))
-    monkeypatch.setattr(topograph, "PLACES_MAX", 3)
+    monkeypatch.setattr(csv_topograph, "PLACES_MAX", 3)
     assert any("more than 3 places of hosts" in one for one in problems(a_json=graph))
     assert any(
         "longer than 2097152 bytes" in one
-        for one in problems(a_toml="#" * (limits.TOML_BYTES_MAX + 1))
+        for one in problems(a_toml="#" * (problems_of.TOML_BYTES_MAX + 1))
     )
-    again = "".join('[[place]]\nhosts = ["h"]\nrack = "r"\n' for _ in range(limits.SAID_MAX + 1))
+    again = "".join(
+        '[[place]]\nhosts = ["h"]\nrack = "r"\n' for _ in range(problems_of.SAID_MAX + 1)
+    )
     assert any("told of more than 16 times" in one for one in problems(a_toml=again))
     with pytest.raises(DeclaredError, match="not UTF-8"):
         parse([File("a.toml", b"# good\n# \xff\n")], NOW_NS)
@@ -333,7 +333,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million patterns against ten thousand hosts is a legal file by all other limits, and hours in which nobody is judged."""
-    most = limits.PIECES_MAX
+    most = problems_of.PIECES_MAX
 
     def window(hosts: list[str]) -> str:
         return (
@@ -349,7 +349,7 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
     assert parse(before, NOW_NS, was_good=True).pieces == most + 1, "by the limits of before"
     names = [f"gpu-{n}" for n in range(most + 1)]
     assert not declared(a_toml=window(names)).pieces, "names are looked up"
-    monkeypatch.setattr(index, "NAMES_MAX", most + 1)
+    monkeypatch.setattr(model, "NAMES_MAX", most + 1)
     assert declared(a_toml=window(["x-[1-99999]", *names])).pieces == 1, "the fewest names first"
     allowed = json.dumps([f"{n}.*" for n in range(most)])
     expected = '[[expected]]\nmodel = "NVIDIA *"\nkernels = '
@@ -375,13 +375,13 @@ def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.M
     """A file of another program, 2 MiB of unknown keys: to guess at what each was meant to be took minutes, in which
     nobody was judged."""
     asked: list[str] = []
-    real = fields.near
+    real = problems_of.near
 
     def guessed(key: str, known: Iterable[str]) -> str:
         asked.append(key)
         return real(key, known)
 
-    for where in (fields, noise, tomlfile):
+    for where in (problems_of, model, toml_file):
         monkeypatch.setattr(where, "near", guessed)
     names = range(2_000)
     found = problems(
@@ -390,7 +390,7 @@ def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.M
         c_toml="".join(f'[[override]]\nrule = "none{n}"\n' for n in names),
     )
     assert found[0] == "a.toml:3: rac0: unknown here; did you mean rack?"
-    assert found[-1].startswith("and ") and 0 < len(asked) <= limits.PROBLEMS_MAX
+    assert found[-1].startswith("and ") and 0 < len(asked) <= problems_of.PROBLEMS_MAX
 
 
 def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
@@ -399,7 +399,7 @@ def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytes
     found = problems(a_csv="host,rack\n" + "a b,r1\n" * 5_000)
     assert found[-1] == "and 50 more, where reading stopped"
     assert problems(a_csv="host,rack\n" + "a b,r1\n" * 60)[-1] == "and 40 more"
-    wide = "host,rack," + ",".join(f"day{n}" for n in range(limits.COLUMNS_MAX)) + "\n"
+    wide = "host,rack," + ",".join(f"day{n}" for n in range(problems_of.COLUMNS_MAX)) + "\n"
     assert problems(a_csv=wide) == ["a.csv:1: 258 columns, at most 256"]
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.declared import live
+from gangline.aggregator.declared.live import RESTLESS_LOOKS
 from gangline.aggregator.declared.model import Place
-from gangline.aggregator.declared.resting import RESTLESS_LOOKS
 from tests.aggregator.declared.test_live import RACK, Running, Tables, write
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 INVENTORY = "inventory.csv"
 R1, R2 = Place(rack="r1"), Place(rack="r2")

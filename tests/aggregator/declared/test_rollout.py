@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.declared import record
-from gangline.aggregator.declared.problems import DeclaredError
-from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.declared.rollout import place_in_line, reaches
+from gangline.aggregator.declared import rows as record
+from gangline.aggregator.declared.fields import DeclaredError
+from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.model import place_in_line, reaches
 from tests.aggregator.declared.test_judged import declare
 from tests.aggregator.world import START_NS, World
 

@@ -11,13 +11,11 @@ import pytest
 from gangline.aggregator.declared.live import Live
 from gangline.aggregator.declared.model import Place
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.restart import restore
-from gangline.fingerprints.wire import telemetry_pb2
+from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.restart import restore
+from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.declared.test_live import Running, Tables
 from tests.aggregator.world import SECOND_NS, World
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 LABELS = {"gangline.rack": "r9", "gangline.rails": "l0 l1"}
 PLACE = Place(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")

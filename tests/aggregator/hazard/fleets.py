@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from gangline.aggregator.hazard.events import Faults, Flags, Floats
-from gangline.aggregator.hazard.hostdays import HostDays
-from gangline.aggregator.hazard.measured import MEASURED
+from gangline.aggregator.hazard.measured import MEASURED, HostDays
 
 Row = dict[str, Any]
 LEVELS = ("Hardware Failure", "Other Failure")

@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard import folds
-from gangline.aggregator.hazard.baselines import BASELINES
-from gangline.aggregator.hazard.choosing import GAINS_MIN, choose, ranks_better
+from gangline.aggregator.hazard import training
 from gangline.aggregator.hazard.events import EventsError, Faults, Floats, parse_events
-from gangline.aggregator.hazard.features import NAMES
-from gangline.aggregator.hazard.fitting import fit
-from gangline.aggregator.hazard.folds import Ahead, Fold
-from gangline.aggregator.hazard.forms import RICHER, SIMPLE
+from gangline.aggregator.hazard.features import FEATURE_NAMES, RICHER, SIMPLE
 from gangline.aggregator.hazard.history import ALL, units_of
-from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.metrics import BASELINES, NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.training import GAINS_MIN, Ahead, Fold, choose, fit, ranks_better
 from tests.aggregator.hazard.fleets import data_of, fault, recording
 
 NODES, DAYS = 200, 4
@@ -128,9 +124,9 @@ def test_nothing_to_choose_by_is_an_error() -> None:
 
 def test_a_form_without_weights_ranks_nobody() -> None:
     """Fitted to faults that tell nothing, it put who had failed before above or below all others by the last bit of a sum."""
-    later = folds._Later(units_of(parse_events(data_of(recording())).among(90)))
+    later = training._Later(units_of(parse_events(data_of(recording())).among(90)))
     for base in np.linspace(-9.0, -3.0, 60):
-        assert len(np.unique(later.chance(float(base), (0.0,) * len(NAMES)))) == 1
+        assert len(np.unique(later.chance(float(base), (0.0,) * len(FEATURE_NAMES)))) == 1
 
 
 def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
@@ -144,8 +140,8 @@ def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
         learned.append(len(outcome))
         return fit(features, outcome, *more)
 
-    monkeypatch.setattr(folds, "fit", noted)
-    found = folds.folds_of(daily, weekly, ALL, faults.end_days, SIMPLE[:1])
-    assert len(found) == len(learned) == len(folds.FOLD_SHARES)
+    monkeypatch.setattr(training, "fit", noted)
+    found = training.folds_of(daily, weekly, ALL, faults.end_days, SIMPLE[:1])
+    assert len(found) == len(learned) == len(training.FOLD_SHARES)
     for fold, units in zip(found, learned, strict=True):
         assert units == (daily.day < fold.day.min()).sum()

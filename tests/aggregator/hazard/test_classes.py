@@ -10,32 +10,29 @@ import duckdb
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard import classes
-from gangline.aggregator.hazard.classes import CLASSES, OTHER, class_of
-from gangline.aggregator.hazard.events import Faults, Flags, parse_events
+from gangline.aggregator.hazard import events
+from gangline.aggregator.hazard.events import CLASSES, OTHER, Faults, Flags, class_of, parse_events
 from gangline.aggregator.hazard.features import (
     BY_CLASS,
-    NAMES,
+    FEATURE_NAMES,
     NAMES_ALIKE,
-    NAMES_OF_HISTORY,
+    NAMES_BY_CLASS,
+    RICHER,
+    SIMPLE,
     features_of,
 )
-from gangline.aggregator.hazard.forms import RICHER, SIMPLE
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
 from gangline.aggregator.hazard.metrics import Ranked
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.models import Models
 from gangline.aggregator.hazard.training import train
-from gangline.aggregator.judgement.found import FAULT_RULES
-from gangline.aggregator.judgement.judge import judge
-from gangline.aggregator.judgement.rules.kernel import KINDS
-from gangline.aggregator.verdicts import Reason
+from gangline.aggregator.model import Reason
+from gangline.aggregator.scoring.evaluate import FAULT_RULES, judge
+from gangline.aggregator.scoring.rules.events import KINDS
 from tests.aggregator.hazard.fleets import data_of, fault
 from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
 from tests.aggregator.hazard.test_models import NOW_US, opened
 from tests.aggregator.world import SECOND_NS, World, gpu_of
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 OF_RULES = {
     "gpu.xid": "driver",
@@ -71,7 +68,7 @@ def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
     """What an operator looks up must be what was counted."""
     for each in CLASSES:
         found = duckdb.execute(
-            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {classes.sql(each.name)}", [list(FAULT_RULES)]
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.sql(each.name)}", [list(FAULT_RULES)]
         ).fetchall()  # fmt: skip
         assert [name for (name,) in found] == [
             name for name in FAULT_RULES if class_of(name) == each.name
@@ -83,11 +80,11 @@ def test_counts_fade_by_class() -> None:
     rows = [*fault("a", 1.5, 2.0), *fault("a", 4.0, 4.5, "Other Failure"), *fault("z", 19.5, 20.0)]
     units = units_of(parse_events(data_of(rows)))
     (state,) = (units.take((units.node == 0) & (units.day == 6)).state,)
-    told = dict(zip(NAMES, features_of(state)[0], strict=False))
+    told = dict(zip(FEATURE_NAMES, features_of(state)[0], strict=False))
     assert told["faults_hardware_30d"] == pytest.approx(np.log1p(np.exp(-4.5 / 30)))
     assert told["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-2.0 / 30)))
     assert sum(told[feature.name] > 0 for feature in BY_CLASS) == 2
-    ahead = dict(zip(NAMES, features_of(state, 3.0)[0], strict=False))
+    ahead = dict(zip(FEATURE_NAMES, features_of(state, 3.0)[0], strict=False))
     assert ahead["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-5.0 / 30)))
 
 
@@ -107,7 +104,7 @@ def planted(seed: int = 1) -> Faults:
     rows.sort()
     start = np.array([each[0] for each in rows])
     struck = np.array([each[1] for each in rows], dtype=np.intp)
-    of = classes.flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
+    of = events.flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
     names = tuple(f"node-{at}" for at in range(NODES))
     hardware = np.ones(len(rows), dtype=np.bool_)
     return Faults(names, struck, start, start + 0.05, hardware, float(DAYS), classes=of)
@@ -134,7 +131,7 @@ def test_a_class_that_comes_again_is_learned() -> None:
     alike = train(without(faults).before(SPLIT + 1.0), ALL, "")
     assert model.source.endswith(RICHER[-1].name)
     assert not alike.source.endswith(RICHER[-1].name)
-    own = dict(zip(NAMES, model.weights, strict=True))
+    own = dict(zip(FEATURE_NAMES, model.weights, strict=True))
     assert own["faults_memory_30d"] > 5 * own["faults_other_30d"]
     assert all(weight >= 0.0 for weight in model.weights)
     assert auc_later(model, faults) > auc_later(alike, faults) + 0.01
@@ -145,7 +142,7 @@ def test_classes_that_tell_nothing_have_no_part(seed: int) -> None:
     """Negative control: the same faults, each of a class drawn at random: the model of before, to its last bit."""
     faults = planted(seed)
     drawn = np.random.default_rng(100 + seed).integers(0, len(CLASSES), len(faults.node))
-    model = train(without(faults, classes.flags([(classes.NAMES[one],) for one in drawn])), ALL, "")
+    model = train(without(faults, events.flags([(events.NAMES[one],) for one in drawn])), ALL, "")
     alike = train(without(faults), ALL, "")
     assert model == alike
     assert any(model.source.endswith(form.name) for form in (*SIMPLE, *RICHER[:-1]))
@@ -162,7 +159,7 @@ def test_remaps_are_told_as_a_rate() -> None:
     world.hosts[0].reboot(world.now_ns)
     world.register(world.hosts[0], 2)
     world.run(200)
-    weights = tuple(1.0 if name == "faults_remap_30d" else 0.0 for name in NAMES)
+    weights = tuple(1.0 if name == "faults_remap_30d" else 0.0 for name in FEATURE_NAMES)
     model = HazardModel("a test", False, ALL, -5.0, weights, last_time="2026-11-20")
     later_ns = world.now_ns + 15 * 86_400 * SECOND_NS
     snapshot = judge(world.fleet, later_ns, world.snapshot, model=model)
@@ -197,7 +194,10 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
         models = Models(store, FAULT_RULES, lambda: NOW_US * 1000)
         models.load()
     model = models.in_use
-    assert dict(zip(NAMES, model.weights, strict=True)) == dict.fromkeys(NAMES, 0.0) | own
+    assert (
+        dict(zip(FEATURE_NAMES, model.weights, strict=True))
+        == dict.fromkeys(FEATURE_NAMES, 0.0) | own
+    )
     assert model.to_text() == text
     assert model.version.endswith(hashlib.sha256(text.encode()).hexdigest()[:8])
     world = World(hosts=2, gpus=2)
@@ -206,7 +206,7 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     world.run(5)
     host = judge(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
     assert host.inputs is not None and host.inputs.model == model.version
-    by_class = host.inputs.features[len(NAMES_ALIKE) : len(NAMES_OF_HISTORY)]
-    assert by_class[classes.NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
+    by_class = host.inputs.features[len(NAMES_ALIKE) : len(NAMES_BY_CLASS)]
+    assert by_class[events.NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
     assert not [e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in BY_CLASS}]
     assert [e for e in host.evidence if e.signal == "hazard.faults_30d"]

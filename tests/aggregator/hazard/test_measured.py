@@ -12,16 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gangline.aggregator.hazard.choosing import KNOWN_SHARE_MIN
 from gangline.aggregator.hazard.events import Faults, Floats
-from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_OF_HISTORY, features_of
-from gangline.aggregator.hazard.forms import SIMPLE, WITH_MEASURED
+from gangline.aggregator.hazard.features import (
+    FEATURE_NAMES,
+    FEATURES,
+    NAMES_OF_HISTORY,
+    SIMPLE,
+    WITH_MEASURED,
+    features_of,
+)
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.hostdays import HostDays
-from gangline.aggregator.hazard.measured import MEASURED, WEIGHED_MAX, weighed
+from gangline.aggregator.hazard.measured import MEASURED, WEIGHED_MAX, HostDays, weighed
 from gangline.aggregator.hazard.metrics import Ranked
 from gangline.aggregator.hazard.model import HazardModel, prior
-from gangline.aggregator.hazard.training import train
+from gangline.aggregator.hazard.training import KNOWN_SHARE_MIN, train
 from tests.aggregator.hazard.fleets import DAYS, days_of, normal, planted
 
 SPLIT = 110
@@ -40,7 +44,7 @@ def auc_later(model: HazardModel, faults: Faults, days: HostDays | None) -> floa
 
 
 def weight(model: HazardModel, name: str) -> float:
-    return model.weights[NAMES.index(name)]
+    return model.weights[FEATURE_NAMES.index(name)]
 
 
 @pytest.mark.parametrize("known_share", [1.0, 0.5])
@@ -87,7 +91,7 @@ def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
         assert train(faults, ALL, "", days) == model
         units, plain = units_of(faults, days_measured=days), units_of(faults)
         features = features_of(units.state)
-        assert features.shape == (len(units.day), len(NAMES))
+        assert features.shape == (len(units.day), len(FEATURE_NAMES))
         assert np.array_equal(features[:, : len(NAMES_OF_HISTORY)], features_of(plain.state))
         assert not features[:, len(NAMES_OF_HISTORY) :].any()
 

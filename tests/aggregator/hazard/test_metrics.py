@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.hazard.baselines import isotonic
-from gangline.aggregator.hazard.metrics import Calibrated, Ranked, bootstrapped
+from gangline.aggregator.hazard.metrics import Calibrated, Ranked, bootstrapped, isotonic
 
 UNITS = st.lists(
     st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=30

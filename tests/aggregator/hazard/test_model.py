@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.hazard.events import EventsError, parse_events
-from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_ALIKE
-from gangline.aggregator.hazard.fitting import fit
+from gangline.aggregator.hazard.features import FEATURE_NAMES, FEATURES, NAMES_ALIKE
 from gangline.aggregator.hazard.history import ALL, HARDWARE, State
 from gangline.aggregator.hazard.model import (
     PUBLISHED_RATES,
@@ -23,7 +22,7 @@ from gangline.aggregator.hazard.model import (
     ModelError,
     prior,
 )
-from gangline.aggregator.hazard.training import train
+from gangline.aggregator.hazard.training import fit, train
 from tests.aggregator.hazard.fleets import data_of, recording
 
 NUMBERS = st.floats(-50, 50)
@@ -33,7 +32,7 @@ MODELS = st.builds(
     is_prior=st.booleans(),
     outcome=st.sampled_from([ALL, HARDWARE]),
     base_log_hazard_per_day=NUMBERS,
-    weights=st.tuples(*[NUMBERS] * len(NAMES)),
+    weights=st.tuples(*[NUMBERS] * len(FEATURE_NAMES)),
     first_time=st.text(max_size=20),
     last_time=st.text(max_size=20),
     nodes=st.integers(0, 10**6),
@@ -58,11 +57,11 @@ def test_a_model_of_before_spreads_were_measured_keeps_its_text() -> None:
     assert HazardModel.from_text(text).spread == SPREAD_ASSUMED
 
 
-@given(MODELS, st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES)))
+@given(MODELS, st.lists(st.floats(0, 1), min_size=len(FEATURE_NAMES), max_size=len(FEATURE_NAMES)))
 def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
     """An explanation whose parts do not make the whole explains another score."""
     logs, parts = model.contributions(np.array([row]))
-    assert parts.shape == (1, len(NAMES))
+    assert parts.shape == (1, len(FEATURE_NAMES))
     total = model.base_log_hazard_per_day - math.log(24) + math.fsum(parts[0].tolist())
     assert logs[0] == pytest.approx(total, abs=1e-9)
 
@@ -128,16 +127,16 @@ def test_training_learns_that_who_returned_falls_again() -> None:
 def test_the_fit_finds_the_rates_that_made_the_data() -> None:
     """Ten thousand days of a known hazard: the weights come back."""
     source = np.random.default_rng(1)
-    features = np.zeros((40_000, len(NAMES)))
+    features = np.zeros((40_000, len(FEATURE_NAMES)))
     features[:8000, 0] = 1.0
     hazard = np.where(features[:, 0] > 0, 0.2, 0.02)
     outcome = (source.random(40_000) < -np.expm1(-hazard)).astype(np.float64)
     base, weights = fit(features, outcome, 1.0)
     assert base == pytest.approx(math.log(0.02), abs=0.1)
     assert weights[0] == pytest.approx(math.log(10), abs=0.15)
-    assert weights[1:] == (0.0,) * (len(NAMES) - 1)
+    assert weights[1:] == (0.0,) * (len(FEATURE_NAMES) - 1)
     # What lowers the hazard in the data has no weight: no host is better for having failed.
-    assert fit(features, 1.0 - outcome, 1.0)[1] == (0.0,) * len(NAMES)
+    assert fit(features, 1.0 - outcome, 1.0)[1] == (0.0,) * len(FEATURE_NAMES)
 
 
 def test_too_few_faults_teach_nothing() -> None:
@@ -154,4 +153,4 @@ def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> No
     told = json.loads(prior().to_text())
     del told["weights"][NAMES_ALIKE[-1]]
     model = HazardModel.from_text(json.dumps(told))
-    assert model == prior() and len(model.weights) == len(NAMES)
+    assert model == prior() and len(model.weights) == len(FEATURE_NAMES)

@@ -21,26 +21,21 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.errors import TooLittle, TooMuch
 from gangline.aggregator.hazard.events import EventsError
-from gangline.aggregator.hazard.features import NAMES as NAMES_OF_FEATURES
-from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
-from gangline.aggregator.hazard.forms import WITH_MEASURED
-from gangline.aggregator.hazard.history import units_of
-from gangline.aggregator.hazard.hostdays import host_days
-from gangline.aggregator.hazard.measured import MEASURED
+from gangline.aggregator.hazard.features import FEATURE_NAMES as NAMES_OF_FEATURES
+from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, WITH_MEASURED, features_of
+from gangline.aggregator.hazard.history import DAY_US, incidents_of, recorded, units_of
+from gangline.aggregator.hazard.measured import MEASURED, host_days
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.hazard.models import Models, Trained, compared, keep
-from gangline.aggregator.hazard.recorded import DAY_US, incidents_of, recorded
-from gangline.aggregator.judgement.faults import Faults
-from gangline.aggregator.refusals import TooLittle, TooMuch
+from gangline.aggregator.model import Finding
+from gangline.aggregator.scoring.features import Faults
 from gangline.aggregator.service.admin import AdminService
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Finding
-from gangline.fingerprints.wire import admin_pb2
+from gangline.contract.wire import admin_pb2
 from tests.aggregator.hazard.fleets import DAYS, NODES, days_of, planted, recording
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 NOW_US = 1_795_168_800 * 1_000_000
 NAMES = ("gpu.xid", "gpu.lost")
@@ -59,7 +54,7 @@ def opened(folder: Path) -> Iterator[Store]:
 
 
 def put(
-    connection: Any, seed: int = 1, days: int = 120, simulated: bool = False, now_us: int = NOW_US
+    connection: Any, seed: int = 3, days: int = 120, simulated: bool = False, now_us: int = NOW_US
 ) -> None:
     """Record the faults of a fleet that was made up, half of them as what findings left behind."""
     source = random.Random(seed)
@@ -428,7 +423,7 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     assert HazardModel.from_text(json.dumps(told["model"])).nodes == HOSTS
     assert cli.main(["admin", "train", "--data", str(tmp_path)]) == cli.FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("the store; ranking: time since return: ")
+    assert lines[1].startswith("the store; ranking: ")
     assert lines[2].startswith("out of fold: AUC 0.") and lines[3].startswith("refused: log loss")
 
 

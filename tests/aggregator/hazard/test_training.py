@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from bench.quality.made_up import KINDS, UNSEEN, made_up
 from bench.quality.rankings import compared, earlier, splits_table, table
-from gangline.aggregator.hazard.baselines import BASELINES
-from gangline.aggregator.hazard.features import FEATURES, NAMES
-from gangline.aggregator.hazard.fitting import ORDER_WEIGHT_MIN, fit
-from gangline.aggregator.hazard.forms import SIMPLE
-from gangline.aggregator.hazard.history import WINDOW_DAYS, State
+from gangline.aggregator.hazard.events import Faults
+from gangline.aggregator.hazard.features import FEATURE_NAMES, FEATURES, SIMPLE
+from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, State, fault_rank_of, units_of
+from gangline.aggregator.hazard.metrics import BASELINES, Ranked
 from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.hazard.training import ORDER_WEIGHT_MIN, fit
 
 #: Minutes, so that no two differ by less.
 SINCE = st.lists(st.integers(0, 400 * 1440), min_size=2, max_size=20, unique=True)
@@ -38,7 +38,7 @@ def test_each_simple_form_ranks_exactly_as_the_baseline_of_its_name(
     """A calibrated model that swaps two hosts is another ranking than the one that was kept for being good."""
     (form,) = (one for one in SIMPLE if one.name == name)
     own = dict(zip(form.names, weights, strict=False))
-    model = HazardModel("", False, "", -6.0, tuple(own.get(name, 0.0) for name in NAMES))
+    model = HazardModel("", False, "", -6.0, tuple(own.get(name, 0.0) for name in FEATURE_NAMES))
     since = np.array([*sorted(minutes), np.inf]) / 1440
     counts = data.draw(st.lists(st.integers(1, 50), min_size=len(minutes), max_size=len(minutes)))
     state = state_of(since, np.array([*counts, 0.0]))
@@ -54,30 +54,79 @@ def test_each_simple_form_ranks_exactly_as_the_baseline_of_its_name(
 
 def test_the_order_of_a_simple_form_outlives_a_fit_that_has_no_use_for_it() -> None:
     """Faults of the past that tell nothing give no weight: all hosts alike, where the ranking that was kept is not."""
-    features = np.zeros((200, len(NAMES)))
-    features[:50, NAMES.index("faults_ever")] = np.log1p(np.arange(50))
-    features[:50, NAMES.index("failed_before")] = 1.0
+    features = np.zeros((200, len(FEATURE_NAMES)))
+    features[:50, FEATURE_NAMES.index("faults_ever")] = np.log1p(np.arange(50))
+    features[:50, FEATURE_NAMES.index("failed_before")] = 1.0
     outcome = np.zeros(200)
     outcome[60:80] = 1.0  # of none that failed before
     (form,) = (one for one in SIMPLE if one.name == "lifetime count")
     _, weights = fit(features, outcome, form.ridge, form.names, form.ordered_by)
-    assert weights[NAMES.index("faults_ever")] == ORDER_WEIGHT_MIN
-    assert fit(features, outcome, form.ridge, form.names)[1] == (0.0,) * len(NAMES)
+    assert weights[FEATURE_NAMES.index("faults_ever")] == ORDER_WEIGHT_MIN
+    assert fit(features, outcome, form.ridge, form.names)[1] == (0.0,) * len(FEATURE_NAMES)
 
 
-def test_where_recency_is_all_the_simple_ranking_is_kept() -> None:
+def faults_of(lemons: bool, seed: int) -> Faults:
+    """Return those of a fleet in which a tenth of the hosts fail ten times as often for good, or each fault brings others soon."""
+    source, rows = np.random.default_rng(seed), list[tuple[int, float]]()
+    for node in range(300):
+        at, again = 0.0, False
+        while True:
+            rate = 0.04 if lemons and node < 30 else 0.004
+            at += source.exponential(4.0 if again else 1.0 / rate)
+            if at >= 200.0:
+                break
+            rows.append((node, at))
+            at, again = at + 0.5, not lemons and source.random() < 0.45
+    node_of, start = (np.array(column) for column in zip(*rows, strict=True))
+    names = tuple(f"node-{at}" for at in range(300))
+    return Faults(names, node_of, start, start + 0.5, np.ones(len(start), dtype=bool), 200.0)
+
+
+@pytest.mark.parametrize("lemons", [False, True])
+def test_the_default_is_never_far_below_the_best_simple_ranking(lemons: bool) -> None:
+    """Public records: the time since return was up to 0.05 of recall below the lifetime count on one machine, and that below it
+    by 0.09 on another."""
+    loss = dict.fromkeys(BASELINES, 0.0)
+    for seed in range(6):
+        units = units_of(faults_of(lemons, seed)).between(100, 193)
+        came, even = units.came(ALL), np.ones(len(units.day))
+        recall = {
+            name: Ranked(rank(units.state), came, units.day).recall(even)
+            for name, rank in BASELINES.items()
+        }
+        for name, one in recall.items():
+            loss[name] += (max(recall.values()) - one) / 6
+    wrong = "time since return" if lemons else "lifetime count"
+    assert loss[wrong] > 0.03, loss
+    assert loss[SIMPLE[0].name] < 0.6 * loss[wrong], loss
+
+
+def test_a_node_that_never_failed_has_rank_zero_and_the_ranks_average() -> None:
+    """By the last return, by faults that fade, by all faults: of three ranks the average, among those that are up alone."""
+    since = np.array([np.inf, np.inf, 1.0, 50.0, 2.0])
+    count = np.array([0.0, 0.0, 1.0, 3.0, 9.0])
+    decayed = {days: np.array([0.0, 0.0, 0.9, 0.5, 5.0]) for days in (7.0, 30.0, 90.0)}
+    state = State(since, count, decayed, np.zeros(5))
+    rank = fault_rank_of(state, np.array([True, True, True, True, False]))
+    # Of four that are up two are alike at 1/4; the third is at 7/8 twice and at 5/8, the fourth at 5/8 twice and at 7/8.
+    of = [(19 / 24 - 1 / 4) / (3 / 4), (17 / 24 - 1 / 4) / (3 / 4)]
+    assert rank[:4] == pytest.approx([0.0, 0.0, *(-np.log1p(-one) for one in of)])
+    assert rank[0] == rank[1] == 0.0 and rank.max() == rank[4] < np.inf  # down, and above all
+    assert np.isfinite(fault_rank_of(state, np.zeros(5, dtype=bool))).all()  # all are down
+
+
+def test_where_recency_is_all_a_simple_ranking_is_kept() -> None:
     """A fitted model of counts ranked below the time since return on days ahead."""
     one = compared("recency, 1 / days", 300, 160, 100, seed=1)
     assert one is not None
     assert one.form.endswith(SIMPLE[0].name)
-    assert one.figures["model"] == one.figures["time since return"]
+    assert one.figures["model"] == pytest.approx(one.figures[SIMPLE[0].name], abs=1e-6)
 
 
 def test_where_hosts_differ_for_good_counts_are_taken_in() -> None:
     """Five hosts of a hundred fail and fail again, whenever they returned."""
     one = compared("lemons", 300, 208, 120, seed=1)
     assert one is not None
-    assert not one.form.endswith(SIMPLE[0].name)
     auc, recall = (np.array(one.figures["model"]) - one.figures["time since return"]).tolist()
     assert auc > 0.0 and recall > 0.05
     told = table([one])
@@ -96,8 +145,9 @@ def test_earlier_splits_know_nothing_of_what_comes_after() -> None:
     assert [one.kind for one in found] == ["all classes, until 80", "hardware, until 80"]
     assert found == again
     told = splits_table(found)
-    auc, recall = found[0].figures["time since return"]
-    assert f"| all classes, until 80 | time since return | {auc:.3f} / {recall:.3f} | " in told
+    auc, recall = found[0].figures["model"]
+    chosen = found[0].form.rpartition(": ")[2]
+    assert f"| all classes, until 80 | {chosen} | {auc:.3f} / {recall:.3f} | " in told
 
 
 @pytest.mark.parametrize("kind", UNSEEN)

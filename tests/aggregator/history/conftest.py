@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.history.history import History
-from gangline.aggregator.history.packer import Packer
-from gangline.aggregator.history.packing import PackerError
-from gangline.aggregator.history.shelf import Doors
-from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.model import Finding
+from gangline.aggregator.store.parquet.history import History
+from gangline.aggregator.store.parquet.parquet_worker import Packer
+from gangline.aggregator.store.parquet.segment_store import Doors
+from gangline.aggregator.store.parquet.worker_client import PackerError
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Finding
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
 from tests.processes import GUARD_SECONDS
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
@@ -92,7 +92,7 @@ class Past:
 
     def close(self) -> None:
         self.history.stop()
-        self.store.close()
+        self.store.close(GUARD_SECONDS)
 
     def again(self) -> Past:
         self.close()

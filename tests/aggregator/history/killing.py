@@ -14,13 +14,14 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from gangline.aggregator.store import storefile
-from gangline.aggregator.store.opsfile import OpsFile
+from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store.snapshot_file import OpsFile
 from tests.aggregator.history.conftest import Past
 from tests.lives import Killer, LifeError, again, as_killed, dying, life, worth_killing
 
@@ -165,9 +166,9 @@ def migrate(base: Path) -> dict[str, Any]:
 
     def prepare() -> None:
         path.parent.mkdir()
-        known = storefile.migrations
-        storefile.migrations = lambda: known()[:2]
-        connection = storefile.open_store(path)
+        known = duckdb_file.migrations
+        duckdb_file.migrations = cache(lambda: known()[:2])
+        connection = duckdb_file.open_store(path)
         connection.execute("CREATE TABLE hours.gpu_1s__2026112009 (host VARCHAR, device VARCHAR, "
                            "time TIMESTAMP, boottime_ns UBIGINT, power_watts DOUBLE)")  # fmt: skip
         connection.execute("INSERT INTO hours.gpu_1s__2026112009 VALUES "
@@ -177,7 +178,7 @@ def migrate(base: Path) -> dict[str, Any]:
     def act(at: int, kept: Path | None) -> Any:
         killer = Killer(work, at, kept)
         duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
-        storefile.open_store(work / "gangline.duckdb")
+        duckdb_file.open_store(work / "gangline.duckdb")
         return killer.steps, killer.states
 
     def look() -> list[str]:

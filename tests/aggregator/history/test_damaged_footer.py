@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.history import segments
-from gangline.aggregator.history.segments import RAW, Segment
+from gangline.aggregator.store.parquet import segment_files
+from gangline.aggregator.store.parquet.segment_files import RAW, Segment
 
 
 def written(folder: Path) -> tuple[Segment, bytes]:
@@ -24,10 +24,10 @@ def written(folder: Path) -> tuple[Segment, bytes]:
 def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path: Path) -> None:
     """The aggregator did not start, with a traceback of UnicodeDecodeError: one byte of a column's name was turned."""
     one, data = written(tmp_path)
-    assert segments.fault(tmp_path, one) == ""
+    assert segment_files.fault(tmp_path, one) == ""
     (tmp_path / one.path).write_bytes(data.replace(b"power_watts", b"power\x86watts"))
-    assert segments.fault(tmp_path, one).startswith("cannot be read: ")
-    assert segments.readable(tmp_path, [one]) == []
+    assert segment_files.fault(tmp_path, one).startswith("cannot be read: ")
+    assert segment_files.readable(tmp_path, [one]) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -39,4 +39,4 @@ def test_no_turned_byte_raises(tmp_path: Path, place: float, turned: int) -> Non
     at = int(place * (len(data) - 1))
     harmed = data[:at] + bytes([data[at] ^ turned]) + data[at + 1 :]
     (tmp_path / one.path).write_bytes(harmed)
-    assert isinstance(segments.fault(tmp_path, one), str)
+    assert isinstance(segment_files.fault(tmp_path, one), str)

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.history.ranges import Range, ranges
+from gangline.aggregator.store.parquet.parquet_worker import Range, ranges
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 def fill(past: Any, minutes: int = 10) -> None:
@@ -65,7 +63,7 @@ def test_anybody_s_duckdb_reads_the_files(past: Any) -> None:
     assert rows == past.ask("FROM readings.gpu_1s ORDER BY ALL")
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) -> None:
     """A setting that nobody turns on is a feature that nobody has."""
     past = make_past(
@@ -84,7 +82,7 @@ def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) ->
     assert not (past.folder / "spill-history").exists()
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_readings_that_have_left_are_in_the_operators_file(past: Any) -> None:
     """Five minutes after midnight the operators' file had no readings: they had just left."""
     past.put(values={"power_watts": 5.0})

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.history import retention, views
-from gangline.aggregator.history.packing import PackerError
-from gangline.aggregator.history.retention import Fullness, Limit
-from gangline.aggregator.history.segments import Segment
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.store.parquet import maintenance, views
+from gangline.aggregator.store.parquet.maintenance import Fullness, Limit
+from gangline.aggregator.store.parquet.segment_files import Segment
+from gangline.aggregator.store.parquet.worker_client import PackerError
 
 HOUR_SECONDS = 3600
 RATE = "SELECT sum(violation_power_nanoseconds_increase), sum(readings_count) FROM rollups"
@@ -30,7 +28,7 @@ def hour(past: Any, values: range) -> None:
 
 
 def _strange(value: int) -> Any:
-    from gangline.fingerprints.block import Block
+    from gangline.contract.block import Block
 
     block = Block("never_heard_of", ["G"], [60_001])
     block.put_int(0, 0, value)
@@ -187,7 +185,7 @@ def test_what_expires_is_the_oldest_and_no_more_than_need_be(
     """Retention by bytes once took a file too few, and by age the newest."""
     found = [segment(*one) for one in zip(BUCKETS, sizes, strict=True)]
     now_us = views.span_us("2026112010")[0]
-    gone = retention.expired(found, Limit(seconds, bytes_max), now_us)
+    gone = maintenance.expired(found, Limit(seconds, bytes_max), now_us)
     assert gone == found[: len(gone)]
     kept = found[len(gone) :]
     assert sum(one.bytes for one in kept) <= bytes_max
@@ -201,13 +199,13 @@ def test_what_expires_is_the_oldest_and_no_more_than_need_be(
 def test_room_is_made_of_the_oldest_readings_first() -> None:
     """The year's rollups went for want of room while last week's raw readings stayed."""
     found = [segment(b, 10, g) for g in ("1h", "1m", "raw") for b in ("2026112011", "2026112010")]
-    assert [one.path for one in retention.for_room(found, 35, 0.2)] == [
+    assert [one.path for one in maintenance.for_room(found, 35, 0.2)] == [
         "raw/2026112010", "raw/2026112011", "1m/2026112010", "1m/2026112011",
     ]  # fmt: skip
-    assert retention.for_room(found, 0, 0.2) == []
+    assert maintenance.for_room(found, 0, 0.2) == []
     # a neighbour's log filled the disk: that does not cost the rollups, which are small
     for free_share, grains in ((0.9, {"raw"}), (0.4, {"raw", "1m"}), (0.2, {"raw", "1m", "1h"})):
-        assert {o.grain for o in retention.for_room(found, 10**9, free_share)} == grains
+        assert {o.grain for o in maintenance.for_room(found, 10**9, free_share)} == grains
 
 
 def test_room_is_not_made_again_with_each_segment() -> None:

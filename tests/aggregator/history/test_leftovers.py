@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gangline.aggregator.history import manifest, segments
+from gangline.aggregator.store.parquet import segment_files
+from tests.aggregator.history.conftest import Past
 
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
-
-@pytest.fixture
-def two(past: Any) -> Any:
-    """Two parts of readings in Parquet, one live."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Past:
+    """A closed store with two parts of readings in Parquet, one live."""
+    past = Past(tmp_path_factory.mktemp("made") / "data").open()
     for at in range(3):
         past.put(values={"power_watts": float(at)})
         past.put("host_1s", {"cpu_user_ratio": 0.5}, devices=("host",))
         past.later(300)
     past.turn()
+    past.close()
     return past
+
+
+@pytest.fixture
+def two(made: Past, tmp_path: Path) -> Iterator[Past]:
+    """A copy of it, open, that has taken a turn."""
+    folder = Path(shutil.copytree(made.folder, tmp_path / "data"))
+    past = Past(folder, now_ns=made.now_ns, sequence=made.sequence).open()
+    past.turn()
+    past.findings.clear()
+    yield past
+    past.close()
 
 
 POWER = "SELECT power_watts FROM readings.gpu_1s ORDER BY 1"
@@ -68,7 +81,7 @@ def test_a_segment_that_cannot_be_read_costs_only_itself(
     aside = [one for one in two.files() if one.startswith("aside")]
     assert aside == ([] if harm is Path.unlink else [f"aside/{name.replace('/', '--')}"])
     assert two.ask(POWER) == [(value,) for value in left]
-    assert name not in [one.path for one in manifest.read(two.folder, "gpu_1s")]
+    assert name not in [one.path for one in segment_files.read(two.folder, "gpu_1s")]
     assert two.ask("SELECT count(*) FROM readings.host_1s") == [(3,)]
 
 
@@ -109,7 +122,7 @@ def test_what_nobody_recorded_is_moved_aside_not_removed(two: Any) -> None:
     strange = two.folder / "segments/gpu_1s/2026111923/2026111923-0.parquet"
     strange.parent.mkdir()
     strange.write_bytes(source)
-    unfinished = raw(two).with_suffix(".parquet" + segments.UNFINISHED)
+    unfinished = raw(two).with_suffix(".parquet" + segment_files.UNFINISHED)
     unfinished.write_bytes(source[:100])
     two.again()
     done = two.turn()
@@ -126,17 +139,17 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk was full for an hour: what was half written stayed, and was shown beside the live rows."""
-    honest = segments.finish
+    honest = segment_files.finish
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments, "finish", full)
+    monkeypatch.setattr(segment_files, "finish", full)
     two.later(10)
     two.history.turn(two.now_ns, 1e9)
     assert two.history.failing.startswith("exporting gpu_1s 202611201010: no space left on")
     assert two.ask(POWER) == [(0.0,), (1.0,), (2.0,)]
-    monkeypatch.setattr(segments, "finish", honest)
+    monkeypatch.setattr(segment_files, "finish", honest)
     two.history.turn(two.now_ns, 1e9)
     assert len(two.live_tables()) == 1  # the other table's went; this one's rests for a minute
     assert two.history.failing.startswith("exporting gpu_1s 202611201010: no space left on")
@@ -144,7 +157,7 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
     two.turn()
     assert two.live_tables() == []
     assert two.ask(POWER) == [(0.0,), (1.0,), (2.0,)]
-    assert not list(two.folder.rglob("*" + segments.UNFINISHED))
+    assert not list(two.folder.rglob("*" + segment_files.UNFINISHED))
 
 
 def test_rows_that_come_while_a_part_is_exported(two: Any) -> None:

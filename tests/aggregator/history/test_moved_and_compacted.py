@@ -9,12 +9,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.store.upkeep import compact, reading
-from gangline.aggregator.store.upkeep.backup import Backup
-from gangline.aggregator.store.upkeep.restore import restore
-from gangline.aggregator.store.upkeep.still import stopped
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.store.maintenance import compact, verify
+from gangline.aggregator.store.maintenance.backup import Backup, stopped
+from gangline.aggregator.store.maintenance.restore import restore
 
 QUESTIONS = (
     "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL",
@@ -67,7 +64,7 @@ def test_a_restored_store_answers_for_all_of_it(
     folder, now_ns, expected = kept
     data = Path(shutil.move(shutil.copytree(folder, tmp_path / "data"), tmp_path / "old"))
     made = Backup(tmp_path / "to", Quiet()).make(lambda: stopped(data))
-    found = reading.read_back(
+    found = verify.read_back(
         made.folder / "gangline.duckdb", made.folder, tmp_path, lambda *_: None
     )
     assert found.wrong == [] and found.parquet_files > 5
@@ -127,7 +124,7 @@ def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyP
     assert past.again().ask(QUESTIONS[0]) == expected[0]
 
 
-@pytest.mark.usefixtures("with_snapshots")
+@pytest.mark.usefixtures("operators_file")
 def test_a_rollup_that_rots_does_not_stop_the_operators_file(past: Any) -> None:
     """One bad block in a year of rollups: SQL over the snapshot told of yesterday until somebody looked."""
     fill(past)

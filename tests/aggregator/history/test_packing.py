@@ -14,12 +14,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.history import packing
-from gangline.aggregator.history.packing import PackerError, Packing
-from gangline.aggregator.history.ranges import Range
+from gangline.aggregator.store.parquet import worker_client
+from gangline.aggregator.store.parquet.parquet_worker import Range
+from gangline.aggregator.store.parquet.worker_client import PackerError, Packing
 from tests.processes import GUARD_SECONDS
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (
@@ -61,7 +59,7 @@ class Mortal(Packing):
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
     """A packer of an empty folder. It goes last: on a machine that tests keep busy it may be long in coming."""
-    monkeypatch.setattr(packing, "LAST_ANSWER_SECONDS_MAX", 900.0)
+    monkeypatch.setattr(worker_client, "LAST_ANSWER_SECONDS_MAX", 900.0)
     one = Mortal(tmp_path / "data")
     yield one
     one.kill()
@@ -121,7 +119,7 @@ def test_one_that_hangs_does_not_hold_up_a_stop(
     make_past: Any, tmp_path: Path, mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C waited a quarter of an hour for a packer that somebody had stopped between two of its pieces."""
-    monkeypatch.setattr(packing, "END_SECONDS", 0.1)
+    monkeypatch.setattr(worker_client, "END_SECONDS", 0.1)
     past = make_past(tmp_path / "data", packing=mortal).open()
     past.put(values={"power_watts": 1.0})
     past.later(306)
@@ -225,7 +223,7 @@ def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
 def test_none_is_left_behind(tmp_path: Path) -> None:
     """kill -9 of the aggregator: its packer went on writing where the next one's wrote too."""
     program = (
-        "import sys, time; from pathlib import Path; from gangline.aggregator.history.packing import Packing\n"
+        "import sys, time; from pathlib import Path; from gangline.aggregator.store.parquet.worker_client import Packing\n"
         "one = Packing(Path(sys.argv[1]), 1000, 64 << 20); one.start(); one.call('discard', 'of')\n"
         "print(one.pid, flush=True); time.sleep(600)"
     )

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.history import parts
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.verdicts import DUPLICATE_GPU, LET_GO, OURSELVES, Finding
-
-pytestmark = pytest.mark.usefixtures("without_snapshots")
+from gangline.aggregator.model import DUPLICATE_GPU, LET_GO, OURSELVES, Finding
+from gangline.aggregator.store.parquet import views
+from gangline.aggregator.store.rows import HostRecord
 
 SLOTS = ("0000:17:00.0", "0000:65:00.0")
 
@@ -114,7 +112,7 @@ def test_a_host_of_another_name_is_the_same_by_its_parts(past: Any) -> None:
 
 def test_a_host_that_invents_parts_is_remembered_by_so_many(past: Any, monkeypatch: Any) -> None:
     """An agent gone wrong registered with new keys each second, for a week."""
-    monkeypatch.setattr(parts, "STINTS_PER_HOST_MAX", 5)
+    monkeypatch.setattr(views, "STINTS_PER_HOST_MAX", 5)
     for at in range(8):
         register(past, "a", f"GPU-{at}")
     register(past, "b", "GPU-x")

@@ -1,4 +1,4 @@
-"""Rollups by minute and by hour: gauges, and counters by the algebra of `fingerprints.counters`."""
+"""Rollups by minute and by hour: gauges, and counters by the algebra of `contract.counters`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.counting import nature_of
-from gangline.aggregator.history.merging import merged, rollup_columns, rollup_view
-from gangline.aggregator.history.rollup import IS_TAIL, MINUTE_US, STEP_MAX, roll, shapes
+from gangline.aggregator.counter_deltas import nature_of
 from gangline.aggregator.store.layout import COLUMNS
-from gangline.fingerprints.catalogue import BY_NAME
-from gangline.fingerprints.counters import (
-    Observation,
-    Outcome,
-    classify,
-    compare,
+from gangline.aggregator.store.parquet.rollup import (
+    IS_TAIL,
+    MINUTE_US,
+    STEP_MAX,
+    merged,
+    roll,
+    rollup_columns,
+    rollup_view,
+    shapes,
 )
+from gangline.contract.counters import Observation, Outcome, classify, compare
+from gangline.contract.signals import BY_NAME
 
 COUNTERS = shapes("gpu_1s").counters
 TABLE, COUNTER = "gpu_1s", "violation_power_nanoseconds"
@@ -57,7 +60,7 @@ def row(time_us: int, boot_us: int, **cells: Any) -> dict[str, Any]:
 
 
 def by_hand(rows: list[tuple[int, int, int | None]]) -> int:
-    """What `fingerprints.counters.compare` counts from each usable reading to the next one."""
+    """What `contract.counters.compare` counts from each usable reading to the next one."""
     usable = [
         one for one in rows if classify(one[2], NATURE) not in (Outcome.UNSUPPORTED, Outcome.BLANK)
     ]

@@ -104,3 +104,5 @@ SELECT factorial(1000000)
 SELECT regexp_matches('a', '((a{1000}){1000}){1000}')
 --# a date beyond time -> refused:
 SELECT DATE '9999999-01-01' + INTERVAL 9999999999 YEAR
+--# a sample that DuckDB cannot allocate, which it calls a fault of its own -> cut: of memory
+SELECT reservoir_quantile(a, 0.5, 2000000000) FROM range(10) t(a)

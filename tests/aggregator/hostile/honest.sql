@@ -89,3 +89,9 @@ SELECT job, hosts, gpus_count FROM ops.jobs
 SELECT extract(epoch FROM INTERVAL 1 HOUR), age(TIMESTAMP '2026-01-01', TIMESTAMP '2025-01-01'), strftime(TIMESTAMP '2026-01-01', '%H:%M'), to_seconds(90), epoch_ms(1000)
 --# time zones -> answered
 SELECT TIMESTAMPTZ '2026-01-01 00:00:00+00' AT TIME ZONE 'Europe/Berlin', timezone('UTC', now())
+--# names that DuckDB has views of, too -> answered
+WITH views AS (SELECT 1 AS a), columns AS (SELECT 2 AS b) FROM views, columns
+--# what a client asks first -> answered
+SELECT n.nspname, c.relname, a.attname FROM pg_catalog.pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+--# columns as the standard has them -> answered
+SELECT table_name, column_name, data_type FROM information_schema.columns

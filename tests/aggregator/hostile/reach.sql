@@ -10,6 +10,8 @@ FROM read_json('/etc/passwd')
 FROM read_parquet('segments/*.parquet')
 --# parquet metadata -> refused: the function parquet_metadata in FROM is not allowed
 FROM parquet_metadata('segments/a.parquet')
+--# the SQL of views, which names files -> refused: the function duckdb_views in FROM is not allowed
+FROM duckdb_views()
 --# glob -> refused: the function glob in FROM is not allowed
 FROM glob('/*')
 --# sniff_csv -> refused: the function sniff_csv in FROM is not allowed
@@ -140,3 +142,41 @@ SELECT history.write_log() FROM (SELECT 'x' AS history)
 FROM hosts AS history, history.read_text('/etc/passwd')
 --# a schema named history that is another's -> refused:
 FROM system.history.read_text('/etc/passwd')
+--# settings as PostgreSQL has them -> refused: pg_settings is not allowed
+FROM pg_settings
+--# settings, written otherwise -> refused: pg_settings is not allowed
+SELECT setting FROM "PG_Catalog"."PG_Settings"
+--# settings, with their catalog -> refused: pg_settings is not allowed
+FROM system.pg_catalog.pg_settings
+--# settings as a file -> refused: pg_settings is not allowed
+FROM 'pg_settings'
+--# settings, summarized -> refused: pg_settings is not allowed
+SUMMARIZE pg_settings
+--# settings in a PIVOT -> refused: pg_settings is not allowed
+PIVOT (SELECT setting, 1 AS n FROM pg_settings) ON n IN (1) USING first(setting)
+--# settings in a subquery of an expression -> refused: pg_settings is not allowed
+SELECT (SELECT list(setting) FROM pg_settings) FROM hosts
+--# settings behind a CTE of ours -> refused: pg_settings is not allowed
+WITH a AS (SELECT * FROM pg_settings) FROM a
+--# settings in a plan -> refused: pg_settings is not allowed
+EXPLAIN ANALYZE FROM pg_settings
+--# settings by TABLE -> refused: pg_settings is not allowed
+TABLE pg_settings
+--# where the databases are -> refused: duckdb_databases is not allowed
+FROM duckdb_databases
+--# where the databases are, with the schema -> refused: duckdb_databases is not allowed
+FROM main.duckdb_databases
+--# where the databases are, with the catalog -> refused: duckdb_databases is not allowed
+FROM system.duckdb_databases
+--# the list of databases -> refused: pragma_database_list is not allowed
+SELECT file FROM pragma_database_list
+--# the log as a view -> refused: duckdb_logs is not allowed
+FROM duckdb_logs
+--# statements of others -> refused: pg_prepared_statements is not allowed
+FROM pg_prepared_statements
+--# SQL of views, which names files -> refused: views is not allowed
+SELECT view_definition FROM information_schema.views
+--# SQL of views beside one's own of the name -> refused: views is not allowed
+WITH views AS (SELECT 1) FROM information_schema.views, views
+--# SQL of views as SQLite has it -> refused: sqlite_master is not allowed
+FROM sqlite_master

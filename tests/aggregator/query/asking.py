@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from gangline.aggregator.query import fences
-from gangline.aggregator.query.limits import Answered, Place, Question
-from gangline.aggregator.query.processes import Cost, QueryProcesses
-from gangline.aggregator.query.trouble import QueryError
-from tests.aggregator.conftest import Agent, Connection, Lab
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.query.messages import Answered, Place, QueryError, Question
+from gangline.aggregator.query.pool import Cost, QueryProcesses
+from tests.aggregator.conftest import Agent, Connection, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 
 MEMORY_BYTES_MAX = 256 << 20
@@ -112,13 +111,14 @@ def make_snapshot(folder: Path) -> Path:
             # An aggregator that has no time left at its end writes none, and does not wait for one that is written.
             await asyncio.to_thread(aggregator.store.write_ops)
 
-    asyncio.run(way())
+    with with_operators_file():
+        asyncio.run(way())
     assert (folder / "operators.duckdb").exists()
     return folder
 
 
 def rows_of(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return (column names, rows) of a question to a connection of `fences.opened`, let through like any."""
-    fences.check(connection, sql)
+    sandbox.check(connection, sql)
     cursor = connection.execute(sql)
     return [column[0] for column in cursor.description or ()], cursor.fetchall()

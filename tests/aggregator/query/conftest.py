@@ -13,11 +13,6 @@ from tests.aggregator.query.asking import make_snapshot
 __all__ = ["secured"]
 
 
-@pytest.fixture(scope="package", autouse=True)
-def queries_start_cold() -> None:
-    """Here they are ready, as in service."""
-
-
 @pytest.fixture(scope="package")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A data folder whose operators' file is the same at the end."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.history import views
-from gangline.aggregator.query import fences, worker
-from gangline.aggregator.query.limits import HEAD, SUMMARY, Place, Question
+from gangline.aggregator.query import sandbox, worker
+from gangline.aggregator.query.messages import HEAD, SUMMARY, Place, Question
+from gangline.aggregator.store.parquet import views
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_view_reaches_no_further_than_the_history(folder: Path) -> None:
 
 def test_nothing_is_written_into_the_connections_own_database(folder: Path) -> None:
     """It can be written to, unlike the snapshot: only the transaction stands before it."""
-    with fences.opened(folder / "operators.duckdb") as connection:
+    with sandbox.opened(folder / "operators.duckdb") as connection:
         connection.execute("BEGIN TRANSACTION READ ONLY")
         with pytest.raises(duckdb.TransactionException, match="read-only"):
             connection.execute("CREATE TABLE memory.main.mine AS SELECT 1")

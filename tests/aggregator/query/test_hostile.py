@@ -9,9 +9,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.query import fences
-from gangline.aggregator.query.trouble import QueryCutOff, QueryRefused
-from gangline.aggregator.query.words import Refused
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.query.messages import QueryCutOff, QueryRefused
+from gangline.aggregator.query.sandbox import Refused
 from tests.aggregator.query.asking import Reply, ask_all
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
@@ -43,13 +43,13 @@ def wrong(statement: Statement, reply: Reply) -> str:
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
     """Return what of *known* is refused before it is run, by its name: one connection is enough to say so."""
     found: dict[str, Reply] = {}
-    with fences.opened(fences.snapshot_of(folder)) as connection:
+    with sandbox.opened(sandbox.snapshot_of(folder)) as connection:
         for one in known:
             with suppress(
                 duckdb.Error
             ):  # what cannot be parsed; the process says it in other words
                 try:
-                    fences.check(connection, one.sql)
+                    sandbox.check(connection, one.sql)
                 except Refused as refused:
                     found[one.name] = Reply(error=QueryRefused(str(refused)))
     return found

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.query import fences, functions
-from gangline.aggregator.query.words import Refused, located, visible
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.query.sandbox import Refused, located, visible
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.corpus import FOLDER, statements
 
@@ -31,7 +31,7 @@ WORDS = sorted(
 @pytest.fixture(scope="module")
 def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """The snapshot behind its fences."""
-    with fences.opened(snapshot / "operators.duckdb") as connection:
+    with sandbox.opened(snapshot / "operators.duckdb") as connection:
         yield connection
 
 
@@ -47,7 +47,7 @@ def test_the_check_passes_only_what_reads(
     """Whatever is typed: it is refused in words, or it is one SELECT or EXPLAIN."""
     sql = " ".join(words)
     try:
-        fences.check(connection, sql)
+        sandbox.check(connection, sql)
     except (Refused, duckdb.Error):
         return
     (statement,) = connection.extract_statements(sql)
@@ -100,8 +100,35 @@ def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None
     there = {name for (name,) in rows}
     #: Names that the parser gives to what is written otherwise, and words that are functions to it.
     spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
-    newer = {*functions._COMPUTING_SINCE_2.split(), *functions._WORDS_SINCE_2}
-    assert (functions.FUNCTIONS | functions.TABLE_FUNCTIONS) - there - newer <= spoken
+    newer = {*sandbox._COMPUTING_SINCE_2.split(), *sandbox._WORDS_SINCE_2}
+    assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - there - newer <= spoken
+
+
+def test_no_view_of_duckdbs_shows_where_we_are(
+    connection: duckdb.DuckDBPyConnection, snapshot: Path
+) -> None:
+    """`FROM pg_settings` gave 160 settings, among them absolute paths: of all that DuckDB has, what passes has none."""
+    views = connection.execute("SELECT schema_name, view_name FROM duckdb_views() WHERE internal")
+    passed = set()
+    for schema, name in views.fetchall():
+        for sql in (f"FROM {schema}.{name}", f"FROM system.{schema}.{name}", f"FROM {name}"):
+            try:
+                sandbox.check(connection, sql)
+                rows = connection.cursor().execute(sql).fetchall()
+            except Refused:
+                continue
+            except duckdb.CatalogException:
+                assert schema == "information_schema" and "." not in sql
+                continue
+            passed.add(name)
+            assert str(snapshot) not in str(rows), sql
+    assert passed <= sandbox.CATALOG_VIEWS
+    for name in sorted(sandbox.TABLE_FUNCTIONS):
+        if name.startswith(("duckdb_", "pg_")):
+            rows = connection.cursor().execute(f"FROM {name}()").fetchall()
+            assert rows and str(snapshot) not in str(rows), name
+    ours = "SELECT count(*) FROM duckdb_views() AS a WHERE NOT internal AND view_name IN (SELECT view_name FROM duckdb_views() WHERE internal)"
+    assert connection.execute(ours).fetchall() == [(0,)]
 
 
 def test_a_write_within_a_cte_meets_the_transaction(snapshot: Path, tmp_path: Path) -> None:

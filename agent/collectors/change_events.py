@@ -1,0 +1,74 @@
+"""What is told again and again, as one event in rising revisions: who runs on a GPU, who holds it.
+
+Such an event's id is made from what it is of, so that it is the same one after a restart of whoever tells it. He then
+remembers nothing, and an end that came between the two nobody tells: so he says once from when on all there is was
+told anew (ANEW), and what was last told before that has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..hardware.files import read_text
+
+ANEW = "gpu.told_anew"
+#: The aggregator may have lost what it was told, or be another one.
+TELL_AGAIN_NS = 1_800_000_000_000
+#: A revision counts tenths of a second since boot: 32 bits last for 13 years.
+_REVISION_NS = 100_000_000
+_BOOT = re.compile("[0-9a-f]{32}")
+#: Thousands of short processes must not fill the aggregator. So many at once (a job that starts on every instance of a
+#: large host), and one more every so often.
+AT_ONCE_MAX = 512
+REFILL_NS = 5_000_000_000
+
+
+def revision_at(now_ns: int) -> int:
+    """Return the revision of what is told at that boot time."""
+    return now_ns // _REVISION_NS
+
+
+def boot_of(proc: Path) -> str:
+    """Return the boot that such an event is of, as 32 hex digits; empty where the kernel does not tell."""
+    boot = (read_text(proc / "sys/kernel/random/boot_id") or "").replace("-", "")
+    return boot if _BOOT.fullmatch(boot) else ""
+
+
+def anew(boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: int) -> HealthEvent:
+    """Return the event which says that all events *name* of *device* that still hold were told since *since_ns*."""
+    return HealthEvent(
+        event_id=f"{boot}/anew/{name}/{device[:48]}",
+        device_kind=kind,
+        device=device,
+        name=ANEW,
+        message=f"every {name} that holds here was told anew",
+        boottime_ns=since_ns,
+        last_boottime_ns=now_ns,
+        revision=revision_at(now_ns),
+        attributes={"what": name},
+    )
+
+
+class TellBudget:
+    """How many events may be told: a bucket that fills with time. Time is handed in."""
+
+    def __init__(self) -> None:
+        self._left = AT_ONCE_MAX
+        self._filled_ns: int | None = None
+
+    def refill(self, now_ns: int) -> None:
+        """Let time pass."""
+        if self._filled_ns is None:
+            self._filled_ns = now_ns
+        new = max(0, (now_ns - self._filled_ns) // REFILL_NS)
+        self._filled_ns += new * REFILL_NS
+        self._left = min(AT_ONCE_MAX, self._left + new)
+
+    def take(self) -> bool:
+        """Say whether one more may be told, and count it."""
+        if not self._left:
+            return False
+        self._left -= 1
+        return True

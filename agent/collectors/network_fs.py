@@ -1,0 +1,266 @@
+"""NFS mounts: what was read and written, how often it had to be sent, how long it took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ..collector import Blind, NoData, Spares, entering
+from ..hardware import storage
+from ..hardware.files import KeptFile, Roots, device_key, read_bytes
+from ..hardware.storage import Stat, parse_mountstats, parse_network_mounts
+from .block_writer import block_of, places_of
+from .counter_files import DEVICES_MAX, Listing
+
+#: In the order of `ext.hostfiles.nfs_values`.
+_COLUMNS = (
+    "nfs.age_seconds",
+    "nfs.read_bytes",
+    "nfs.written_bytes",
+    "nfs.reads_operations",
+    "nfs.reads_sent_count",
+    "nfs.reads_timed_out_count",
+    "nfs.read_queue_milliseconds",
+    "nfs.read_response_milliseconds",
+    "nfs.read_milliseconds",
+    "nfs.read_errors",
+    "nfs.writes_operations",
+    "nfs.writes_sent_count",
+    "nfs.writes_timed_out_count",
+    "nfs.write_queue_milliseconds",
+    "nfs.write_response_milliseconds",
+    "nfs.write_milliseconds",
+    "nfs.write_errors",
+    "nfs.all_operations",
+    "nfs.all_sent_count",
+    "nfs.all_timed_out_count",
+    "nfs.all_errors",
+    "nfs.connects_count",
+    "nfs.messages_sent_count",
+    "nfs.messages_received_count",
+    "nfs.bad_replies_count",
+    "nfs.backlog_count",
+    "nfs.idle_seconds",
+)
+
+
+class NfsMounts:
+    """Fills a row per NFS mount from /proc/self/mountstats. No server and no mount point is asked."""
+
+    name = "nfs_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots) -> None:
+        self._stats = KeptFile(roots.proc / "self/mountstats")
+        self._block = Block("nfs_10s", ())
+        self._places = places_of(self._block, _COLUMNS)
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block; a mount that went has no row. Raises NoData without an NFS mount."""
+        found = parse_mountstats(self._stats.read())[:DEVICES_MAX]
+        mounts = {device_key(mount.point): mount for mount in found}
+        if not mounts:
+            raise NoData("no NFS mount in /proc/self/mountstats")
+        block = block_of(self._block, mounts)
+        if block is not self._block:
+            self._block, self._places = block, places_of(block, _COLUMNS)
+        for row, mount in enumerate(mounts.values()):
+            self._places.put(row, mount.values)
+        return (self._block,)
+
+
+# ----------------------------------------------------------------------
+# Lustre clients: traffic by mount, and the connection to each target.
+
+_LIST_SECONDS = 60
+
+#: Signal -> the line of `stats`, and whether its sum is meant or its count.
+_STATS: Mapping[str, tuple[str, bool]] = {
+    "lustre.reads_operations": ("read_bytes", False),
+    "lustre.read_bytes": ("read_bytes", True),
+    "lustre.read_microseconds": ("read", True),
+    "lustre.writes_operations": ("write_bytes", False),
+    "lustre.written_bytes": ("write_bytes", True),
+    "lustre.write_microseconds": ("write", True),
+    "lustre.opens_operations": ("open", False),
+    "lustre.closes_operations": ("close", False),
+    "lustre.attributes_operations": ("getattr", False),
+}
+
+
+#: In the order of `hardware.lustre.Import`.
+_IMPORT = (
+    "lustre_target.connection_state",
+    "lustre_target.connection_attempts_count",
+    "lustre_target.generation_count",
+    "lustre_target.inflight_count",
+    "lustre_target.timeouts_count",
+    "lustre_target.wait_microseconds",
+)
+
+
+class _Instances:
+    """The folders of each instance of some kinds, and the file of each that can be read."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        kinds: tuple[str, ...],
+        file: str,
+        pace: Pace,
+        is_spared: Callable[[str], bool] = lambda instance: False,
+    ) -> None:
+        trees = storage.trees(roots.sys, roots.proc)
+        self._listing = Listing(
+            lambda: storage.instances(trees, kinds), pace, seconds=_LIST_SECONDS
+        )
+        self._file = file
+        self._is_spared = is_spared
+
+    def read(self) -> dict[str, bytes | None]:
+        """Return the file of each instance; None where no tree shows it, empty where it is not to be asked.
+
+        Raises NoData without an instance.
+        """
+        self._listing.renew()
+        found = list(self._listing.value.items())[:DEVICES_MAX]
+        if not found:
+            raise NoData("no Lustre client in /proc/fs/lustre, /sys/fs/lustre")
+        return {name: self._first(name, folders) for name, folders in found}
+
+    def _first(self, instance: str, folders: Iterable[Path]) -> bytes | None:
+        if self._is_spared(instance):
+            return b""
+        with entering(instance, f"read {self._file}"):
+            texts = (read_bytes(folder / self._file) for folder in folders)
+            return next((text for text in texts if text), None)
+
+
+class LustreMounts:
+    """Operations, bytes and time of each mount. Device: where it is mounted."""
+
+    name = "lustre_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots) -> None:
+        self._mounts = KeptFile(roots.proc / "self/mountinfo")
+        self._instances = _Instances(roots, ("llite",), "stats", self.pace)
+        self._listed: tuple[Sequence[str], bytes] = (), b""
+        self._points: list[str] = []
+        self._rows = _Rows(self.name, _STATS)
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without Lustre, Blind when no mount shows anything."""
+        texts = self._instances.read()
+        self.blind_words = _blind_words("stats", texts)
+        listed = list(texts), self._mounts.read()
+        if listed != self._listed:
+            self._listed, self._points = listed, list(mount_points(*listed).values())
+        return self._rows.fill(
+            self._points, texts.values(), lambda text: _values(storage.parse_stats(text))
+        )
+
+
+def _values(stats: Mapping[str, Stat]) -> list[int | None]:
+    """Return the value of each signal; what never happened has no line."""
+    found = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
+    return [
+        (stat.total if is_total else stat.samples) if stat else None for stat, is_total in found
+    ]
+
+
+class LustreTargets(Spares):
+    """State and troubles of the connection to each target. Device: the target.
+
+    It may wait while a connection is being taken down: the file is made under that lock.
+    """
+
+    name = "lustre_target_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True
+
+    def __init__(self, roots: Roots) -> None:
+        self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace, self.is_spared)
+        self._listed: Sequence[str] = ()
+        self._targets: list[str] = []
+        self._rows = _Rows(self.name, _IMPORT)
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without Lustre, Blind when no target shows anything."""
+        texts = self._instances.read()
+        self.blind_words = _blind_words("import", texts)
+        listed = list(texts)
+        if listed != self._listed:
+            self._listed = listed
+            self._targets = list(_unique(listed, storage.target_of).values())
+        return self._rows.fill(self._targets, texts.values(), storage.parse_import)
+
+
+class _Rows:
+    """A block with a row for each text; a text that is as it was is not parsed again."""
+
+    def __init__(self, table: str, signals: Iterable[str]) -> None:
+        self._signals = tuple(signals)
+        self._block = Block(table, ())
+        self._places = places_of(self._block, self._signals)
+        self._texts: list[bytes | None] = []
+
+    def fill(
+        self,
+        devices: Sequence[str],
+        texts: Iterable[bytes | None],
+        parse: Callable[[bytes], Sequence[float | None]],
+    ) -> Sequence[Block]:
+        """Return the one block, with what *parse* finds in each text in the order of the signals."""
+        block = block_of(self._block, devices)
+        if block is not self._block:
+            self._block, self._places = block, places_of(block, self._signals)
+            self._texts = [None] * len(devices)
+        for row, text in enumerate(text or b"" for text in texts):
+            if text != self._texts[row]:
+                self._texts[row] = text
+                self._places.put(row, parse(text))
+        return (self._block,)
+
+
+def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
+    """Return where each instance of llite is mounted, by name; its own name where that is not sure."""
+    points: dict[str, list[str]] = {}
+    for mount in parse_network_mounts(mountinfo):
+        if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
+            name = mount.source.partition(":/")[2].partition("/")[0]
+            points.setdefault(name, []).append(mount.point)
+
+    def point_of(instance: str) -> str:
+        found = points.get(storage.filesystem_of(instance), [])
+        return found[0] if len(found) == 1 else instance
+
+    return _unique(instances, point_of)
+
+
+def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, str]:
+    """Return the short name of each instance, or its own where two would have the same."""
+    names = {instance: short(instance) for instance in instances}
+    count = Counter(names.values())
+    return {own: name if count[name] == 1 else own for own, name in names.items()}
+
+
+def _blind_words(file: str, texts: Mapping[str, bytes | None]) -> str:
+    """Return what would show the files that are not; raises Blind when none is."""
+    hidden = [name for name, text in texts.items() if text is None]
+    if not hidden:
+        return ""
+    words = (
+        f"Lustre's `{file}` of {hidden[0]} is not shown; it is in /sys/kernel/debug: open it with "
+        "AmbientCapabilities=CAP_DAC_READ_SEARCH and ProtectKernelTunables=no in the agent's unit"
+    )
+    if len(hidden) == len(texts):
+        raise Blind(words)
+    return words

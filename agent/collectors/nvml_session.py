@@ -1,0 +1,427 @@
+"""NVML as this process has it open: once, for all collectors, which take their turns one after another.
+
+NVML holds a descriptor of each GPU that was asked for until it is shut down as a whole, and only then sees a driver
+that was loaded again or a GPU that came back. So the library is opened here and nowhere else, each GPU by its PCI
+address, and closed for all at once; a collector sees by `generation` that what it had made is of no use any more.
+A GPU that is spared is not asked for: not opened, not named, not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ...contract.gpu_set import PASSTHROUGH_DRIVERS
+from ...ext import nvml as library
+from ...ext.nvml import Device, Nvml, NvmlAbsent, NvmlError
+from ..clock import Clock, SystemClock
+from ..collector import Blind, NoData, StartAnew
+from ..hardware import pci
+from ..hardware.files import Roots, device_key
+from ..hardware.nvidia import (
+    driver_gpu_uuid,
+    driver_gpus,
+    is_bound,
+    kernel_driver_version,
+    pci_gpus,
+)
+
+# ----------------------------------------------------------------------
+# Loading NVML, and why there is none, in the words of a turn; and when to look again.
+
+LIBRARY = "libnvidia-ml.so.1"
+SECOND_NS = 1_000_000_000
+#: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
+LOOK_AGAIN_SECONDS = 60
+#: While the kernel has a driver loaded that NVML does not answer for: one loaded again does so within seconds.
+LOOK_SOON_SECONDS = 10
+
+# nvmlReturn_t of nvml.h
+NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION = 4, 9, 15, 18
+
+
+class LookAgain:
+    """When to open NVML again after that failed.
+
+    At once when the kernel has another driver loaded than then, and soon after an error while it has one. Else
+    seldom: NVML may load the driver itself, in the way of an operator who has just unloaded it.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._version, self._due_ns, self._looked_ns = "", 0, 0
+
+    def begin(self, reason: Exception, now_ns: int) -> None:
+        """It failed just now, for that."""
+        self._version, self._looked_ns = kernel_driver_version(self._proc), now_ns
+        soon = isinstance(reason, NvmlError) and bool(self._version)
+        self._due_ns = now_ns + (LOOK_SOON_SECONDS if soon else LOOK_AGAIN_SECONDS) * SECOND_NS
+
+    def is_due(self, now_ns: int) -> bool:
+        """Say whether to try again now. The kernel's side is looked at once a second at most."""
+        if now_ns >= self._due_ns:
+            return True
+        if now_ns - self._looked_ns < SECOND_NS:
+            return False
+        self._looked_ns = now_ns
+        return kernel_driver_version(self._proc) != self._version
+
+
+def library_of(roots: Roots) -> str:
+    """Return the name or path by which NVML is loaded."""
+    return roots.nvml_library or LIBRARY
+
+
+def open_nvml(roots: Roots) -> Nvml:
+    """Load and initialise NVML, or say in the words of a turn why there is none."""
+    if roots.nvml_library is None and not roots.is_this_machine:
+        raise NoData("this host is a folder: it has no driver")
+    try:
+        return Nvml(library_of(roots))
+    except NvmlAbsent as absent:
+        raise without_driver(f"no NVML: {absent}", roots) from None
+    except NvmlError as error:
+        raise in_words(error, roots) from None
+
+
+def without_driver(words: str, roots: Roots) -> Exception:
+    """Return what a turn raises where NVML shows no GPU, for the reason in *words*: Blind where the PCI bus has some.
+
+    GPUs that the host hands to virtual machines are no GPUs of its own.
+    """
+    found = pci.nvidia_gpus(roots.sys)
+    own = {at: driver for at, driver in found.items() if driver not in PASSTHROUGH_DRIVERS}
+    if found and not own:
+        driver = next(iter(found.values()))
+        return NoData(
+            f"{words}; {len(found)} NVIDIA GPUs are passed through to virtual machines ({driver})"
+        )
+    if not own:
+        return NoData(words)
+    first, driver = next(iter(own.items()))
+    bound = f", bound to {driver}" if driver else ""
+    return Blind(
+        f"{words}, and {len(own)} NVIDIA GPUs are on the PCI bus, the first at {first}{bound}"
+    )
+
+
+def in_words(error: NvmlError, roots: Roots) -> Exception:
+    """Return what a turn raises where NVML as a whole answers with *error*."""
+    if error.code == DRIVER_NOT_LOADED:
+        return without_driver("the NVIDIA driver is not loaded", roots)
+    if error.code == NO_PERMISSION:
+        return Blind(f"{error}; let the agent open /dev/nvidiactl and /dev/nvidia[0-9]*")
+    if error.code == OTHER_VERSION:
+        version = kernel_driver_version(roots.proc)
+        loaded = f", the kernel has {version} loaded" if version else ""
+        return NvmlError(f"the driver is being updated: {error}{loaded}", error.code)
+    return error
+
+
+#: While a GPU is lost, missing or without a name NVML is opened anew, without which it could not come back: after
+#: this long, then ever more rarely, for it disturbs the GPUs that are well.
+REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
+#: The driver was to be taken off a GPU: if it has not been by then, it will not be.
+UNBINDING_SECONDS = 60
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this host."""
+
+    address: str
+    key: str
+    """Its UUID; its PCI address where that is not known, or is claimed by another too."""
+    spared: bool = False
+
+
+class User(Protocol):
+    """A collector that makes something of an open NVML."""
+
+    def let_go(self) -> None:
+        """Free and forget what was made. NVML is still open. Never raises."""
+        ...
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """A collector that NVML may have something to tell at any time."""
+
+    def hear(self) -> None:
+        """Ask NVML once, without waiting. Never raises."""
+        ...
+
+
+class Session:
+    """For one thread. Who uses it keeps it."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.clock: Clock = SystemClock()
+        self.nvml: Nvml | None = None  # None also while every GPU is spared
+        self.gpus: Sequence[Gpu] = ()  # in order of address
+        self.driver_version = ""
+        self.hidden = ""  # in words: GPUs that NVML does not show
+        #: Rises whenever what was made of the open NVML is of no use any more.
+        self.generation = 0
+        #: How often the driver was found gone or another: every GPU's counters began anew each time.
+        self.driver_loads = 0
+        #: PCI addresses of the GPUs that are split into MIG instances, as their lane last read it.
+        self.split: frozenset[str] = frozenset()
+        #: Library and driver are of different versions.
+        self.is_updating = False
+        self._roots = roots
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._hearing: list[weakref.ref[Hearing]] = []
+        self._spared: Collection[str] = ()
+        self._unbinding: dict[str, int] = {}  # address -> until when it is left alone
+        self._found = self._was_open = False
+        self._complete = True  # all that NVML counts were found, each under its UUID
+        self._nothing: Exception | None = None
+        self._again = LookAgain(roots.proc)
+        self._reopen_ns = self._ailed_ns = 0
+        self._patience_seconds = REOPEN_SECONDS
+
+    def join(self, user: User) -> None:
+        """Have *user* let go whenever NVML is closed; it is not kept alive by that."""
+        self._users.add(user)
+        if isinstance(user, Hearing):
+            self._hearing.append(weakref.ref(user))
+
+    def listen(self) -> None:
+        """Let those hear who can, between the turns; it is called about once a second."""
+        for each in self._hearing:
+            if user := each():
+                user.hear()
+
+    # ---- opening ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Have NVML open, and every GPU found that is not spared; `nvml` is None when all are.
+
+        Raises NoData, Blind or NvmlError as it did the last time until it is time to look again; StartAnew.
+        """
+        if self._found and not self._reopen_ns and not self._unbinding:
+            return
+        now_ns = self.clock.boottime_ns()
+        if self._unbinding:
+            self._take_back(now_ns)
+        if self._reopen_ns and now_ns >= self._reopen_ns:
+            self._patience_seconds = min(2 * self._patience_seconds, REOPEN_SECONDS_MAX)
+            self.close()
+        if self._found:
+            return
+        if self._nothing is not None and not self._again.is_due(now_ns):
+            raise self._nothing.with_traceback(None)  # or each raise would make it longer
+        try:
+            self._find()
+        except (NoData, Blind, NvmlError) as reason:
+            self._give_up(reason, now_ns)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._nothing, self._found, self.is_updating = None, True, False
+
+    def warm(self) -> None:
+        """Load NVML, and open no GPU. Never raises."""
+        try:
+            if self.nvml is None:
+                self.nvml = open_nvml(self._roots)
+        except (NoData, Blind, NvmlError) as reason:
+            log.info("not warm: %s", reason, extra={"cause": "gpu.warm"})
+
+    def _give_up(self, reason: Exception, now_ns: int) -> None:
+        """Let go, and give the same answer until it is time to look again."""
+        self.close()
+        self.is_updating = isinstance(reason, NvmlError) and reason.code == OTHER_VERSION
+        if self.is_updating:
+            if self._was_open and library.is_loaded(library_of(self._roots)):
+                raise StartAnew(f"{reason}: the library of the driver before cannot be unloaded")
+            self.gpus = self._known_gpus()
+        self._nothing = reason
+        self._again.begin(reason, now_ns)
+
+    def _find(self) -> None:
+        known = self._addresses()
+        if known and all(self._is_spared(address) for address in known):
+            self.close()
+            self.gpus, self._found = self._keyed([], known), True
+            return
+        if self.nvml is None:
+            self.nvml = open_nvml(self._roots)
+        self._was_open = True
+        self.driver_version = self.nvml.driver_version()
+        count = self.nvml.count()
+        devices = self._devices(self.nvml, known) if known else self._by_number(self.nvml, count)
+        devices = [d if d.uuid else d._replace(uuid=self._uuid(d.address)) for d in devices]
+        for device in devices:
+            library.remember(device.address, uuid=device.uuid)
+        spared = [address for address in known if self._is_spared(address)]
+        if not devices and not spared:
+            raise without_driver("the NVIDIA driver has no GPU", self._roots)
+        self.gpus = self._keyed(devices, spared)
+        listed = set(driver_gpus(self._roots.proc)) - {gpu.address for gpu in self.gpus}
+        opens = "let the agent open /dev/nvidia[0-9]*"
+        hidden = ", ".join(sorted(listed))
+        self.hidden = f"NVML does not show GPU {hidden}; {opens}" if hidden else ""
+        self._reopen_ns = 0
+        named = all(gpu.spared or gpu.key.startswith("GPU-") for gpu in self.gpus)
+        self._complete = len(self.gpus) >= count and named
+        if not self._complete:
+            self.ail()
+
+    def _addresses(self) -> list[str]:
+        """Return where GPUs are, as far as that is known without asking NVML.
+
+        Where the kernel does not say so, they are where they were, if NVML would attach one that is spared.
+        """
+        found = driver_gpus(self._roots.proc) or pci_gpus(self._roots.sys)
+        if not found:
+            known = library.accounts()
+            remembered = [each.address for each in known if each.address and each.uuid]
+            found = remembered if any(map(self._is_spared, remembered)) else []
+        return sorted({*found, *self._unbinding} if found else found)[: library.GPUS_MAX]
+
+    def _devices(self, nvml: Nvml, addresses: Sequence[str]) -> list[Device]:
+        """Return the GPUs at *addresses* that are not spared, also those that NVML answers to be lost."""
+        found = []
+        for address in addresses:
+            if self._is_spared(address):
+                continue
+            try:
+                found.append(nvml.device(address))
+            except NvmlError as error:
+                if error.code == LOST:  # any other answer: not a GPU that we may see
+                    found.append(Device(address, "", "", ""))
+        return found
+
+    def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
+        """Return the GPUs where nobody but NVML says where they are: it attaches all of them to say so."""
+        return [d for d in nvml.devices(count) if not self._is_spared(d.address)]
+
+    def _uuid(self, address: str) -> str:
+        """Return the UUID that a GPU had, or that the kernel's side knows: it does not say it itself."""
+        return library.account(address).uuid or driver_gpu_uuid(self._roots.proc, address)
+
+    def _known_gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs without asking them or the driver anything."""
+        return self._keyed([], self._addresses())
+
+    def _keyed(self, devices: Sequence[Device], spared: Sequence[str]) -> Sequence[Gpu]:
+        """Return the GPUs by their UUIDs. One that is spared has the UUID that it had."""
+        silent = [Device(a, library.account(a).uuid, "", "") for a in spared]
+        claims = Counter(device.uuid for device in (*devices, *silent))
+        return tuple(
+            Gpu(
+                each.address,
+                device_key(each.uuid if each.uuid and claims[each.uuid] == 1 else each.address),
+                each in silent,
+            )
+            for each in sorted((*devices, *silent))
+        )
+
+    # ---- letting go -------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Have everything made anew of the GPUs, which stay attached."""
+        for user in list(self._users):
+            try:
+                user.let_go()
+            except Exception:
+                log.exception("a collector does not let go", extra={"cause": "gpu.let_go"})
+        self.generation += 1
+        self._found, self._nothing, self.gpus = False, None, ()
+
+    def close(self) -> None:
+        """Let go of every GPU and of NVML, so that no descriptor is left; the next `open` opens them again."""
+        self.refresh()
+        if self.nvml is not None:
+            self.nvml.close()
+        self.nvml, self._reopen_ns = None, 0
+
+    def open_anew(self, *, driver_loaded: bool) -> None:
+        """Let go, for NVML to see what is new. *driver_loaded*: the driver is, or may be, another one."""
+        self.driver_loads += driver_loaded
+        self.close()
+
+    def ail(self) -> None:
+        """Something is wrong with a GPU that NVML does not find out without being opened anew: do so after a while."""
+        now_ns = self.clock.boottime_ns()
+        if now_ns - self._ailed_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
+            self._patience_seconds = REOPEN_SECONDS
+        self._ailed_ns = now_ns
+        if not self._reopen_ns:
+            self._reopen_ns = now_ns + self._patience_seconds * SECOND_NS
+
+    def is_well(self) -> None:
+        """No GPU is lost any more."""
+        if self._reopen_ns and self._complete:
+            self._reopen_ns, self._patience_seconds = 0, REOPEN_SECONDS
+
+    # ---- GPUs that are left alone -----------------------------------------------------------------
+
+    def spare(self, devices: Collection[str]) -> None:
+        """Ask the GPUs at these PCI addresses nothing from now on; an empty name is the driver as a whole.
+
+        What is open is closed when one of them is among it, and taken up again without them. It is, too, when
+        one is back that was not there: NVML shows it once it is opened anew.
+        """
+        before = {gpu.address: gpu.spared for gpu in self.gpus}
+        returned = [each for each in self._spared if each not in devices]
+        self._spared = devices
+        if self._found and any(each not in before for each in returned):
+            self.close()
+        else:
+            self._settle(before)
+
+    def unbind(self, address: str) -> None:
+        """The driver is about to be taken off a GPU: let go of it; of all, if that is none that is known."""
+        before = {gpu.address: gpu.spared for gpu in self.gpus}
+        until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * SECOND_NS
+        for each in (address,) if address in before else tuple(before):
+            self._unbinding[each] = until_ns
+        self._settle(before)
+
+    def bind(self, address: str) -> None:
+        """The driver has been put onto a GPU: take it up."""
+        self._unbinding.pop(address, None)
+        self.refresh()
+
+    def _settle(self, before: dict[str, bool]) -> None:
+        now = {address: self._is_spared(address) for address in before}
+        if any(now[address] and not spared for address, spared in before.items()):
+            self.close()
+        elif now != before:
+            self.refresh()
+        elif not before:  # nothing was found, or could be: what is spared now may be why
+            self._nothing = None
+
+    def _is_spared(self, address: str) -> bool:
+        return address in self._spared or "" in self._spared or address in self._unbinding
+
+    def _take_back(self, now_ns: int) -> None:
+        """Take up GPUs that the driver was not taken off after all, or that it is on again."""
+        for address, until_ns in list(self._unbinding.items()):
+            if now_ns >= until_ns:
+                if is_bound(self._roots.sys, address) is False:
+                    self._unbinding[address] = now_ns + LOOK_SOON_SECONDS * SECOND_NS
+                else:
+                    self.bind(address)
+
+
+_SESSIONS: weakref.WeakValueDictionary[Roots, Session] = weakref.WeakValueDictionary()
+
+
+def session_of(roots: Roots) -> Session:
+    """Return the session of a host's library, one for the whole process."""
+    session = _SESSIONS.get(roots)
+    if session is None:
+        session = _SESSIONS[roots] = Session(roots)
+    return session

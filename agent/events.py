@@ -1,0 +1,201 @@
+"""How a collector tells what cannot wait for its turn: an XID, a link that went down, a GPU that is lost."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from ..contract.wire import telemetry_pb2
+from .clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+def random_event_id() -> str:
+    """Return an id that no other event has, of this or any other host."""
+    return os.urandom(16).hex()
+
+
+class Events(Protocol):
+    """What is needed of `agent.spool.event_queue.EventQueue`."""
+
+    def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
+
+
+class Teller:
+    """Takes events from any thread, brings them to disk and to the aggregator at once. Never raises."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        events: Events,
+        notify: Callable[[], None],
+        event_id: Callable[[], str] = random_event_id,
+        boot_id: bytes = b"",
+    ) -> None:
+        """*notify*: the client has something to send. *boot_id*: of this boot, 16 bytes."""
+        self.clock = clock
+        self._boot_id = boot_id
+        self._events, self._notify, self._event_id = events, notify, event_id
+        self._lock = threading.Lock()
+        self._inventory_wanted = ""
+        self._observers: tuple[Callable[[telemetry_pb2.HealthEvent], None], ...] = ()
+
+    def observe(self, observer: Callable[[telemetry_pb2.HealthEvent], None]) -> None:
+        """Show each event to *observer* too, in the thread that tells it.
+
+        It must be quick, and change nothing. What it raises is logged, and the event goes its way.
+        """
+        with self._lock:
+            self._observers += (observer,)
+
+    def tell(self, event: telemetry_pb2.HealthEvent) -> bool:
+        """Put *event* on the fast lane. It is on disk when this returns, if the disk takes it.
+
+        What it lacks of id, time and boot is filled in: a random id, now, this one. False: it is in memory only.
+        """
+        event.event_id = event.event_id or self._event_id()
+        event.boottime_ns = event.boottime_ns or self.clock.boottime_ns()
+        event.wall_time_ns = event.wall_time_ns or self.clock.wall_ns()
+        event.boot_id = event.boot_id or self._boot_id
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                log.exception("an observer of events failed", extra={"cause": "events.observer"})
+        durable = self._events.put(event) is not False
+        self._notify()
+        return durable
+
+    def renew_inventory(self, why: str) -> None:
+        """Ask for a new inventory at the next tick: a device came, went, or is another."""
+        with self._lock:
+            self._inventory_wanted = self._inventory_wanted or why
+
+    def inventory_wanted(self) -> str:
+        """Return why a new inventory is asked for, once; empty when nobody asks."""
+        with self._lock:
+            why, self._inventory_wanted = self._inventory_wanted, ""
+            return why
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """A collector that tells events by itself, between its turns."""
+
+    def listen(self, teller: Teller) -> None:
+        """Take the teller, once, before the first turn; start a thread if need be. Never raises."""
+        ...
+
+    def close(self) -> None:
+        """End what `listen` started, within a second. Never raises."""
+        ...
+
+
+# ----------------------------------------------------------------------
+# One XID has two witnesses: the kernel log, with its text, and NVML, without. It is told once.
+#
+# The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment.
+# Shown by the kernel log within that, it is told from there; else from NVML. While nobody reads the
+# kernel log, NVML's word is told at once.
+
+SECOND_NS = 1_000_000_000
+#: The two words of one XID are no further apart than this, and NVML's is held back for as long.
+APART_NS_MAX = 2 * SECOND_NS
+#: The same thing, heard again, is told no more often than this; meanwhile it is counted.
+TOLD_AGAIN_NS_MIN = 10 * SECOND_NS
+#: GPUs times codes that are remembered; the oldest are forgotten.
+REMEMBERED_MAX = 1024
+
+
+class XidWitness:
+    """What the kernel log showed of late. For all threads, and for processes forked later; never raises.
+
+    The daemon reads the kernel log, a child of it NVML. One process writes: an entry is void until it is whole.
+    """
+
+    _ENTRY = struct.Struct("<q16sQ")  # boot time, 0: void; PCI address; code
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memory = mmap.mmap(-1, 8 + REMEMBERED_MAX * self._ENTRY.size)
+        self._count = 0
+
+    @property
+    def reads_the_kernel_log(self) -> bool:
+        """Whether somebody reads the kernel log now; until told so, nobody does."""
+        return bool(self._memory[0])
+
+    @reads_the_kernel_log.setter
+    def reads_the_kernel_log(self, reads: bool) -> None:
+        self._memory[0] = int(reads)
+
+    def saw(self, address: str, code: int, boottime_ns: int) -> None:
+        """Note that the kernel log shows XID *code* of the GPU at a PCI address, at a boot time."""
+        with self._lock:
+            at = 8 + self._count % REMEMBERED_MAX * self._ENTRY.size
+            self._count += 1
+            name = address.encode(errors="replace")[:16]
+            self._memory[at : at + 8] = bytes(8)
+            self._ENTRY.pack_into(self._memory, at, 0, name, code & (1 << 64) - 1)
+            struct.pack_into("<q", self._memory, at, max(1, boottime_ns))
+
+    def shows(self, address: str, code: int, boottime_ns: int) -> bool:
+        """Say whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
+        name, since_ns = address.encode(errors="replace")[:16], boottime_ns - APART_NS_MAX
+        return any(
+            at_ns and at_ns >= since_ns and number == code and said.rstrip(b"\0") == name
+            for at_ns, said, number in self._ENTRY.iter_unpack(self._memory[8:])
+        )
+
+
+#: Of this process and those forked from it: the reader of the kernel log and the reader of NVML's events share it.
+WITNESS = XidWitness()
+
+
+@dataclass(slots=True)
+class Heard:
+    """Something that was heard, once or more, since it was last told."""
+
+    first_ns: int
+    last_ns: int
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Hearings:
+    """What NVML said and was not told yet, by what it is about. Pure: times are handed in; for one thread."""
+
+    _waiting: dict[Hashable, Heard] = field(default_factory=dict[Hashable, Heard])
+    _told_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    dropped: int = 0  # hearings beyond REMEMBERED_MAX different things
+
+    def heard(self, about: Hashable, now_ns: int) -> None:
+        """Note that it was said now."""
+        known = self._waiting.get(about)
+        if known:
+            known.last_ns, known.count = now_ns, known.count + 1
+        elif len(self._waiting) < REMEMBERED_MAX:
+            self._waiting[about] = Heard(now_ns, now_ns)
+        else:
+            self.dropped += 1
+
+    def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, Heard]]:
+        """Return what has waited *hold_ns*, and longer if it was told lately. It is told by that."""
+        due = [
+            (about, heard)
+            for about, heard in self._waiting.items()
+            if now_ns >= heard.first_ns + hold_ns
+            and now_ns >= self._told_ns.get(about, now_ns - TOLD_AGAIN_NS_MIN) + TOLD_AGAIN_NS_MIN
+        ]
+        for about, _ in due:
+            del self._waiting[about]
+        told = {a: ns for a, ns in self._told_ns.items() if now_ns - ns < TOLD_AGAIN_NS_MIN}
+        self._told_ns = told | {about: now_ns for about, _ in due}
+        return due

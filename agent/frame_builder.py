@@ -1,0 +1,176 @@
+"""The blocks of a tick as one frame: on-change tables thinned, limits kept, and what the ids mean."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from ..contract import frame as frames
+from ..contract.block import Block
+from ..contract.signal import Kind
+from ..contract.signals import SIGNALS, TABLES
+from ..contract.wire import telemetry_pb2
+from ..ext import columns
+
+#: On-change tables travel whole once in each span of boot time this long, changed or not, so that
+#: a reader that missed a frame is wrong no longer than this.
+KEYFRAME_NS = 60_000_000_000
+
+#: What says that blocks are no frame: a FrameError, a name that is no UTF-8, a count past 16 bits.
+NO_FRAME = (ValueError, OverflowError, struct.error)
+
+_ON_CHANGE = frozenset(name for name, signals in TABLES.items() if signals[0].on_change)
+
+
+def dictionary() -> list[telemetry_pb2.SignalDefinition]:
+    """Return what this agent's signal ids mean, for RegisterNode."""
+    return [
+        telemetry_pb2.SignalDefinition(
+            signal_id=signal.signal_id,
+            name=signal.name,
+            kind=signal.kind.value,
+            width_bits=signal.width_bits,
+            table="" if signal.kind is Kind.EVENT else signal.table,
+        )
+        for signal in SIGNALS
+    ]
+
+
+class _Sent:
+    """What a reader that applied every frame holds of an on-change table."""
+
+    __slots__ = ("cells", "devices", "keyframe", "signal_ids", "valid")
+
+    def __init__(self, block: Block, keyframe: int) -> None:
+        """*keyframe*: the span of boot time of the last whole one."""
+        self.devices, self.signal_ids = block.devices, block.signal_ids
+        self.cells, self.valid = bytes(block.cells), bytes(block.valid)
+        self.keyframe = keyframe
+
+    def same_keys(self, block: Block) -> bool:
+        """Say whether the block's rows and columns are those of before: mostly they are the same objects."""
+        same = self.devices is block.devices and self.signal_ids is block.signal_ids
+        return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
+
+
+class Framer:
+    """Makes the frames of one run.
+
+    A reader that applies the frames in order, each row replacing the one before of its table and
+    device, holds the full state of every on-change table after each frame: a device that is gone is
+    sent once more with no valid cell. For that an on-change table must be in one block: a second one
+    in the same frame is left out.
+    """
+
+    def __init__(self, run_id: bytes, boot_id: bytes) -> None:
+        """*run_id*, *boot_id*: 16 bytes each, as `Stamp` carries them."""
+        self.left_out: tuple[tuple[str, str], ...] = ()  # (table, why) of the last frame
+        self.left_out_count = 0  # tables, since the start
+        self._run_id = run_id
+        self._boot_id = boot_id
+        self._sent: dict[str, _Sent] = {}
+        self._encoder = frames.Encoder()
+
+    def frame(
+        self, sequence: int, boottime_ns: int, wall_ns: int, blocks: Sequence[Block]
+    ) -> bytes:
+        """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
+        a table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
+        table left out counts as not sent. The frame is deflated only if it is long: mostly it is sent
+        as differences, and has its receipt before it would be written.
+        """
+        stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
+        keyframe = boottime_ns // KEYFRAME_NS
+        parts, on_change, left_out = self._parts(blocks, keyframe)
+        dropped: dict[int, str] = {}
+        try:
+            data = self._encoder.encode(stamp, parts, deflate=False)
+        except NO_FRAME as error:
+            data, dropped = self._encode_what_fits(stamp, parts, str(error))
+            left_out += [(parts[i].table, why) for i, why in sorted(dropped.items())]
+        self.left_out = tuple(left_out)
+        self.left_out_count += len(left_out)
+        for i, block in on_change.items():
+            if i not in dropped:
+                self._sent[block.table] = _Sent(block, keyframe)
+        return data
+
+    def begin_anew(self) -> None:
+        """Let each on-change table travel whole when it comes next: a reader that heard nothing of before would know
+        of no device, and take the first count of an error for where the counter stands."""
+        for sent in self._sent.values():
+            sent.keyframe = -1
+
+    def _parts(
+        self, blocks: Sequence[Block], keyframe: int
+    ) -> tuple[list[Block], dict[int, Block], list[tuple[str, str]]]:
+        """Return what must travel of the blocks; by index there, those of on-change tables; and (table, why) of
+        every second one of an on-change table, which is left out."""
+        parts: list[Block] = []
+        on_change: dict[int, Block] = {}
+        left_out: list[tuple[str, str]] = []
+        seen: list[str] = []
+        for block in blocks:
+            table = block.table
+            if table not in _ON_CHANGE:
+                if block.rows:
+                    parts.append(block)
+            elif table in seen:
+                left_out.append((table, "an on-change table must be in one block"))
+            else:
+                seen.append(table)
+                part = self._part(block, keyframe)
+                if part is not None and part.rows:
+                    on_change[len(parts)] = block
+                    parts.append(part)
+        return parts, on_change, left_out
+
+    def _part(self, block: Block, keyframe: int) -> Block | None:
+        """Return what must travel of an on-change table: all of it, its changed rows, or None."""
+        sent = self._sent.get(block.table)
+        if sent is None:
+            return block
+        if not sent.same_keys(block):
+            return _with_gone(block, sent.devices)
+        if sent.keyframe != keyframe:
+            return block
+        if sent.cells == block.cells and sent.valid == block.valid:
+            return None
+        width = len(block.signal_ids)
+        rows = columns.changed_rows(
+            block.cells, block.valid, sent.cells, sent.valid, width, block.rows
+        )
+        return block.select(rows) if rows else None
+
+    def _encode_what_fits(
+        self, stamp: frames.Stamp, parts: Sequence[Block], why: str
+    ) -> tuple[bytes, dict[int, str]]:
+        """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
+        while the rest is too much together (*why*), the largest."""
+        dropped = {
+            i: words for i, part in enumerate(parts) if (words := self._try(stamp, [part])[1])
+        }
+        kept = sorted(set(range(len(parts))) - dropped.keys(), key=lambda i: len(parts[i].cells))
+        while (data := self._try(stamp, [parts[i] for i in sorted(kept)])[0]) is None:
+            dropped[kept.pop()] = why
+        return data, dropped
+
+    def _try(self, stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
+        try:
+            return self._encoder.encode(stamp, parts, deflate=False), ""
+        except NO_FRAME as error:
+            return None, str(error)
+
+
+def _with_gone(block: Block, before: Sequence[str]) -> Block:
+    """Return *block* with a row of missing cells for each device of *before* that it lacks."""
+    gone = [device for device in before if device not in block.devices]
+    if not gone:
+        return block
+    whole = Block(block.table, [*block.devices, *gone], block.signal_ids)
+    whole.offset_ns = block.offset_ns
+    for column in range(len(block.signal_ids)):
+        source, target = column * block.rows, column * whole.rows
+        whole.ints[target : target + block.rows] = block.ints[source : source + block.rows]
+        whole.valid[target : target + block.rows] = block.valid[source : source + block.rows]
+    return whole

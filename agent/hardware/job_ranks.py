@@ -1,0 +1,179 @@
+"""Rank and world size of processes, by a helper: a child that lives for a moment (`job_ranks_child.py`).
+
+`environ` takes the lock of the process's memory and may hold its reader as long as a driver holds that process, and
+secrets stand in it. So neither the daemon nor a sampler reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..clock import Clock
+
+CHILD = Path(__file__).with_name("job_ranks_child.py")
+#: Isolated: no folder of a user's, no site packages, no variable is looked at. 20 ms.
+COMMAND = (sys.executable, "-I", "-S", str(CHILD))
+#: A child asks after so many processes; more wait for the next one.
+BATCH_MAX = 64
+WAITING_MAX = 4096
+#: A child that has not ended by then is killed. It ends itself a little earlier.
+DEADLINE_NS = 6_000_000_000
+#: After a child could not be started.
+RETRY_NS = 60_000_000_000
+#: Lines of BATCH_MAX processes are a tenth of this.
+OUTPUT_BYTES_MAX = 1 << 20
+TURN_ON = (
+    "environments of other users' processes are not shown: AmbientCapabilities=CAP_SYS_PTRACE in the agent's "
+    "unit opens them, or read_ranks=false leaves them alone"
+)
+
+#: PID and start in clock ticks.
+Identity = tuple[int, int]
+
+#: Attribute -> the variables it is taken from, the first that is there.
+_MEANINGS: Mapping[str, tuple[str, ...]] = {
+    "rank": (
+        "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX",
+    ),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
+    "array_job_id": ("SLURM_ARRAY_JOB_ID",),
+    "array_task_id": ("SLURM_ARRAY_TASK_ID",),
+    "het_job_id": ("SLURM_HET_JOB_ID",),
+    "checkpoint_seconds": ("GANGLINE_CHECKPOINT_SECONDS",),
+    "gres_gpus": ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+}  # fmt: skip
+
+
+class Answer(NamedTuple):
+    """What the helper said of a process: attributes by name, or why there are none."""
+
+    identity: Identity
+    attributes: dict[str, str]
+    refused: str = ""
+
+
+def attributes_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what the variables mean, with the variable's name beside the rank, for launchers differ."""
+    found: dict[str, str] = {}
+    for attribute, names in _MEANINGS.items():
+        name = next((name for name in names if name in variables), "")
+        if name:
+            found[attribute] = variables[name]
+            if attribute in ("rank", "gres_gpus"):
+                found[f"{attribute}_source"] = name
+    return found
+
+
+def parse_answers(output: bytes) -> list[Answer]:
+    """Return the answers in the helper's lines; what is none counts for nothing. Never raises."""
+    found: list[Answer] = []
+    for line in output.split(b"\n"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            said = json.loads(line)
+            variables = {str(k): str(v) for k, v in said.get("variables", {}).items()}
+            identity = int(said["pid"]), int(said["start"])
+            found.append(Answer(identity, attributes_of(variables), str(said.get("refused", ""))))
+    return found
+
+
+class RankReader:
+    """Runs the helper, never waits for it. One lives at a time: while one cannot be killed, no other is started."""
+
+    def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
+        self._proc, self._clock, self._command = proc, clock, tuple(command)
+        self._waiting: dict[Identity, None] = {}
+        self._asked: list[Identity] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._output = b""
+        self._until_ns = 0  # the child's, or before which no other is started
+        #: What stands in the way, in words; empty: nothing.
+        self.blind_words = ""
+
+    def ask(self, processes: Iterable[Identity]) -> None:
+        """Ask after processes; `poll` has the answers some turns later. What is too many is left out."""
+        self._waiting |= dict.fromkeys(processes)
+        for identity in list(self._waiting)[WAITING_MAX:]:
+            del self._waiting[identity]
+
+    def poll(self) -> list[Answer]:
+        """Return what has been answered since the last call. Never waits, never raises."""
+        if self._child is None:
+            self._start()
+            return []
+        self._listen(self._child)
+        return self._end(self._child)
+
+    def _start(self) -> None:
+        now_ns = self._clock.boottime_ns()
+        if not self._waiting or now_ns < self._until_ns:
+            return
+        self._asked = list(self._waiting)[:BATCH_MAX]
+        command = [*self._command, str(self._proc), *(f"{pid}:{at}" for pid, at in self._asked)]
+        try:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            self._until_ns = now_ns + RETRY_NS
+            self.blind_words = f"the helper for ranks could not be started: {error.strerror}"
+            return
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+        for identity in self._asked:
+            self._waiting.pop(identity, None)
+        self._output, self._until_ns = b"", now_ns + DEADLINE_NS
+
+    def _listen(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while (part := os.read(child.stdout.fileno(), 1 << 16)) and len(
+                self._output
+            ) < OUTPUT_BYTES_MAX:
+                self._output += part
+
+    def _end(self, child: subprocess.Popen[bytes]) -> list[Answer]:
+        """Take leave of a child that has ended, or is late."""
+        if child.poll() is None:
+            if self._clock.boottime_ns() >= self._until_ns:
+                child.kill()  # what it sits in may not let go of it: then it stays our only one
+                self.blind_words = f"the helper for ranks (process {child.pid}) does not return"
+            return []
+        self._listen(child)
+        assert child.stdout is not None
+        child.stdout.close()
+        self._child, self._until_ns = None, 0
+        asked = set(self._asked)
+        answers = [answer for answer in parse_answers(self._output) if answer.identity in asked]
+        answered = {answer.identity for answer in answers}
+        unanswered = [identity for identity in self._asked if identity not in answered]
+        if child.returncode < 0:  # held up by the first of them: it reads in turn
+            self._waiting = dict.fromkeys([*unanswered[1:], *self._waiting])
+            del unanswered[1:]
+        denied = any(answer.refused == "no permission" for answer in answers)
+        self.blind_words = TURN_ON if denied else ""
+        return answers + [Answer(identity, {}, "not answered") for identity in unanswered]
+
+    def close(self) -> None:
+        """End the child, if one runs. It is not waited for. Never raises."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.1)
+            if child.stdout is not None:
+                child.stdout.close()

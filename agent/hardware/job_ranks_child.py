@@ -1,0 +1,118 @@
+"""The helper: reads a few variables of processes' environments, prints them, ends. Run as a file, with `-I -S`.
+
+It stands alone: nothing of the house and nothing of the user is imported, for it may hold CAP_SYS_PTRACE. Secrets stand
+in environments. Of all else than NAMES nothing is kept or printed, and of NAMES only what has the form that it must have.
+
+    python -I -S job_ranks_child.py PROC PID:START [PID:START ...]
+
+START is field 22 of /proc/PID/stat: a process that took the number later is not read. One JSON object a line.
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+
+NUMBER = re.compile(rb"[0-9]{1,10}")
+GPUS = re.compile(rb"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,63}")
+#: All that is ever read, and the form of each.
+NAMES = {
+    b"RANK": NUMBER,
+    b"WORLD_SIZE": NUMBER,
+    b"LOCAL_RANK": NUMBER,
+    b"LOCAL_WORLD_SIZE": NUMBER,
+    b"SLURM_PROCID": NUMBER,
+    b"SLURM_NTASKS": NUMBER,
+    b"SLURM_LOCALID": NUMBER,
+    b"SLURM_JOB_ID": NUMBER,
+    b"SLURM_STEP_ID": NUMBER,
+    b"SLURM_ARRAY_JOB_ID": NUMBER,
+    b"SLURM_ARRAY_TASK_ID": NUMBER,
+    b"SLURM_HET_JOB_ID": NUMBER,
+    b"SLURM_JOB_GPUS": GPUS,
+    b"SLURM_STEP_GPUS": GPUS,
+    b"OMPI_COMM_WORLD_RANK": NUMBER,
+    b"OMPI_COMM_WORLD_SIZE": NUMBER,
+    b"PMI_RANK": NUMBER,
+    b"PMI_SIZE": NUMBER,
+    b"JOB_COMPLETION_INDEX": NUMBER,
+    b"GANGLINE_CHECKPOINT_SECONDS": NUMBER,
+}
+#: Of one environment, no more is read; the kernel's own limit is 6 MB.
+ENVIRON_BYTES_MAX = 8 << 20
+CHUNK_BYTES = 1 << 16
+#: A variable longer than this is none of ours, and is passed over.
+VARIABLE_BYTES_MAX = 512
+#: Whoever is held by a stuck process dies of the alarm, if the kernel lets it.
+SECONDS_MAX = 5
+
+
+def variable_of(entry: bytes) -> tuple[str, str] | None:
+    """Return name and value of one `NAME=value`, if it is one of NAMES in its form."""
+    name, _, value = entry.partition(b"=")
+    form = NAMES.get(name)
+    return (name.decode(), value.decode()) if form and form.fullmatch(value) else None
+
+
+def variables_of(descriptor: int) -> dict[str, str]:
+    """Return the variables of an open `environ`; of a name that stands twice the first, as getenv(3) does."""
+    found: dict[str, str] = {}
+    left, size, skipping = b"", 0, False
+    while size < ENVIRON_BYTES_MAX and (chunk := os.read(descriptor, CHUNK_BYTES)):
+        size += len(chunk)
+        *entries, left = (left + chunk).split(b"\0")
+        for entry in entries:
+            variable = None if skipping else variable_of(entry)
+            skipping = False
+            if variable:
+                found.setdefault(*variable)
+        if len(left) > VARIABLE_BYTES_MAX:
+            left, skipping = b"", True
+    return found
+
+
+def start_of(folder: str) -> int:
+    """Return when the process of this folder of /proc started. Raises OSError, or ValueError for no `stat`."""
+    with open(f"{folder}/stat", "rb", buffering=0) as file:
+        words = file.read(4096).rpartition(b")")[2].split()
+    if len(words) < 20:
+        raise ValueError("no stat")
+    return int(words[19])
+
+
+def answer(proc: str, pid: int, start: int) -> dict[str, object]:
+    """Return what is said of one process: its variables, or why there are none."""
+    said: dict[str, object] = {"pid": pid, "start": start}
+    folder = f"{proc}/{pid}"
+    try:
+        if start_of(folder) != start:
+            return {**said, "refused": "another process has its number"}
+        descriptor = os.open(f"{folder}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            variables = variables_of(descriptor)
+        finally:
+            os.close(descriptor)
+        if start_of(folder) != start:
+            return {**said, "refused": "another process has its number"}
+    except PermissionError:
+        return {**said, "refused": "no permission"}
+    except (OSError, ValueError):
+        return {**said, "refused": "it has ended"}
+    return {**said, "variables": variables}
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line for each process, each as soon as it is read."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(SECONDS_MAX)
+    for asked in arguments[1:]:
+        pid, _, start = asked.partition(":")
+        sys.stdout.write(json.dumps(answer(arguments[0], int(pid), int(start))) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

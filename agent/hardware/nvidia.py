@@ -1,0 +1,353 @@
+"""What the kernel's side of the NVIDIA driver says of its GPUs without a call into any of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...ext import place
+from .files import Roots, names_in, read_text
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+_KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
+
+
+def driver_gpus(proc: Path) -> list[str]:
+    """Return the PCI addresses in /proc/driver/nvidia/gpus, in order; also of GPUs that are lost."""
+    return [n for n in names_in(proc / "driver/nvidia/gpus") if _ADDRESS.fullmatch(n)]
+
+
+def driver_gpu_uuid(proc: Path, address: str) -> str:
+    """Return the UUID that the driver remembers of a GPU; empty when it never learned it. Asks the driver."""
+    place.enter(address.encode(), b"read /proc/driver/nvidia/gpus information")
+    text = read_text(proc / "driver/nvidia/gpus" / address / "information")
+    place.leave()
+    return parse_uuid(text or "")
+
+
+def pci_gpus(sys: Path) -> list[str]:
+    """Return the PCI addresses that the NVIDIA driver is on, in order, as the kernel has it. Asks no driver."""
+    return [n for n in names_in(sys / "bus/pci/drivers/nvidia") if _ADDRESS.fullmatch(n)]
+
+
+def is_bound(sys: Path, address: str) -> bool | None:
+    """Say whether the NVIDIA driver is on a GPU; None where the kernel's list is not to be seen. Asks no driver."""
+    folder = sys / "bus/pci/drivers/nvidia"
+    return (folder / address).exists() if folder.is_dir() else None
+
+
+def parse_uuid(information: str) -> str:
+    """Return the UUID of an `information` file; empty for `GPU-????????-...` (never attached)."""
+    found = _UUID.search(information)
+    return found.group(1) if found else ""
+
+
+def kernel_driver_version(proc: Path) -> str:
+    """Return the version of the driver that the kernel has loaded, from /proc/driver/nvidia/version; or nothing."""
+    return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
+
+
+def parse_kernel_driver_version(text: str) -> str:
+    """Return `590.48.01` of `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build ...`."""
+    found = _KERNEL_VERSION.search(text)
+    return found.group(1) if found else ""
+
+
+# ----------------------------------------------------------------------
+# Which of a driver's own statistics stand for which signal: mlx5, bnxt, ice, ena.
+#
+# Names: drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and Documentation/networking/
+# device_drivers/ethernet/mellanox/mlx5/counters.rst), broadcom/bnxt/bnxt_ethtool.c,
+# intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
+
+_PRIORITIES = range(8)
+
+
+def _by_priority(forms: Mapping[str, str]) -> dict[bytes, str]:
+    """Return name -> signal for each priority, of forms with `{}` in both."""
+    return {
+        name.format(p).encode(): f"nic.priority_{signal.format(p)}"
+        for name, signal in forms.items()
+        for p in _PRIORITIES
+    }
+
+
+_MLX5: dict[bytes, str] = {
+    b"rx_discards_phy": "nic.receive_discards_packets",
+    b"tx_discards_phy": "nic.transmit_discards_packets",
+    b"rx_out_of_buffer": "nic.out_of_buffer_packets",
+    b"rx_steer_missed_packets": "nic.steering_missed_packets",
+    b"rx_crc_errors_phy": "nic.receive_crc_errors",
+    b"rx_symbol_err_phy": "nic.symbol_errors",
+    b"rx_pcs_symbol_err_phy": "nic.pcs_symbol_errors",
+    b"rx_corrected_bits_phy": "nic.corrected_bits_count",
+    b"link_down_events_phy": "nic.link_down_events",
+    b"tx_errors_phy": "nic.transmit_errors",
+    b"module_unplug": "nic.module_unplugged_events",
+    b"module_bus_stuck": "nic.module_bus_stuck_events",
+    b"module_high_temp": "nic.module_overheated_events",
+    b"module_bad_shorted": "nic.module_shorted_events",
+    b"rx_ecn_mark": "nic.congestion_marked_packets",
+    b"tx_pause_storm_warning_events": "nic.pause_storm_warnings_events",
+    b"tx_pause_storm_error_events": "nic.pause_storm_errors_events",
+    b"rx_pci_signal_integrity": "nic.pcie_receive_errors",
+    b"tx_pci_signal_integrity": "nic.pcie_transmit_errors",
+    b"outbound_pci_stalled_rd_events": "nic.pcie_stalled_reads_seconds",
+    b"outbound_pci_stalled_wr_events": "nic.pcie_stalled_writes_seconds",
+    b"outbound_pci_buffer_overflow": "nic.pcie_overflow_packets",
+    b"rx_buffer_passed_thres_phy": "nic.buffer_threshold_events",
+    **_by_priority(
+        {
+            "rx_prio{}_pause": "{}_received_pause_frames",
+            "tx_prio{}_pause": "{}_transmitted_pause_frames",
+            "rx_prio{}_pause_duration": "{}_received_pause_microseconds",
+            "tx_prio{}_pause_duration": "{}_transmitted_pause_microseconds",
+            "rx_prio{}_pause_transition": "{}_received_pause_transitions_events",
+        }
+    ),
+}
+_BNXT: dict[bytes, str] = {
+    b"rx_fcs_err_frames": "nic.receive_crc_errors",
+    b"rx_pcs_symbol_err": "nic.pcs_symbol_errors",
+    b"rx_total_discard_pkts": "nic.receive_discards_packets",
+    b"tx_total_discard_pkts": "nic.transmit_discards_packets",
+    b"rx_fec_corrected_blocks": "nic.fec_corrected_count",
+    b"rx_fec_uncorrectable_blocks": "nic.fec_uncorrectable_errors",
+    b"rx_corrected_bits": "nic.corrected_bits_count",
+    b"rx_buffer_passed_threshold": "nic.buffer_threshold_events",
+    b"link_down_events": "nic.link_down_events",
+    b"continuous_pause_events": "nic.continuous_pause_events",
+    **_by_priority(
+        {
+            "rx_pfc_ena_frames_pri{}": "{}_received_pause_frames",
+            "tx_pfc_ena_frames_pri{}": "{}_transmitted_pause_frames",
+            "pfc_pri{}_rx_duration_us": "{}_received_pause_microseconds",
+            "pfc_pri{}_tx_duration_us": "{}_transmitted_pause_microseconds",
+            "pfc_pri{}_rx_transitions": "{}_received_pause_transitions_events",
+        }
+    ),
+}
+_ICE: dict[bytes, str] = {
+    b"rx_dropped.nic": "nic.receive_discards_packets",
+    b"tx_dropped_link_down.nic": "nic.transmit_discards_packets",
+    b"tx_errors.nic": "nic.transmit_errors",
+    b"rx_crc_errors.nic": "nic.receive_crc_errors",
+    b"mac_local_faults.nic": "nic.local_faults_events",
+    b"mac_remote_faults.nic": "nic.remote_faults_events",
+    **_by_priority(
+        {
+            "rx_priority_{}_xoff.nic": "{}_received_pause_frames",
+            "tx_priority_{}_xoff.nic": "{}_transmitted_pause_frames",
+        }
+    ),
+}
+_ENA: dict[bytes, str] = {
+    b"bw_in_allowance_exceeded": "nic.bandwidth_in_exceeded_packets",
+    b"bw_out_allowance_exceeded": "nic.bandwidth_out_exceeded_packets",
+    b"pps_allowance_exceeded": "nic.packet_rate_exceeded_packets",
+    b"conntrack_allowance_exceeded": "nic.connections_exceeded_packets",
+    b"tx_timeout": "nic.transmit_timeouts_events",
+}
+
+#: Driver, as ETHTOOL_GDRVINFO names it, -> name of a statistic -> signal.
+SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {
+    b"mlx5_core": _MLX5,
+    b"mlx5e_rep": _MLX5,
+    b"bnxt_en": _BNXT,
+    b"ice": _ICE,
+    b"ena": _ENA,
+}
+
+
+def pick(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
+    """Return signal -> place of its statistic among *names*; none for a driver that is not known.
+
+    A name that stands there twice is not picked: nobody could say which of them is meant.
+    """
+    known = SIGNALS_OF.get(driver.partition(b" ")[0], {})
+    often = Counter(name for name in names if name in known)
+    return {
+        known[name]: place for place, name in enumerate(names) if name in known and often[name] == 1
+    }
+
+
+# ----------------------------------------------------------------------
+# Who may see all MIG instances: a capability file of the NVIDIA driver (MIG user guide, "Device
+# nodes and capabilities"). A process that can open it, or has CAP_SYS_ADMIN, sees the instances of
+# others; any other process gets `no permission`, or, of NVML events, just less.
+
+_FILE = "driver/nvidia/capabilities/mig/monitor"
+_CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,7})\s*$", re.MULTILINE)
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,32})\s*$", re.MULTILINE)
+_CAP_SYS_ADMIN = 21  # include/uapi/linux/capability.h
+
+
+def parse_capability_minor(text: str) -> int | None:
+    """Return the minor number of the capability's device node; None for a text that has none."""
+    found = _CAPABILITY_MINOR.search(text)
+    return int(found.group(1)) if found else None
+
+
+def parse_is_administrator(status: str) -> bool:
+    """Say whether a /proc/PID/status shows CAP_SYS_ADMIN in effect."""
+    found = _CAPABILITIES.search(status)
+    return bool(found and int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def mig_monitor_node(roots: Roots) -> Path | None:
+    """Return the device node of `mig/monitor`; None where the driver has no such capability."""
+    minor = parse_capability_minor(read_text(roots.proc / _FILE) or "")
+    return None if minor is None else roots.dev / f"nvidia-caps/nvidia-cap{minor}"
+
+
+def sees_all_mig_instances(roots: Roots) -> bool:
+    """Say whether this process may see instances that are not its own."""
+    if parse_is_administrator(read_text(roots.proc / "self/status") or ""):
+        return True
+    node = mig_monitor_node(roots)
+    return node is not None and os.access(node, os.R_OK)
+
+
+def mig_monitor_line(roots: Roots) -> str:
+    """Return the command that would let this process see all MIG instances."""
+    file, node = (
+        roots.proc / _FILE,
+        mig_monitor_node(roots) or roots.dev / "nvidia-caps/nvidia-cap2",
+    )
+    return f"grant {file}: nvidia-modprobe -f {file} && setfacl -m u:{os.geteuid()}:r {node}"
+
+
+# ----------------------------------------------------------------------
+# Who has the NVIDIA driver's device nodes open: what defeats a reset, a MIG change, an unload. From
+# /proc only.
+#
+# `/proc/PID/fd` shows other users' processes to root, and to those with CAP_SYS_PTRACE.
+
+PROCESSES_MAX = 200_000
+NAME_CHARACTERS_MAX = 64
+_GPU_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
+_NODE = re.compile(r"nvidia(?:\d{1,4}|ctl|-uvm|-uvm-tools|-modeset|-caps/.{1,40})")
+
+
+class Holder(NamedTuple):
+    """A process and a device node that it has open: `nvidia3`, `nvidiactl`."""
+
+    process_id: int
+    process_name: str
+    node: str
+
+
+class Holders(NamedTuple):
+    """`unseen`: processes whose descriptors we may not see."""
+
+    found: tuple[Holder, ...]
+    unseen: int
+
+
+def parse_gpu_minor(information: str) -> int | None:
+    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: not told."""
+    found = _GPU_MINOR.search(information)
+    return int(found.group(1)) if found else None
+
+
+def nodes_of(proc: Path) -> dict[str, str]:
+    """Return node -> PCI address: `nvidia3` -> `0000:9b:00.0`, by the driver's own list."""
+    nodes = {}
+    for address in driver_gpus(proc):
+        text = read_text(proc / "driver/nvidia/gpus" / address / "information") or ""
+        if (minor := parse_gpu_minor(text)) is not None:
+            nodes[f"nvidia{minor}"] = address
+    return nodes
+
+
+def node_of(target: str, dev: Path) -> str:
+    """Return the driver's node that a descriptor's link shows, such as `nvidia3`; empty for anything else."""
+    for root in (f"{dev}/", "/dev/"):
+        name = target.removesuffix(" (deleted)").removeprefix(root)
+        if name != target and _NODE.fullmatch(name):
+            return name
+    return ""
+
+
+def open_nodes(proc: Path, process_id: int, dev: Path) -> set[str] | None:
+    """Return the driver's nodes that a process has open; None when we may not see. One that is gone has none."""
+    nodes = set()
+    folder = proc / str(process_id) / "fd"
+    try:
+        for name in os.listdir(folder):
+            try:
+                node = node_of(os.readlink(folder / name), dev)
+            except FileNotFoundError:
+                continue  # closed just now
+            if node:
+                nodes.add(node)
+    except PermissionError:
+        return None
+    except OSError:
+        return set()
+    return nodes
+
+
+def holders(proc: Path, dev: Path, process_ids: Iterator[int]) -> Holders:
+    """Return who of these processes has which of the driver's nodes open."""
+    found: list[Holder] = []
+    unseen = 0
+    for process_id in process_ids:
+        nodes = open_nodes(proc, process_id, dev)
+        if nodes is None:
+            unseen += 1
+        elif nodes:
+            name = (read_text(proc / str(process_id) / "comm") or "").strip()[:NAME_CHARACTERS_MAX]
+            found += [Holder(process_id, name, node) for node in sorted(nodes)]
+    return Holders(tuple(found), unseen)
+
+
+def every_process(proc: Path) -> Iterator[int]:
+    """Yield the ids of all processes that this /proc shows."""
+    names = (name for name in os.listdir(proc) if name.isdecimal() and name.isascii())
+    for _, name in zip(range(PROCESSES_MAX), names, strict=False):
+        yield int(name)
+
+
+def own_processes(proc: Path) -> Iterator[int]:
+    """Yield the ids of this process and all that descend from it, as *proc* numbers them: it may be the host's."""
+    try:
+        pending = [int(os.readlink(proc / "self"))]
+    except (OSError, ValueError):
+        return
+    while pending:
+        process_id = pending.pop()
+        yield process_id
+        pending += children(proc, process_id)
+
+
+def children(proc: Path, process_id: int) -> list[int]:
+    """Return the children of all threads of a process (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    folder = proc / str(process_id) / "task"
+    try:
+        for task in os.listdir(folder):
+            text = read_text(folder / task / "children") or ""
+            found += [int(word) for word in text.split() if word.isdecimal()]
+    except OSError:
+        pass  # it has just ended
+    return found
+
+
+def blocking(
+    found: tuple[Holder, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
+) -> list[tuple[Holder, str]]:
+    """Return who stands in the way of *devices* (None: of the driver as a whole), with the GPU's PCI address.
+
+    A process that has only the driver's common nodes open is in the way of no single GPU.
+    """
+    return [
+        (holder, nodes.get(holder.node, ""))
+        for holder in found
+        if devices is None or nodes.get(holder.node, "") in devices
+    ]

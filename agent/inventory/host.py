@@ -1,0 +1,288 @@
+"""What /sys and /proc say of the host's parts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...ext.hostfiles import CoreTimes, line_numbers
+from ..hardware import host, pci, settings, storage
+from ..hardware.files import KeptFile, Roots, device_key, names_in, read_text, read_unsigned
+from ..hardware.host import cpu_model
+from . import Device
+
+_SECTOR_BYTES = 512  # `size` counts these, whatever the disk's own
+#: The device kind of those network filesystems that have readings.
+_NETWORK_KINDS = {"nfs": "nfs", "nfs4": "nfs", "lustre": "lustre"}
+
+
+def numa_nodes(roots: Roots) -> list[Device]:
+    """Nodes with their cores, and the distance to each node."""
+    return [
+        Device(
+            "numa",
+            name,
+            {
+                "cpus": read_text(folder / "cpulist") or "",
+                "distances": " ".join(map(str, host.distances(folder))),
+            },
+        )
+        for name, folder in host.nodes(roots.sys).items()
+    ]
+
+
+def pcie_functions(roots: Roots) -> list[Device]:
+    """Functions with their bridges up to the root; a GPU's also say what is near it."""
+    functions = pci.watched_functions(roots.sys)
+    nics = [function for function in functions.values() if function.is_network]
+    rdma = _rdma_by_function(roots)
+    devices: list[Device] = []
+    for function in functions.values():
+        attributes = _known(function.folder, _FUNCTION_FILES)
+        if not pci.is_asleep(function.folder):
+            attributes |= _known(function.folder, _LINK_FILES)
+        attributes |= {
+            "class": f"0x{function.class_code:06x}",
+            "parents": " ".join(function.parents),
+            "root": function.root,
+            "driver": link_name(function.folder / "driver"),
+        }
+        group = link_name(function.folder / "iommu_group")
+        attributes |= {"iommu_group": group} if group else {}
+        if function.is_gpu:
+            attributes |= {f"near {nic.address}": pci.nearness(function, nic) for nic in nics}
+            attributes |= _nearest(function, nics, rdma)
+        devices.append(Device("pcie", function.address, attributes))
+    return devices
+
+
+#: Attribute -> its file in a function's folder. `label` is what the board's maker calls the place.
+_FUNCTION_FILES = {
+    "vendor": "vendor",
+    "device": "device",
+    "subsystem_vendor": "subsystem_vendor",
+    "subsystem_device": "subsystem_device",
+    "numa_node": "numa_node",
+    "cpus": "local_cpulist",
+    "label": "label",
+}
+#: These are read from the device itself, which wakes up for it.
+_LINK_FILES = {"link_speed_max": "max_link_speed", "link_width_max": "max_link_width"}
+
+
+def _nearest(
+    gpu: pci.Function, nics: list[pci.Function], rdma: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a job should pair with a GPU, and how near it is; nothing of what is on another socket."""
+    nearness, near = pci.nearest(gpu, nics)
+    rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])
+    return _filled(
+        {
+            "nearest_nics": " ".join(nic.address for nic in near),
+            "nearest_nics_at": nearness,
+            "nearest_rdma": " ".join(rdma[nic.address] for nic in near_rdma),
+            "nearest_rdma_at": rdma_nearness,
+        }
+    )
+
+
+def _rdma_by_function(roots: Roots) -> dict[str, str]:
+    """Return the RDMA device of each PCIe function that has one."""
+    folder = roots.sys / "class/infiniband"
+    return {pci_address(folder / name): device_key(name) for name in names_in(folder)}
+
+
+def disks(roots: Roots) -> list[Device]:
+    """Disks with model, firmware, size, how their queue works, and the PCIe function they hang from."""
+    devices: list[Device] = []
+    for name in storage.disks_with_backing(roots.sys):
+        folder = roots.sys / "block" / name.replace("/", "!")
+        sectors = read_unsigned(folder / "size")
+        attributes = _known(
+            folder / "device",
+            {
+                "model": "model",
+                "firmware": "firmware_rev",
+                "serial": "serial",
+                "transport": "transport",
+            },
+        )
+        attributes |= _known(folder, {"wwid": "wwid", "queue_requests": "queue/nr_requests"})
+        attributes |= {
+            "size_bytes": "" if sectors is None else str(sectors * _SECTOR_BYTES),
+            "rotational": read_text(folder / "queue/rotational") or "",
+            "scheduler": _chosen(read_text(folder / "queue/scheduler") or ""),
+            "pci_address": pci_address(folder),
+        }
+        devices.append(Device("disk", device_key(name), _filled(attributes)))
+    return devices
+
+
+def nvme_controllers(roots: Roots) -> list[Device]:
+    """NVMe controllers with what is written on them, and their disks."""
+    devices: list[Device] = []
+    for name, folder in storage.controllers(roots.sys).items():
+        attributes = _known(
+            folder,
+            {
+                "model": "model",
+                "serial": "serial",
+                "firmware": "firmware_rev",
+                "transport": "transport",
+                "subsystem": "subsysnqn",
+                "numa_node": "numa_node",
+            },
+        )
+        attributes |= {
+            "disks": " ".join(storage.namespaces(folder)),
+            "pci_address": pci_address(folder),
+        }
+        devices.append(Device("nvme", device_key(name), _filled(attributes)))
+    return devices
+
+
+def filesystems(roots: Roots) -> list[Device]:
+    """Local filesystems with what they are on, and those over a network, of which no readings may exist."""
+    data = KeptFile(roots.proc / "self/mountinfo").read()
+    local = [("filesystem", mount) for mount in storage.parse_mountinfo(data)]
+    remote = [
+        (_NETWORK_KINDS.get(mount.type, "network_filesystem"), mount)
+        for mount in storage.parse_network_mounts(data)
+    ]
+    return [
+        Device(
+            kind,
+            device_key(mount.point),
+            {"source": device_key(mount.source), "type": device_key(mount.type)},
+        )
+        for kind, mount in local + remote
+    ]
+
+
+def sensors(roots: Roots) -> list[Device]:
+    """RAPL zones and hwmon sensors with the names that their numbers do not say."""
+    zones = host.rapl_zones(roots.sys).items()
+    found = [Device("rapl", name, {"label": host.zone_label(folder)}) for name, folder in zones]
+    for name, sensor in host.sensors(roots.sys).items():
+        chip = Path(sensor.prefix).parent
+        attributes = {
+            "chip": read_text(chip / "name") or "",
+            "label": read_text(Path(f"{sensor.prefix}_label")) or "",
+            "pci_address": pci_address(chip / "device"),
+        }
+        found.append(Device("hwmon", device_key(name), _filled(attributes)))
+    return found
+
+
+def memory_modules(roots: Roots) -> list[Device]:
+    """Memory controllers and DIMMs, with the label that is printed beside the socket."""
+    files = {
+        "controller": {"name": "mc_name", "size_megabytes": "size_mb"},
+        "dimm": {
+            "label": "dimm_label",
+            "location": "dimm_location",
+            "size_megabytes": "size",
+            "memory": "dimm_mem_type",
+            "ecc": "dimm_edac_mode",
+        },
+        "row": {"memory": "mem_type", "ecc": "edac_mode", "size_megabytes": "size_mb"},
+        "channel": {"label": "dimm_label"},
+    }
+    return [
+        Device(
+            "edac",
+            name,
+            _known(
+                place.folder,
+                {key: f"{place.prefix}{file}" for key, file in files[place.kind].items()},
+            ),
+        )
+        for name, place in host.places(roots.sys).items()
+    ]
+
+
+def kernel_settings(roots: Roots) -> list[Device]:
+    """Settings that are words: the flags that the kernel was started with, and which parts it uses."""
+    cpu, kernel = roots.sys / "devices/system/cpu", roots.proc / "sys"
+    clock = roots.sys / "devices/system/clocksource/clocksource0/current_clocksource"
+    governors = {word for word in settings.domain_words(roots.sys, "scaling_governor") if word}
+    attributes = {
+        "kernel_flags": settings.kernel_flags(read_text(roots.proc / "cmdline")),
+        "kernel_build": (read_text(kernel / "kernel/version") or "")[:256],
+        "clocksource": read_text(clock) or "",
+        "cpu_governors": " ".join(sorted(governors)),
+        "frequency_driver": read_text(cpu / "cpufreq/policy0/scaling_driver") or "",
+        "idle_driver": read_text(cpu / "cpuidle/current_driver") or "",
+        "isolated_cpus": read_text(cpu / "isolated") or "",
+        "tcp_congestion": read_text(kernel / "net/ipv4/tcp_congestion_control") or "",
+    }
+    filled = _filled(attributes)
+    return [Device("settings", "host", filled)] if filled else []
+
+
+def pci_address(folder: Path) -> str:
+    """Return the nearest PCI function that a device's real path goes through; empty without one."""
+    parents, _ = pci.chain_to_root(os.path.realpath(folder) + "/")
+    return parents[0] if parents else ""
+
+
+def link_name(link: Path) -> str:
+    """Return the name that a symbolic link points to; empty when it is none."""
+    try:
+        return device_key(os.path.basename(os.readlink(link)))
+    except OSError:
+        return ""
+
+
+def _known(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    """Return the attributes whose files exist."""
+    return _filled({name: read_text(folder / file) or "" for name, file in files.items()})
+
+
+def _chosen(text: str) -> str:
+    """Return the one in brackets of a list of choices: `[none] mq-deadline`."""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _filled(attributes: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in attributes.items() if value}
+
+
+# ----------------------------------------------------------------------
+# What names the host as a whole.
+
+
+def labels(roots: Roots) -> dict[str, str]:
+    """Return hostname, kernel, os, cpu, memory and driver version; without those that are not known."""
+    proc = roots.proc
+    cores = CoreTimes()
+    cores.take(KeptFile(proc / "stat").read())
+    (memory,) = line_numbers(KeptFile(proc / "meminfo").read(), (b"MemTotal:",))
+    found = {
+        "hostname": read_text(proc / "sys/kernel/hostname"),
+        "kernel": read_text(proc / "sys/kernel/osrelease"),
+        "cpu_model": cpu_model(proc),
+        "cpu_cores": str(cores.count or ""),
+        "memory_bytes": str(memory or ""),
+        "nvidia_driver_version": read_text(roots.sys / "module/nvidia/version"),
+        "os": _os_name() if roots.is_this_machine else "",
+        "cpu_physical_cores": _physical_cores() if roots.is_this_machine else "",
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _os_name() -> str:
+    for line in (read_text(Path("/etc/os-release")) or "").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return ""
+
+
+def _physical_cores() -> str:
+    with contextlib.suppress(Exception):  # psutil is optional, and this is a label
+        import psutil
+
+        return str(psutil.cpu_count(logical=False) or "")
+    return ""

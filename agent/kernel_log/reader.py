@@ -1,0 +1,408 @@
+"""From records to events: what is new, what it tells, what was lost, and how far all that is on disk."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..clock import Clock
+from ..events import WITNESS
+from ..hardware.kmsg import KERNEL_FACILITY, Record, parse_record
+from .incidents import ALL_OPEN_MAX, Incidents, Key, Line
+from .record import Notice
+from .rules import classify
+
+# ----------------------------------------------------------------------
+# From a record's stamp to boot time.
+#
+# A record bears the kernel's local clock in microseconds (`local_clock`, kernel/printk/printk.c):
+# time since boot, without the time suspended, and never corrected by NTP. Against CLOCK_BOOTTIME it
+# is therefore off by the time suspended and by a drift of some tens of parts in a million, seconds
+# after a few days up.
+#
+# A record that was read the moment it was written shows the drift, to within what poll and read
+# took (about a millisecond, and never to the other side: a record is written before it is read).
+# Until such a one came, the drift is taken to be none: at 50 ppm that is wrong by 4 s a day. A
+# record of before a suspension is put too late by that suspension: hosts with GPUs are seldom
+# suspended.
+
+MICROSECOND_NS = 1_000
+#: The least drift of so many records just written is taken: each is too large by what reading took.
+DRIFTS_KEPT = 16
+#: Of those only what was learned within this time before the last: at 50 ppm, 30 ms of drift.
+DRIFTS_NS = 600_000_000_000
+
+
+def never_suspended() -> int:
+    """Return 0: no time is missing from the log's clock."""
+    return 0
+
+
+class Stamps:
+    """Turns stamps into boot time. Learns from records that are read as they are written."""
+
+    def __init__(self, suspended_ns: Callable[[], int] = never_suspended) -> None:
+        """*suspended_ns*: how long the machine has been suspended since boot, as of now."""
+        self._suspended_ns = suspended_ns
+        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_KEPT)  # (learned at, drift)
+
+    def learn(self, microseconds: int, boottime_ns: int) -> None:
+        """A record that was written just now was read at *boottime_ns*."""
+        drift_ns = boottime_ns - microseconds * MICROSECOND_NS - self._suspended_ns()
+        while self._drifts and boottime_ns - self._drifts[0][0] > DRIFTS_NS:
+            self._drifts.popleft()
+        self._drifts.append((boottime_ns, drift_ns))
+
+    def boottime_ns(self, microseconds: int, now_ns: int) -> int:
+        """Return when the record was written; never later than *now_ns*, when it was read."""
+        drift_ns = min((drift_ns for _, drift_ns in self._drifts), default=0)
+        written_ns = microseconds * MICROSECOND_NS + drift_ns + self._suspended_ns()
+        return max(0, min(written_ns, now_ns))
+
+
+# ----------------------------------------------------------------------
+# How far the log was read, and which incidents were open then: one small file, replaced whole.
+#
+# It is written after the events that it covers are on disk. What was told past it is told again
+# after a crash, with the same event ids, and the aggregator keeps one of each.
+#
+# It is for another process of the same boot, and without meaning after a power cut: so it is never
+# synced to the disk, and no record waits in the log because the position of the one before is being
+# kept.
+
+FILE_NAME = "position.json"
+#: A larger file is not ours.
+FILE_BYTES_MAX = 16 << 20
+#: 2 raised to this is no sequence number of the kernel's (u64).
+_SEQUENCE_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Sequences up to `sequence`, of this boot and of its *epoch*-th log, were read."""
+
+    boot_id: str
+    sequence: int
+    #: Raised when the numbers began anew within one boot, as in a sandbox that was restored.
+    epoch: int = 0
+    incidents: tuple[tuple[Key, HealthEvent], ...] = ()
+
+
+def format_position(position: Position) -> bytes:
+    """Return the file's content."""
+    incidents = [
+        [list(key), binascii.b2a_base64(event.SerializeToString(), newline=False).decode()]
+        for key, event in position.incidents
+    ]
+    return json.dumps(
+        {
+            "boot_id": position.boot_id,
+            "epoch": position.epoch,
+            "sequence": position.sequence,
+            "incidents": incidents,
+        }
+    ).encode()
+
+
+def parse_position(content: bytes) -> Position:
+    """Return what `format_position` wrote. Raises ValueError for anything else."""
+    try:
+        fields = json.loads(content)
+        boot_id, sequence, epoch = fields["boot_id"], fields["sequence"], fields["epoch"]
+        incidents = tuple(_incident(each) for each in fields["incidents"][:ALL_OPEN_MAX])
+    except (ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
+        raise ValueError(f"holds no position in the kernel's log: {error}") from error
+    if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
+        raise ValueError("holds no position in the kernel's log")
+    return Position(boot_id, sequence, epoch, incidents)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << _SEQUENCE_BITS
+
+
+def _incident(fields: Any) -> tuple[Key, HealthEvent]:
+    (name, device, code, scope), text = fields
+    if not isinstance(code, int) or not all(isinstance(t, str) for t in (name, device, scope)):
+        raise ValueError("an incident has no key")
+    return (name, device, code, scope), HealthEvent.FromString(binascii.a2b_base64(text))
+
+
+class Keeper:
+    """The file, or nothing where no folder is given. Never raises; `last_error` says what failed."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.last_error = ""
+        self._folder = folder
+
+    def load(self) -> Position | None:
+        """Return what was kept, None if nothing was or it cannot be read: then all is read again."""
+        if self._folder is None:
+            return None
+        path = self._folder / FILE_NAME
+        try:
+            with open(path, "rb") as file:
+                return parse_position(file.read(FILE_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.last_error = f"{path}: {error.strerror}"
+        except ValueError as error:
+            self.last_error = f"{path}: {error}"
+        return None
+
+    def save(self, position: Position) -> bool:
+        """Keep *position*: whoever reads finds this or the one before, whole. Say if it was kept."""
+        if self._folder is None:
+            return True
+        new = self._folder / f"{FILE_NAME}.new"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.write_bytes(format_position(position))
+            new.replace(self._folder / FILE_NAME)
+        except OSError as error:
+            self.last_error = f"{self._folder / FILE_NAME}: {error.strerror}"
+            with suppress(OSError):  # half a file would take from a full disk what events need
+                new.unlink()
+            return False
+        self.last_error = ""
+        return True
+
+
+LOST = "host.kernel_log_lost"
+#: What was told is noted so long after, so that the disk is the event's first; less than the first step
+#: of an incident's pace, so that few revisions come before.
+SAVE_SOON_NS = 500_000_000
+#: A log that moves without telling anything is noted this often: reading again from there is harmless.
+SAVE_NS = 60_000_000_000
+#: Of a line that came in pieces, the beginning that is kept.
+FRAGMENT_CHARACTERS_MAX = 1024
+
+log = logging.getLogger(__name__)
+
+#: Adds what only a driver's decoder knows to what a line tells: (notice, text) -> notice.
+Decode = Callable[[Notice, str], Notice]
+#: Says whether a line is worth an event: (notice, text) -> bool.
+Wanted = Callable[[Notice, str], bool]
+
+
+def undecoded(notice: Notice, text: str) -> Notice:
+    """Leave a notice as it is."""
+    return notice
+
+
+class Follower:
+    """Follows one log. All methods belong to one thread; the counts may be read from any.
+
+    Attributes: `read_count` (records taken), `told_count` (events told, without their revisions),
+    `lost_count` (records that were overwritten), `not_understood_count`.
+    """
+
+    def __init__(
+        self,
+        boot_id: bytes,
+        tell: Callable[[HealthEvent], bool],
+        keeper: Keeper,
+        clock: Clock,
+        stamps: Stamps,
+        decode: Decode = undecoded,
+        wanted: Wanted = lambda notice, text: True,
+    ) -> None:
+        """*tell* says whether the event is on disk; *boot_id* is part of every event's id."""
+        self.read_count = self.told_count = self.lost_count = self.not_understood_count = 0
+        self.incidents = Incidents()
+        self._boot = boot_id.hex()
+        self._tell, self._keeper, self._clock = tell, keeper, clock
+        self._stamps, self._decode, self._wanted = stamps, decode, wanted
+        self._epoch = 0
+        self._sequence = -1  # of the last record taken; -1: none ever was
+        self._highest = -1  # seen since the log was opened
+        self._catching_up = False  # records that were taken before are passed over
+        self._skipped = 0  # records too long, since the last one taken
+        self._log_ns = 0  # when the last record was written
+        self._before = ""  # the line before, which a fragment may go on
+        self._saved_sequence = -1
+        self._save_ns = (
+            clock.boottime_ns() + SAVE_NS
+        )  # when the position is to be kept, if it moved
+        self._told_since_save = False
+        self._in_memory: HealthEvent | None = None  # something told that is not on disk
+        self._unkept = ""  # why the position could not be kept, as it was said last
+        self._take_up()
+        #: Whether the log is read on from where an agent before this one ended.
+        self.resumed = self._sequence >= 0
+
+    def _take_up(self) -> None:
+        position = self._keeper.load()
+        if position is None or position.boot_id != self._boot:
+            return
+        self._sequence = self._saved_sequence = position.sequence
+        self._epoch = position.epoch
+        now_ns = self._clock.boottime_ns()
+        for key, event in position.incidents:
+            self.incidents.restore(key, event, now_ns)
+        self._save(now_ns)  # so that no two lives of the agent use one revision
+
+    def opened(self) -> None:
+        """The log was opened, and begins with the oldest record that there is."""
+        self._catching_up = self._sequence >= 0
+        self._highest = -1
+        self._skipped = 0
+        self._before = ""
+
+    # A record --------------------------------------------------------------------------------
+
+    def take(self, data: bytes, *, live: bool) -> None:
+        """Take what one read gave; *live*: it was written the moment before. Never raises."""
+        try:
+            record = parse_record(data)
+        except ValueError:
+            self.read_count += 1
+            self.not_understood_count += 1
+            self._skipped += 1
+            return
+        self._highest = max(self._highest, record.sequence)
+        if self._catching_up and record.sequence <= self._sequence:
+            return
+        self.read_count += 1
+        now_ns = self._clock.boottime_ns()
+        if live:
+            self._stamps.learn(record.microseconds, now_ns)
+        self._log_ns = self._stamps.boottime_ns(record.microseconds, now_ns)
+        self._note_sequence(record.sequence, now_ns)
+        if record.facility == KERNEL_FACILITY:
+            self._classify(record, now_ns)
+
+    def too_long(self) -> None:
+        """A record was longer than the buffer; the kernel goes on with the next."""
+        self.read_count += 1
+        self.not_understood_count += 1
+        self._skipped += 1
+
+    def _note_sequence(self, sequence: int, now_ns: int) -> None:
+        if sequence <= self._sequence:
+            self._begin_anew(f"from {self._sequence} back to {sequence}")
+        elif self._sequence >= 0:
+            lost = sequence - self._sequence - 1 - self._skipped
+            if lost > 0:
+                self._lose(lost, sequence, now_ns)
+        self._catching_up = False
+        self._skipped = 0
+        self._sequence = sequence
+
+    def _lose(self, lost: int, sequence: int, now_ns: int) -> None:
+        self.lost_count += lost
+        words = (
+            f"{lost} records of the kernel's log were overwritten before {sequence} could be read"
+        )
+        self._take_notice(Notice(LOST, occurrences=lost), words, f"lost-{sequence}", now_ns)
+
+    def _begin_anew(self, how: str) -> None:
+        """The numbers of one boot's log went back: a sandbox was restored, or another log is shown."""
+        log.warning(
+            "the kernel's log began anew: its numbers went %s", how, extra={"cause": "kernel_log"}
+        )
+        self._tell_all(self.incidents.rest(self._clock.boottime_ns()))
+        self.incidents.clear()
+        self._epoch += 1
+        self._sequence = -1
+
+    def _classify(self, record: Record, now_ns: int) -> None:
+        text = record.text
+        notice = classify(text)
+        if record.is_fragment and self._before:
+            text = self._before + text
+            notice = notice or classify(text)
+        if notice is None:
+            self._before = text[:FRAGMENT_CHARACTERS_MAX]
+            return
+        self._before = ""
+        if not self._wanted(notice, text):
+            return
+        if record.device.startswith("+pci:") and "pci_address" not in notice.attributes:
+            attributes = {**notice.attributes, "pci_address": record.device[5:]}
+            notice = notice._replace(attributes=attributes)
+        if not self.incidents.is_open(notice):  # a storm is decoded by its first line
+            notice = self._decode(notice, text)
+        self._take_notice(notice, text, str(record.sequence), now_ns)
+
+    def _take_notice(self, notice: Notice, text: str, name: str, now_ns: int) -> None:
+        wall_ns = self._clock.wall_ns() - (now_ns - self._log_ns)
+        if notice.name == "gpu.xid":
+            WITNESS.saw(notice.device, notice.code, self._log_ns)
+        event_id = f"kmsg-{self._boot}-{self._epoch}-{name}"
+        line = Line(notice, text, self._log_ns, max(0, wall_ns), event_id)
+        self._tell_all(self.incidents.take(line, now_ns))
+
+    def _tell_all(self, events: Iterable[HealthEvent]) -> None:
+        for event in events:
+            self.told_count += event.revision == 0
+            self._in_memory = None if self._tell(event) else event
+            if not self._told_since_save:
+                self._told_since_save = True
+                self._save_ns = self._clock.boottime_ns() + SAVE_SOON_NS
+
+    # Between records -------------------------------------------------------------------------
+
+    def drained(self) -> bool:
+        """All that is in the log was read. False: it is another log, open it again and read all of it."""
+        anew = self._catching_up and 0 <= self._highest < self._sequence
+        if anew:
+            self._begin_anew(f"from {self._sequence} back to {self._highest}")
+        else:
+            self._log_ns = max(self._log_ns, self._clock.boottime_ns())
+        self._catching_up = False
+        return not anew
+
+    def settle(self) -> None:
+        """Tell what is due and keep the position. After each group of records, and at `next_ns`."""
+        now_ns = self._clock.boottime_ns()
+        self._tell_all(self.incidents.due(now_ns, self._log_ns))
+        if self._is_unsaved and now_ns >= self._save_ns:
+            self._save(now_ns)
+
+    @property
+    def _is_unsaved(self) -> bool:
+        return self._told_since_save or self._sequence != self._saved_sequence
+
+    def _save(self, now_ns: int) -> None:
+        """What is only in memory must be read again after a crash: then the old position stands."""
+        self._told_since_save = False
+        self._save_ns = now_ns + SAVE_NS
+        if self._in_memory is not None and self._tell(self._in_memory):
+            self._in_memory = None  # the disk takes events again
+        if self._in_memory is not None or self._sequence < 0:
+            return
+        incidents = tuple((each.key, each.refresh()) for each in self.incidents)
+        if self._keeper.save(Position(self._boot, self._sequence, self._epoch, incidents)):
+            self._saved_sequence = self._sequence
+        if self._keeper.last_error not in ("", self._unkept):
+            log.warning(
+                "how far the kernel's log was read is not kept, and a restart reads all of it again: %s",
+                self._keeper.last_error,
+                extra={"cause": "kernel_log"},
+            )
+        self._unkept = self._keeper.last_error
+
+    def next_ns(self) -> int | None:
+        """Boot time at which `settle` has something to do though no record came; None: never."""
+        times = [self.incidents.next_ns()]
+        if self._is_unsaved:
+            times.append(self._save_ns)
+        return min((time for time in times if time is not None), default=None)
+
+    def finish(self) -> None:
+        """Tell the counts that were not told yet, and keep the position: the agent is about to end."""
+        now_ns = self._clock.boottime_ns()
+        self._tell_all(self.incidents.rest(now_ns))
+        self._save(now_ns)

@@ -1,0 +1,782 @@
+"""Lines of NVIDIA's drivers: XID, SXID, and what of the rest has weight.
+
+Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
+osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms as in
+logs of drivers 3xx and 4xx.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+from ...contract.xid.decode import VARYING, decode
+from ..hardware.network import was_up
+from .record import (
+    ATTRIBUTES_MAX,
+    BDF,
+    LINE_CHARACTERS_MAX,
+    PCI,
+    PCI_WITH_DOMAIN,
+    VALUE_CHARACTERS_MAX,
+    Notice,
+    Part,
+    Rule,
+    printable,
+    rule,
+)
+
+XID, SXID, LOST, MESSAGE = "gpu.xid", "nvswitch.sxid", "gpu.lost", "gpu.driver_message"
+
+#: Words by which a line of the driver is worth an event though it bears no XID.
+_WEIGHTY = (
+    r"RmInitAdapter failed",
+    r"rm_init_adapter failed",
+    r"crash dump",
+    r"needs to be reset",
+    r"non-zero usage count",
+    r"is probably locked",
+    r"API mismatch",
+    r"GPU recovery",
+    r"BAR\d+ is 0M",
+    r"This PCI I/O region assigned to your NVIDIA device is invalid",
+    r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
+    r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
+    r"Xid \(",  # a line of this kind that the rules above could not read
+)
+_ANY_WEIGHTY = "|".join(_WEIGHTY)
+
+NVIDIA_RULES = (
+    rule(
+        XID,
+        "NVRM:",
+        rf"NVRM: Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<gpu_instance>\d+))?"
+        r"(?: GPU-CI:(?P<compute_instance>\d+))?[^)]{0,64}\): (?P<code>\d{1,9})\b"
+        r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
+    ),
+    rule(
+        LOST,
+        "NVRM:",
+        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(?P<pci>{PCI_WITH_DOMAIN})\b.{{0,240}}?"
+        r"fallen off the bus",
+    ),
+    rule(
+        MESSAGE,
+        "NVRM:",
+        rf"NVRM:(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?).{{0,240}}?(?:{_ANY_WEIGHTY})",
+    ),
+    rule(
+        MESSAGE,
+        "nvidia",
+        rf"nvidia(?:: probe of)? (?P<pci>{PCI})(?:: probe with driver nvidia)? failed with error",
+    ),
+    rule(
+        SXID,
+        "SXid",
+        rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}}), "
+        r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)",
+        part=Part.DETAIL,
+        group="sxid",
+    ),
+    rule(
+        SXID,
+        "SXid",
+        rf"(?P<switch>nvidia-nvswitch\d+): SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}})\b"
+        r"(?:, [A-Za-z-]+)?(?:, Link (?P<link>\d+))?",
+        group="sxid",
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# What NVIDIA's driver means beyond the form of its lines: read by the XID policy's decoder.
+
+#: What of a line of `VARYING` tells it from the next of its code, besides its severity. Each is an incident
+#: of its own, so every line of theirs is decoded.
+_APART = ("recovery", "unit", "link")
+
+
+class Decoder:
+    """Adds to an XID or SXID what its words say by the driver that is loaded."""
+
+    def __init__(self, driver_version: Callable[[], str]) -> None:
+        """*driver_version* as `575.57.08`, "" when it is not known; asked for each line decoded."""
+        self._driver_version = driver_version
+        for code, table in (
+            (145, "xid"),
+            (0, "sxid"),
+        ):  # the tables are read now, not when it counts
+            decode(code, "", table=table)
+
+    def decode(self, notice: Notice, text: str) -> Notice:
+        """Return the notice with what was decoded, all but these two as it is. Never raises."""
+        if notice.name not in (XID, SXID):
+            return notice
+        table = "xid" if notice.name == XID else "sxid"
+        decoded = decode(notice.code, text, self._driver_version(), table)
+        attributes = {
+            name: printable(value, VALUE_CHARACTERS_MAX)
+            for name, value in {**notice.attributes, **decoded.attributes}.items()
+        }
+        scope = ""
+        if notice.name == SXID or notice.code in VARYING:
+            apart = (decoded.attributes.get(name, "") for name in _APART)
+            scope = " ".join((decoded.severity.value, *apart))[:VALUE_CHARACTERS_MAX]
+        kept = dict(list(attributes.items())[:ATTRIBUTES_MAX])
+        return notice._replace(attributes=kept, scope=scope)
+
+
+# ----------------------------------------------------------------------
+# Lines of PCIe error reporting: AER, downstream port containment, hotplug (drivers/pci/pcie/aer.c,
+# dpc.c, drivers/pci/hotplug/pciehp_ctrl.c).
+#
+# One error is several lines: the port tells who sent it (the head), the device tells what it was
+# (the body), and details follow. Kernels limit the rate of any of them, so each may be missing.
+
+AER = "pcie.aer"
+
+#: Of the severities' names, old and new.
+_CODES = {
+    "corrected": 0,
+    "correctable": 0,
+    "uncorrected (non-fatal)": 1,
+    "uncorrectable (non-fatal)": 1,
+    "uncorrected (fatal)": 2,
+    "uncorrectable (fatal)": 2,
+}
+_SEVERITY = r"(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
+#: `aer_printk` and `pci_info` begin so; kernels before 4.15 without `AER: `.
+_WHO = rf"\S+ (?P<pci>{BDF}): (?:AER: )?"
+
+PCIE_RULES = (
+    rule(
+        AER,
+        "rror",
+        rf"\S+ (?P<port>{BDF}): (?:AER: )?(?:Multiple )?{_SEVERITY} error (?:message )?received"
+        rf"(?: from)?:? (?P<pci>{BDF})",
+        codes=("severity", _CODES),
+        part=Part.HEAD,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "PCIe Bus Error",
+        rf"{_WHO}PCIe Bus Error: severity={_SEVERITY}, type=(?P<layer>[^,\n]{{1,40}})"
+        r"(?:, (?:id=\w+)?\((?P<agent>[^)]{1,40})\))?",
+        codes=("severity", _CODES),
+        part=Part.BODY,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "error status/mask",
+        rf"{_WHO} +device \[[^]]*\] error status/mask=(?P<status>\w+)/(?P<mask>\w+)",
+        part=Part.DETAIL,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "AER:",
+        rf"{_WHO}(?:  +TLP Header: (?P<tlp_header>[0-9a-f ]+)"
+        r"|device recovery (?P<recovery>\w+)|can't recover(?P<cannot_recover>[^\n]*))",
+        part=Part.DETAIL,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "   [",
+        rf"{_WHO} +\[ ?\d+\] (?P<error>\S+)",
+        part=Part.DETAIL,
+        group="aer",
+    ),
+    rule(
+        AER,
+        "DPC:",
+        rf"\S+ (?P<pci>{BDF}): DPC: containment event, status:(?P<dpc_status>\w+)"
+        r"(?: source:(?P<source>\w+))?",
+        code=2,
+        attributes={"severity": "downstream port contained"},
+    ),
+    # Of a card that somebody switched off first, and of a link that came back by itself, it says other words.
+    rule(
+        AER,
+        "Slot(",
+        rf"(?:pcieport|pciehp) (?P<pci>{BDF})(?::pcie\w{{1,8}})?: (?:pciehp: )?Slot\((?P<slot>[^)\n]{{1,32}})\): "
+        r"(?P<severity>Link Down|Card not present)$",
+        code=2,
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# Lines about file systems and disks.
+#
+# Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and xfs_fsops.c,
+# fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc/import.c, block/blk-core.c,
+# fs/buffer.c, drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
+
+FILES, DISK = "filesystem.error", "disk.error"
+
+#: Diskettes and CD drives that a machine's firmware says it has, and devices made of files, of memory or
+#: of a network by whoever may: no disk of a host.
+_NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
+
+STORAGE_RULES = (
+    rule(
+        FILES,
+        "ead-only",
+        r"(?:EXT[234]|FAT|F2FS|NTFS)-fs \((?P<device>[^)\n]{1,64})\):[^\n]{0,80}"
+        r"(?:[Rr]emounting filesystem|has been set) read-only",
+        code=1,
+    ),
+    rule(
+        FILES,
+        "forced readonly",
+        r"BTRFS \w+ \(device (?P<device>[^):\n]{1,64})(?:: state [^)]*)?\).{0,80}?forced readonly",
+        code=1,
+    ),
+    rule(
+        FILES,
+        "-fs error",
+        r"(?:EXT[234]|F2FS|FAT)-fs error \(device (?P<device>[^)\n]{1,64})\):? ?"
+        r"(?P<where>[^\s:]{1,64})?(?:[^\n]{0,200}? comm (?P<comm>[^:\n]{1,15}):)?",
+    ),
+    rule(
+        FILES,
+        "-fs warning",
+        r"EXT4-fs warning \(device (?P<device>[^)\n]{1,64})\): (?P<where>[^\s:]{1,64})(?::\d+)?: "
+        r"[^\n]{0,120}?I/O error",
+    ),
+    rule(
+        FILES,
+        "EXT4-fs (",
+        r"EXT4-fs \((?P<device>[^)\n]{1,64})\): (?:I/O error|failed to convert|previous I/O error)",
+    ),
+    rule(
+        FILES,
+        "XFS (",
+        r"XFS \((?P<device>[^)\n]{1,64})\): (?:.{0,120}?(?:orruption|[Ss]hut ?down|[Ss]hutting down"
+        r"|shut down|force_shutdown|I/O error|log error|writeback error))",
+    ),
+    rule(
+        FILES,
+        "BTRFS",
+        r"BTRFS(?: (?:error|critical)|:? error) \(device (?P<device>[^)\n]{1,64}?)(?:: state [^)]*)?\)",
+    ),
+    rule(
+        FILES,
+        "ournal on device",
+        r"(?:JBD2: )?Aborting journal on device (?P<device>[^\n]{1,64}?)\.?$",
+    ),
+    rule(
+        FILES,
+        "JBD2: ",
+        r"JBD2: (?:Detected IO errors while flushing file data on|I/O error[^\n]{0,80}? on|Error -?\d+ "
+        r"detected when updating journal superblock for) (?P<device>\S{1,64}?)\.?$",
+    ),
+    rule(
+        FILES,
+        "not responding",
+        r"nfs: server (?P<device>\S{1,64}) not responding",
+        attributes={"filesystem": "nfs"},
+    ),
+    rule(
+        FILES,
+        "Lustre",
+        r"LustreError: .{0,160}?This client was evicted by (?P<device>[^\s;]{1,64})",
+        attributes={"filesystem": "lustre"},
+    ),
+    rule(
+        FILES,
+        "Lustre",
+        r"Lustre: .{0,160}?Connection to (?P<device>\S{1,64}) \(at (?P<server>[^)\n]{1,64})\) was lost",
+        attributes={"filesystem": "lustre"},
+    ),
+    rule(
+        DISK,
+        ", dev ",
+        # A disk that does not take a discard, and one that another host has reserved, are well.
+        rf"(?:[\w ]+: )?(?P<error>I/O|critical \w+|(?!reservation)\w+(?: \w+)?) error, dev {_NO_DISK}"
+        r"(?P<device>[^\s,]{1,64}), sector (?P<sector>\d+)(?! op \w+:\((?:DISCARD|WRITE_ZEROES))"
+        r"(?: op \w+:\((?P<operation>\w+)\))?",
+    ),
+    rule(
+        DISK,
+        "Buffer I/O error",
+        rf"Buffer I/O error on dev(?:ice)? {_NO_DISK}(?P<device>[^\s,]{{1,64}})",
+    ),
+    rule(
+        DISK,
+        "nvme nvme",
+        r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .{0,80}?timeout|controller is down|Abort status"
+        r"|Removing after probe failure|Device not ready|Identify Controller failed|resetting controller"
+        r"|Disabling device after reset failure|frozen state error|.{0,80}?media error)",
+    ),
+    rule(
+        DISK,
+        "ata",
+        r"(?P<device>ata\d+(?:\.\d+)?): (?:failed command|exception Emask|hard resetting link"
+        r"|disabled$|COMRESET failed)",
+    ),
+    rule(
+        DISK,
+        "FAILED Result",
+        r"sd \S+ \[(?P<device>\w{1,32})\].{0,40}?FAILED Result",
+    ),
+    rule(
+        DISK,
+        "Disk failure",
+        r"md/\S+ ?Disk failure on (?P<device>[^\s,]{1,32}), disabling",
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# Lines about tasks: killed for memory, hung, a CPU that does not come back, faults of the kernel
+# itself.
+#
+# Formats: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
+# arch/*/mm/fault.c, kernel/panic.c.
+
+OUT_OF_MEMORY, HUNG, LOCKUP = "host.out_of_memory", "host.hung_task", "host.lockup"
+FAULT = "host.kernel_fault"
+#: BUGs after which a task or the memory is lost. Of others, debugging kernels and odd machines print some
+#: at every boot.
+_BUGS = (
+    r"kernel NULL pointer|unable to handle|Bad page|Bad rss-counter|stack guard page|TASK stack|"
+    r"scheduling while atomic|spinlock |KASAN|KFENCE"
+)
+
+TASKS_RULES = (
+    rule(
+        OUT_OF_MEMORY,
+        "oom-kill:",
+        r"oom-kill:constraint=(?P<constraint>\w+),.{0,1500}?task_memcg=(?P<cgroup>[^,\n]*),"
+        r"task=(?P<comm>.{0,64}?),pid=(?P<pid>\d+),uid=(?P<uid>\d+)",
+        scope="cgroup",
+        part=Part.HEAD,
+        group="oom",
+    ),
+    rule(
+        OUT_OF_MEMORY,
+        "illed process ",
+        r"(?:(?:Memory cgroup out|Out) of memory[^:]{0,40}: )?Killed process (?P<pid>\d+),? "
+        r"\((?P<comm>.{1,64}?)\)(?:,? (?:UID \d+, )?total-vm:(?P<total_vm>\w+)|$)"
+        r"(?:.{0,10}anon-rss:(?P<anonymous>\w+))?(?:.{0,200}?UID:(?P<uid>\d+))?",
+        part=Part.BODY,
+        group="oom",
+    ),
+    rule(
+        HUNG,
+        " blocked ",
+        r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) is blocked on (?P<blocked_on>[^\n]+)",
+        part=Part.DETAIL,
+        group="hung",
+    ),
+    rule(
+        HUNG,
+        " blocked ",
+        r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) blocked [^\n]{0,40}?for more than "
+        r"(?P<blocked_seconds>\d+) seconds",
+        group="hung",
+    ),
+    # Whoever takes the interface's namespace down waits for it, and all who come after.
+    rule(
+        HUNG,
+        "unregister_netdevice",
+        r"unregister_netdevice: waiting for (?P<interface>\S{1,32}) to become free",
+    ),
+    rule(
+        LOCKUP,
+        "soft lockup",
+        r"(?:\S+ ?\S*: )?BUG: soft lockup - CPU#(?P<cpu>\d+) stuck for (?P<stuck_seconds>\d+)s! "
+        r"\[(?P<comm>.{1,64}?):(?P<pid>\d+)\]",
+    ),
+    rule(
+        LOCKUP,
+        "LOCKUP",
+        r"(?:[\w ]+: ){0,2}(?:CPU(?P<cpu>\d+): )?Watchdog detected hard LOCKUP(?: on cpu (?P<on_cpu>\d+))?",
+        code=1,
+    ),
+    rule(
+        LOCKUP,
+        " stall",
+        r"(?:rcu: )?INFO: (?P<flavour>rcu\w+) (?:self-)?detected (?:expedited )?stalls? on CPU",
+        code=2,
+    ),
+    rule(
+        FAULT,
+        " [#",  # `die` of every architecture counts its faults so
+        r"(?P<fault>[A-Za-z][^\n]{2,160}?: [0-9a-f]{4,16}) \[#\d+\]",
+        part=Part.BODY,
+        group="fault",
+    ),
+    rule(
+        FAULT,
+        "SError Interrupt",  # arm64: an error of the hardware that belongs to no instruction
+        r"(?P<fault>SError Interrupt) on CPU(?P<cpu>\d+), code (?P<esr>0x[0-9a-f]+)",
+        part=Part.HEAD,
+        group="fault",
+    ),
+    rule(
+        FAULT,
+        "panic - ",
+        r"Kernel panic - (?P<fault>[^\n]{1,200})",
+        attributes={"panic": "yes"},
+    ),
+    rule(
+        FAULT,
+        "BUG",
+        rf"(?:kernel BUG at |BUG: (?={_BUGS}))(?P<fault>[^\n]{{1,200}})",
+        part=Part.HEAD,
+        group="fault",
+    ),
+    rule(
+        FAULT,
+        "Unable to handle",
+        r"(?P<fault>Unable to handle kernel [^\n]{1,120}) at virtual address",
+        part=Part.HEAD,
+        group="fault",
+    ),
+    rule(
+        FAULT,
+        " Comm: ",
+        r"CPU: (?P<cpu>\d+) (?:UID: \d+ )?PID: (?P<pid>\d+) Comm: (?P<comm>.{1,15}?) "
+        r"(?:Tainted|Not tainted|Kdump)",
+        part=Part.DETAIL,
+        group="fault",
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# Lines about the machine itself: what firmware reported (GHES, BERT), machine checks, memory
+# (EDAC).
+#
+# Formats: drivers/firmware/efi/cper.c, drivers/acpi/apei/ghes.c and bert.c,
+# arch/x86/kernel/cpu/mce/core.c, drivers/edac/mce_amd.c, drivers/edac/edac_mc.c,
+# mm/memory-failure.c.
+
+FIRMWARE, CHECK, MEMORY_ERROR = "host.hardware_error", "host.machine_check", "host.memory_error"
+
+_SEVERITIES = {"recoverable": 0, "fatal": 1, "corrected": 2, "info": 3}
+_ERROR = r"\[Hardware Error\]:"
+#: Bit 61 of IA32_MCi_STATUS (Intel SDM volume 3, machine-check architecture; AMD's the same): not corrected.
+_UNCORRECTED = 1 << 61
+#: Bit 44 of AMD's MCA_STATUS (AMD64 APM volume 2): data is lost that nobody has read yet.
+_DEFERRED = 1 << 44
+
+
+def _machine_check(notice: Notice) -> Notice:
+    """The bank's status says whether data was lost."""
+    uncorrected = int(notice.attributes["status"], 16) & _UNCORRECTED
+    return notice._replace(code=1 if uncorrected else 0)
+
+
+def _machine_check_of_amd(notice: Notice) -> Notice:
+    lost = int(notice.attributes["status"], 16) & (_UNCORRECTED | _DEFERRED)
+    return notice._replace(code=1 if lost else 0)
+
+
+def _firmware(notice: Notice) -> Notice:
+    """A record without a number is not of now: the firmware kept it from the boot before (BERT)."""
+    if "record" in notice.attributes:
+        return notice
+    attributes = {**notice.attributes, "previous_boot": "yes"}
+    return notice._replace(scope="previous boot", attributes=attributes)
+
+
+MACHINE_RULES = (
+    rule(
+        FIRMWARE,
+        "event severity",
+        rf"(?:\{{(?P<record>\d+)\}})?{_ERROR} event severity: (?P<severity>\w+)",
+        codes=("severity", _SEVERITIES),
+        group="ghes",
+        finish=_firmware,
+    ),
+    rule(
+        FIRMWARE,
+        "[Hardware Error]",
+        rf"(?:\{{\d+\}})?{_ERROR} +(?:section[_ ]type: (?P<section>[^\n]+)|section length: |fru_text: "
+        r"(?P<fru>[^\n]+)|error_type: (?P<error>[^\n]+)|physical_address: (?P<physical_address>\w+)"
+        r"|device_id: (?P<pci_address>[0-9a-f:.]+)|DIMM location: (?P<dimm>[^\n]+)"
+        r"|node: ?(?P<memory_node>\d+))",
+        part=Part.DETAIL,
+        group="ghes",
+    ),
+    rule(
+        CHECK,
+        "Machine check events",
+        rf"mce: {_ERROR} Machine check events logged",
+        part=Part.HEAD,
+        group="mce",
+    ),
+    rule(
+        CHECK,
+        "Machine Check",
+        rf"mce: {_ERROR} CPU (?P<cpu>\d+): Machine Check(?: Exception)?: (?P<mcg_status>[0-9a-f]+) "
+        r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{1,16})\b",
+        part=Part.BODY,
+        group="mce",
+        finish=_machine_check,
+    ),
+    rule(
+        CHECK,
+        "_STATUS[",
+        rf"(?:.{{0,40}}?){_ERROR} CPU:(?P<cpu>\d+) \([^)]*\) MC(?P<bank>\d+)_STATUS"
+        r"\[(?P<flags>[^]]*)\]: 0x(?P<status>[0-9a-f]{1,16})\b",
+        part=Part.BODY,
+        group="mce",
+        finish=_machine_check_of_amd,
+    ),
+    rule(
+        CHECK,
+        "Machine check: ",
+        rf"mce: {_ERROR} Machine check: (?P<reason>[^\n]+)",
+        code=1,
+        group="mce",
+    ),
+    rule(
+        CHECK,
+        "[Hardware Error]",
+        rf"mce: {_ERROR} (?:TSC \w+ (?:ADDR (?P<address>[0-9a-f]+))?(?: ?MISC (?P<misc>[0-9a-f]+))?"
+        r"|PROCESSOR \S+ TIME \d+ SOCKET (?P<socket>\d+))",
+        part=Part.DETAIL,
+        group="mce",
+    ),
+    rule(
+        MEMORY_ERROR,
+        "EDAC ",
+        r"EDAC (?P<controller>\w+): (?P<count>\d+) (?P<kind>CE|UE) (?P<error>[^\n]{0,200}?) ?\bon "
+        r"(?P<device>[^\n]{1,160}?) \(",
+        codes=("kind", {"ce": 0, "ue": 1}),
+    ),
+    rule(
+        MEMORY_ERROR,
+        "Memory failure: ",
+        r"(?:MCE|Memory failure): 0x(?P<page>[0-9a-f]+): (?:(?:Sending SIGBUS to|Killing) "
+        r"(?P<comm>[^\n]{1,64}?):(?P<pid>\d+) due|recovery action for (?P<recovery>[^\n]+))",
+        code=1,
+        attributes={"kind": "UE"},
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# Lines of network drivers: trouble of mlx5_core and efa with their devices, and links that come and
+# go.
+#
+# Formats: drivers/net/ethernet/mellanox/mlx5/core (health.c, cmd.c, events.c, en/reporter_rx.c),
+# drivers/infiniband/hw/efa/efa_com.c, net/sched/sch_generic.c (dev_watchdog), netdev_printk and
+# ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c.
+
+RDMA, FAILED, LINK = "rdma.driver_error", "rdma.adapter_failed", "net.link_message"
+#: `state` of an adapter that failed and answers again.
+BACK = "back"
+#: Code of RDMA: the slot gives less power than the adapter asks for. Some machines say so at every boot and run well.
+LOW_POWER = 1
+
+_UP_DOWN = ("state", {"down": 0, "up": 1})
+_STATE = r"(?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
+
+#: What of mlx5_core's lines is about the device, and not about what somebody asked of it.
+_MLX5 = (
+    r"[Hh]ealth issue observed",
+    r"firmware (?:internal )?error",
+    r"[Ff]atal (?:error|state)",
+    r"assert_(?:var|exit_ptr|callra)",
+    r"Port module event\[error\]",
+    r"Port module event: module \d+, Cable unplugged",
+    r"[Hh]igh [Tt]emperature",
+    r"poll_health.{0,80}(?:miss|fail|error)",
+    r"NIC (?:sw|SW) reset",
+    r"(?<!firmware: )[Ff]ailed (?:to )?(?:recover|load)",
+    r"TX timeout (?:detected|on queue)",
+    r"RX timeout on channel",
+)
+#: What of them says that its firmware does not answer, or that the driver has given the device up.
+_MLX5_DEAD = (
+    r"health compromised",
+    r"health recovery (?:failed|flow aborted)",
+    r"unrecoverable",
+    r"timeout\. Will cause a leak",
+    r"No done completion",
+    r"enter(?:ing)? error state",
+    r"mlx5_enter_error_state",
+    r"PCI slot is unavailable",
+    r"device is in error|device in error state",
+    r"mlx5_(?:init|load)_one failed",
+    r"initializing state, aborting",
+)
+#: The driver stops the admin queue with each of the first three; no command is taken from then on.
+_EFA_DEAD = (
+    r"The device didn't send any completion for admin cmd",
+    r"The device sent a completion but the driver didn't receive any MSI-X interrupt for admin cmd",
+    r"Wait for completion \(polling\) timeout",
+    r"Admin queue is closed",
+    r"Device isn't ready",
+    r"Reset indication didn't turn o(?:n|ff)",
+)
+#: Drivers of adapters that carry RDMA, as a stuck queue's line names them.
+_DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede"
+
+
+def _back(notice: Notice) -> Notice:
+    """An incident of its own: what failed before it and what fails after it are not told by it."""
+    return notice._replace(scope=BACK, attributes={**notice.attributes, "state": BACK})
+
+
+NETWORK_RULES = (
+    rule(
+        FAILED,
+        "mlx5_core ",
+        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5_DEAD)})",
+    ),
+    # A driver that loads reads its device's firmware first; where that fails, the line of that follows.
+    rule(
+        FAILED,
+        "mlx5_core ",
+        rf"mlx5_core (?P<pci>{BDF}): (?:\S{{1,64}}: ?)?(?:\(pid \d+\): )?"
+        r"(?:health recovery succeeded|firmware version: \d)",
+        finish=_back,
+    ),
+    rule(
+        RDMA,
+        "mlx5_core ",
+        rf"mlx5_core (?P<pci>{BDF}): .{{0,80}}?Detected insufficient power on the PCIe slot"
+        r"(?: \((?P<slot_power>\w+)\))?",
+        code=LOW_POWER,
+    ),
+    rule(
+        RDMA,
+        "mlx5_core ",
+        rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5)})"
+        r"(?:.{0,20}?module (?P<module>\d+), (?P<cable>[^\n]{1,80}))?",
+    ),
+    rule(
+        FAILED,
+        "efa ",
+        rf"efa (?P<pci>{BDF})(?: (?P<rdma_device>[^\n:]{{1,32}}))?: (?:{'|'.join(_EFA_DEAD)})",
+    ),
+    rule(
+        RDMA,
+        "NETDEV WATCHDOG",
+        rf"(?:{_DRIVERS}) (?P<pci>{BDF}) (?P<interface>[^\s:]{{1,32}}): NETDEV WATCHDOG: (?:CPU: \d+: )?"
+        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
+    ),
+    rule(
+        RDMA,
+        "NETDEV WATCHDOG",
+        rf"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<device>[^\s:]{{1,32}}) \((?:{_DRIVERS})\): "
+        r"transmit queue (?P<queue>\d+) timed out(?: (?P<timeout_milliseconds>\d+) ms)?",
+    ),
+    rule(
+        FAILED,
+        "failed with error",
+        rf"mlx5_core(?:: probe of)? (?P<pci>{BDF})(?:: probe with driver \S{{1,32}})? failed with error",
+    ),
+    rule(
+        LINK,
+        "ink ",
+        rf"\S+ (?P<pci>{BDF}) (?P<device>[^\s:]{{1,32}})(?: \([^)]*\))?: (?:\S{{1,32}}: )?"
+        rf"(?:\S{{1,32}} )?(?:NIC )?[Ll]ink {_STATE}",
+        codes=_UP_DOWN,
+    ),
+    rule(
+        LINK,
+        "NIC Link ",
+        rf"\w+: (?P<device>[^\s:]{{1,32}}):? NIC Link {_STATE}",
+        codes=_UP_DOWN,
+    ),
+    rule(
+        LINK,
+        "link status ",
+        r"(?P<bond>\S{1,32}): \(slave (?P<device>[^\s)]{1,32})\): link status definitely "
+        r"(?P<state>up|down)\b",
+        codes=_UP_DOWN,
+    ),
+    rule(
+        LINK,
+        "link status ",
+        r"(?:bonding: )?(?P<bond>[^\s:]{1,32}): link status definitely (?P<state>up|down) for "
+        r"interface (?P<device>[^\s,]{1,32})",
+        codes=_UP_DOWN,
+    ),
+)
+
+
+# ----------------------------------------------------------------------
+# The table: every kind of line that becomes an event, in the order in which they are tried.
+
+RULES: tuple[Rule, ...] = (
+    *NVIDIA_RULES,
+    *PCIE_RULES,
+    *MACHINE_RULES,
+    *NETWORK_RULES,
+    *TASKS_RULES,
+    *STORAGE_RULES,
+)
+
+#: Rules by the word that each of their lines holds: the mass of lines holds none, and is done with.
+_BY_WORD: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
+    (word, tuple(rules)) for word, rules in groupby(RULES, lambda rule: rule.word)
+)
+
+
+#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and goes on
+#: with a file's: a user chooses both, and with them made a line that passed for a driver's.
+_OF_A_PROCESS = re.compile(
+    r".{1,15}(?:\[\d{1,10}\]:? | \(\d{1,10}\)[: ]| invoked oom-killer: |: page allocation |: vmalloc )",
+    re.DOTALL,
+)
+
+
+def classify(text: str) -> Notice | None:
+    """Return what a line of the kernel's tells; None for the mass of lines. Never raises.
+
+    The first rule that matches has it. Of a longer line only the beginning is looked at.
+    """
+    text = text[:LINE_CHARACTERS_MAX]
+    for word, rules in _BY_WORD:
+        if word in text:
+            for each in rules:
+                if (notice := each.read(text)) is not None:
+                    return None if _OF_A_PROCESS.match(text) else notice
+    return None
+
+
+# ----------------------------------------------------------------------
+# Which lines about network adapters are worth an event, by what came before them and by sysfs.
+
+#: Adapters remembered as failed; of more, "back" is told without looking.
+FAILED_MAX = 256
+
+
+class Adapters:
+    """`resumed`: the log is read from its middle, so that failures of before are not known here."""
+
+    def __init__(self, sys: Path) -> None:
+        self.resumed = False
+        self._sys = sys
+        self._failed: set[str] = set()
+
+    def wanted(self, notice: Notice, text: str) -> bool:
+        """Say whether the line becomes an event. Never raises.
+
+        Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
+        unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.
+        """
+        if notice.name == FAILED:
+            if notice.attributes.get("state") != BACK:
+                if len(self._failed) < FAILED_MAX:
+                    self._failed.add(notice.device)
+                return True
+            known = notice.device in self._failed or self.resumed
+            self._failed.discard(notice.device)
+            return known or len(self._failed) >= FAILED_MAX
+        if notice.name == RDMA and "Cable unplugged" in text:
+            return was_up(self._sys, notice.device)
+        return True

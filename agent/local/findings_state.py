@@ -1,0 +1,143 @@
+"""What the findings of this boot rest on, over a restart of the agent: one small file, replaced whole.
+
+It is for another process of the same boot and without meaning after a power cut, so it is never synced.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from ...contract.wire.telemetry_pb2 import HealthEvent
+
+FILE_NAME = "findings.json"
+#: A larger file is not ours.
+FILE_BYTES_MAX = 8 << 20
+_TIMES = ("watched_since_ns", "watched_until_ns")
+EVENTS_MAX, DEVICES_MAX, NAME_CHARACTERS_MAX = 1024, 4096, 200
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsState:
+    """Of one boot: since when and until when resets were watched for, events, resets (GPU -> boot time, ns), energies,
+    and which devices were well once."""
+
+    boot_id: bytes
+    watched_since_ns: int = 0
+    watched_until_ns: int = 0
+    events: tuple[HealthEvent, ...] = ()
+    resets_ns: Mapping[str, int] = field(default_factory=dict[str, int])
+    energy_joules: Mapping[str, float] = field(default_factory=dict[str, float])
+    once_well: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+
+def format_kept(kept: FindingsState) -> bytes:
+    """Return the file's content."""
+    events = [_text(event) for event in kept.events]
+    fields = {
+        "boot_id": kept.boot_id.hex(),
+        "watched_since_ns": kept.watched_since_ns,
+        "watched_until_ns": kept.watched_until_ns,
+        "events": events,
+        "resets_ns": dict(kept.resets_ns),
+        "energy_joules": dict(kept.energy_joules),
+        "once_well": dict(kept.once_well),
+    }
+    return json.dumps(fields).encode()
+
+
+def parse_kept(content: bytes) -> FindingsState:
+    """Return what `format_kept` wrote. Raises ValueError for anything else."""
+    try:
+        fields = json.loads(content)
+        return FindingsState(
+            bytes.fromhex(fields["boot_id"]),
+            events=tuple(_event(text) for text in fields["events"][:EVENTS_MAX]),
+            resets_ns=_checked(fields["resets_ns"], _is_time),
+            energy_joules=_checked(fields["energy_joules"], _is_energy),
+            once_well=_checked(fields["once_well"], _is_names),
+            **_checked({name: fields[name] for name in _TIMES}, _is_time),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError) as error:
+        raise ValueError(f"holds no findings: {str(error)[:200]}") from error
+
+
+def _text(event: HealthEvent) -> str:
+    return binascii.b2a_base64(event.SerializeToString(), newline=False).decode()
+
+
+def _event(text: str) -> HealthEvent:
+    return HealthEvent.FromString(binascii.a2b_base64(text))
+
+
+def _checked(fields: Any, good: Callable[[Any], bool]) -> dict[str, Any]:
+    if not isinstance(fields, dict) or len(fields) > DEVICES_MAX:
+        raise ValueError("a table is none, or too long")
+    for name, value in fields.items():
+        if len(name) > NAME_CHARACTERS_MAX or isinstance(value, bool) or not good(value):
+            raise ValueError(f"{name[:40]!r} has a wrong value")
+    return fields
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 63
+
+
+def _is_energy(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= DEVICES_MAX
+        and all(isinstance(one, str) and len(one) <= NAME_CHARACTERS_MAX for one in value)
+    )
+
+
+class Keeper:
+    """The file in *folder*. Never raises; `last_error` says what failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.last_error = ""
+        self._folder = folder
+
+    def load(self, boot_id: bytes) -> FindingsState:
+        """Return what was kept of this boot; nothing if it is of another, or cannot be read."""
+        path = self._folder / FILE_NAME
+        try:
+            with open(path, "rb") as file:
+                kept = parse_kept(file.read(FILE_BYTES_MAX))
+        except FileNotFoundError:
+            return FindingsState(boot_id)
+        except OSError as error:
+            self.last_error = f"{path}: {error.strerror}"
+        except ValueError as error:
+            self.last_error = f"{path}: {error}"
+        else:
+            return kept if kept.boot_id == boot_id else FindingsState(boot_id)
+        return FindingsState(boot_id)
+
+    def save(self, kept: FindingsState) -> bool:
+        """Replace the file; say if it was."""
+        path = self._folder / FILE_NAME
+        new = self._folder / f"{FILE_NAME}.new"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.write_bytes(format_kept(kept))
+            new.replace(path)
+        except OSError as error:
+            self.last_error = f"{path}: {error.strerror}"
+            with suppress(OSError):
+                new.unlink()
+            return False
+        self.last_error = ""
+        return True

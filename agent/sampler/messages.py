@@ -1,0 +1,373 @@
+"""What a sampler and the daemon say to each other: lengths, numbers and cells, never an object.
+
+Either side may be killed in the middle of a word, so each message bears its length, and each length has a limit.
+What a table's rows and columns are is said when it changed; otherwise cells and valid bytes travel alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ...contract.block import Block
+from ...contract.signal import Pace
+from ...contract.wire import telemetry_pb2
+from ...ext import rounds
+from ..collector import Collector, Outcome, Turn
+
+CodecError = rounds.CodecError
+#: Who is slow, as a rule.
+NOBODY = rounds.NOBODY
+MESSAGE_BYTES_MAX = rounds.MESSAGE_BYTES_MAX
+#: Of a device's name.
+NAME_BYTES_MAX = 1024
+#: Of the words with which a new inventory is asked for.
+WORDS_BYTES_MAX = 4096
+
+_HEAD = struct.Struct("<IB")
+_SHAPE = struct.Struct("<BIH")
+_TASK = struct.Struct("<QHH")
+_LENGTH = struct.Struct("<H")
+# the first is rounds.ROUND_KIND
+_EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
+
+
+class Timed(NamedTuple):
+    """A turn, and the boot time at which it began."""
+
+    began_ns: int
+    turn: Turn
+
+
+class Round(NamedTuple):
+    """The turns of one grid point of one sampler, and what its process has cost since its start."""
+
+    grid_ns: int
+    cpu_seconds: float
+    memory_bytes: int  # its share (PSS); 0: not known
+    dropped: int  # messages that found no room, since its start
+    turns: Sequence[Timed] = ()
+    slow: frozenset[str] = NOBODY  # devices that would make their neighbours wait
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A collector asks for a new inventory."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a sampler is to do from now on. Another one replaces it."""
+
+    lane: str
+    #: Not to be entered; they bear the names that are given to `ext.place.enter`.
+    spared: frozenset[str] = frozenset()
+    #: Collectors that take no turn.
+    left_out: frozenset[str] = frozenset()
+    #: Nothing but this device, or this collector, is looked at, all of it once in `period_ns`.
+    only_device: str = ""
+    only_collector: str = ""
+    period_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Make ready for a task without entering a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Let go of everything and end."""
+
+
+Order = Task | Warm | End
+
+
+def encode_order(order: Order) -> bytes:
+    """Return the message of an order of the daemon's."""
+    if isinstance(order, Task):
+        body = _TASK.pack(
+            order.period_ns,
+            *(len(each) for each in (order.spared, order.left_out)),
+        )
+        only = (order.only_device, order.only_collector, order.lane)
+        body += b"".join(map(_text, [*only, *sorted(order.spared), *sorted(order.left_out)]))
+        return _message(_TASK_KIND, body)
+    return _message(_WARM_KIND if isinstance(order, Warm) else _END_KIND, b"")
+
+
+def decode_order(kind: int, body: bytes) -> Order:
+    """Return what the daemon ordered. Raises CodecError."""
+    if kind == _TASK_KIND:
+        return _task(_Reader(body))
+    if kind in (_WARM_KIND, _END_KIND) and not body:
+        return Warm() if kind == _WARM_KIND else End()
+    raise CodecError(f"expected an order, got kind {kind} with {len(body)} bytes")
+
+
+def _task(reader: _Reader) -> Task:
+    period_ns, spared, left_out = reader.unpack(_TASK)
+    only_device, only_collector, lane = (reader.text() for _ in range(3))
+    task = Task(
+        lane,
+        frozenset(reader.text() for _ in range(spared)),
+        frozenset(reader.text() for _ in range(left_out)),
+        only_device,
+        only_collector,
+        period_ns,
+    )
+    reader.end()
+    return task
+
+
+def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
+    """Return the message of an event that a collector tells."""
+    return _message(_EVENT_KIND, event.SerializeToString())
+
+
+def encode_inventory(why: str) -> bytes:
+    """Return the message of a collector that asks for a new inventory."""
+    return _message(_INVENTORY_KIND, why.encode()[:WORDS_BYTES_MAX])
+
+
+def _message(kind: int, body: bytes) -> bytes:
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise CodecError(f"a message of {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
+    return _HEAD.pack(len(body), kind) + body
+
+
+def _text(words: str) -> bytes:
+    data = words.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
+    return _LENGTH.pack(len(data)) + data
+
+
+class RoundEncoder(rounds.Writer):
+    """A sampler's side: remembers whose rows and columns the daemon knows. A block's are never others."""
+
+    def __init__(self, collectors: Sequence[str]) -> None:
+        """*collectors*: the same names in the same order as the decoder's."""
+        super().__init__(collectors, _shape_bytes, _names_bytes)
+
+
+def _shape_bytes(block: Block) -> bytes:
+    table, columns = block.table.encode(), len(block.signal_ids)
+    ids = struct.pack(f"<{columns}H", *block.signal_ids)
+    head = _SHAPE.pack(len(table), block.rows, columns)
+    return head + table + ids + b"".join(map(_text, block.devices))
+
+
+def _names_bytes(names: frozenset[str]) -> bytes:
+    return b"".join(map(_text, sorted(names)))
+
+
+class Decoder(rounds.Reader):
+    """The daemon's side: bytes in, messages out. The blocks of a round are refilled by the next."""
+
+    def __init__(self, collectors: Sequence[str]) -> None:
+        super().__init__(
+            collectors, tuple(Outcome), (Round, Timed, Turn), _shaped, _names_of, _said
+        )
+
+
+def _said(kind: int, body: bytes) -> Inventory | telemetry_pb2.HealthEvent:
+    """Return what is said beside rounds."""
+    try:
+        if kind == _INVENTORY_KIND:
+            return Inventory(body.decode())
+        if kind == _EVENT_KIND:
+            return telemetry_pb2.HealthEvent.FromString(body)
+    except Exception as error:  # protobuf's DecodeError is not the same class everywhere
+        raise CodecError(f"kind {kind}, {len(body)} bytes: {error}") from error
+    raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
+
+
+def _names_of(data: bytes) -> frozenset[str]:
+    return frozenset(_Reader(data).texts())
+
+
+def _shaped(shape: bytes, cell_bytes: int) -> Block:
+    """Return the block of a shape; after it come so many bytes at most."""
+    reader = _Reader(shape)
+    name, rows, columns = reader.unpack(_SHAPE)
+    table = reader.words(name)
+    ids = reader.unpack(struct.Struct(f"<{columns}H"))
+    if not columns or rows * 2 > reader.left or rows * columns * 9 > cell_bytes:
+        raise CodecError(f"table {table}: {rows} rows of {columns} signals in {cell_bytes} bytes")
+    devices = list(reader.texts())
+    if len(devices) != rows:
+        raise CodecError(f"table {table}: {rows} rows, {len(devices)} names")
+    return Block(table, devices, ids)
+
+
+class Inbox:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Return (kind, body), or None while the next message is not whole. Raises CodecError."""
+        if len(self._data) < _HEAD.size:
+            return None
+        length, kind = _HEAD.unpack_from(self._data)
+        if length > MESSAGE_BYTES_MAX:
+            raise CodecError(f"a message of {length} bytes; at most {MESSAGE_BYTES_MAX}")
+        end = _HEAD.size + length
+        if len(self._data) < end:
+            return None
+        body = bytes(self._data[_HEAD.size : end])
+        del self._data[:end]
+        return kind, body
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        while (found := self.next()) is not None:
+            yield found
+
+
+class _Reader:
+    """Reads a body from its beginning to its end, and never past it."""
+
+    __slots__ = ("at", "body")
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.at = body, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.at
+
+    def take(self, count: int) -> bytes:
+        begin, end = self.at, self.at + count
+        if end > len(self.body):
+            raise CodecError(f"{count} bytes expected, {self.left} are left")
+        self.at = end
+        return self.body[begin:end]
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def words(self, count: int) -> str:
+        return self.take(count).decode("utf-8", "replace")
+
+    def text(self) -> str:
+        (length,) = self.unpack(_LENGTH)
+        if length > NAME_BYTES_MAX:
+            raise CodecError(f"a name of {length} bytes; at most {NAME_BYTES_MAX}")
+        return self.take(length).decode("utf-8", "surrogateescape")
+
+    def texts(self) -> Iterator[str]:
+        """Yield all names up to the end."""
+        while self.left:
+            yield self.text()
+
+    def end(self) -> None:
+        if self.left:
+            raise CodecError(f"{self.left} bytes too many")
+
+
+# ----------------------------------------------------------------------
+# What the supervisor has done: the facade carries it out, a test compares it.
+
+What = Literal["hung", "slow", "answers", "driver_hung", "driver_answers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Have a sampler forked; from now on it is known by this number."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSampler:
+    """Have a standby make ready."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Give a sampler its task, or another one."""
+
+    serial: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class EndSampler:
+    """Ask a sampler to end."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a sampler by SIGKILL, as far as that goes."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell an operator."""
+
+    what: What
+    lane: str
+    device: str
+    collector: str
+    call: str
+    seconds: float
+    words: str
+
+
+Action = Fork | WarmSampler | Give | EndSampler | Kill | Tell
+
+
+# ----------------------------------------------------------------------
+# Who samples what: the lane of the GPUs' driver, and that of everything else which enters one.
+
+GPU, HOST = "gpu", "host"
+#: Samplers of all kinds at once: two lanes, a standby, those that look at one device, those that were left behind.
+#: With the daemon, the nursery and the inventory's short-lived child, this is all that the agent ever is.
+PROCESSES_MAX = 16
+#: Kinds of collectors that call NVML, or stand on what those of the same process have found.
+GPU_KINDS = frozenset(
+    {
+        "gpu",
+        "gpu_process",
+        "gpu_job",
+        "gpu_fabric",
+        "gpu_fast",
+        "nvlink",
+        "c2c",
+        "mig",
+        "nvml_events",
+    }
+)
+
+Lanes = Mapping[str, Sequence[Collector]]
+
+
+def lane_of(collector: Collector) -> str:
+    """Return `gpu`, `host`, or nothing for one that stays in the daemon (as the inventory, every ten minutes)."""
+    if collector.pace is Pace.BOOT:
+        return ""
+    if collector.name.rpartition("_")[0] in GPU_KINDS:
+        return GPU
+    return HOST if collector.enters_driver else ""
+
+
+def lanes_of(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
+    """Return the lanes that have a collector, in the order in which they are started."""
+    lanes: dict[str, list[Collector]] = {GPU: [], HOST: []}
+    for collector in collectors:
+        if lane := lane_of(collector):
+            lanes[lane].append(collector)
+    return {name: those for name, those in lanes.items() if those}

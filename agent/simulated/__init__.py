@@ -1,1 +1,0 @@
-"""Hosts that do not exist: the same readings as real collectors, from a physical model with faults (`world`)."""

@@ -1,0 +1,342 @@
+"""Where frames wait: in the head, in memory's file system; on the disk; in memory while neither takes any.
+
+Not thread-safe, knows nothing of run ids: `spool` does both.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ...contract.frame import deflated
+from .lockdir import sync_folder
+from .segment import RECORD_OVERHEAD_BYTES, Segment, Segments
+
+# ----------------------------------------------------------------------
+# The newest frames, in a folder of a file system in memory: on the disk they would be written for
+# nothing.
+#
+# When all is well a frame has its receipt within a second or two, and a file that lives no longer
+# than that still costs its disk a journal's commit every few seconds. So frames wait here first,
+# and only those whose receipt does not come go on to the spool's folder. What is here survives
+# `kill -9`, as the page cache does; a reboot takes it, as a power cut takes what is in the page
+# cache.
+
+#: Frames go on to the disk when no receipt came for so long,
+WAIT_SECONDS_MAX = 20.0
+#: and when they are more than this together.
+HEAD_BYTES_MAX = 1 << 20
+SEGMENT_BYTES = 1 << 16
+#: The newest segment stays when all of it went on: with it and one frame more than may wait here.
+_FOLDER_BYTES_MAX = 4 * HEAD_BYTES_MAX
+_RUN_NAME = "run"
+
+
+class Head:
+    """One spool's frames in memory. Not thread-safe; `spool` is."""
+
+    def __init__(self, folder: Path, segments: Segments) -> None:
+        self.folder = folder
+        self.segments = segments
+        self._inode = 0
+        self._run_id = b""
+
+    @classmethod
+    def open(cls, parent: Path, spool_folder: Path) -> Head:
+        """Take up what the spool left in its folder below *parent*. Raises OSError."""
+        of = spool_folder.stat()
+        folder = parent / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+        head = cls(folder, Segments(folder, _FOLDER_BYTES_MAX, SEGMENT_BYTES))
+        head._make()
+        head.segments.scan()
+        return head
+
+    def _make(self) -> None:
+        """Make the folder if need be. Raises OSError, also for one that is not ours alone: whoever could
+        write there could make us send anything."""
+        with suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        found = self.folder.lstat()
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not ours or found.st_mode & 0o077:
+            raise PermissionError(0, f"{self.folder.name} is not a folder of ours alone")
+        self._inode = found.st_ino
+
+    def is_there(self) -> bool:
+        """Say whether the folder is still the one that was opened."""
+        try:
+            return self.folder.lstat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def begin_anew(self) -> None:
+        """Make the folder again after somebody removed it; what was in it is lost, counted. Raises OSError."""
+        self.segments.drop_all()
+        lost = self.segments.dropped_frames
+        try:
+            self._make()
+            self.keep_run(self._run_id)
+        finally:
+            self.segments.dropped_frames = lost
+
+    def keep_run(self, run_id: bytes) -> None:
+        """Remove what is of another run, and note this one. Raises OSError."""
+        note, self._run_id = self.folder / _RUN_NAME, run_id
+        with suppress(FileNotFoundError):
+            if note.read_bytes() == run_id:
+                return
+        self.clear()
+        self.segments.dropped_frames = 0  # of another spool: no loss of this one's
+        note.write_bytes(run_id)
+
+    def clear(self) -> None:
+        """Remove all that is here. Never raises."""
+        self.segments.drop_all()
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                path.unlink()
+
+    def leave_to(self, disk: Segments) -> bool:
+        """Forget what is on the disk already: it was on its way there when the last process ended.
+
+        Return whether the frame past the disk's last is here: then a torn one there was its copy.
+        """
+        for first, last in disk.spans():
+            self.segments.forget(first, last)
+        return self.segments.holds(disk.next)
+
+    def remove(self) -> None:
+        """Be gone, with all that is here. Never raises."""
+        self.clear()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+#: Present while every sequence that was given out is on disk: there if there is no head, else in the head,
+#: so that an older agent, which knows of no head, takes the disk's numbers for incomplete.
+UNBROKEN_NAME = "unbroken"
+#: A head that somebody removed is noticed within so long; what has come to wait there by then is lost with it.
+LOOK_SECONDS = 5.0
+
+
+class Places:
+    """`write_errors`: frames the disk did not take; `last_error`: the words of the last write that failed."""
+
+    def __init__(self, disk: Segments, seconds: Callable[[], float] = time.monotonic) -> None:
+        """*seconds* is a steady clock."""
+        self.disk = disk
+        self.head: Head | None = None
+        self.write_errors = 0
+        self.last_error = ""
+        self._seconds = seconds
+        self._heard = seconds()  # when a receipt freed the head last, or it began to fill
+        self._look_at = 0.0  # whether the head is there
+        self._unbroken = False
+
+    def __iter__(self) -> Iterator[Segments]:
+        yield self.disk
+        if self.head is not None:
+            yield self.head.segments
+
+    # The head comes and goes ---------------------------------------------------------------
+
+    def open_head(self, parent: Path) -> str:
+        """Take up the head below *parent*; return why there is none, else nothing."""
+        try:
+            self.head = Head.open(parent, self.disk.folder)
+        except OSError as error:
+            return f"{parent}: {error.strerror}: frames are written to the disk at once"
+        return ""
+
+    def begin_run(self, run_id: bytes) -> None:
+        """Make the head this run's, without what is of another; do without it if that cannot be."""
+        if self.head is not None:
+            try:
+                self.head.keep_run(run_id)
+            except OSError as error:
+                self._lose_head(self.head, error)
+
+    def take_up(self, run_id: bytes, lost_frames: int) -> bool:
+        """Go on with what was found; return whether all numbers are known.
+
+        *lost_frames*: so many had stood in the damaged end of the disk's newest segment. What is on the
+        disk is left to it.
+        """
+        unbroken = (self.disk.folder / UNBROKEN_NAME).exists()
+        self.begin_run(run_id)
+        if self.head is not None:
+            unbroken = unbroken or (self.head.folder / UNBROKEN_NAME).exists()
+            if self.head.leave_to(self.disk) and lost_frames:  # what was torn there was its copy
+                self.disk.dropped_frames -= lost_frames
+                lost_frames = 0
+        return unbroken and not lost_frames
+
+    def own_numbers(self) -> None:
+        """Keep the mark of unbroken numbers where the newest of them will stand, and only there."""
+        self._mark_unbroken()
+        if self.head is not None:
+            (self.disk.folder / UNBROKEN_NAME).unlink(missing_ok=True)
+
+    def _lose_head(self, head: Head, error: OSError) -> None:
+        """Do without the head from now on. The disk's numbers are then all there are."""
+        self.last_error = f"{head.folder}: {error.strerror}"
+        self.disk.dropped_frames += head.segments.dropped_frames
+        self.head, self._unbroken = None, False
+
+    def _head_there(self, now: float) -> Head | None:
+        """Return the head, made anew if somebody removed it: logind does when its user logs out."""
+        head = self.head
+        if head is None or now < self._look_at:
+            return head
+        self._look_at = now + LOOK_SECONDS
+        if not head.is_there():
+            try:
+                head.begin_anew()
+            except OSError as error:
+                self._lose_head(head, error)
+            self._unbroken = False
+        return self.head
+
+    # Keeping -------------------------------------------------------------------------------
+
+    def keep(self, sequence: int, frame: bytes) -> None:
+        """Keep a frame where it goes now. Never raises."""
+        if not self._keep_in_head(sequence, frame):
+            self._keep_on_disk(sequence, deflated(frame))
+            self.disk.prune()
+
+    def _keep_in_head(self, sequence: int, frame: bytes) -> bool:
+        """Keep a frame in memory, once those that waited there for too long are on the disk."""
+        now = self._seconds()
+        head = self._head_there(now)
+        if head is None:
+            return False
+        waiting = head.segments.waiting_bytes
+        if not waiting:
+            self._heard = now
+        elif now - self._heard >= WAIT_SECONDS_MAX:
+            self._spill(head)
+            waiting = head.segments.waiting_bytes
+        size = RECORD_OVERHEAD_BYTES + len(frame)
+        if waiting + size > HEAD_BYTES_MAX:
+            self._spill(head, whatever=True)
+            if size > HEAD_BYTES_MAX:
+                return False
+        try:
+            head.segments.append(sequence, frame, when_full=False)  # the disk may have room
+        except OSError as error:
+            self.last_error = f"{head.folder}: {error.strerror}"
+            self._look_at = now  # it may have been removed
+            self._spill(head, whatever=True)
+            return False
+        self._mark_unbroken()
+        return True
+
+    def _spill(self, head: Head, *, whatever: bool = False) -> None:
+        """Let what waits in memory go on to the disk, oldest first, while the disk takes it.
+
+        *whatever*: what it does not take goes the way of a frame that comes then.
+        """
+        for sequence, frame in head.segments.waiting():
+            if frame is None:
+                self.disk.dropped_frames += 1
+            elif whatever:
+                self._keep_on_disk(sequence, deflated(frame))
+            else:
+                try:
+                    self.disk.append(sequence, deflated(frame))
+                except OSError as error:
+                    self._note_error(error)
+                    return
+            head.segments.forget(sequence, sequence)
+        self.disk.prune()
+
+    def _keep_on_disk(self, sequence: int, frame: bytes) -> None:
+        try:
+            self.disk.append(sequence, frame)
+        except OSError as error:
+            self._note_error(error)
+            self._mark_broken()
+            self.disk.keep_in_memory(sequence, frame)
+        else:
+            self._mark_unbroken()
+
+    def _note_error(self, error: OSError) -> None:
+        self.write_errors += 1
+        self.last_error = f"{self.disk.folder}: {error.strerror}"
+
+    # Whether all numbers are on show -------------------------------------------------------
+
+    @property
+    def _mark(self) -> Path:
+        return (self.head.folder if self.head is not None else self.disk.folder) / UNBROKEN_NAME
+
+    def _mark_broken(self) -> None:
+        """Note, on a disk that takes no writes, that numbers exist which it does not show."""
+        if self._unbroken:
+            self._unbroken = False
+            try:
+                self._mark.unlink(missing_ok=True)
+            except OSError as error:
+                self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
+
+    def _mark_unbroken(self) -> None:
+        if not self._unbroken:
+            try:
+                self._mark.touch(mode=0o600)
+            except OSError as error:
+                self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
+            else:
+                self._unbroken = True
+
+    def begin_at(self, sequence: int) -> None:
+        """Number on from *sequence*, durably: none before it is given out again. Raises OSError."""
+        self.disk.begin(sequence)
+        sync_folder(self.disk.folder)
+
+    # Letting go, reading -------------------------------------------------------------------
+
+    def forget(self, first: int, last: int) -> int:
+        """Forget first..last, inclusive; return how many waited. Never raises."""
+        count = self.head.segments.forget(first, last) if self.head is not None else 0
+        if count:
+            self._heard = self._seconds()
+        if self.disk.waiting_frames:
+            count += self.disk.forget(first, last)
+        return count
+
+    def find(self, after: int, count_max: int) -> tuple[Segments, Segment, list[int]] | None:
+        """Choose what to read next: the disk's and the head's frames are in no order of their own."""
+        found = [(each, *chosen) for each in self if (chosen := each.find(after, count_max))]
+        found.sort(key=lambda each: each[2][0])
+        if len(found) < 2:
+            return found[0] if found else None
+        segments, segment, sequences = found[0]
+        return segments, segment, [each for each in sequences if each < found[1][2][0]]
+
+    def settle(self, following: int) -> None:
+        """Put on the disk all that is in memory; what it does not take stays there for the next start.
+
+        *following*: the sequence that the next frame would have.
+        """
+        if self.head is None:
+            return
+        self._spill(self.head)
+        if not self.head.segments.waiting_frames:
+            try:
+                if self.disk.next != following:
+                    self.disk.begin(following)
+                (self.disk.folder / UNBROKEN_NAME).touch(mode=0o600)
+                self.disk.prune()
+                self.head.remove()
+            except OSError as error:
+                self._note_error(error)
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        for each in self:
+            each.close()

@@ -1,0 +1,1 @@
+"""Advisories: proposals, prices, limits and the state machine."""

@@ -1,0 +1,461 @@
+"""Which action a case calls for: the policies' own words (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`) as actions.
+
+The tables say in words what to do; here these words become an action, what follows it, and a scope. Nothing is
+decided anew: a row whose words mean nothing to this table is refused by a test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite, sqrt
+from typing import NamedTuple
+
+from ...contract.host_policy import Row, builtin
+from ...contract.signals import BY_NAME
+from ...contract.xid.policy import Xid
+from ...contract.xid.policy import policy as xid_rows
+from ...contract.xid.policy import sxid_policy as sxid_rows
+from ..model import Evidence, HostScore, Reason, State
+from ..scoring.rules import configuration
+from .advisory import HOUR_NS, SILENCE, Action, Basis, Case, Price, Scope
+
+# ----------------------------------------------------------------------
+# What waiting costs and what acting costs, in GPU-hours, with the sums shown.
+#
+# Waiting: a job of G GPUs is interrupted by this host about H / (1/h + t) times within H hours, at
+# hazard h per hour, where each time costs t = detect + decide + restart + half a checkpoint
+# interval (renewal theory; for small h it is h * H). A slow host costs (1 - speed) of the whole
+# gang. Where the interval is not known it is Young's optimum, sqrt(2 * checkpoint * MTTF) (Young
+# 1974, Daly 2006). Acting: what the same job loses until the step takes effect (as by waiting) and
+# by the step, and the host while it is out. Under a step that lets the job end first the job loses
+# the same either way: both prices are then of the H hours after it, for a job as large. All times
+# are hours but where a name says seconds.
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What runs on a host. Zeros and "": not known."""
+
+    job: str = ""
+    gang_gpus: int = 0
+    gang_hazard_per_hour: float = 0.0  # of all its hosts; for Young's optimum
+    checkpoint_seconds: float = 0.0  # cadence; 0: not known
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What nobody told us. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
+    (assumed until outcomes say better); the repair is the public record's median (`docs/advice.md`)."""
+
+    horizon_hours: float = 8.0
+    detect_hours: float = 0.1
+    decide_hours: float = 0.05
+    restart_hours: float = 0.2
+    checkpoint_write_seconds: float = 60.0
+    reset_hours: float = 0.25
+    reboot_hours: float = 0.5
+    diagnostic_hours: float = 1.0
+    repair_hours: float = 20.0
+
+
+ASSUMED = Assumed()
+#: The job that runs ends before these.
+AFTER_THE_JOB = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.DRAIN_AND_RESET)
+DRAINS = (Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is known of the host: hazard per hour, relative speed (1.0 or NaN costs nothing), its GPUs."""
+
+    hazard_per_hour: float
+    relative_speed: float
+    gpus: int
+
+
+def checkpoint_hours(work: Workload, fault: Fault, assumed: Assumed = ASSUMED) -> tuple[float, str]:
+    """Return the checkpoint interval, and in words where it is from."""
+    if work.checkpoint_seconds > 0:
+        return work.checkpoint_seconds / 3600.0, "seen"
+    hazard = max(work.gang_hazard_per_hour, fault.hazard_per_hour, 1e-9)
+    optimum = sqrt(2.0 * assumed.checkpoint_write_seconds / 3600.0 / hazard)
+    return min(optimum, assumed.horizon_hours), "Young's optimum"
+
+
+def waiting(fault: Fault, work: Workload, assumed: Assumed = ASSUMED) -> tuple[float, str]:
+    """Return the GPU-hours lost within the horizon if nothing is done, and the sum in words."""
+    gang, horizon = max(work.gang_gpus, fault.gpus), assumed.horizon_hours
+    interval, source = checkpoint_hours(work, fault, assumed)
+    each = assumed.detect_hours + assumed.decide_hours + assumed.restart_hours + interval / 2.0
+    hazard = fault.hazard_per_hour
+    times = horizon / (1.0 / hazard + each) if hazard > 0 else 0.0
+    slow = 1.0 - fault.relative_speed if isfinite(fault.relative_speed) else 0.0
+    slow = min(max(slow, 0.0), 1.0)
+    share = min(times * each / horizon, 1.0)
+    lost = gang * horizon * (share + (1.0 - share) * slow)
+    words = (
+        f"waiting {lost:,.1f} GPU-hours = {gang} GPUs x {horizon:g} h x ({100 * share:.1f} % lost to "
+        f"{times:.2f} interruptions ({hazard:.3g}/h) of {each:.2f} h each"
+    )
+    words += f", and {100 * slow:.0f} % slow of the rest)" if slow else ")"
+    return lost, f"{words}; checkpoint every {interval:.2f} h ({source})"
+
+
+def out_hours(action: Action, then: Action | None, assumed: Assumed = ASSUMED) -> float:
+    """Return for how long the host is out of service."""
+    step = then if then is not None and action in (*DRAINS, Action.DRAIN_P2P) else action
+    return {
+        Action.INSPECT: assumed.repair_hours if action in DRAINS else 0.0,
+        Action.CAP_POWER: 0.0,
+        Action.RETURN_TO_SERVICE: 0.0,
+        Action.AVOID: assumed.horizon_hours,
+        Action.RESET_GPU: assumed.reset_hours,
+        Action.DRAIN_AND_RESET: assumed.reset_hours,
+        Action.RECOVER_IMEX_DOMAIN: assumed.reset_hours,
+        Action.DRAIN_P2P: assumed.reset_hours,
+        Action.REBOOT: assumed.reboot_hours,
+        Action.RUN_DIAGNOSTIC: assumed.diagnostic_hours,
+    }.get(step, assumed.repair_hours)
+
+
+def acting(
+    action: Action, then: Action | None, fault: Fault, work: Workload, assumed: Assumed = ASSUMED
+) -> tuple[float, str]:
+    """Return the GPU-hours lost by *action*, and the sum in words."""
+    host, gang = out_hours(action, then, assumed), max(work.gang_gpus, fault.gpus)
+    job = _job_hours(action, fault, work, assumed)
+    lost = gang * job + fault.gpus * host
+    words = f"{fault.gpus} GPUs x {host:g} h out"
+    if job:
+        words += f" + {gang} GPUs x {job:.2f} h of restart and lost work"
+    if action is Action.DRAIN_AT_CHECKPOINT and not work.dead:
+        until = min(checkpoint_hours(work, fault, assumed)[0] / 2.0, assumed.horizon_hours)
+        exposed = waiting(fault, work, assumed)[0] * until / assumed.horizon_hours
+        lost += exposed
+        words += f" + {exposed:,.1f} until its next checkpoint, in {until:.2f} h"
+    return lost, f"acting {lost:,.1f} GPU-hours = {words}"
+
+
+def _job_hours(action: Action, fault: Fault, work: Workload, assumed: Assumed) -> float:
+    """Return the hours that the whole gang loses by the step itself."""
+    if work.dead:
+        return 0.0
+    if action is Action.DRAIN_AT_CHECKPOINT:
+        return assumed.restart_hours
+    if action in (Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT):
+        return assumed.restart_hours + checkpoint_hours(work, fault, assumed)[0] / 2.0
+    return 0.0
+
+
+def price(
+    action: Action, then: Action | None, fault: Fault, work: Workload, now_ns: int,
+    basis: Basis, assumed: Assumed = ASSUMED,
+) -> Price:  # fmt: skip
+    """Return both costs, when waiting has cost as much as acting, and the arithmetic."""
+    wait, wait_words = waiting(fault, work, assumed)
+    act, act_words = acting(action, then, fault, work, assumed)
+    act_by, by_words = 0, "within the horizon waiting never costs as much"
+    if action in AFTER_THE_JOB and work.gang_gpus and not work.dead:
+        by_words = f"both are of the {assumed.horizon_hours:g} h after the job that runs, which loses the same either way"
+    elif act <= 0:
+        by_words = "acting costs no GPU-hours, so the sooner the better"
+    elif wait > act:
+        hours = assumed.horizon_hours * act / wait
+        act_by = now_ns + int(hours * HOUR_NS)
+        by_words = f"waiting costs as much after {hours:.2f} h: {act:,.1f} / {wait:,.1f} x {assumed.horizon_hours:g} h"
+    certain = " (a fault, not a forecast)" if basis is not Basis.STATISTICAL else ""
+    return Price(wait, act, act_by, f"{wait_words}{certain}. {act_words}. {by_words}.")
+
+
+#: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
+JOBS_SHOWN_MAX = 3
+LOOKING = "acting 0.0 GPU-hours: looking takes no host out of service."
+
+
+def together(cases: Sequence[Case], assumed: Assumed = ASSUMED) -> Price:
+    """Return what waiting costs on all hosts of *cases*, which have one cause; looking for it costs nothing.
+
+    A job counts once, whatever number of its hosts it is: at the sum of their hazards and the pace of its slowest.
+    """
+    hosts = list({one.host: one for one in cases}.values())
+    gpus = sum(one.gpus for one in hosts)
+    if hosts and all(one.reason == SILENCE for one in hosts):
+        lost = gpus * assumed.horizon_hours
+        works = f"none of the {len(hosts)} hosts works" if len(hosts) > 1 else "it does not work"
+        sums = f"{gpus} GPUs x {assumed.horizon_hours:g} h, if {works}"
+        return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {sums}. {LOOKING}")
+    jobs: dict[str, list[Case]] = defaultdict(list)
+    for one in hosts:
+        jobs[one.job].append(one)
+    alone = jobs.pop("", [])
+    parts = sorted((_of_job(job, each, assumed) for job, each in jobs.items()), reverse=True)
+    if alone:
+        parts.append(_of_idle(alone, assumed))
+    lost = sum(part for part, _ in parts)
+    shown = [f"{part:,.1f} ({words})" for part, words in parts[:JOBS_SHOWN_MAX]]
+    if rest := [part for part, _ in parts[JOBS_SHOWN_MAX:]]:
+        shown.append(f"{sum(rest):,.1f} (of {len(rest)} more)")
+    return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {' + '.join(shown)}. {LOOKING}")
+
+
+def _of_job(job: str, hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+    """Return what the job loses by all of *hosts*, with the sum in words."""
+    fault = Fault(
+        sum(one.hazard_per_hour for one in hosts),
+        min(one.relative_speed for one in hosts),
+        sum(one.gpus for one in hosts),
+    )
+    checkpoint_seconds = max(one.checkpoint_seconds for one in hosts)
+    work = Workload(job, max(one.gang_gpus for one in hosts), 0.0, checkpoint_seconds)
+    lost, words = waiting(fault, work, assumed)
+    return lost, f"job {job} on {len(hosts)} of them: {words.partition(' = ')[2]}"
+
+
+def _of_idle(hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+    """Return what hosts lose of which no job is known, each with its own GPUs."""
+    each = [
+        waiting(Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumed)[0]
+        for one in hosts
+    ]
+    gpus = sum(one.gpus for one in hosts)
+    share = sum(each) / max(gpus * assumed.horizon_hours, 1e-9)
+    words = f"{gpus} GPUs x {assumed.horizon_hours:g} h x {100 * share:.1f} % lost"
+    return sum(each), f"{len(hosts)} hosts of which no job is known: {words}"
+
+
+class Advice(NamedTuple):
+    """What a policy's words ask for. `action` None: nothing of a scheduler."""
+
+    action: Action | None
+    then: Action | None = None
+
+
+class Asked(NamedTuple):
+    """What is asked for one piece of evidence, and on what it stands."""
+
+    rule: str
+    action: Action
+    then: Action | None
+    scope: Scope
+    basis: Basis
+    words: str
+
+
+#: The beginning of a policy's words -> what is asked. The first that fits counts.
+FIRST: tuple[tuple[str, Action | None], ...] = (
+    ("drain now", Action.EVICT_NOW),
+    ("let the jobs end, start none", Action.DRAIN_AND_RESET),
+    ("end its peer-to-peer work", Action.DRAIN_P2P),
+    ("recover the IMEX domain", Action.RECOVER_IMEX_DOMAIN),
+    ("drain after the job", Action.DRAIN_AFTER_JOB),
+    ("drain", Action.DRAIN_AT_CHECKPOINT),
+    ("reset the GPU at the end of the job", Action.DRAIN_AFTER_JOB),
+    ("reboot the host after the job", Action.DRAIN_AFTER_JOB),
+    ("unmount and check it, after the job", Action.DRAIN_AFTER_JOB),
+    ("enable ECC and reboot the host after the job", Action.DRAIN_AFTER_JOB),
+    ("replace the drive", Action.DRAIN_AFTER_JOB),
+    ("look at", Action.INSPECT),
+    ("look for", Action.INSPECT),
+    ("check", Action.INSPECT),
+    ("replace", Action.INSPECT),
+    ("plan to replace", Action.INSPECT),
+    ("update the driver", Action.INSPECT),
+    ("do what its text asks", None),  # `gpu.recovery_action_state` tells the same, and has its row
+    ("as XID 48 beside it says", None),
+    ("watch", None),
+    ("restart the application", None),
+    ("the job asked for", None),
+    ("none", None),
+)
+#: Words behind it -> what follows once the host is drained. The first that fits counts.
+THEN: tuple[tuple[str, Action], ...] = (
+    ("reset all GPUs", Action.REBOOT),
+    ("reset the GPU", Action.RESET_GPU),
+    ("reboot", Action.REBOOT),
+    ("recover the IMEX domain", Action.RECOVER_IMEX_DOMAIN),
+    ("diagnostic", Action.RUN_DIAGNOSTIC),
+    ("replace", Action.INSPECT),
+    ("reseat", Action.INSPECT),
+    ("look at", Action.INSPECT),
+    ("read ", Action.INSPECT),
+    ("check", Action.INSPECT),
+    ("restart the", Action.REBOOT),
+)
+#: Reset at the end of the job, said after what is done now: the host is drained then.
+AT_THE_END = ("reset the GPU at the end of the job", "reboot the host at the end of the job")
+
+
+class UnknownWords(ValueError):
+    """A policy says what this table has no action for."""
+
+
+@cache
+def advice_of(words: str) -> Advice:
+    """Return what a policy's *words* ask for. Raises UnknownWords."""
+    found = [action for start, action in FIRST if words.startswith(start)]
+    if not found:
+        raise UnknownWords(
+            f"{words!r}: add its beginning to FIRST of aggregator/advisories/policy.py"
+        )
+    action = found[0]
+    if action is None and any(late in words for late in AT_THE_END):
+        action = Action.DRAIN_AFTER_JOB
+    if action is None or action in (Action.INSPECT, Action.DRAIN_AND_RESET):
+        return Advice(action)
+    return Advice(action, next((then for said, then in THEN if said in words), None))
+
+
+_SCOPES = {one.value: one for one in Scope}
+#: Without words of a policy: what a state asks for, and by which right.
+OTHERWISE = {
+    State.UNHEALTHY: (Action.DRAIN_AT_CHECKPOINT, Basis.DETERMINISTIC),
+    State.SUSPECT: (Action.DRAIN_AFTER_JOB, Basis.STATISTICAL),
+    State.DEGRADED: (Action.AVOID, Basis.STATISTICAL),
+}
+#: Of hosts in other states nothing is asked: they are well, or nobody looks at them.
+ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.PROBATION)
+#: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
+FORECASTS = ("hazard.", configuration.RULE.name)
+#: The signal of calls that do not return; `_named` says which row of `policy.toml` is theirs.
+HUNG = "probe.hung_seconds"
+#: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
+#: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
+HANGS = frozenset({HUNG, "collector.outcome_state"})
+_CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
+#: So long a host is only avoided for such a call.
+HUNG_SECONDS_MIN = 900.0
+
+
+def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
+    """Return what *evidence* of *host* calls for; None for nothing of a scheduler's."""
+    costs = evidence.log_hazard_delta > 0 or evidence.relative_speed_factor < 1
+    costs = costs and not evidence.signal.startswith(FORECASTS)
+    if not costs or host.state not in ASKED_OF:
+        return None
+    row = _row(evidence)
+    if row is None:
+        return _by_state(host, evidence)
+    said, certain = row.action, row.severity.value == "fatal" and host.state is State.UNHEALTHY
+    advice = advice_of(said)
+    if advice.action is None or (host.state is State.WATCH and advice.action is Action.INSPECT):
+        return None
+    dead = work.dead and certain
+    basis = Basis.DEAD_JOB if dead else Basis.DETERMINISTIC if certain else Basis.STATISTICAL
+    action = advice.action
+    if action is Action.DRAIN_AT_CHECKPOINT and dead:
+        action = Action.EVICT_NOW  # there is no checkpoint to come, and nothing to lose
+    if action is Action.DRAIN_P2P:
+        basis = Basis.DETERMINISTIC  # the driver asks for it
+    rule = f"{evidence.signal} {evidence.value:.0f}" if isinstance(row, Xid) else row.name
+    return Asked(rule, action, advice.then, _SCOPES.get(row.scope, Scope.HOST), basis, said)
+
+
+def patient(one: Asked, evidence: Evidence, seconds: float) -> Asked:
+    """Return *one*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    certain = one.basis is Basis.DETERMINISTIC and evidence.signal in HANGS
+    if not certain or seconds >= HUNG_SECONDS_MIN:
+        return one
+    minutes = HUNG_SECONDS_MIN / 60
+    words = f"{one.words}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
+    return one._replace(action=Action.AVOID, then=None, basis=Basis.STATISTICAL, words=words)
+
+
+def unwaiting(one: Asked, fault: Fault, work: Workload) -> Asked:
+    """Return *one*; of a certain fault under a job whose checkpoints are not known, and that loses more by going on than
+    by a restart, to evict it: nothing says that such a job ends, and "after the job" would have no end either."""
+    certain = one.basis is Basis.DETERMINISTIC and one.action is Action.DRAIN_AT_CHECKPOINT
+    if not certain or not work.gang_gpus or work.checkpoint_seconds > 0:
+        return one
+    if waiting(fault, work)[0] <= acting(Action.EVICT_NOW, one.then, fault, work)[0]:
+        return one
+    words = f"{one.words}; when its job checkpoints is not known, and going on costs the job more than a restart"
+    return one._replace(action=Action.EVICT_NOW, words=words)
+
+
+def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:
+    """Return what the state of *host* asks for, of the evidence that put it there alone: what is milder beside it has no such right."""
+    if host.state not in OTHERWISE or evidence is not next(iter(host.evidence), evidence):
+        return None
+    action, basis = OTHERWISE[host.state]
+    if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):
+        basis, action = Basis.STATISTICAL, Action.AVOID
+    words = "no policy names it: its state asks for it"
+    return Asked(evidence.signal, action, None, Scope.HOST, basis, words)
+
+
+def as_told(rule: str) -> str:
+    """Return *rule* as evidence bears it, where it is a code as people say it: XID 95, sxid 20009, or 95."""
+    found = _CODE.fullmatch(rule.strip())
+    if found is None:
+        return rule
+    return f"{'nvswitch.sxid' if found[1].lower() == 'sxid' else 'gpu.xid'} {int(found[2])}"
+
+
+def unknown_rule(rule: str) -> str:
+    """Return words on a *rule* that is none of ours, with what may have been meant; "" for one that is."""
+    known = {*BY_NAME, *Reason.__members__, *(row.name for row in builtin().rows)}
+    signal, _, code = rule.rpartition(" ")
+    if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):
+        return ""
+    near = difflib.get_close_matches(rule, sorted(known), n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else "a code is 'gpu.xid 95'"
+    return f"{rule!r}: no rule, reason or signal has this name, and no stored evidence; {meant}"
+
+
+def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
+    """Return the signals and the reasons that evidence of *rule* may bear: a code, a row, a reason, a signal."""
+    about = [row.about for row in builtin().rows if row.name == rule]
+    hung = [HUNG] if rule.endswith("_hung") else []
+    heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []
+    return [rule, rule.rpartition(" ")[0], *about, *hung], [rule, *heat]
+
+
+def _row(evidence: Evidence) -> Row | Xid | None:
+    """Return the policy's row for *evidence*, where it has one only."""
+    tables = {"gpu.xid": xid_rows, "nvswitch.sxid": sxid_rows}
+    if evidence.signal in tables:
+        return tables[evidence.signal]().get(int(evidence.value))
+    if name := _named(evidence):
+        return next((row for row in builtin().rows if row.name == name), None)
+    found = [row for row in _by_signal().get(evidence.signal, ()) if _fits(row, evidence.value)]
+    return found[0] if len(found) == 1 else None
+
+
+def _named(evidence: Evidence) -> str:
+    """Return the row of what is told by no signal of its own; "" for the rest."""
+    if evidence.reason is Reason.THERMAL_THROTTLE:
+        return "gpu_thermal"
+    if evidence.signal != HUNG:
+        return ""
+    if evidence.device.startswith("GPU-"):
+        return "gpu_hung"
+    return "driver_hung" if evidence.device.startswith("gpu") else "device_hung"
+
+
+@cache
+def _by_signal() -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {}
+    for row in builtin().rows:
+        if row.action:
+            rows.setdefault(row.about, []).append(row)
+    return rows
+
+
+def _fits(row: Row, value: float) -> bool:
+    if not row.when:
+        return not row.codes or int(value) in row.codes
+    first = row.when[0]
+    return first.compare not in ("==", "in") or bool(first.other) or first.holds(value, None)
+
+
+def all_words() -> Iterator[str]:
+    """Yield what every row of every policy says to do."""
+    yield from (row.action for row in xid_rows().values())
+    yield from (row.action for row in sxid_rows().values())
+    yield from (row.action for row in builtin().rows if row.action)

@@ -1,0 +1,254 @@
+"""Bearer tokens: made, stored as hashes, looked up, revoked.
+
+A token is `gangline_ID_SECRET`. The secret is 256 random bits, so that a plain SHA-256 of it suffices: what a slow
+hash is for, guessing, has nothing to try. The file tells nobody who reads it how to log in.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..durable_file import sync_folder, why
+from .principal import GIVEN, Role, is_name
+
+# ----------------------------------------------------------------------
+# Files of access: written whole, for their owner alone, whoever runs the command.
+
+
+def put(path: Path, data: bytes, mode: int) -> None:
+    """Write a file of *mode* whole, durably, in place of one that may be there: a token that was revoked must not
+    come back with a power cut. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    with suppress(FileNotFoundError):
+        new.unlink()
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        give_to_owner(file.fileno(), path.parent)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that is its owner's only, if it is not there: that of the folder it stands in. Raises OSError."""
+    if folder.exists():
+        return
+    # Its parent is a data folder that no aggregator has made yet, as `store/duckdb_file.py` makes it.
+    folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:  # another command made it between the two lines
+        return
+    made = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_to_owner(made, folder.parent)
+    finally:
+        os.close(made)
+
+
+def give_to_owner(descriptor: int, folder: Path) -> None:
+    """Made by root for a service that is not: let what is open belong to the owner of *folder*. Raises OSError.
+
+    By descriptor: by its name the owner of the folder could have root give away a file of another's.
+    """
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+FILE_NAME = "tokens.json"
+#: A hundred thousand tokens.
+FILE_BYTES_MAX = 32 << 20
+TOKENS_MAX = 100_000
+SECRET_BYTES = 32
+TOKEN_CHARACTERS_MAX = 128
+#: A token that never ends is one that nobody remembers.
+DAYS_MAX = 3660
+_FORM = re.compile(r"gangline_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
+_ID = re.compile(r"[0-9a-f]{12}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class TokensError(Exception):
+    """The file of tokens cannot be used; the words say why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of one. Times in s of Unix time."""
+
+    id: str
+    role: str
+    name: str
+    sha256: str
+    made: int
+    until: int
+
+
+def make(role: Role, name: str, days: float, now: int) -> tuple[str, Token]:
+    """Return a new token as its holder needs it, which is never to be had again, and what is kept of it."""
+    identity = secrets.token_hex(6)
+    secret = base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode()
+    kept = Token(identity, str(role), name, _hash(secret), now, now + int(days * 86_400))
+    return f"gangline_{identity}_{secret}", kept
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def parse(text: str) -> list[Token]:
+    """Return the tokens of a file's text. Raises TokensError."""
+    try:
+        document = json.loads(text)
+        found = [_checked(each) for each in document["tokens"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise TokensError(
+            f"no file of tokens: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
+    if len(found) > TOKENS_MAX:
+        raise TokensError(f"{len(found)} tokens, at most {TOKENS_MAX}")
+    return found
+
+
+def _checked(fields: dict[str, Any]) -> Token:
+    token = Token(**fields)
+    texts = (token.id, token.role, token.name, token.sha256)
+    if not all(isinstance(each, str) for each in texts) or token.role not in GIVEN:
+        raise ValueError(
+            f"token {str(token.id)[:20]!r}: a field is no text, or the role none of ours"
+        )
+    if not (_ID.fullmatch(token.id) and _HASH.fullmatch(token.sha256) and is_name(token.name)):
+        raise ValueError(f"token {token.id[:20]!r}: not of the form that we write")
+    if type(token.made) is not int or type(token.until) is not int:
+        raise ValueError(f"token {token.id}: its times are no whole numbers")
+    return token
+
+
+def read(path: Path) -> list[Token]:
+    """Return the tokens of a file. Raises FileNotFoundError, TokensError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise TokensError(f"{path}: longer than {FILE_BYTES_MAX} bytes")
+        return parse(data.decode())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise TokensError(f"{path}: {why(error)}") from error
+    except UnicodeDecodeError as error:
+        raise TokensError(f"{path}: not UTF-8") from error
+    except TokensError as error:
+        raise TokensError(f"{path}: {error}; put a copy back, or make tokens anew") from error
+
+
+def change(path: Path, how: Callable[[list[Token]], list[Token]]) -> list[Token]:
+    """Replace the file's tokens by *how* of them, whole or not at all, one who changes it at a time.
+
+    The file is its owner's only. Raises TokensError, OSError.
+    """
+    private_folder(path.parent)
+    with _alone(path):
+        try:
+            before = read(path)
+        except FileNotFoundError:
+            before = []
+        after = how(before)
+        if len(after) > TOKENS_MAX:
+            raise TokensError(f"{len(after)} tokens, at most {TOKENS_MAX}: revoke some")
+        text = json.dumps({"tokens": [asdict(each) for each in after]}, indent=1)
+        put(path, text.encode(), 0o600)
+    return after
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    beside = path.with_suffix(".lock")
+    # Root runs this in a folder that is the service's: a link there is not followed to what only root may open,
+    # nor is a second name of it.
+    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(lock).st_nlink != 1:
+            raise TokensError(f"{beside} has another name, which no lock has: remove it")
+        give_to_owner(lock, path.parent)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+class Tokens:
+    """Those in force, by the file as it was last read. `look` from one thread, `find` from another."""
+
+    def __init__(self, path: Path) -> None:
+        """Read *path*, if it is there. Raises TokensError."""
+        self.path = path
+        #: Whether there ever were any: then nobody is let in without a login, also once all are revoked.
+        self.configured = False
+        #: Why the file as it is now is not the one in force; "" when it is.
+        self.trouble = ""
+        self._by_id: dict[str, Token] = {}
+        self._seen: tuple[int, ...] | None = None
+        self._take()
+
+    def look(self) -> bool:
+        """Read the file again if it is another one; return whether it was. Never raises.
+
+        One that cannot be used changes nothing, and is tried again at each look: a revocation is in it, and it may
+        have been for want of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
+        """
+        if not self.trouble and self._stamp() == self._seen:
+            return False
+        try:
+            self._take()
+        except TokensError as error:
+            self.trouble = f"tokens as they were before are in force: {error}"
+        return True
+
+    def _take(self) -> None:
+        self._seen = self._stamp()
+        try:
+            found: Sequence[Token] = read(self.path)
+        except FileNotFoundError:
+            found = ()
+        else:
+            self.configured = True
+        self._by_id, self.trouble = {each.id: each for each in found}, ""
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            now = self.path.stat()
+        except OSError:
+            return None
+        return now.st_ino, now.st_mtime_ns, now.st_size
+
+    def find(self, text: str, now: float) -> Token | None:
+        """Return the token in force that *text* is, None if it is none. Takes as long for a wrong secret as for a right one."""
+        match = _FORM.fullmatch(text) if len(text) <= TOKEN_CHARACTERS_MAX else None
+        if match is None:
+            return None
+        token = self._by_id.get(match["id"])
+        known = token.sha256 if token else "0" * 64
+        right = hmac.compare_digest(_hash(match["secret"]), known)
+        return token if token is not None and right and now < token.until else None
+
+    def holds(self, identity: str) -> bool:
+        """Whether the token of that id is still there."""
+        return identity in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)

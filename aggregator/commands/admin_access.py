@@ -1,0 +1,323 @@
+"""`gangline admin cert`: a CA and certificates for a small cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ...cli import NOT_FOUND, OK
+from ..auth.access import FOLDER, tokens_file
+from ..auth.ca import LEAF_DAYS, Authority, Pair, check_days, make_authority, pair
+from ..auth.principal import GIVEN, Role, check_trust_domain
+from ..auth.tokens import DAYS_MAX, Token, TokensError, change, make, private_folder, put, read
+from ..store.duckdb_file import FILE
+from .admin_store import add_data_option, caller_name, guarded
+
+PORT = 7600
+TRUST_DEFAULT = "gangline"
+
+CERT_EXAMPLES = """\
+examples:
+  gangline admin cert cluster --server head.example --host gpu-001 --host gpu-002 --operator alice
+  gangline admin cert issue --role agent --name gpu-003
+  gangline admin cert issue --role agent --name gpu-003 --force    renew it; the agent takes it at its next connection
+  gangline admin cert server head.example 10.0.0.5 --force         renew it; the aggregator needs no restart
+  gangline admin cert init --trust cluster.example                 a CA alone
+
+Keys are their owner's only (0600). Keep ca.key: who has it can be anybody. exit codes: 0 done, 1 failed, 2 wrong usage
+"""
+
+
+def cert_main(arguments: list[str]) -> int:
+    """Make what is asked for and print the settings to paste. 1 with words when it cannot be made."""
+    options = _cert_parser().parse_args(arguments)
+    folder: Path = options.folder or options.data / FOLDER
+    make = {"init": _init, "server": _server, "issue": _issue, "cluster": _cluster}[options.what]
+    return guarded("cert", lambda: make(options, folder) or OK)
+
+
+def _init(options: argparse.Namespace, folder: Path) -> None:
+    made = make_authority(folder, options.trust, datetime.now(UTC), force=options.force)
+    print(f"CA: {made.certificate}, its key: {made.key}")
+
+
+def _server(options: argparse.Namespace, folder: Path) -> None:
+    authority = Authority(folder, datetime.now(UTC))
+    made = authority.issue_server(options.names, options.days, force=options.force)
+    print(_of_aggregator(made, folder))
+
+
+def _issue(options: argparse.Namespace, folder: Path) -> None:
+    authority = Authority(folder, datetime.now(UTC))
+    role = Role(options.role)
+    made = authority.issue(role, options.name, options.days, force=options.force)
+    dialled = f"AGGREGATOR:{PORT}"
+    print(
+        _of_agent(made, folder, dialled)
+        if role is Role.AGENT
+        else _of_client(made, folder, dialled)
+    )
+
+
+def _cluster(options: argparse.Namespace, folder: Path) -> None:
+    """Make what is not there yet of a small cluster: CA, server, agents, operators."""
+    now = datetime.now(UTC)
+    check_days(options.days)
+    if not pair(folder, "ca").certificate.exists():
+        make_authority(folder, options.trust, now)
+    authority = Authority(folder, now)
+    servers = options.server or [socket.getfqdn()]
+    names = list(dict.fromkeys([*servers, "localhost", "127.0.0.1"]))
+    dialled = f"{servers[0]}:{PORT}"
+    server = authority.issue_server(names, options.days, force=options.force)
+    said = [_of_aggregator(server, folder)]
+    for host in options.host:
+        made = authority.issue(Role.AGENT, host, options.days, force=options.force)
+        said.append(_of_agent(made, folder, dialled))
+    for name in options.operator:
+        made = authority.issue(Role.OPERATOR, name, options.days, force=options.force)
+        said.append(_of_client(made, folder, dialled))
+    print("\n\n".join(said))
+
+
+def _of_aggregator(made: Pair, folder: Path) -> str:
+    return "\n".join(
+        (
+            "# the aggregator's settings (--config FILE); put its address in place of 0.0.0.0 if it has several",
+            f'listen = "0.0.0.0:{PORT}"',
+            f'tls_certificate_file = "{made.certificate.absolute()}"',
+            f'tls_key_file = "{made.key.absolute()}"',
+            f'tls_client_ca_file = "{pair(folder, "ca").certificate.absolute()}"',
+        )
+    )
+
+
+def _of_agent(made: Pair, folder: Path, dialled: str) -> str:
+    host = made.certificate.stem.removeprefix("agent-")
+    ca = pair(folder, "ca").certificate
+    return "\n".join(
+        (
+            f"# {host}: bring {made.certificate}, {made.key}, {ca}",
+            "# to /etc/gangline there (the key 0600, its owner gangline), and into agent.toml:",
+            f'host = "{host}"',
+            f'aggregator = "{dialled}"',
+            'tls_ca_file = "/etc/gangline/ca.pem"',
+            f'tls_certificate_file = "/etc/gangline/{made.certificate.name}"',
+            f'tls_key_file = "/etc/gangline/{made.key.name}"',
+        )
+    )
+
+
+def _of_client(made: Pair, folder: Path, dialled: str) -> str:
+    return "\n".join(
+        (
+            f"# {made.certificate.stem}: in ~/.config/gangline/client.toml of that person",
+            f'aggregator = "{dialled}"',
+            f'ca = "{pair(folder, "ca").certificate.absolute()}"',
+            f'certificate = "{made.certificate.absolute()}"',
+            f'key = "{made.key.absolute()}"',
+        )
+    )
+
+
+def _cert_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin cert",
+        description="A CA and certificates for a small cluster: ECDSA P-256, one year, with names that say the role "
+        "(spiffe://TRUST/gangline/ROLE/NAME). Prints the settings to paste.",
+        epilog=CERT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    add_data_option(common)
+    common.add_argument("--folder", type=Path, metavar="DIR", help=f"default: {FOLDER} in --data")
+    common.add_argument("--force", action="store_true", help="overwrite what is there")
+    leaf = argparse.ArgumentParser(add_help=False)
+    leaf.add_argument(
+        "--days",
+        type=int,
+        default=LEAF_DAYS,
+        metavar="N",
+        help="it holds so long (default: 365); a CA ten years",
+    )
+    trust = argparse.ArgumentParser(add_help=False)
+    trust.add_argument(
+        "--trust", type=_trust, default=TRUST_DEFAULT, metavar="DOMAIN", help="of a new CA"
+    )
+    what = parser.add_subparsers(dest="what", required=True, metavar="{init,server,issue,cluster}")
+    what.add_parser("init", parents=[common, trust], help="a CA")
+    server = what.add_parser("server", parents=[common, leaf], help="the aggregator's certificate")
+    server.add_argument(
+        "names", nargs="+", metavar="NAME", help="what clients dial: names, addresses"
+    )
+    issue = what.add_parser("issue", parents=[common, leaf], help="one caller's certificate")
+    issue.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
+    issue.add_argument(
+        "--name", "--host", required=True, type=caller_name, metavar="NAME", help="agent: its host"
+    )
+    cluster = what.add_parser(
+        "cluster", parents=[common, leaf, trust], help="all of it in one command"
+    )
+    cluster.add_argument("--server", action="append", metavar="NAME", help="what clients dial")
+    cluster.add_argument("--host", action="append", default=[], type=caller_name, metavar="NAME")
+    cluster.add_argument(
+        "--operator", action="append", default=[], type=caller_name, metavar="NAME"
+    )
+    return parser
+
+
+def _trust(text: str) -> str:
+    try:
+        check_trust_domain(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:64]!r}: expected {error}") from error
+    return text or TRUST_DEFAULT
+
+
+# ----------------------------------------------------------------------
+# `gangline admin token`: make, list and revoke bearer tokens. What the aggregator keeps is a hash.
+
+DAYS_DEFAULT = 365
+
+TOKEN_EXAMPLES = """\
+examples:
+  gangline admin token new --role operator --name alice                shown once, and never again
+  gangline admin token new --role agent --name gpu-001 --into tokens/  a file each, 0600: tokens/agent-gpu-001.token
+  gangline admin token list
+  gangline admin token revoke 5f3c09a1b2c3                             in force within seconds, no restart
+
+Run it on the aggregator's machine, as its user or root. With the first token every caller needs a login, on loopback
+too. exit codes: 0 done, 1 failed, 2 wrong usage, 4 no such token
+"""
+
+
+def token_main(arguments: list[str]) -> int:
+    """Make, list or revoke. 1 with words when the file cannot be read or written, 4 for an unknown token."""
+    options = _token_parser().parse_args(arguments)
+    path = tokens_file(options.data)
+    work = {"new": _new, "list": _list, "revoke": _revoke}[options.what]
+    return guarded("token", lambda: work(options, path))
+
+
+def _new(options: argparse.Namespace, path: Path) -> int:
+    now = int(time.time())
+    made = [make(Role(options.role), name, options.days, now) for name in options.name]
+    first = not path.exists()
+    files: list[Path] = []
+    if options.into is not None:
+        files = [options.into / f"{kept.role}-{kept.name}.token" for _, kept in made]
+        there = [str(file) for file in files if file.exists()]
+        if there and not options.force:
+            raise TokensError(
+                f"{', '.join(there[:3])} would be overwritten: say --force if that is meant"
+            )
+        private_folder(options.into)
+        for file, (secret, _) in zip(files, made, strict=True):
+            put(file, f"{secret}\n".encode(), 0o600)
+    change(path, lambda before: [*before, *(kept for _, kept in made)])
+    for at, (secret, kept) in enumerate(made):
+        print(files[at] if files else secret)
+        print(f"{kept.id}: {kept.role} {kept.name}, until {_day(kept.until)}", file=sys.stderr)
+    if first:
+        print(
+            "from now on every caller of this aggregator needs a login, on loopback too",
+            file=sys.stderr,
+        )
+    if not (options.data / FILE).exists():
+        print(
+            f"{options.data} holds no store yet: the token is for an aggregator with --data {options.data}",
+            file=sys.stderr,
+        )
+    return OK
+
+
+def _list(options: argparse.Namespace, path: Path) -> int:
+    try:
+        tokens = read(path)
+    except FileNotFoundError:
+        tokens = []
+        print(f"no token was ever made: there is no {path}", file=sys.stderr)
+    now = time.time()
+    if options.json:
+        shown = [{k: v for k, v in asdict(each).items() if k != "sha256"} for each in tokens]
+        print(json.dumps(shown))
+        return OK
+    rows = [("ID", "ROLE", "NAME", "MADE", "UNTIL", "")]
+    rows += [
+        (each.id, each.role, each.name, _day(each.made), _day(each.until), _state(each, now))
+        for each in tokens
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    return OK
+
+
+def _revoke(options: argparse.Namespace, path: Path) -> int:
+    gone: list[Token] = []
+
+    def without(before: list[Token]) -> list[Token]:
+        gone.extend(each for each in before if each.id == options.id or each.name == options.name)
+        return [each for each in before if each not in gone]
+
+    if not path.exists():
+        raise TokensError(f"there are no tokens: no {path}")
+    change(path, without)
+    for each in gone:
+        print(f"revoked {each.id}: {each.role} {each.name}")
+    if not gone:
+        asked = options.id or options.name
+        print(f"gangline admin token: no token {asked!r}; `list` shows them", file=sys.stderr)
+    return OK if gone else NOT_FOUND
+
+
+def _day(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def _state(token: Token, now: float) -> str:
+    return "has run out" if now >= token.until else ""
+
+
+def _token_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline admin token",
+        description="Bearer tokens by which callers log in (`authorization: Bearer TOKEN`). They are shown once; the "
+        "aggregator keeps a hash, with role, name and end.",
+        epilog=TOKEN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    add_data_option(common)
+    what = parser.add_subparsers(dest="what", required=True, metavar="{new,list,revoke}")
+    new = what.add_parser("new", parents=[common], help="make tokens, and show them once")
+    new.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
+    new.add_argument(
+        "--name", "--host", required=True, action="append", type=caller_name, metavar="NAME"
+    )
+    new.add_argument("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
+    new.add_argument(
+        "--into", type=Path, metavar="DIR", help="a file each there, and nothing shown"
+    )
+    new.add_argument("--force", action="store_true", help="overwrite files of --into")
+    show = what.add_parser("list", parents=[common], help="which there are")
+    show.add_argument("--json", action="store_true", help="one JSON document")
+    revoke = what.add_parser("revoke", parents=[common], help="end one, or all of a name")
+    which = revoke.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", nargs="?", default="", metavar="ID")
+    which.add_argument("--name", default="", metavar="NAME")
+    return parser
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= DAYS_MAX):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected 1 to {DAYS_MAX} days")
+    return int(text)

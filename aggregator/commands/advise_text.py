@@ -1,0 +1,357 @@
+"""What `gangline advise` says of advisories, of what is held back, and of what a rule would have done."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import math
+import sys
+import textwrap
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ...contract.wire import advisory_pb2 as wire
+from ..declared.fields import parse_pattern
+from .connection import DEADLINE_SECONDS
+from .host_table import cut, enum_name, width_of
+
+# ----------------------------------------------------------------------
+# `gangline advise out` and `back`: which hosts somebody took out by himself, and those that advice
+# hears of.
+#
+# `back` of a host that one did not take out himself gives up what advice that has ended holds it
+# out by.
+
+#: So long somebody may say that a host is out, without saying it again.
+HOURS_MAX = 168.0
+#: Hosts of one range, and of those that are back, how many are looked at again.
+HOSTS_MAX, ASKED_AGAIN_MAX = 10_000, 20
+#: Hosts that others took out: so many are listed.
+UNAVAILABLE_TOLD_MAX = 20
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to the parser's *commands*."""
+    out = commands.add_parser(
+        "out", help="report that you took hosts out of service; they count toward the limits"
+    )
+    out.add_argument(
+        "hosts",
+        nargs="+",
+        type=_hosts,
+        metavar="HOST",
+        help="for example gpu-007, or gpu-[001-016]",
+    )
+    out.add_argument("--reason", required=True, help="the reason, shown to others")
+    out.add_argument(
+        "--hours",
+        type=_hours,
+        default=1.0,
+        help="forget this after so many hours (default 1); report again to renew",
+    )
+    back = commands.add_parser(
+        "back",
+        help="report that your hosts are back in service; for other hosts, end what a finished advisory set",
+    )
+    back.add_argument("hosts", nargs="+", type=_hosts, metavar="HOST")
+
+
+def person() -> str:
+    """Return who sits here."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        return "somebody"
+
+
+def out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
+    """Say that hosts are out."""
+    ttl = Duration(seconds=int(3600 * options.hours))
+    nodes = [
+        wire.UnavailableNode(node=f"nodes/{host}", reason=options.reason, ttl=ttl)
+        for host in _named(options)
+    ]
+    return _reported(stub, wire.ReportUnavailableNodesRequest(actor=person(), nodes=nodes))
+
+
+def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
+    """Say that they are in service again."""
+    back = [f"nodes/{host}" for host in _named(options)]
+    answer = _reported(
+        stub, wire.ReportUnavailableNodesRequest(actor=person(), returned_nodes=back)
+    )
+    for node in [node for node in back if node not in answer.unknown_nodes][:ASKED_AGAIN_MAX]:
+        request = wire.ListAdvisoriesRequest(node=node, page_size=1)
+        left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
+        for one in left.unavailable_nodes:
+            print(f"still out by another's word: {_line(one)}", file=sys.stderr)
+        for one in left.out_by_advice:
+            host = node.removeprefix("nodes/")
+            words = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
+            print(f"still out by advice, {words}", file=sys.stderr)
+    return answer
+
+
+def _named(options: argparse.Namespace) -> list[str]:
+    return list(dict.fromkeys(host for hosts in options.hosts for host in hosts))
+
+
+def _reported(
+    stub: Any, request: wire.ReportUnavailableNodesRequest
+) -> wire.ReportUnavailableNodesResponse:
+    answer: wire.ReportUnavailableNodesResponse = stub.ReportUnavailableNodes(
+        request, timeout=DEADLINE_SECONDS
+    )
+    return answer
+
+
+def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on the hosts that others took out: they count as those that advice takes out do."""
+    if not answer.unavailable_nodes:
+        return []
+    count = hosts_words(answer.unavailable_nodes_count)
+    lines = ["", f"out by others' word: {count}, which limits count"]
+    lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_TOLD_MAX]]
+    if len(answer.unavailable_nodes) > UNAVAILABLE_TOLD_MAX:
+        lines.append('... `gangline sql "FROM ops.unavailable"` has all')
+    return lines
+
+
+def _line(one: wire.UnavailableNode) -> str:
+    host, until = one.node.removeprefix("nodes/"), one.expire_time.ToDatetime()
+    return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {one.actor}: {one.reason}"
+
+
+def hosts_words(count: int) -> str:
+    """Return how many hosts, in words."""
+    return f"{count} host{'' if count == 1 else 's'}"
+
+
+def told(answer: wire.ReportUnavailableNodesResponse) -> str:
+    """Return what came of it, in words."""
+    unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
+    lines = [
+        f"out by your word in all: {hosts_words(answer.nodes_count)}; limits of advice count them"
+    ]
+    if unknown:
+        lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")
+    return "\n".join(lines)
+
+
+def _hosts(text: str) -> list[str]:
+    """Return the names that *text* is: one, or a range of them."""
+    try:
+        pattern = parse_pattern(text)
+        if pattern.is_open:
+            raise ValueError("expected names, as gpu-007 or gpu-[001-016]")
+        if pattern.count > HOSTS_MAX:
+            raise ValueError(f"{pattern.count} hosts, at most {HOSTS_MAX} at once")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}: {error}") from error
+    return list(pattern.names())
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0.01 <= hours <= HOURS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected hours from 0.01 to {HOURS_MAX:g}")
+    return hours
+
+
+#: Of a column of a table; the words have what is left, unless it is less than this.
+CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
+RIGHT = ("waiting", "acting")
+#: What is called for and not advised: so much is listed.
+HELD_BACK_TOLD_MAX = 10
+#: Of these something is still to come.
+WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
+
+
+def listed(answer: wire.ListAdvisoriesResponse) -> str:
+    lines = (
+        [f"advice is withheld for now: {answer.withheld_reason}"] if answer.withheld_reason else []
+    )
+    if not answer.advisories:
+        return "\n".join([*lines, "nothing is advised", *_beside(answer)])
+    rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
+    rows += [
+        (
+            _short(one.name), one.subject, enum_name(wire.Action, one.action),
+            enum_name(wire.AdvisoryState, one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
+            f"{one.cost_of_acting_gpu_hours:,.1f}", one.reason_text,
+        )
+        for one in answer.advisories
+    ]  # fmt: skip
+    lines += _fitted(rows, width_of(sys.stdout))
+    return "\n".join(
+        [
+            *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
+            *_beside(answer),
+        ]
+    )  # fmt: skip
+
+
+def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on what is not advised and why, and on who is out by others' word."""
+    lines: list[str] = []
+    if answer.held_back_count:
+        width = width_of(sys.stdout)
+        lines += ["", f"called for, and not advised: {answer.held_back_count}"]
+        for one in answer.held_back[:HELD_BACK_TOLD_MAX]:
+            what = f"{one.node.removeprefix('nodes/')}  {enum_name(wire.Action, one.action)}: {one.reason_text}"
+            lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
+    if answer.held_back_count > HELD_BACK_TOLD_MAX:
+        lines.append(
+            "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
+        )
+    return [*lines, *_out_by_advice(answer), *unavailable_lines(answer)]
+
+
+def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on hosts that advice which has ended holds out."""
+    if not answer.out_by_advice_count:
+        return []
+    count = hosts_words(answer.out_by_advice_count)
+    lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
+    for one in answer.out_by_advice[:UNAVAILABLE_TOLD_MAX]:
+        host, action = one.nodes[0].removeprefix("nodes/"), enum_name(wire.Action, one.action)
+        what = f"{host:<24} until {_at(one.expire_time)}  {_short(one.name)} {action}: {one.state_text}"
+        lines.append(cut(what, width_of(sys.stdout)))
+    if answer.out_by_advice_count > UNAVAILABLE_TOLD_MAX:
+        lines.append("... `gangline advise list --all` has all")
+    return [
+        *lines,
+        "each stays out while its fault is active; once it has been healthy for a while, its return is advised",
+        "if the fault is fixed or you accept it, run `gangline advise back HOST`",
+    ]
+
+
+def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Return *rows*, the first of them of names, as lines of *width*. The last cell, of words, has what is left;
+    where that is too little it has a line of its own."""
+    places = range(len(rows[0]) - 1)
+    widths = [min(max(len(row[at]) for row in rows), CELL_CHARACTERS_MAX) for at in places]
+    left = width - sum(widths) - 2 * len(widths)
+    lines: list[str] = []
+    for row in rows:
+        cut_ones = [cut(row[at], widths[at]) for at in places]
+        cells = [
+            one.rjust(widths[at]) if rows[0][at] in RIGHT else one.ljust(widths[at])
+            for at, one in enumerate(cut_ones)
+        ]
+        if left >= WORDS_CHARACTERS_MIN:
+            lines.append("  ".join([*cells, cut(row[-1], left)]))
+        else:
+            lines += ["  ".join(cells).rstrip(), f"    {cut(row[-1], max(width - 4, 20))}"]
+    return lines
+
+
+def shown(one: wire.Advisory, now: datetime | None = None) -> str:
+    """Return one advisory as a colleague would tell it, within the terminal's width. *now*: None: the clock's."""
+    then = f", then {enum_name(wire.Action, one.then_action)}" if one.then_action else ""
+    lines = [
+        f"{_short(one.name)}: {enum_name(wire.Action, one.action)}{then} for {one.subject} (scope: {one.scope})",
+        f"  why      {one.reason_text}",
+        f"  basis    {enum_name(wire.Basis, one.basis)}, confidence {one.confidence:.2f}",
+        f"  state    {enum_name(wire.AdvisoryState, one.state)} as of {_at(one.update_time)}{_why(one)}",
+    ]
+    if one.arithmetic:
+        lines.append(f"  price    {one.arithmetic}")
+    if one.HasField("act_by_time") and one.state in WAITING:
+        over = one.act_by_time.ToDatetime(UTC) <= (now or datetime.now(UTC))
+        so = "that is over: waiting has cost more" if over else "from then on waiting has cost more"
+        lines.append(f"  act by   {_at(one.act_by_time)}: {so}")
+    if one.owner:
+        lines.append(f"  owner    {one.owner}{_lease(one)}")
+    if one.workload:
+        lines.append(f"  job      {one.workload}")
+    if one.devices:
+        lines.append(f"  devices  {', '.join(one.devices)}")
+    if len(one.nodes) > 1:
+        lines.append(f"  hosts    {', '.join(node.removeprefix('nodes/') for node in one.nodes)}")
+    if one.state in (wire.PROPOSED, wire.DEFERRED):
+        lines.append(f"  expires  {_at(one.expire_time)} unless it is answered")
+    if one.state in WAITING:
+        lines.append(
+            f"  etag     {one.etag}: answers with `--etag` are to this, not to what it becomes"
+        )
+    width = max(width_of(sys.stdout), 40)
+    return "\n".join(
+        textwrap.fill(
+            cut(line, len(line)), width, subsequent_indent=" " * 11, break_on_hyphens=False
+        )
+        for line in lines
+    )
+
+
+def replayed(answer: wire.EvaluateRuleResponse) -> str:
+    if not answer.episodes_count:
+        return (
+            "it would have done nothing: no stored evidence is of that rule (a code as 'gpu.xid 95', a row "
+            "of the policy as gpu_thermal, a reason, a signal)"
+        )
+    limits = (
+        f"{_some(answer.held_back_count, 'case')} held back by limits or price, at most "
+        f"{_some(answer.nodes_at_once_max, 'host')} out at once"
+    )
+    price = (
+        f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
+        "GPU-hours, with 8 GPUs a host and no job known"
+    )
+    since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
+    lines = [
+        f"{since}{_some(answer.episodes_count, 'episode')}; {_some(answer.advised_count, 'advisory', 'advisories')}, {limits}",
+        f"after {answer.followed_count} of {_some(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
+        price,
+        "",
+    ]
+    rows = [("host", "from", "until", "action", "advised", "faulty", "why")]
+    rows += [
+        (
+            one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
+            enum_name(wire.Action, one.action), _yes(one.advised), _yes(one.followed_by_fault),
+            f"held back: {one.held_back_text}; {one.words}" if one.held_back_text else one.words,
+        )
+        for one in answer.episodes
+    ]  # fmt: skip
+    return "\n".join([*lines, *_fitted(rows, width_of(sys.stdout))])
+
+
+def _why(one: wire.Advisory) -> str:
+    """Return why it is in its state, without what is told above."""
+    said = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
+    return f": {said}" if said else ""
+
+
+def _lease(one: wire.Advisory) -> str:
+    """Return what is expected of who accepted it."""
+    if one.state != wire.ACCEPTED:
+        return ""
+    name = _short(one.name)
+    return (
+        f", until {_at(one.lease_expire_time)}: carry it out, then `gangline advise done {name}` or `failed {name}`; "
+        f"`accept {name}` again, or `--for 8h` with it, keeps it"
+    )
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("advisories/")
+
+
+def _some(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _at(time: Timestamp) -> str:
+    return f"{time.ToDatetime():%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,130 @@
+"""Other `gangline` commands as child processes: started, watched, ended in order, none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+#: So much of a log is shown when its process ended by itself.
+LAST_LINES = 3
+
+
+class ChildError(Exception):
+    """A child ended that should run, or none can be started; the words say which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A command, its arguments, and how long it may take to end when asked."""
+
+    command: str
+    arguments: tuple[str, ...]
+    ends_seconds: float = 8.0
+
+
+class Children:
+    """A context that holds *folder* alone; leaving it ends all children, the last started first.
+
+    Entering raises ChildError in words when the folder cannot be had.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs = folder / "log"
+        self._lock: IO[str] | None = None
+        self._running: list[tuple[Child, subprocess.Popen[bytes], IO[bytes]]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._logs / "lock", "a+")
+        except OSError as error:
+            raise ChildError(f"{self._folder} cannot hold our data: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip()
+            self._lock.close()
+            raise ChildError(
+                f"{self._folder} is in use by another `gangline run` (process {holder}); "
+                "end that one, or say --data OTHER"
+            ) from None
+        self._lock.truncate(0)
+        print(os.getpid(), file=self._lock, flush=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # All but the first (the aggregator, on which the others lean) are asked at once.
+        for _child, process, _log in self._running[1:]:
+            _tell(process, signal.SIGTERM)
+        for child, process, log in reversed(self._running):
+            _tell(process, signal.SIGTERM)
+            _end(process, child.ends_seconds)
+            log.close()
+        self._running.clear()
+        if self._lock is not None:
+            self._lock.close()
+
+    def start(self, child: Child) -> None:
+        """Start it in a process group of its own, so that Ctrl-C reaches it through us only."""
+        log = self._log(child)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", f"{__package__}.child_process_main", str(os.getpid())),
+                *(child.command, *child.arguments),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        self._running.append((child, process, log))
+
+    def _log(self, child: Child) -> IO[bytes]:
+        """Open its log anew; that of the run before is kept beside it, for after a crash."""
+        path = self._logs / f"{child.command}.log"
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(path.with_suffix(".log.before"))
+        return open(path, "wb")
+
+    def check(self) -> None:
+        """Raise ChildError if one has ended."""
+        for child, process, log in self._running:
+            code = process.poll()
+            if code is not None:
+                raise ChildError(
+                    f"`gangline {child.command}` {_epitaph(code, Path(str(log.name)))}"
+                )
+
+
+def _epitaph(code: int, log: Path) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; out of memory? `dmesg` says" if -code == signal.SIGKILL else ""
+        return f"was killed by {name}{hint}; its log: {log}"
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return f"ended with exit code {code}: {' | '.join(lines) or 'it said nothing'}; its log: {log}"
+
+
+def _tell(process: subprocess.Popen[bytes], number: int) -> None:
+    if process.poll() is None:
+        process.send_signal(number)
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"process {process.pid} did not end in {seconds:g} s: killed", file=sys.stderr)
+    # What it may have started itself (the inventory child) is of its group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,481 @@
+"""The way to an aggregator: its address, TLS, and who we are; by options, environment, or a file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import nan
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from ... import cli
+from ...contract.settings import SettingsError, load, setting
+from ...contract.tls import (
+    TlsError,
+    TlsFiles,
+    client_context,
+    diagnosis,
+    one_token,
+    read_token,
+    speaks_tls,
+)
+from ...contract.wire import score_pb2
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from ..config import is_loopback
+
+ADDRESS_DEFAULT = "127.0.0.1:7600"
+ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
+#: A token itself, for where there is no file (a CI job's secret). Never an option: every process list shows those.
+TOKEN_VARIABLE = "GANGLINE_TOKEN"
+FILE_VARIABLE = "GANGLINE_CLIENT_CONFIG"
+
+#: Option -> environment variable.
+VARIABLES = {
+    "aggregator": ADDRESS_VARIABLE,
+    "ca": "GANGLINE_CA",
+    "certificate": "GANGLINE_CERT",
+    "key": "GANGLINE_KEY",
+    "token_file": "GANGLINE_TOKEN_FILE",
+    "server_name": "GANGLINE_SERVER_NAME",
+}
+
+
+class CommandError(Exception):
+    """Ends a command with words on stderr and an exit code."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError unless *address* can be dialled."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not host or not colon or (":" in host and not bracketed) or not 0 < number < 65536:
+        raise ValueError(f"ADDRESS:PORT, such as {ADDRESS_DEFAULT}")
+
+
+@dataclass(frozen=True)
+class Way:
+    """Paths are "" for none. Without a CA all is plain text."""
+
+    aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, says="where it listens")
+    ca: str = setting("", says="the CA of its certificate, PEM: then all is said by TLS")
+    certificate: str = setting("", says="your certificate, PEM")
+    key: str = setting("", says="its key, PEM")
+    token_file: str = setting("", says="a file with your token")
+    server_name: str = setting("", says="the name in its certificate, if not the one dialled")
+
+    @property
+    def host(self) -> str:
+        """What is dialled, without the port."""
+        return self.aggregator.rpartition(":")[0].strip("[]")
+
+    @property
+    def files(self) -> TlsFiles | None:
+        """What TLS needs; None for plain text."""
+        if not self.ca:
+            return None
+        return TlsFiles(self.ca, self.certificate, self.key, self.server_name)
+
+    def token(self) -> str:
+        """Return the token, "" for none. Raises CommandError."""
+        try:
+            if self.token_file:
+                token = read_token(self.token_file)
+            else:
+                token = os.environ.get(TOKEN_VARIABLE, "")
+                token = token and one_token(token, TOKEN_VARIABLE)
+        except TlsError as error:
+            raise CommandError(str(error), cli.FAILED) from error
+        if token and not self.ca and not is_loopback(self.host):
+            raise CommandError(
+                f"the token would be readable on its way to {self.aggregator}: name the CA of its "
+                "certificate with --ca",
+                cli.USAGE,
+            )
+        return token
+
+    def diagnosis(self, seconds_max: float) -> str:
+        """Return what is wrong with TLS on the way, "" if that is not it."""
+        port = int(self.aggregator.rpartition(":")[2])
+        if self.files is not None:
+            words = diagnosis(self.host, port, self.files, seconds_max)
+            return words + _out_of_date(self.certificate) if words else ""
+        if not speaks_tls(self.host, port, seconds_max):
+            return ""
+        return "it speaks TLS: name the CA of its certificate with --ca (or GANGLINE_CA)"
+
+
+def _out_of_date(certificate: str) -> str:
+    """Return in words that ours does not hold now, "" if it does: the other side hangs up without telling."""
+    from ..auth.certificates import CertificateError, check_dates
+
+    try:
+        if certificate:
+            check_dates(Path(certificate), datetime.now(UTC))
+    except CertificateError as error:
+        return f": {error}"
+    return ""
+
+
+def way_of(options: argparse.Namespace) -> Way:
+    """Return the way that options, environment and file say, in this order. Raises CommandError."""
+    file = _file()
+    try:
+        way = load(Way, file if file.exists() else None)
+        given: dict[str, Any] = {}
+        for name, variable in VARIABLES.items():
+            value = getattr(options, name, None) or os.environ.get(variable)
+            if value:
+                given[name] = value
+        way = dataclasses.replace(way, **given)
+        check_address(way.aggregator)
+    except SettingsError as error:
+        raise CommandError(str(error), cli.USAGE) from error
+    except ValueError as error:
+        raise CommandError(f"{ADDRESS_VARIABLE}: expected {error}", cli.USAGE) from error
+    if (way.certificate or way.key) and not way.ca:
+        raise CommandError(
+            "a certificate needs TLS: name the aggregator's CA with --ca too", cli.USAGE
+        )
+    return way
+
+
+def _file() -> Path:
+    if named := os.environ.get(FILE_VARIABLE):
+        return Path(named)
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "gangline" / "client.toml"
+
+
+def dialled(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+    """Return a channel; each call on it bears the token, if there is one. Raises CommandError."""
+    token, files = way.token(), way.files
+    if files is None:
+        channel = grpc.insecure_channel(way.aggregator, options=list(options))
+    else:
+        credentials, named = _credentials(files)
+        channel = grpc.secure_channel(way.aggregator, credentials, options=[*options, *named])
+    return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
+
+
+def dialled_aio(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+    """Return a channel for asyncio; its calls are given `login(way)` as metadata. Raises CommandError."""
+    if way.files is None:
+        return grpc.aio.insecure_channel(way.aggregator, options=list(options))
+    credentials, named = _credentials(way.files)
+    return grpc.aio.secure_channel(way.aggregator, credentials, options=[*options, *named])
+
+
+def login(way: Way) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of each call that says who we are. Raises CommandError."""
+    token = way.token()
+    return (_bearer(token),) if token else ()
+
+
+def _bearer(token: str) -> tuple[str, str]:
+    return "authorization", f"Bearer {token}"
+
+
+def _credentials(files: TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+    """Return the credentials, and the channel's options that go with them. Raises CommandError."""
+    try:
+        client_context(files)  # for its words: gRPC has none
+        ca = Path(files.ca).read_bytes()
+        pair = [
+            Path(path).read_bytes() if path else None for path in (files.key, files.certificate)
+        ]
+    except (TlsError, OSError) as error:
+        raise CommandError(str(error), cli.FAILED) from error
+    named = [("grpc.ssl_target_name_override", files.server_name)] if files.server_name else []
+    return grpc.ssl_channel_credentials(ca, *pair), named
+
+
+class _Bearer(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg, unused-ignore]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg, unused-ignore]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg, unused-ignore]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg, unused-ignore]
+):
+    """Adds the token to each call. gRPC's own way takes no plain connection, as on loopback."""
+
+    def __init__(self, token: str) -> None:
+        self._header = _bearer(token)
+
+    def _with_token(self, details: Any) -> Any:
+        return details._replace(metadata=[*(details.metadata or ()), self._header])
+
+    def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return continuation(self._with_token(client_call_details), request_iterator)
+
+    def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return continuation(self._with_token(client_call_details), request_iterator)
+
+
+def parsed(address: str, otherwise: str = "") -> str:
+    """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{address[:80]!r}: expected {error}{otherwise}"
+        ) from error
+    return address
+
+
+def _parsed(address: str) -> str:
+    return parsed(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
+
+
+def add_way(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the aggregator is and who asks."""
+    group = add_login(parser)
+    group.add_argument(
+        "--aggregator",
+        "--server",  # as `gangline sql` has it, and its lines in `gangline explain`
+        dest="aggregator",
+        type=_parsed,
+        metavar="ADDRESS:PORT",
+        default=os.environ.get(ADDRESS_VARIABLE) or None,
+        help=f"its address (default {ADDRESS_DEFAULT})",
+    )
+
+
+def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that say who asks, and by which CA the aggregator is known; return their group."""
+    group = parser.add_argument_group(
+        "connection to the aggregator",
+        f"An option wins over the environment ({', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}), and that over the "
+        f"file {FILE_VARIABLE} names, by default ~/.config/gangline/client.toml (keys: aggregator, ca, certificate, key, token_file, server_name)",
+    )
+    group.add_argument(
+        "--ca", metavar="FILE", help="the CA that signed its certificate (PEM); turns TLS on"
+    )
+    group.add_argument("--cert", dest="certificate", metavar="FILE", help="your certificate (PEM)")
+    group.add_argument("--key", metavar="FILE", help="the key of your certificate (PEM)")
+    group.add_argument("--token-file", metavar="FILE", help="the file that contains your token")
+    group.add_argument(
+        "--server-name", metavar="NAME", help="the host name in its certificate, if not the address"
+    )
+    return group
+
+
+# ----------------------------------------------------------------------
+# How the client commands reach an aggregator, and what they say when none answers.
+
+__all__ = ["ADDRESS_DEFAULT", "ADDRESS_VARIABLE", "CommandError", "Way", "way_of"]
+
+#: Exit codes of the client commands.
+OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
+
+#: Longer than this nobody waits at a prompt.
+DEADLINE_SECONDS = 5.0
+#: What answers nothing to a connect for so long is not there.
+PROBE_SECONDS = 1.0
+PAGE_SIZE = 1000
+#: A page of 1,000 nodes in full view, with room.
+REPLY_BYTES_MAX = 64 << 20
+
+#: Statuses that gRPC makes up when nothing that it understands came back.
+SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+#: How one asks an aggregator elsewhere.
+ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
+
+#: Horizons that a score may be asked for.
+HOURS_MIN, HOURS_MAX = 0.1, 168.0
+
+T = TypeVar("T")
+
+
+class Client:
+    """Score calls over one channel, each with a deadline. Raises CommandError with words."""
+
+    def __init__(self, where: str | Way, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        """*where*: an address for plain text without a login, or the way there as `way_of` returns it."""
+        self.way = Way(where) if isinstance(where, str) else where
+        self._deadline_seconds = deadline_seconds
+        options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
+        #: For calls of other services.
+        self.channel = dialled(self.way, options)
+        self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+    def hosts(self, hours: float | None = None, *, full: bool = False) -> Listing:
+        """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
+        view = score_pb2.FULL if full else score_pb2.BASIC
+        scores: list[score_pb2.NodeScore] = []
+        token = ""
+        while True:
+            request = score_pb2.ListNodeScoresRequest(
+                page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
+            )
+            reply = self._call(self._stub.ListNodeScores, request)
+            scores += reply.node_scores
+            token = reply.next_page_token
+            if not token:
+                return Listing(scores, reply.version, reply.degraded_reason, reply.alarms)
+
+    def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
+        """Return one host in full. Raises CommandError(NOT_FOUND)."""
+        request = score_pb2.GetNodeScoreRequest(
+            name=f"nodes/{name}", view=score_pb2.FULL, horizon=_horizon(hours)
+        )
+        score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
+        return score
+
+    def names(self) -> list[str]:
+        """Return the names of all hosts."""
+        reply = self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
+        return list(reply.names)
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        try:
+            return method(request, timeout=self._deadline_seconds)
+        except grpc.RpcError as error:
+            raise translated(error, self.way) from error
+
+
+class Listing:
+    """All hosts of one snapshot."""
+
+    def __init__(
+        self,
+        scores: Iterable[score_pb2.NodeScore],
+        version: int,
+        degraded_reason: str,
+        alarms: Iterable[str] = (),
+    ) -> None:
+        """*alarms*: what stands against the aggregator itself, in words."""
+        self.scores = list(scores)
+        self.version = version
+        self.degraded_reason = degraded_reason
+        self.alarms = list(alarms)
+
+
+def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
+    """Return what to tell a person about a failed call; *another*: how he asks an aggregator elsewhere."""
+    address, code, details = way.aggregator, error.code(), error.details() or ""
+    if code is grpc.StatusCode.NOT_FOUND:
+        return CommandError(details, NOT_FOUND)
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
+        return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
+    if code in SILENCE and accepts(address) and (words := way.diagnosis(PROBE_SECONDS)):
+        return CommandError(f"the aggregator at {address}: {words}", FAILED)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return CommandError(f"the aggregator at {address} rejected the login: {details}", FAILED)
+    if code in SILENCE and accepts(address):
+        return CommandError(
+            f"something listens at {address}, but it does not answer as an aggregator does: "
+            f"another program, or an aggregator that hangs; {another}",
+            NO_ANSWER,
+        )
+    if code in SILENCE and not _is_known(way.host):
+        return CommandError(
+            f"cannot resolve {way.host!r} (typo?); {another}",
+            NO_ANSWER,
+        )
+    if code in SILENCE:
+        return CommandError(
+            f"no aggregator answers at {address}; start one with: gangline aggregator, or {another}",
+            NO_ANSWER,
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return CommandError(
+            f"what listens at {address} speaks gRPC, but is no aggregator of this version; {another}",
+            NO_ANSWER,
+        )
+    return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
+
+
+def _horizon(hours: float | None) -> Duration | None:
+    if hours is None:
+        return None
+    horizon = Duration()
+    horizon.FromNanoseconds(round(hours * 3600e9))
+    return horizon
+
+
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
+
+
+def accepts(address: str) -> bool:
+    """Say whether anybody accepts a TCP connection at *address*, as `parsed` returns it."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all client commands take."""
+    add_way(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+
+
+def add_hours(parser: argparse.ArgumentParser) -> None:
+    """Add the horizon of a score."""
+    parser.add_argument(
+        "--hours",
+        type=_hours,
+        metavar="H",
+        help="horizon of the score, in hours: 0.1 to 168 (default 8)",
+    )
+
+
+def _hours(text: str) -> float:
+    """Return the hours of *text*. Raises argparse.ArgumentTypeError with words."""
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = nan
+    if not HOURS_MIN <= hours <= HOURS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}, expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
+        )
+    return hours
+
+
+def guarded(name: str, run: Callable[[], int]) -> int:
+    """Run a command's body; a CommandError becomes words on stderr and its exit code."""
+    try:
+        return run()
+    except CommandError as error:
+        print(f"gangline {name}: {error}", file=sys.stderr)
+        return error.code

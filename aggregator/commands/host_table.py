@@ -1,0 +1,310 @@
+"""The table of hosts as text: worst at the bottom, where a terminal ends, and a caption below it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any, TypeVar
+
+from ...contract.wire import score_pb2
+from .connection import Listing
+
+HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "HEARD", "JOB", "REASON")
+#: Columns that are numbers, set to the right.
+RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "HEARD")
+#: On a narrower terminal the reason gets the room of these columns: the score says what the first says, and the state
+#: (STALE) what the second says.
+NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
+HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
+REASON_CHARACTERS_MIN = 24
+#: Above this a hazard is said to be above it.
+HAZARD_PER_DAY_MAX = 99.0
+#: In place of a hazard, where a fault is certain.
+BROKEN = "broken now"
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_COLOURS = {
+    score_pb2.UNHEALTHY: "\x1b[31m",
+    score_pb2.SUSPECT: "\x1b[35m",
+    score_pb2.DEGRADED: "\x1b[33m",
+    score_pb2.WATCH: "\x1b[36m",
+    score_pb2.STALE: "\x1b[2m",
+    score_pb2.UNKNOWN: "\x1b[2m",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """HEALTHY hosts in one row of the table: all well, or all waiting for the same host of their job. Worst first."""
+
+    scores: tuple[score_pb2.NodeScore, ...]
+
+    @property
+    def state(self) -> score_pb2.HealthState:
+        """The state of each of them."""
+        return self.scores[0].state
+
+    @property
+    def simulated(self) -> bool:
+        """Whether none of them is real."""
+        return self.scores[0].simulated
+
+    def cells(self) -> dict[str, str]:
+        """Return the cells by heading: the worst number of all."""
+        first, count = self.scores[0], len(self.scores)
+        worst = row(
+            max(self.scores, key=lambda one: one.data_age.ToNanoseconds())
+            if all(one.HasField("data_age") for one in self.scores)
+            else next(one for one in self.scores if not one.HasField("data_age"))
+        )
+        speeds = [one.relative_speed for one in self.scores if not math.isnan(one.relative_speed)]
+        names = ", ".join(sorted(map(host_of, self.scores)))
+        jobs = {one.job for one in self.scores}
+        what = f"wait for {_waited_for(first)}" if first.waits_for else "nothing wrong"
+        return worst | {
+            "HOST": f"{count} hosts" + (" (sim)" if first.simulated else ""),
+            "SCORE": share(min(one.score for one in self.scores), 4),
+            "HAZARD/DAY": hazard_per_day(max(one.hazard_per_hour for one in self.scores)),
+            "SPEED": f"{min(speeds):.2f}" if speeds else "-",
+            "JOB": row(first)["JOB"] if len(jobs) == 1 else "",
+            "REASON": f"{what}: {names}",
+        }
+
+
+Row = score_pb2.NodeScore | Folded
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def render(hosts: Iterable[Row], width: int, *, colour: bool = False) -> str:
+    """Return the table of *hosts*, given worst first, no line longer than *width* characters."""
+    scores = list(hosts)[::-1]
+    if not scores:
+        return "no hosts yet: none has registered with this aggregator"
+    is_narrow = width < NARROW_CHARACTERS
+    found = [one.cells() if isinstance(one, Folded) else row(one) for one in scores]
+    left_out = NOT_WHEN_NARROW if is_narrow else ()
+    if not any(cells["JOB"] for cells in found):
+        left_out = (*left_out, "JOB")
+    shown = [h for h in HEADINGS if h not in left_out]
+    rows = [[cells[heading] for heading in shown] for cells in found]
+    widths = [max(len(r[i]) for r in [shown, *rows]) for i in range(len(shown))]
+    left = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    widths[-1] = max(REASON_CHARACTERS_MIN, left)
+    for score, cells in zip(scores, rows, strict=True):
+        if not isinstance(score, Folded) and len(cells[-1]) > widths[-1]:
+            cells[-1] = _with_code(score, cells[-1])
+    right = [heading in RIGHT for heading in shown]
+    lines = [_line(shown, widths, right)[:width].rstrip()]
+    if colour:
+        lines[0] = f"{_BOLD}{lines[0]}{_PLAIN}"
+    for score, cells in zip(scores, rows, strict=True):
+        line = _line(cells, widths, right)[:width].rstrip()
+        paint = _COLOURS.get(score.state, "") if colour else ""
+        lines.append(f"{paint}{line}{_PLAIN}" if paint else line)
+    return "\n".join(lines)
+
+
+def enum_name(kind: Any, number: int) -> str:
+    """Return the name of a value of the enumeration *kind*; of one that only a later aggregator knows, its number."""
+    return str(kind.Name(number)) if number in kind.values() else str(number)
+
+
+def _with_code(score: score_pb2.NodeScore, words: str) -> str:
+    """Return the reason's *words* behind its code: they will be cut, and often end in the cause."""
+    if score.state == score_pb2.HEALTHY or not score.reason:
+        return words
+    code = enum_name(score_pb2.ReasonCode, score.reason).removeprefix("REASON_")
+    return f"{code.replace('_', ' ').lower()}: {words}"
+
+
+def row(score: score_pb2.NodeScore) -> dict[str, str]:
+    """Return a host's cells by heading."""
+    return {
+        "HOST": cut(host_of(score), HOST_CHARACTERS_MAX) + (" (sim)" if score.simulated else ""),
+        "SCORE": share(score.score, 4),
+        "STATE": enum_name(score_pb2.HealthState, score.state),
+        "HAZARD/DAY": BROKEN if is_broken(score) else hazard_per_day(score.hazard_per_hour),
+        "SPEED": "-" if math.isnan(score.relative_speed) else f"{score.relative_speed:.2f}",
+        "HEARD": age(score),
+        "JOB": cut(score.job, JOB_CHARACTERS_MAX),
+        "REASON": reason(score),
+    }
+
+
+def is_broken(score: score_pb2.NodeScore) -> bool:
+    """Say whether a fault of the host is certain: then a number of expected faults says nothing."""
+    return score.state == score_pb2.UNHEALTHY
+
+
+def reason(score: score_pb2.NodeScore) -> str:
+    """Return why the host stands where it stands.
+
+    What moved nothing is for `gangline explain`: beside real reasons it is noise. That a host is
+    silent, and its state frozen, is a real one; so is that it waits for another of its job.
+    """
+    if score.state != score_pb2.HEALTHY or score.reason == score_pb2.REASON_STALE_TELEMETRY:
+        return score.reason_words
+    if score.waits_for:
+        return f"waits for {_waited_for(score)}"
+    return "nothing wrong (a note)" if score.reason_words else "nothing wrong"
+
+
+def _waited_for(score: score_pb2.NodeScore) -> str:
+    job = f" (job {cut(score.waits_for_job, JOB_CHARACTERS_MAX)})" if score.waits_for_job else ""
+    return f"{score.waits_for.removeprefix('nodes/')}{job}"
+
+
+def caption(
+    listing: Listing, width: int, hidden: int = 0, *, is_folded: bool = False, asks: str = ""
+) -> str:
+    """Return how many hosts stand how, how they are sorted, and what SCORE means: lines of *width*.
+
+    *hidden*: how many of them the table above leaves out (`fitting`). *is_folded*: some share a row. *asks*: the command
+    that explains a host, to be named with the worst one; "" for none.
+    """
+    if not listing.scores:
+        return ""
+    counts = Counter(score.state for score in listing.scores)
+    states = ", ".join(
+        f"{counts[state]} {enum_name(score_pb2.HealthState, state)}"
+        for state in dict.fromkeys(score.state for score in listing.scores[::-1])
+    )
+    first = listing.scores[0]
+    at = first.compute_time.ToDatetime(UTC).astimezone()
+    hours = first.horizon.ToNanoseconds() / 3600e9
+    count = len(listing.scores)
+    parts = [
+        f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S %Z}: {states}",
+        "by state, then score",
+        f"SCORE: chance of {hours:g} h without a fault of the host",
+    ]
+    if hidden:
+        parts.insert(1, f"{hidden} more not shown (healthy first)")
+    if is_folded:
+        parts.append("--all lists every host")
+    if any(score.state == score_pb2.HEALTHY and score.reason_words for score in listing.scores):
+        parts.append("notes: gangline explain HOST")
+    lines = textwrap.wrap(parts[0], width)
+    for part in parts[1:]:
+        joined = f"{lines[-1]}; {part}"
+        lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
+    if asks and first.state not in (score_pb2.HEALTHY, score_pb2.UNKNOWN):
+        lines.append(f"next: {asks} {shlex.quote(host_of(first))}")
+    return "\n".join(cut(line, width) for line in lines)
+
+
+def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:
+    """Return at most *count_max* of *scores*, in their order, worst first.
+
+    HEALTHY simulated hosts are left out first, then HEALTHY real ones, then simulated ones, then real
+    ones: of each the best first.
+    """
+
+    def worth(at: int) -> tuple[bool, bool, int]:
+        score = scores[at]
+        return score.state != score_pb2.HEALTHY, not score.simulated, -at
+
+    kept = sorted(range(len(scores)), key=worth, reverse=True)[: max(0, count_max)]
+    return [scores[at] for at in sorted(kept)]
+
+
+def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list[Row]:
+    """Return *scores*, worst first, with HEALTHY hosts folded: simulated ones, and real ones too where there would be
+    more than *count_max* rows. Hosts that wait for the same one of their job share a row, and so do all others."""
+    rows = _folded(scores, lambda one: one.simulated)
+    if count_max is not None and len(rows) > count_max:
+        rows = _folded(scores, lambda one: True)
+    return rows
+
+
+def _folded(
+    scores: Sequence[score_pb2.NodeScore], may_fold: Callable[[score_pb2.NodeScore], bool]
+) -> list[Row]:
+    alone: list[Row] = []
+    groups: dict[tuple[bool, bool, str, str], list[score_pb2.NodeScore]] = {}
+    real: list[Row] = []
+    for one in scores:
+        is_well = one.state == score_pb2.HEALTHY and one.reason != score_pb2.REASON_STALE_TELEMETRY
+        if is_well and may_fold(one):
+            key = not one.waits_for, not one.simulated, one.waits_for, one.waits_for_job
+            groups.setdefault(key, []).append(one)
+        else:
+            (real if is_well else alone).append(one)
+    several = [
+        Folded(tuple(group)) if len(group) > 1 else group[0] for _, group in sorted(groups.items())
+    ]
+    return [*alone, *several, *real]
+
+
+def screen_rows() -> int:
+    """Return how many lines of the terminal there are for a table, so that the prompt below it fits."""
+    return max(2, shutil.get_terminal_size().lines - 1)
+
+
+def host_of(score: score_pb2.NodeScore) -> str:
+    """Return the host's name without its collection."""
+    return score.node.removeprefix("nodes/")
+
+
+def share(value: float, digits: int) -> str:
+    """Return *value* cut, not rounded, to *digits*: what is not certain must not read 1.0000."""
+    scale = 10.0**digits
+    return f"{math.floor(value * scale + 1e-6) / scale:.{digits}f}"
+
+
+def hazard_per_day(per_hour: float) -> str:
+    """Return a hazard as people read it: expected interruptions per day."""
+    per_day = 24.0 * per_hour
+    if per_day > HAZARD_PER_DAY_MAX:
+        return f">{HAZARD_PER_DAY_MAX:.0f}"
+    return f"{per_day:.4f}" if per_day < 0.1 else f"{per_day:.2f}"
+
+
+def age(score: score_pb2.NodeScore) -> str:
+    """Return how old the last live reading is."""
+    if not score.HasField("data_age"):
+        return "never"
+    seconds = score.data_age.seconds + score.data_age.nanos / 1e9
+    if seconds < 100:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 6000 else f"{seconds / 3600:.0f} h ago"
+
+
+def cut(text: str, characters_max: int) -> str:
+    """Return *text*, ending in an ellipsis when it is too long. Control characters are not shown."""
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain if len(plain) <= characters_max else plain[: characters_max - 1] + "…"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    placed = [
+        cut(cell, width).rjust(width) if to_right else cut(cell, width).ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
+    ]
+    return "  ".join(placed)
+
+
+def width_of(stream: Any) -> int:
+    """Return the columns to fill: COLUMNS, else the terminal's, else enough for any line."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdecimal() and int(said[:6]) > 0:
+        return int(said[:6])
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 240
+    return columns or 240
+
+
+def wants_colour(stream: Any = None) -> bool:
+    """Say whether to paint: on a terminal, unless NO_COLOR is set."""
+    stream = sys.stdout if stream is None else stream
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")

@@ -1,0 +1,290 @@
+"""The two doors of `gangline sql`: a process over the snapshot file here, or the aggregator's Query call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import grpc
+
+from ...contract.wire import query_pb2
+from ...contract.wire.query_pb2_grpc import QueryServiceStub
+from ..query import messages
+from ..query.messages import PIECE_BYTES_MAX, Answered, Place, Question, newest_moment_us, too_new
+from ..query.pool import Cost, QueryProcesses
+from ..store import snapshot_refresh
+from .connection import Way, dialled_aio, login, translated
+
+OPS_FILE = "operators.duckdb"
+#: What one question may take of this machine, DuckDB and Python together.
+MEMORY_BYTES_MAX, THREADS = 2 << 30, 2
+#: What was cancelled has so long to end before another Ctrl-C gives up waiting for it.
+CANCEL_SECONDS = 2.0
+
+
+class Door(Protocol):
+    """Where a question goes. `name` is for people."""
+
+    name: str
+
+    def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
+        """Yield pieces of an Arrow IPC stream, then the end. Raises QueryError, CommandError."""
+        ...
+
+    async def close(self) -> None:
+        """End what still runs."""
+        ...
+
+
+class FileDoor:
+    """The snapshot in a data folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        self._processes = QueryProcesses(Place(folder, MEMORY_BYTES_MAX, THREADS), 1)
+
+    async def warm(self) -> None:
+        """Have a process ready before the question is."""
+        with contextlib.suppress(OSError):  # the question says it, in words
+            self._processes.start()
+
+    async def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
+        """See `Door`."""
+        moment_us = newest_moment_us(question.sql, time.time_ns() // 1000)
+        again = await _freshened(self._processes.place.folder, moment_us)
+        async with contextlib.aclosing(self._processes.ask(question, Cost())) as answer:
+            async for piece in answer:
+                if isinstance(piece, Answered) and not piece.history_missing_reason:
+                    words = too_new(moment_us, piece.taken_us, again)
+                    piece = replace(piece, history_missing_reason=words)
+                yield piece
+
+    async def close(self) -> None:
+        """See `Door`."""
+        await self._processes.close()
+
+
+class ServerDoor:
+    """An aggregator's Query call."""
+
+    def __init__(self, way: Way) -> None:
+        self.name = way.aggregator
+        self._way = way
+        self._login = login(way)
+        self._channel: grpc.aio.Channel | None = None
+
+    async def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
+        """See `Door`."""
+        if self._channel is None:
+            options = [("grpc.max_receive_message_length", PIECE_BYTES_MAX + (1 << 20))]
+            self._channel = dialled_aio(self._way, options)
+        request = query_pb2.QueryRequest(sql=question.sql, row_limit=question.rows_max)
+        if question.seconds:
+            request.timeout.FromMilliseconds(round(question.seconds * 1000))
+        call = QueryServiceStub(self._channel).Query(  # type: ignore[no-untyped-call]
+            request, metadata=self._login
+        )
+        try:
+            async for response in call:
+                if response.HasField("summary"):
+                    yield _answered(response.summary)
+                else:
+                    yield response.arrow_stream
+        except grpc.RpcError as error:
+            raise _trouble(error, self._way) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """See `Door`."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+async def _freshened(folder: Path, moment_us: int) -> float:
+    """Have the aggregator that runs here write its file anew where it is older than *moment_us* or its period.
+
+    Returns in how many seconds a newer one is to be expected.
+    """
+    cost, file = snapshot_refresh.asked_of(folder), folder / OPS_FILE
+    if cost is None:
+        return snapshot_refresh.WAIT_SECONDS_MAX
+    expected = cost.pause_seconds(asked=True) + cost.took_seconds
+
+    def taken_ns() -> int:
+        try:
+            return file.stat().st_mtime_ns - round(cost.took_seconds * 1e9)
+        except OSError:
+            return 0
+
+    wanted_ns = max(moment_us * 1000, time.time_ns() - round(cost.period_seconds * 1e9))
+    if (
+        taken_ns() < wanted_ns
+        and snapshot_refresh.request(folder)
+        and expected <= snapshot_refresh.WAIT_SECONDS_MAX
+    ):
+        end = time.monotonic() + snapshot_refresh.WAIT_SECONDS_MAX
+        while taken_ns() < wanted_ns and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+    return expected
+
+
+def _answered(summary: query_pb2.QuerySummary) -> Answered:
+    return Answered(
+        summary.row_count,
+        summary.byte_count,
+        summary.elapsed.ToNanoseconds() / 1e9,
+        summary.truncated_reason,
+        summary.snapshot_time.ToMicroseconds(),
+        summary.history_missing_reason,
+    )
+
+
+def _trouble(error: Any, way: Way) -> Exception:
+    code, words = error.code(), error.details() or ""
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return messages.QueryRefused(words.removeprefix("sql: "))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return messages.QueryCutOff(words, of_time=False)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and words.startswith("ran longer"):
+        return messages.QueryCutOff(words, of_time=True)
+    return translated(error, way, "name another with --server ADDRESS:PORT")
+
+
+class Runner:
+    """An event loop in which Ctrl-C cancels what is run, and nothing else.
+
+    `asyncio.Runner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
+    reads which processes have ended, or before a process is told to end. Its place would never be free again.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Awaitable[Any], *, cancel_after: float = 0.0) -> Any:
+        """Return what *work* returns. Raises what it raises, KeyboardInterrupt when Ctrl-C cancelled it.
+
+        Ctrl-C does not count in the first *cancel_after* seconds, nor for CANCEL_SECONDS after one that did.
+        """
+        loop = self._runner.get_loop()
+        heeded_from, interrupted = loop.time() + cancel_after, False
+        task: asyncio.Future[Any] | None = None
+
+        def interrupt() -> None:
+            nonlocal heeded_from, interrupted
+            if task is not None and loop.time() >= heeded_from:
+                heeded_from, interrupted = loop.time() + CANCEL_SECONDS, True
+                task.cancel()
+
+        with _interrupts(loop, interrupt):
+            task = asyncio.ensure_future(work, loop=loop)
+            try:
+                return loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                if interrupted:
+                    raise KeyboardInterrupt from None
+                raise
+
+    def close(self) -> None:
+        """End the loop."""
+        self._runner.close()
+
+
+@contextlib.contextmanager
+def _interrupts(loop: asyncio.AbstractEventLoop, call: Any) -> Iterator[None]:
+    """Let Ctrl-C *call* within the loop; elsewhere than in the main thread, or where it is ignored, nothing changes."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    try:
+        loop.add_signal_handler(signal.SIGINT, call)
+    except (RuntimeError, ValueError):  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+class Answer(io.RawIOBase):
+    """An answer as a file of an Arrow IPC stream, whose bytes come as they are read; then `end` is set."""
+
+    def __init__(self, runner: Runner, door: Door, question: Question) -> None:
+        super().__init__()
+        self.end: Answered | None = None
+        self._runner = runner
+        self._pieces: Any = door.ask(question)
+        self._left = b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes. Raises what the door raises, KeyboardInterrupt when it is cancelled."""
+        while not self._left and self.end is None:
+            piece = self._runner.run(anext(self._pieces, None))
+            if piece is None:
+                return 0
+            if isinstance(piece, Answered):
+                self.end = piece
+                self._runner.run(
+                    anext(self._pieces, None)
+                )  # its end: to cancel it would be a failed call
+            else:
+                self._left = piece
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def finish(self) -> Answered:
+        """Read on to the end. Raises what `readinto` raises."""
+        while self.end is None and self.read(1 << 16):
+            pass
+        if self.end is None:
+            raise messages.QueryFailed("the answer ended in the middle; ask again")
+        return self.end
+
+    def give_up(self) -> None:
+        """Cancel what is not read."""
+        if self.end is None:
+            self._runner.run(self._pieces.aclose(), cancel_after=CANCEL_SECONDS)
+
+
+class Opened:
+    """A door, and the loop on which it works."""
+
+    def __init__(self, door: FileDoor | ServerDoor) -> None:
+        self.door: Door = door
+        self.runner = Runner()
+        self._before: Answer | None = None
+        if isinstance(door, FileDoor):
+            self.runner.run(door.warm())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.run(self.door.close())
+        self.runner.close()
+
+    @contextlib.contextmanager
+    def answer(self, question: Question) -> Iterator[Answer]:
+        """Ask; the answer is cancelled when it is left before its end."""
+        if self._before is not None:  # Ctrl-C came between its end and its cancelling
+            self._before.give_up()
+        self._before = answer = Answer(self.runner, self.door, question)
+        try:
+            yield answer
+        finally:
+            answer.give_up()
+            self._before = None

@@ -1,0 +1,214 @@
+"""`contract.counters.compare` for whole tables at once; a property test holds them equal."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..contract.counters import (
+    BLANK_31_FROM,
+    BLANK_31_TO,
+    BLANK_32,
+    BLANK_64,
+    BLANK_FROM,
+    BLANK_TO,
+    SLACK_SECONDS,
+    WRAP_SHARE_MAX,
+    Nature,
+    Outcome,
+)
+from ..contract.signal import Signal
+
+# ----------------------------------------------------------------------
+# Names of the array types that the fleet is made of, and how they grow.
+
+Floats = NDArray[np.float64]
+#: Of events and the like; seven digits are more than a rule needs.
+Sums = NDArray[np.float32]
+Words = NDArray[np.uint64]
+Times = NDArray[np.int64]
+Indexes = NDArray[np.intp]
+Codes = NDArray[np.int32]
+Boots = NDArray[np.uint16]
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+Array = TypeVar("Array", bound=NDArray[Any])
+
+#: Arrays from this size on have memory of their own.
+MAPPED_BYTES_MIN = 1 << 20
+#: Cells that are copied, or left alone for they are zero, at a time: some pages.
+_BLOCK_CELLS = 4096
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros; of a large one only what is written takes memory, and all goes with it.
+
+    From malloc it would be cleared memory that others had, and stay after it.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < MAPPED_BYTES_MIN:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def grown(array: Array, capacity: int) -> Array:
+    """Return *array* with *capacity* places on its last axis, the new ones zero."""
+    wider = zeros((*array.shape[:-1], capacity), array.dtype)
+    rows = array.reshape(-1, array.shape[-1])
+    for to, row in zip(wider.reshape(-1, capacity), rows, strict=True):
+        for begin in range(0, row.shape[0], _BLOCK_CELLS):
+            block = row[begin : begin + _BLOCK_CELLS]
+            if block.any():
+                to[begin : begin + block.shape[0]] = block
+    return wider  # type: ignore[return-value]
+
+
+def put(array: Array, rows: Indexes, values: Array) -> None:
+    """Set *rows* (the last axis) of *array*, but write to no cell that has its value.
+
+    What is zero from the beginning on, as the errors of most devices are, has no memory then.
+    """
+    flat = array.reshape(-1, array.shape[-1])
+    for to, column in zip(flat, values.reshape(flat.shape[0], -1), strict=True):
+        changed = to[rows] != column
+        if changed.any():
+            to[rows[changed]] = column[changed]
+
+
+def room(needed: int, capacity: int) -> int:
+    """Return a capacity that holds *needed*: doubling, so that growth is rare."""
+    while capacity < needed:
+        capacity *= 2
+    return capacity
+
+
+#: What a second can not hold more of: a GPU's clock is held down, or a disk is busy, for a second.
+#: Sixteen lanes of the sixth generation carry 128 GB/s: a 32-bit counter of bytes turns round thirty times
+#: in that second, and its steps say nothing.
+RATES_MAX = {
+    "disk.busy_milliseconds": 1e3,
+    "gpu.pcie_transmitted_bytes": 1.28e11,
+    "gpu.pcie_received_bytes": 1.28e11,
+}
+HELD_DOWN = ("gpu.violation_", "_nanoseconds")
+#: What no device can count: so many rows of spare memory (all ones of a register that is gone).
+VALUES_MAX = {
+    "gpu.remapped_correctable_rows": 0xFFFE,
+    "gpu.remapped_uncorrectable_rows": 0xFFFE,
+}
+
+
+def nature_of(signal: Signal) -> Nature:
+    """Return what is known of the counter behind *signal*."""
+    begin, end = HELD_DOWN
+    held = signal.name.startswith(begin) and signal.name.endswith(end)
+    return Nature(
+        signal.width_bits,
+        signal.sticks,
+        value_max=VALUES_MAX.get(signal.name, BLANK_64),
+        rate_max=1e9 if held else RATES_MAX.get(signal.name, float("inf")),
+    )
+
+
+class Steps(NamedTuple):
+    """Outcome and count of every cell; the count is 0 unless it is a delta."""
+
+    outcome: Bytes
+    counts: Words
+
+
+class Shape(NamedTuple):
+    """The natures of counter columns, as column vectors."""
+
+    ceiling: Words  # 2**width - 1
+    sticks: Flags
+    turn: Words  # 0: does not begin again
+    value_max: Words
+    rate_max: Floats
+
+    @staticmethod
+    def of(natures: Sequence[Nature]) -> Shape:
+        """Return the shape of counters of *natures*."""
+
+        def column(values: list[int]) -> Words:
+            return np.array(values, dtype=np.uint64).reshape(-1, 1)
+
+        narrow = [n.sticks and n.width_bits < 64 for n in natures]
+        return Shape(
+            column([(1 << n.width_bits) - 1 for n in natures]),
+            np.array(narrow, dtype=bool).reshape(-1, 1),
+            column([n.turn for n in natures]),
+            column([n.value_max for n in natures]),
+            np.array([n.rate_max for n in natures], dtype=np.float64).reshape(-1, 1),
+        )
+
+
+def unusable(value: Words, valid: Flags, shape: Shape) -> Bytes:
+    """Return per cell why the value alone can not be used (an Outcome), or DELTA if it can."""
+    result = np.zeros(value.shape, dtype=np.uint8)
+    blank = (value == BLANK_32) | (value == np.uint64(BLANK_64)) | (value > shape.value_max)
+    blank |= (value >= BLANK_FROM) & (value <= BLANK_TO)
+    blank |= (value >= BLANK_31_FROM) & (value <= BLANK_31_TO)
+    result[blank] = Outcome.BLANK
+    result[shape.sticks & (value == shape.ceiling)] = Outcome.SATURATED
+    result[~valid] = Outcome.UNSUPPORTED
+    return result
+
+
+def compare(
+    older: Words,
+    older_usable: Flags,
+    newer: Words,
+    newer_valid: Flags,
+    same: Flags,
+    elapsed_ns: Times,
+    shape: Shape,
+) -> Steps:
+    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: one value a row.
+
+    *older_usable* says that the older cell held a number (`unusable` gave DELTA then).
+    """
+    standing = unusable(newer, newer_valid, shape)
+    usable = standing == Outcome.DELTA
+    start_over = usable & ~(same & older_usable)
+    stale = usable & ~start_over & (elapsed_ns <= 0)
+    live = usable & ~start_over & ~stale
+    bounded, reach = _reach(elapsed_ns, shape)
+    turns = shape.turn > 0
+    fell = newer < older
+    step = newer - older  # unsigned: at 64 bits it wraps, and a narrower turn is added back
+    turned = step + shape.turn
+    limit = np.where(bounded, reach, shape.turn // np.uint64(WRAP_SHARE_MAX))
+    once = ~(bounded & turns & (reach >= shape.turn))
+    wrapped = live & once & fell & turns & (older < shape.turn) & (turned <= limit)
+    rose = live & once & ~fell & (~bounded | (step <= reach))
+    standing[start_over | (live & ~rose & ~wrapped)] = Outcome.RESET
+    standing[stale] = Outcome.STALE
+    standing[wrapped] = Outcome.WRAPPED
+    return Steps(standing, np.where(rose, step, np.where(wrapped, turned, np.uint64(0))))
+
+
+def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Words]:
+    """Return where it is known how far a counter can have counted, and how far (`Nature.reach`)."""
+    bounded = np.isfinite(shape.rate_max)
+    seconds = np.maximum(elapsed_ns, 0) / 1e9 + SLACK_SECONDS
+    bound = np.where(bounded, shape.rate_max, 0.0) * seconds
+    return np.broadcast_to(bounded, bound.shape), np.minimum(bound, 2.0**63).astype(np.uint64)
+
+
+def spread(seconds: Floats, time_constant_seconds: float) -> Floats:
+    """Return the share of a count, spread evenly over *seconds*, that a leaky sum holds at their end."""
+    ratio = np.maximum(seconds, 1e-9) / time_constant_seconds
+    return -np.expm1(-ratio) / ratio
+
+
+def smoothing(seconds: Floats, time_constant_seconds: float) -> Floats:
+    """Return the weight of a new value after *seconds* in an exponential mean."""
+    return 1.0 - np.exp(-np.maximum(seconds, 0.0) / time_constant_seconds)

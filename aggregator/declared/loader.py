@@ -1,0 +1,235 @@
+"""From files to a `Declared`: which files are read, what they hold together, and whose word counts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from .csv_topograph import parse_csv, parse_topograph
+from .fields import (
+    ENTRIES_MAX,
+    FILE_BYTES_MAX,
+    FILES_MAX,
+    HOSTS_MAX,
+    PIECES_MAX,
+    SAID_MAX,
+    TOML_BYTES_MAX,
+    TOTAL_BYTES_MAX,
+    DeclaredError,
+    Problems,
+    Where,
+    shown,
+)
+from .model import NOWHERE, PLACE_FIELDS, Declared, Place, Said, merged
+from .toml_file import Content, parse_toml
+
+#: What is read, by the end of its name; what has another is left alone, but for what was likely meant.
+ENDINGS = (".toml", ".csv", ".json")
+_YAML = (".yaml", ".yml")
+_YAML_WORDS = (
+    "YAML is not read: declare it as TOML, or give Topograph's graph as JSON "
+    "(what its graph engine answers)"
+)
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file's name and what it holds."""
+
+    name: str
+    data: bytes
+
+
+def files_in(path: Path) -> list[Path]:
+    """Return the files of *path*, a folder or one file, by name. Raises DeclaredError."""
+    try:
+        if not path.is_dir():
+            return [path]
+        names = sorted(one for one in os.listdir(path) if not one.startswith("."))
+    except OSError as error:
+        raise DeclaredError([f"{path}: {error.strerror}"]) from error
+    found = [path / one for one in names if one.endswith((*ENDINGS, *_YAML))]
+    if len(found) > FILES_MAX:
+        raise DeclaredError([f"{path}: {len(found)} files, at most {FILES_MAX}"])
+    return found
+
+
+def read(paths: Iterable[Path]) -> list[File]:
+    """Return what the files of *paths* hold, no more than TOTAL_BYTES_MAX. Raises DeclaredError; never waits for a pipe."""
+    files: list[File] = []
+    left_bytes = TOTAL_BYTES_MAX
+    for path in (one for each in paths for one in files_in(each)):
+        if not path.name.isprintable():  # it could be neither stored nor told of
+            raise DeclaredError([f"{shown(path.name)}: expected a name of printable characters"])
+        try:
+            files.append(File(path.name, _data(path)))
+        except OSError as error:
+            raise DeclaredError([f"{path}: {error.strerror}"]) from error
+        left_bytes -= len(files[-1].data)
+        if left_bytes < 0:
+            raise DeclaredError(
+                [
+                    f"{path}: with this one the files are longer than {TOTAL_BYTES_MAX} bytes together"
+                ]
+            )
+    names = [one.name for one in files]
+    if twice := {one for one in names if names.count(one) > 1}:
+        raise DeclaredError([f"two files are named {min(twice)}: give them different names"])
+    return files
+
+
+def _data(path: Path) -> bytes:
+    """Return what a file holds, as far as it may. Raises DeclaredError for what is none, a pipe; OSError."""
+    descriptor = os.open(path, _OPEN)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DeclaredError(
+                [f"{path}: not a file that holds anything: a folder, a pipe, or a device"]
+            )
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+
+
+def hash_of(files: Sequence[File]) -> str:
+    """Return a hash of what *files* hold, 16 hexadecimal digits."""
+    whole = hashlib.sha256()
+    for one in files:
+        for part in (one.name.encode(errors="surrogateescape"), one.data):
+            whole.update(len(part).to_bytes(8, "little"))
+            whole.update(part)
+    return whole.hexdigest()[:16]
+
+
+def parse(
+    files: Sequence[File],
+    now_ns: int,
+    *,
+    rules: frozenset[str] = frozenset(),
+    number: int = 0,
+    was_good: bool = False,
+) -> Declared:
+    """Return what *files* declare together. Raises DeclaredError with all that is wrong.
+
+    *rules*: the names that an override may have; none: any. What was good stays good as time passes: of *now_ns* only
+    overrides without `since` ask, whose end may not be too far away. *was_good*: it was in force before a restart, and stays so
+    though another version has tighter limits: better slow than without its windows.
+    """
+    content, problems = Content(), Problems()
+    places: list[tuple[str, str, Place, Where]] = []
+    for one in files:
+        before = len(content.places)
+        _parse_file(one, content, problems, now_ns, rules)
+        source = "topograph" if one.name.endswith(".json") else "file"
+        places += [(host, source, place, where) for host, place, where in content.places[before:]]
+    for kind in (content.windows, content.overrides, content.expectations):
+        if len(kind) > ENTRIES_MAX:
+            problems.add(
+                Where("all files"), f"{len(kind)} entries of a kind, at most {ENTRIES_MAX}"
+            )
+    given = _given(places, problems)
+    problems.raise_any()
+    declared = Declared(
+        number=number,
+        hash=hash_of(files),
+        files=tuple(one.name for one in files),
+        windows=tuple(content.windows),
+        overrides=tuple(content.overrides),
+        expectations=tuple(content.expectations),
+        thresholds=MappingProxyType({n: value for n, (value, _) in content.thresholds.items()}),
+        rollouts=MappingProxyType(dict(content.rollouts)),
+        given=given,
+        places={host: merged(said) for host, said in given.items()},
+        places_version=number,
+        notes=tuple(problems.notes),
+    )
+    declared.prepare()
+    if declared.pieces > PIECES_MAX and not was_good:
+        problems.add(
+            Where("all files"),
+            f"{declared.pieces:,} of *, ? and [..] that names are matched by one after another, at most {PIECES_MAX:,}: "
+            "name hosts, in ranges as gpu-[001-016] of fewer names, or by racks, leaves, power_domains",
+        )
+        problems.raise_any()
+    return declared
+
+
+def _parse_file(
+    file: File, content: Content, problems: Problems, now_ns: int, rules: frozenset[str]
+) -> None:
+    bytes_max = TOML_BYTES_MAX if file.name.endswith(".toml") else FILE_BYTES_MAX
+    if len(file.data) > bytes_max:
+        problems.add(Where(file.name), f"longer than {bytes_max} bytes")
+        return
+    if file.name.endswith(_YAML):
+        problems.add(Where(file.name), _YAML_WORDS)
+        return
+    try:
+        text = file.data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = file.data.count(b"\n", 0, error.start) + 1
+        problems.add(Where(file.name, line), "not UTF-8: save it with that encoding")
+        return
+    if file.name.endswith(".toml"):
+        parse_toml(text, file.name, content, problems, now_ns, rules)
+    elif file.name.endswith(".csv"):
+        parse_csv(text, file.name, content, problems)
+    elif file.name.endswith(".json"):
+        parse_topograph(text, file.name, content, problems)
+    else:
+        problems.add(Where(file.name), f"expected a name that ends in {', '.join(ENDINGS)}")
+
+
+def _given(
+    places: Sequence[tuple[str, str, Place, Where]], problems: Problems
+) -> dict[str, tuple[Said, ...]]:
+    """Return what is said of each host, people's own files first.
+
+    Two files of people, or two graphs, that say different things of one field are wrong, both: nobody can tell who is right.
+    """
+    found: dict[str, dict[str, list[Said]]] = {}
+    for host, source, place, where in places:
+        said = found.setdefault(host, {}).setdefault(source, [])
+        if len(said) >= SAID_MAX:
+            problems.add(where, f"{host}: told of more than {SAID_MAX} times")
+            continue
+        for other in said:
+            unlike = _unlike(other.place, place)
+            for name in unlike:
+                problems.add(where, partial(_disagree, host, name, place, other))
+            if unlike:
+                break  # else it is told once for each of the sixteen
+        said.append(Said(source, str(where), place))
+    if len(found) > HOSTS_MAX:
+        problems.add(Where("all files"), f"{len(found)} hosts have a place, at most {HOSTS_MAX}")
+    return {
+        host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
+        for host, by_source in found.items()
+    }
+
+
+def _disagree(host: str, name: str, place: Place, other: Said) -> str:
+    return f"{host}: {name} is {_value(place, name)} here and {_value(other.place, name)} at {other.where}"
+
+
+def _unlike(one: Place, other: Place) -> list[str]:
+    if one is other or NOWHERE in (one, other):
+        return []
+    return [
+        name
+        for name in PLACE_FIELDS
+        if (a := getattr(one, name)) and (b := getattr(other, name)) and a != b
+    ]
+
+
+def _value(place: Place, name: str) -> str:
+    value = getattr(place, name)
+    return shown(" ".join(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,177 @@
+"""What hosts say of themselves when they register: where they stand, and what they are made of. Equal things once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAILS_MAX
+from ..model import DeviceLike
+from .model import NOWHERE, PLACE_FIELDS, Place, Said
+
+#: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those
+#: that Topograph gave before.
+LABELS: dict[str, tuple[str, ...]] = {
+    name: (f"{LABEL_PREFIX}{name}", *others)
+    for name, others in {
+        "rack": (),
+        "power_domain": (),
+        "cooling_domain": (),
+        "leaf": (
+            "fabric.topograph.run/tier-0",
+            "network.topology.nvidia.com/leaf",
+            "network.topology.nvidia.com/block",
+        ),
+        "spine": ("fabric.topograph.run/tier-1", "network.topology.nvidia.com/spine"),
+        "nvlink_domain": (
+            "accelerator.topograph.run/domain",
+            "network.topology.nvidia.com/accelerator",
+        ),
+        "rails": (),
+        "core": (
+            "fabric.topograph.run/tier-2",
+            "network.topology.nvidia.com/core",
+            "network.topology.nvidia.com/datacenter",
+        ),
+        "nvlink_subdomain": ("accelerator.topograph.run/sub-domain",),
+    }.items()
+}
+#: All of them.
+NAMES = frozenset(name for names in LABELS.values() for name in names)
+#: So many different makes of host are shared; more would be an attack.
+SHARED_MAX = 20_000
+
+
+class Gpu(NamedTuple):
+    """What kind of GPU; 0 and "" where it did not say."""
+
+    model: str
+    memory_bytes: int
+    nvlinks: int
+    vbios: str
+
+
+class Hardware(NamedTuple):
+    """What a host is made of; None and "" where it did not say."""
+
+    gpus: tuple[tuple[Gpu, int], ...] = ()  # with how many there are of each, most first
+    numa_nodes: int | None = None
+    nvme_drives: int | None = None
+    cpu_cores: int | None = None
+    memory_bytes: int | None = None
+    driver: str = ""
+    kernel: str = ""
+    is_known: bool = False  # an inventory came with it
+
+    @property
+    def model(self) -> str:
+        """The model that most of its GPUs are of."""
+        return self.gpus[0][0].model if self.gpus else ""
+
+
+def hardware_of(devices: Iterable[DeviceLike], labels: Mapping[str, str]) -> Hardware:
+    """Return what *devices* and *labels* tell. Whatever they hold, nothing is raised."""
+    gpus: Counter[Gpu] = Counter()
+    kinds: Counter[str] = Counter()
+    for device in devices:
+        kinds[device.kind] += 1
+        if device.kind == "gpu":
+            told = device.attributes
+            gpus[
+                Gpu(
+                    told.get("name", ""),
+                    _number(told.get("memory_bytes")) or 0,
+                    _number(told.get("nvlink_count")) or 0,
+                    told.get("vbios", ""),
+                )
+            ] += 1
+    return Hardware(
+        gpus=tuple(sorted(gpus.items(), key=lambda one: (-one[1], one[0]))),
+        numa_nodes=kinds["numa"] or None,
+        nvme_drives=kinds["nvme"] if kinds else None,
+        cpu_cores=_number(labels.get("cpu_cores")),
+        memory_bytes=_number(labels.get("memory_bytes")),
+        driver=labels.get("nvidia_driver_version", ""),
+        kernel=labels.get("kernel", ""),
+        is_known=bool(kinds),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    good = text is not None and text.isascii() and text.isdigit() and len(text) <= 18
+    return int(text) if good and text is not None else None
+
+
+def characters_max(label: str) -> int:
+    """Return how long the value of *label* may be: rails are several names."""
+    return NAME_CHARACTERS_MAX * (RAILS_MAX if label in LABELS["rails"] else 1)
+
+
+def place_of(labels: Mapping[str, str]) -> Place:
+    """Return what *labels* tell of where their host stands; what is too long, or cannot be shown, is not told."""
+    values: dict[str, str] = {}
+    for field, names in LABELS.items():
+        said = (labels.get(name, "").strip() for name in names)
+        value = next((one for one in said if one), "")
+        if value and len(value) <= characters_max(names[0]) and value.isprintable():
+            values[field] = value
+    rails = tuple(one for one in values.pop("rails", "").split() if len(one) <= NAME_CHARACTERS_MAX)
+    rails = rails[:RAILS_MAX]
+    return Place(**values, rails=rails) if values or rails else NOWHERE
+
+
+def fabric_of(devices: Iterable[DeviceLike]) -> Place:
+    """Return the NVLink domain that the GPUs say they registered in; nowhere when they disagree."""
+    found = {
+        f"{cluster}.{device.attributes.get('fabric_clique', '')}"[:NAME_CHARACTERS_MAX]
+        for device in devices
+        if device.kind == "gpu" and (cluster := device.attributes.get("fabric_cluster"))
+    }
+    return Place(nvlink_domain=found.pop()) if len(found) == 1 else NOWHERE
+
+
+class Told:
+    """What each host said last. One thread's."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Hardware, Hardware] = {}
+        self._hardware: dict[str, Hardware] = {}
+        #: Host -> what it says of its place. Another one whenever that changed.
+        self.places: Mapping[str, tuple[Said, ...]] = {}
+        self._changed: dict[str, tuple[Said, ...]] = {}
+        #: Rises when some host's hardware is another.
+        self.version = 0
+
+    def register(self, host: str, devices: Iterable[DeviceLike], labels: Mapping[str, str]) -> None:
+        """Take over what *host* registered with."""
+        devices = list(devices)
+        hardware = hardware_of(devices, labels)
+        if len(self._shared) < SHARED_MAX:
+            hardware = self._shared.setdefault(hardware, hardware)
+        if self._hardware.get(host) != hardware:
+            self._hardware[host] = hardware
+            self.version += 1
+        sources = (("label", place_of(labels)), ("hardware", fabric_of(devices)))
+        said = tuple(Said(source, "", place) for source, place in sources if place != NOWHERE)
+        if said != self._changed.get(host, self.places.get(host, ())):
+            self._changed[host] = said
+
+    def restore(self, places: Mapping[str, tuple[Said, ...]]) -> None:
+        """Take over what hosts said of their places before our restart, until each registers again."""
+        self.places = {**places, **self.places}
+
+    def hardware(self, host: str) -> Hardware:
+        """Return what *host* is made of, as far as it has said."""
+        return self._hardware.get(host, _UNKNOWN)
+
+    def settle(self) -> Mapping[str, tuple[Said, ...]]:
+        """Return `places` with what came since the last call."""
+        if self._changed:
+            self.places = {**self.places, **self._changed}
+            self._changed = {}
+        return self.places
+
+
+_UNKNOWN = Hardware()
+assert set(LABELS) == set(PLACE_FIELDS) == set(FIELDS)

@@ -1,0 +1,202 @@
+"""What was declared as rows of the store: written when it changed, and read after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+
+from ..store.rows import table, time_us
+from .loader import File
+from .model import ITEMS, PLACE_FIELDS, TEXTS, THRESHOLDS, Declared, Place, Said
+
+#: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
+FILES_KEPT_VERSIONS, FILES_KEPT_BYTES_MAX = 20, 64 << 20
+#: Versions that are told of.
+VERSIONS_KEPT = 1000
+
+_WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"
+_OVERRIDES = "what:str hosts:str since:time until:time who:str why:str said_at:str rollout:float"
+_EXPECTED = "name:str model:str hosts:str item:str value:str tells:str said_at:str"
+_THRESHOLDS = (
+    "name:str value:float default_value:float low:float high:float unit:str tells:str rollout:float "
+    "before_value:float"
+)
+_PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
+
+
+class Kept(NamedTuple):
+    """The version that was last in force."""
+
+    number: int
+    hash: str
+    taken_ns: int
+    files: tuple[File, ...]
+
+
+def put_version(
+    connection: duckdb.DuckDBPyConnection, declared: Declared, files: Sequence[File], taken_ns: int
+) -> None:
+    """Write a version that is in force, and what it declares in place of what was. Raises duckdb.Error."""
+    number = declared.number
+    for name in ("declared_versions", "declared_files"):
+        connection.execute(f"DELETE FROM {name} WHERE number = ?", [number])
+    version = [
+        (number, declared.hash, time_us(taken_ns), list(declared.files), list(declared.notes))
+    ]
+    _add(
+        connection,
+        "declared_versions",
+        "number:int hash:str taken:time files:texts notes:texts",
+        version,
+    )
+    texts = [(number, one.name, one.data.decode()) for one in files]
+    _add(connection, "declared_files", "number:int file:str text:str", texts)
+    connection.execute("DELETE FROM declared_versions WHERE number <= ?", [number - VERSIONS_KEPT])
+    connection.execute(
+        "DELETE FROM declared_files WHERE number <> $1 AND (number <= $2 OR number IN ("
+        "SELECT number FROM (SELECT number, sum(sum(strlen(text))) OVER (ORDER BY number DESC) AS bytes "
+        "FROM declared_files GROUP BY number) WHERE bytes > $3))",
+        [number, number - FILES_KEPT_VERSIONS, FILES_KEPT_BYTES_MAX],
+    )
+    _replace(connection, "declared_windows", _WINDOWS, windows(declared))
+    _replace(connection, "declared_overrides", _OVERRIDES, overrides(declared))
+    _replace(connection, "declared_expected", _EXPECTED, expectations(declared))
+    _replace(connection, "declared_thresholds", _THRESHOLDS, thresholds(declared))
+
+
+def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> None:
+    """Write where hosts stand in place of what was. Raises duckdb.Error."""
+    _replace(connection, "declared_places", _PLACES, places(declared))
+
+
+def last(connection: duckdb.DuckDBPyConnection) -> Kept | None:
+    """Return the version that was last in force; None when there never was one. Raises duckdb.Error."""
+    found = connection.execute(
+        "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
+    ).fetchone()
+    if found is None:
+        return None
+    rows = connection.execute(
+        "SELECT file, text FROM declared_files WHERE number = ? ORDER BY file", [found[0]]
+    ).fetchall()
+    files = tuple(File(name, text.encode()) for name, text in rows)
+    return Kept(int(found[0]), str(found[1]), int(found[2]), files)
+
+
+def told_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Said, ...]]:
+    """Return what known hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for host, source, field, value in connection.execute(
+        "SELECT host, source, field, value FROM declared_places SEMI JOIN hosts USING (host) "
+        "WHERE source IN ('label', 'hardware') AND list_contains($1, field) "  # a later version may know more of them
+        "ORDER BY source DESC",  # whose word counts most first
+        [list(PLACE_FIELDS)],
+    ).fetchall():
+        told = tuple(value.split()) if field == "rails" else value
+        found.setdefault((host, source), {})[field] = told
+    said: dict[str, tuple[Said, ...]] = {}
+    for (host, source), fields in found.items():
+        said[host] = (*said.get(host, ()), Said(source, "", Place(**fields)))
+    return said
+
+
+def windows(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_windows`."""
+    return [
+        (
+            one.selection.words,
+            time_us(one.begin_ns),
+            time_us(one.end_ns),
+            one.who,
+            one.why,
+            str(one.where),
+        )
+        for one in declared.windows
+    ]
+
+
+def overrides(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_overrides`."""
+    return [
+        (
+            one.what, one.selection.words, time_us(one.since_ns), time_us(one.until_ns),
+            one.who, one.why, str(one.where), one.rollout,
+        )
+        for one in declared.overrides
+    ]  # fmt: skip
+
+
+def expectations(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_expected`."""
+    return [
+        (
+            one.name,
+            one.model,
+            one.selection.words if one.selection else "",
+            item,
+            value,
+            tells,
+            str(one.where),
+        )
+        for one in declared.expectations
+        for item, value, tells in (
+            *((item, f"{value:g}", ITEMS[item].tells) for item, value in one.items.items()),
+            *((item, " or ".join(value), TEXTS[item]) for item, value in one.texts.items()),
+        )
+    ]
+
+
+def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_thresholds`: all there are."""
+    return [
+        (
+            row.name,
+            declared.threshold(row.name),
+            row.default,
+            row.low,
+            row.high,
+            row.unit,
+            row.tells,
+            declared.rollouts[row.name].share if row.name in declared.rollouts else 1.0,
+            declared.threshold(row.name, before=True),
+        )
+        for row in THRESHOLDS.values()
+    ]
+
+
+def places(declared: Declared) -> list[tuple[Any, ...]]:
+    """Rows of `declared_places`."""
+    return [
+        row
+        for host in declared.given.keys() | declared.told.keys()
+        for row in _of_host(host, declared.said_of(host))
+    ]
+
+
+def _of_host(host: str, said: Iterable[Said]) -> Iterable[tuple[Any, ...]]:
+    counted: set[str] = set()
+    for one in said:
+        for name in PLACE_FIELDS:
+            if value := getattr(one.place, name):
+                text = " ".join(value) if isinstance(value, tuple) else value
+                yield host, name, text, one.source, one.where, name not in counted
+                counted.add(name)
+
+
+def _replace(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: str, rows: list[tuple[Any, ...]]
+) -> None:
+    connection.execute(f"DELETE FROM {name}")
+    _add(connection, name, columns, rows)
+
+
+def _add(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: str, rows: list[tuple[Any, ...]]
+) -> None:
+    connection.register("new_declared", table(columns, rows))
+    try:
+        connection.execute(f"INSERT INTO {name} BY NAME FROM new_declared")
+    finally:
+        connection.unregister("new_declared")

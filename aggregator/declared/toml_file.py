@@ -1,0 +1,365 @@
+"""A TOML file of declarations: places, expected hardware, maintenance, overrides, thresholds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...contract.topology import RAILS_MAX
+from .fields import (
+    CODES_MAX,
+    ENTRIES_MAX,
+    MAINTENANCE_DAYS_MAX,
+    OVERRIDE_DAYS_MAX,
+    PLACES_MAX,
+    WHO_CHARACTERS_MAX,
+    WHY_CHARACTERS_MAX,
+    Entry,
+    Problems,
+    Selection,
+    Where,
+    bounded,
+    near,
+    shown,
+)
+from .model import (
+    ITEMS,
+    TEXTS,
+    THRESHOLDS,
+    Expected,
+    Override,
+    Place,
+    Rollout,
+    Threshold,
+    Window,
+    may_name,
+    refusal,
+)
+
+# ----------------------------------------------------------------------
+# What files hold, as they are read one after another; `reading` makes one `Declared` of it.
+
+
+@dataclass(slots=True)
+class Content:
+    """What one or more files hold."""
+
+    #: (host, its place, where it is said)
+    places: list[tuple[str, Place, Where]] = field(default_factory=list[tuple[str, Place, Where]])
+    expectations: list[Expected] = field(default_factory=list[Expected])
+    windows: list[Window] = field(default_factory=list[Window])
+    overrides: list[Override] = field(default_factory=list[Override])
+    thresholds: dict[str, tuple[float, Where]] = field(
+        default_factory=dict[str, tuple[float, Where]]
+    )
+    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+
+
+# ----------------------------------------------------------------------
+# On which line of a TOML text something stands, for words: tomllib does not tell.
+
+_TABLE = re.compile(r"\s*\[(\[?)\s*([A-Za-z0-9_.\"' -]+?)\s*\]{1,2}\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*(?:\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_.-]+))\s*=")
+_QUOTES = ('"""', "'''")
+
+
+class Lines:
+    """Where each table begins and each key of it stands. Best effort: a wrong guess costs only a line number."""
+
+    def __init__(self, text: str) -> None:
+        self._tables: dict[tuple[str, int], int] = {}
+        self._keys: dict[tuple[str, int, str], int] = {}
+        counts: dict[str, int] = {}
+        table, ordinal = "", 0
+        for number, line in _outside_of_strings(text):
+            if found := _TABLE.match(line):
+                table = found[2].strip("\"'")
+                ordinal = counts.get(table, 0)
+                counts[table] = ordinal + 1
+                self._tables.setdefault((table, ordinal), number)
+            elif found := _KEY.match(line):
+                key = found[1] or found[2] or found[3] or ""
+                self._keys.setdefault((table, ordinal, key), number)
+
+    def of(self, table: str, ordinal: int = 0, key: str = "") -> int:
+        """Return the line of *key* in the table's *ordinal*th (from 0) coming, else of the table; 0: not found."""
+        return self._keys.get((table, ordinal, key), self._tables.get((table, ordinal), 0))
+
+
+def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers, but for those within texts of several lines."""
+    closing = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not closing:
+            yield number, line
+        for quote in _QUOTES:
+            if closing in ("", quote) and line.count(quote) % 2:
+                closing = "" if closing else quote
+                break
+
+
+DAY_NS = 86_400 * 1_000_000_000
+_NONE: list[Entry] = []
+KINDS = ("place", "expected", "maintenance", "override")
+_CODE_MAX = 2**32 - 1
+
+
+def parse_toml(
+    text: str,
+    file: str,
+    content: Content,
+    problems: Problems,
+    now_ns: int,
+    rules: frozenset[str] = frozenset(),
+) -> None:
+    """Put what *text* declares into *content*, and what is wrong with it into *problems*. Never raises.
+
+    *rules*: the names that an override may have; none: any.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = "; a text stands in quotes" if "Invalid value" in str(error) else ""
+        problems.add(Where(file), f"not TOML: {str(error)[:200]}{hint}")
+        return
+    _Reader(document, Lines(text), file, content, problems, now_ns, rules).read()
+
+
+@dataclass(slots=True)
+class _Reader:
+    document: dict[str, Any]
+    lines: Lines
+    file: str
+    content: Content
+    problems: Problems
+    now_ns: int
+    rules: frozenset[str]
+    zone_name: str = ""
+
+    def read(self) -> None:
+        top = Entry(
+            self.document, Where(self.file), lambda key: self.lines.of("", 0, key), self.problems
+        )
+        self.zone_name = top.zone_name("")
+        for kind in KINDS:
+            self._read_kind(top, kind)
+        top.take("thresholds", self._thresholds, None)
+        for key in self.document:
+            if key not in (*KINDS, "thresholds", "time_zone"):
+                line = self.lines.of(key) or self.lines.of("", 0, key)
+                known = [*(f"[[{kind}]]" for kind in KINDS), "[thresholds]", "time_zone"]
+                self.problems.add(
+                    Where(self.file, line), f"{shown(key)} is unknown; there are {', '.join(known)}"
+                )
+
+    def _read_kind(self, top: Entry, kind: str) -> None:
+        take: Callable[[Entry], None] = {
+            "place": self._place,
+            "expected": self._expected,
+            "maintenance": self._maintenance,
+            "override": self._override,
+        }[kind]
+        for entry in top.take(kind, lambda value: list(self._entries(kind, value)), _NONE):
+            take(entry)
+            entry.close()
+
+    def _entries(self, kind: str, value: Any) -> Iterator[Entry]:
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise ValueError(f"expected [[{kind}]] before each, with two brackets")
+        if len(value) > ENTRIES_MAX:
+            raise ValueError(f"{len(value)} of them, at most {ENTRIES_MAX}")
+        for ordinal, values in enumerate(value):
+            where = Where(self.file, self.lines.of(kind, ordinal))
+            line_of = _line_of(self.lines, kind, ordinal)
+            yield Entry(values, where, line_of, self.problems)
+
+    def _place(self, entry: Entry) -> None:
+        patterns = entry.patterns()
+        if not entry.has("hosts"):
+            entry.wrong("", 'hosts is missing: expected hosts = ["gpu-[001-016]"]')
+        place = Place(
+            **{name: entry.text(name) for name in _PLACE_TEXTS},
+            rails=entry.texts("rails", RAILS_MAX),
+        )
+        open_ones = [pattern.text for pattern in patterns if pattern.is_open]
+        if open_ones:
+            entry.wrong(
+                "hosts",
+                f"{shown(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
+            )
+        elif len(self.content.places) + sum(one.count for one in patterns) > PLACES_MAX:
+            entry.wrong("hosts", f"with these there are more than {PLACES_MAX} places of hosts")
+        else:
+            names = (name for pattern in patterns for name in pattern.names())
+            self.content.places += [(name, place, entry.where) for name in names]
+
+    def _expected(self, entry: Entry) -> None:
+        model, name = entry.text("model"), entry.text("name")
+        selection = entry.selection(required=False)
+        if not model and selection is None:
+            entry.wrong(
+                "", 'of which hosts? expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both'
+            )
+        items = {
+            key: number
+            for key, item in ITEMS.items()
+            if (number := entry.number(key, item.low, item.high, whole=item.whole)) is not None
+        }
+        texts = {key: found for key in TEXTS if (found := entry.texts(key))}
+        if not any(map(entry.has, (*ITEMS, *TEXTS))):
+            entry.wrong("", f"nothing is expected: there are {', '.join((*ITEMS, *TEXTS))}")
+        self.content.expectations.append(
+            Expected(name or model or "expected", model, selection, items, texts, entry.where)
+        )
+
+    def _maintenance(self, entry: Entry) -> None:
+        selection = entry.selection()
+        zone_name = entry.zone_name(self.zone_name)
+        begin_ns = entry.moment(
+            "begin", zone_name, is_end=False, required="expected when it begins"
+        )
+        end_ns = entry.moment(
+            "end",
+            zone_name,
+            is_end=True,
+            required="expected when it ends: nothing is out of use for ever",
+        )
+        who, why = _who_and_why(entry)
+        if (
+            begin_ns
+            and end_ns
+            and not begin_ns < end_ns <= begin_ns + MAINTENANCE_DAYS_MAX * DAY_NS
+        ):
+            entry.wrong("end", f"expected after begin, at most {MAINTENANCE_DAYS_MAX} days")
+        if selection and begin_ns and end_ns:
+            self._note_odd(entry, selection, "end", end_ns)
+            self.content.windows.append(Window(selection, begin_ns, end_ns, who, why, entry.where))
+
+    def _override(self, entry: Entry) -> None:
+        selection = entry.selection()
+        zone_name = entry.zone_name(self.zone_name)
+        since_ns = entry.moment("since", zone_name, is_end=False)
+        until_ns = entry.moment(
+            "until",
+            zone_name,
+            is_end=True,
+            required="an override has an end, as until = 2026-12-24",
+        )
+        rule, device = entry.text("rule"), entry.text("device")
+        if rule and not may_name(rule, self.rules):
+            entry.wrong("rule", partial(refusal, rule, self.rules))
+        event, codes = self._codes(entry)
+        rollout = entry.number("rollout", 0.0, 1.0, whole=False)
+        who, why = _who_and_why(entry)
+        if sum(map(entry.has, ("rule", "xid", "sxid"))) != 1:
+            entry.wrong(
+                "",
+                'what is noise? expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
+            )
+        limit_ns = (since_ns or self.now_ns) + OVERRIDE_DAYS_MAX * DAY_NS
+        if until_ns and not since_ns < until_ns <= limit_ns:
+            entry.wrong(
+                "until",
+                f"expected after since, and at most {OVERRIDE_DAYS_MAX} days from {'then' if since_ns else 'now'}",
+            )
+        if selection and until_ns and (rule or codes):
+            self._note_odd(entry, selection, "until", until_ns)
+            self.content.overrides.append(
+                Override(
+                    selection, rule, codes, event, device, since_ns, until_ns, who, why, entry.where,
+                    1.0 if rollout is None else rollout,
+                )
+            )  # fmt: skip
+
+    def _codes(self, entry: Entry) -> tuple[str, frozenset[int]]:
+        """Return whose codes are noise, and which."""
+
+        def parse(value: object) -> frozenset[int]:
+            codes: list[Any] = value if isinstance(value, list) else [value]
+            if not 0 < len(codes) <= CODES_MAX:
+                raise ValueError(f"expected 1 to {CODES_MAX} codes, as [63, 94]")
+            return frozenset(int(bounded(code, 0, _CODE_MAX, whole=True)) for code in codes)
+
+        none: frozenset[int] = frozenset()
+        xids, sxids = entry.take("xid", parse, none), entry.take("sxid", parse, none)
+        return ("gpu.xid", xids) if xids else ("nvswitch.sxid", sxids) if sxids else ("", none)
+
+    def _note_odd(self, entry: Entry, selection: Selection, key: str, end_ns: int) -> None:
+        if selection.is_all:
+            self.problems.note(entry.at("hosts"), "this is for every host")
+        if end_ns <= self.now_ns:
+            self.problems.note(entry.at(key), "this is over and has no effect any more")
+
+    def _thresholds(self, value: object) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(  # noqa: TRY004 - what a file holds is a value
+                'expected a table: [thresholds], and below it "host.cpu_steal_ratio" = 0.2'
+            )
+        for name, number in _flat(value):
+            where = Where(self.file, self.lines.of("thresholds", 0, name))
+            row = THRESHOLDS.get(name)
+            if row is None:
+                self.problems.add(where, partial(_no_threshold, name))
+                continue
+            try:
+                wanted, rollout = _staged(number, row)
+            except ValueError as error:
+                unit = f" ({row.unit})" if row.unit != "1" else ""
+                self.problems.add(where, f"{name}: {shown(number)}: {error}{unit}")
+                continue
+            if rollout is not None:
+                self.content.rollouts[name] = rollout
+            if name in self.content.thresholds:
+                other = self.content.thresholds[name][1]
+                self.problems.add(where, f"{name} is set already, at {other}")
+            self.content.thresholds[name] = wanted, where
+
+
+_PLACE_TEXTS = (
+    "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "core",
+    "nvlink_subdomain",
+)  # fmt: skip
+
+
+def _no_threshold(name: str) -> str:
+    return f"no threshold {shown(name)}; {near(name, THRESHOLDS)}"
+
+
+def _who_and_why(entry: Entry) -> tuple[str, str]:
+    who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who asks for it")
+    why = entry.text(
+        "why", WHY_CHARACTERS_MAX, required="expected the reason, for whoever reads it at night"
+    )
+    return who, why
+
+
+def _line_of(lines: Lines, kind: str, ordinal: int) -> Callable[[str], int]:
+    return lambda key: lines.of(kind, ordinal, key)
+
+
+def _staged(value: Any, row: Threshold) -> tuple[float, Rollout | None]:
+    """Return a threshold, and how far it is rolled out; None: to all hosts. Raises ValueError."""
+    if not isinstance(value, dict):
+        return bounded(value, row.low, row.high), None
+    if not {"value", "rollout"} <= value.keys() <= {"value", "rollout", "before"}:
+        raise ValueError("expected a number, or { value = 0.2, rollout = 0.01 }, with before = ..")
+    wanted = bounded(value["value"], row.low, row.high)
+    before = bounded(value.get("before", row.default), row.low, row.high)
+    try:
+        share = bounded(value["rollout"], 0.0, 1.0)
+    except ValueError as error:
+        raise ValueError(f"rollout: {error}, the share of the hosts") from error
+    return wanted, Rollout(share, before) if share < 1.0 else None
+
+
+def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values; `gpu.slow_below_ratio = 0.9` without quotes is a table in a table."""
+    for key, value in table.items():
+        if isinstance(value, dict) and not before and key not in THRESHOLDS:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield before + key, value

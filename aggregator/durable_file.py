@@ -1,0 +1,99 @@
+"""A folder on disk: what was done in it is to last."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed in *folder* durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ----------------------------------------------------------------------
+# Copying files whole: with their checksum, durable, and seen while it goes on.
+
+CHUNK_BYTES = 4 << 20
+
+#: Called with bytes that were just read.
+Seen = Callable[[int], None]
+
+
+class CopyError(Exception):
+    """A copy cannot be made, or is not what it should be; the words say why and what to do."""
+
+
+def why(error: OSError) -> str:
+    """Return in words what the machine did not let us do to a file, and what to do."""
+    if isinstance(error, PermissionError):
+        return "permission denied; run it as the aggregator's user, or as root"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "there is a file where a folder is expected"
+    return error.strerror or str(error)
+
+
+def copied(source: Path, target: Path, seen: Seen, bytes_max: int | None = None) -> tuple[int, str]:
+    """Copy *source*, at most its first *bytes_max* bytes, durably; return (bytes, SHA-256 in hex).
+
+    Raises OSError, and then may leave a part of *target*.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open(source, "rb") as reading, open(target, "xb") as writing:
+        for chunk in chunks(reading, seen, bytes_max):
+            digest.update(chunk)
+            writing.write(chunk)
+            size += len(chunk)
+        writing.flush()
+        os.fsync(writing.fileno())
+    return size, digest.hexdigest()
+
+
+def checked(path: Path, seen: Seen) -> tuple[int, str]:
+    """Read the file at *path*; return (bytes, SHA-256 in hex). Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as reading:
+        for chunk in chunks(reading, seen, None):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def written(target: Path, data: bytes) -> tuple[int, str]:
+    """Write *data* to a new file, durably; return (bytes, SHA-256 in hex). Raises OSError."""
+    with open(target, "xb") as writing:
+        writing.write(data)
+        writing.flush()
+        os.fsync(writing.fileno())
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def chunks(reading: IO[bytes], seen: Seen, bytes_max: int | None) -> Iterator[bytes]:
+    """Yield what is read, up to *bytes_max* bytes, telling *seen* of each piece."""
+    left = bytes_max
+    while chunk := reading.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
+        seen(len(chunk))
+        yield chunk
+        if left is not None:
+            left -= len(chunk)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how much more the disk under *folder* takes."""
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def words_of_bytes(size: int) -> str:
+    """Return a size as people say it: 1.4 GB."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,122 @@
+"""The GPUs that each host ever had: an expectation that outlives boots, agents and our own restarts.
+
+A host registers with the GPUs that it finds. What it had before and does not find is expected still
+(`contract/gpu_set.py` says until when). The store keeps it with the host's devices, as those of a kind of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...contract.gpu_set import PASSTHROUGH_DRIVERS, expected_after, is_uuid, missing
+from ..model import DeviceLike
+
+#: The kind of a GPU among a host's devices in the store that the host had, and did not register with.
+EXPECTED_KIND = "gpu_expected"
+GpuSet = Mapping[str, str]
+NO_GPUS: GpuSet = MappingProxyType({})
+_NVIDIA = 0x10DE
+#: PCI classes of GPUs: VGA and 3D controllers.
+_DISPLAYS = ("0x0300", "0x0302")
+#: Attributes of a GPU that an agent lists and does not read: it does not answer, or the agent may not ask it.
+PROBLEM, HIDDEN = "problem", "hidden"
+
+
+class Shown(NamedTuple):
+    """What a host registered with. Mappings are of GPU -> PCI address."""
+
+    found: GpuSet = NO_GPUS  # they answered
+    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not ask them
+    silent: GpuSet = NO_GPUS  # the driver lists them, and they do not answer
+    on_bus: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has
+    passed: frozenset[str] = frozenset()  # PCI addresses of those that one may have
+
+
+class ExpectedGpus(NamedTuple):
+    """What is known of one host."""
+
+    expected: GpuSet = NO_GPUS
+    #: None: it has not registered with an inventory since our start.
+    shown: Shown | None = None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has, as far as anything tells."""
+        return max(len(self.expected), self.shown.on_bus if self.shown else 0)
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """The GPUs that it had and does not find: those neither hidden nor given to a virtual machine."""
+        if self.shown is None:
+            return {}
+        there = {*self.shown.found, *self.shown.hidden}
+        at = {*self.shown.hidden.values(), *self.shown.passed}
+        gone = missing(self.expected, self.shown.found)
+        return {key: where for key, where in gone.items() if key not in there and where not in at}
+
+    def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
+        """Return the GPUs that it did not register with as devices of EXPECTED_KIND. *listed*: it told of any devices."""
+        found = self.shown.found if self.shown and listed else NO_GPUS
+        gone = missing(self.expected, found)
+        return [(EXPECTED_KIND, key, {"last_pci_address": at}) for key, at in gone.items()]
+
+
+_NOTHING = ExpectedGpus()
+
+
+class KnownGpus:
+    """By host name. Owned by the fleet's thread."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, ExpectedGpus] = {}
+        #: Hosts that lack GPUs which they had.
+        self.lacking: set[str] = set()
+
+    def restore(self, host: str, expected: GpuSet) -> None:
+        """Take over what the store knew of *host*."""
+        self._hosts[host] = ExpectedGpus(expected)
+
+    def register(self, host: str, devices: Sequence[DeviceLike]) -> ExpectedGpus:
+        """Take over what *host* registered with, and return what is known of it now."""
+        known = self.of(host)
+        if not devices:  # its inventory is not there yet
+            return known
+        shown = shown_by(devices)
+        known = self._hosts[host] = ExpectedGpus(expected_after(known.expected, shown.found), shown)
+        (self.lacking.add if known.lacks else self.lacking.discard)(host)
+        return known
+
+    def of(self, host: str) -> ExpectedGpus:
+        """Return what is known of *host*."""
+        return self._hosts.get(host, _NOTHING)
+
+    def key_at(self, host: str, address: str) -> str:
+        """Return the GPU that *host* has, or had last, at a PCI address; "" for none."""
+        wanted = address.lower()
+        return next((k for k, at in self.of(host).expected.items() if at.lower() == wanted), "")
+
+
+def shown_by(devices: Iterable[DeviceLike]) -> Shown:
+    """Return which GPUs an inventory shows."""
+    found: dict[str, str] = {}
+    hidden: dict[str, str] = {}
+    silent: dict[str, str] = {}
+    on_bus, passed = 0, set[str]()
+    for device in devices:
+        told = device.attributes
+        if device.kind == "gpu":
+            kind = hidden if HIDDEN in told else silent if PROBLEM in told else found
+            if is_uuid(device.key) or kind is not found:
+                kind[device.key] = told.get("pci_address", "")
+        elif device.kind == "pcie" and _is_nvidia_gpu(told):
+            is_passed = told.get("driver", "") in PASSTHROUGH_DRIVERS
+            on_bus += not is_passed
+            passed.update([device.key] if is_passed else ())
+    return Shown(found, hidden, silent, on_bus, frozenset(passed))
+
+
+def _is_nvidia_gpu(told: Mapping[str, str]) -> bool:
+    vendor = told.get("vendor", "")
+    return vendor.lower() == f"0x{_NVIDIA:04x}" and told.get("class", "").startswith(_DISPLAYS)

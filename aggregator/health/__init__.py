@@ -1,1 +1,0 @@
-"""The aggregator's own health: figures that are pulled, kept, shown at /metrics, and alarms on them."""

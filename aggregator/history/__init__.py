@@ -1,1 +1,0 @@
-"""What leaves the live file: segments and rollups in Parquet, and what is kept for how long."""

@@ -1,0 +1,310 @@
+"""How fast what is not of now may come: late frames of one host, those of all, and agents that come back.
+
+Decisions only: times are seconds of any steady clock, handed in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from ...contract.stream import LATE_FRAMES_MAX
+from ...contract.wire.telemetry_pb2 import TelemetryBatch
+
+#: Late frames of a host are taken at no more than this many times its live rate.
+BACKLOG_RATE_RATIO = 2
+#: So many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
+#: message, of which nothing is to be remembered for long.
+BURST_FRAMES = LATE_FRAMES_MAX
+#: Late frames of one stream that wait for their turn; with more the agent is told to send them again.
+WAITING_FRAMES_MAX = 64
+#: Of the memory for what waits for a commit (`queue_bytes_max`), late frames that wait for their turn have one part in:
+WAITING_BYTES_SHARE = 4
+#: So many streams find room to wait, however large their frames: one is not all that comes late. Each may have this much.
+STREAMS_MIN, STREAM_BYTES_MIN = 16, 1 << 20
+#: Late frames that a host may have on their way; and while many hosts catch up at once.
+BACKLOG_FRAMES, BACKLOG_FRAMES_PRESSED = 16, 1
+#: The whole credit of an agent that knows nothing of `backlog_frames`, while many hosts catch up.
+CREDIT_FRAMES_PRESSED = 8
+
+#: Late frames a second that all hosts may send: to begin with, at the least, at the most.
+FLEET_HERTZ, FLEET_HERTZ_MIN, FLEET_HERTZ_MAX = 500.0, 20.0, 50_000.0
+#: More of them each second while live frames do not suffer; half as many when they do, which is so when
+#: the service is later than this, or less of the queue is free.
+FLEET_HERTZ_STEP = 500.0
+LAG_SECONDS_MAX, ROOM_MIN = 0.1, 0.5
+
+#: However large the fleet: within this its agents come back.
+RECONNECT_SECONDS_MAX = 60
+#: A host keeps its turn to register for so long after it was due.
+TURN_SECONDS = 60.0
+
+
+class HostPace:
+    """One host's late frames: earned by time or by live frames, whichever gives more."""
+
+    __slots__ = ("_hertz", "_since", "_used", "live_frames")
+
+    def __init__(self, hertz: float, now: float) -> None:
+        """*hertz*: late frames a second of a host that sends few live ones: its sampling may hang."""
+        self._hertz = hertz
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._since, self._used = now, -BURST_FRAMES
+        #: Count each one here.
+        self.live_frames = 0
+
+    def allowed(self, now: float) -> int:
+        """Return how many late frames may be taken now."""
+        by_time = max(0.0, now - self._since) * self._hertz
+        earned = max(BACKLOG_RATE_RATIO * self.live_frames, by_time)
+        if earned - self._used >= BURST_FRAMES:  # what was not used is not saved up
+            self._begin(now)
+            return BURST_FRAMES
+        return int(earned - self._used)
+
+    def take(self, frames: int = 1) -> None:
+        """Count late frames that were taken."""
+        self._used += frames
+
+
+class FleetPace:
+    """All hosts' late frames: ever more while live frames do not suffer, half as many when they do."""
+
+    def __init__(self, now: float) -> None:
+        #: Late frames a second that are let through.
+        self.hertz = FLEET_HERTZ
+        self._at, self._frames = now, 0.0
+
+    def step(self, now: float, lag_seconds: float, room: float) -> int:
+        """Return how many late frames may be taken now. *room*: the free share of the store's queue."""
+        seconds = min(max(0.0, now - self._at), 1.0)
+        self._at = now
+        if lag_seconds > LAG_SECONDS_MAX or room < ROOM_MIN:
+            self.hertz, self._frames = max(self.hertz / 2, FLEET_HERTZ_MIN), 0.0
+        else:
+            self.hertz = min(self.hertz + FLEET_HERTZ_STEP * seconds, FLEET_HERTZ_MAX)
+        self._frames = min(self._frames + self.hertz * seconds, self.hertz)
+        return int(self._frames)
+
+    def took(self, frames: int) -> None:
+        """Count late frames that were taken."""
+        self._frames -= frames
+
+
+class Lane(Protocol):
+    """A stream, as its late frames see it."""
+
+    @property
+    def pace(self) -> HostPace: ...
+
+    def take_late(self, message: TelemetryBatch, frames_max: int) -> int:
+        """Take the next late frames of a message; return how many: for the one after fewer the store has no room now."""
+        ...
+
+    def send_again(self, frames: int) -> None:
+        """End, so that so many late frames that were passed over come again."""
+        ...
+
+
+class Waiting:
+    """A message whose frames wait."""
+
+    __slots__ = ("begun", "frames", "message", "size_bytes")
+
+    def __init__(self, message: TelemetryBatch) -> None:
+        self.message = message
+        #: Some were taken, and what they were is remembered for the next ones.
+        self.begun = False
+        #: Those that were not taken yet.
+        self.frames = len(message.late) or 1
+        self.size_bytes = _size_bytes(message)
+
+
+class Late:
+    """Late frames that wait for their turn, a queue per stream, taken in rounds: one host is as good as another."""
+
+    def __init__(self, bytes_max: int, now: float) -> None:
+        """*bytes_max*: what they may take of memory."""
+        self._bytes_max = bytes_max
+        self._waiting: OrderedDict[Lane, deque[Waiting]] = OrderedDict()
+        self._passed_over: dict[Lane, int] = {}
+        self.fleet = FleetPace(now)
+        #: What waits.
+        self.waiting_frames = self.waiting_bytes = 0
+        #: Frames that came when there was no room for them to wait: their agents send them again.
+        self.passed_over_frames = 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether so much waits that agents should send less."""
+        return 2 * self.waiting_bytes > self._bytes_max
+
+    def hold(self, lane: Lane, message: TelemetryBatch) -> bool:
+        """Let a message's late frames wait. False: there is no room, it is not taken."""
+        mine = self._waiting.get(lane)
+        one = Waiting(message)
+        if self._full(mine, one) or self.waiting_bytes + one.size_bytes > self._bytes_max:
+            self.passed_over_frames += one.frames
+            self._passed_over[lane] = self._passed_over.get(lane, 0) + one.frames
+            return False
+        if mine is None:
+            mine = self._waiting[lane] = deque()
+        mine.append(one)
+        self._count(one.frames, one.size_bytes)
+        return True
+
+    def _full(self, mine: deque[Waiting] | None, one: Waiting) -> bool:
+        """Say whether a stream has its share of what may wait."""
+        if not mine:
+            return False
+        share = max(self._bytes_max // STREAMS_MIN, STREAM_BYTES_MIN)
+        return (
+            _frames_of(mine) + one.frames > WAITING_FRAMES_MAX
+            or sum(each.size_bytes for each in mine) + one.size_bytes > share
+        )
+
+    def waits(self, lane: Lane) -> bool:
+        """Say whether frames of a stream wait."""
+        return lane in self._waiting
+
+    def frames_of(self, lane: Lane) -> int:
+        """Return how many late frames of a stream have come and not been taken: they wait, or were passed over."""
+        return _frames_of(self._waiting.get(lane, ())) + self._passed_over.get(lane, 0)
+
+    def passed_over(self, streams_max: int) -> list[tuple[Lane, int]]:
+        """Return streams, and of each how many frames were passed over, once there is room for them; each once."""
+        found: list[tuple[Lane, int]] = []
+        while self._passed_over and len(found) < streams_max and not self.pressed:
+            found.append(self._passed_over.popitem())
+        return found
+
+    def drop(self, lane: Lane) -> None:
+        """Forget what waits of a stream that has ended: its agent has it still."""
+        self._passed_over.pop(lane, None)
+        for one in self._waiting.pop(lane, ()):
+            self._count(-one.frames, -one.size_bytes)
+
+    def step(self, now: float, lag_seconds: float, room: float) -> None:
+        """Let go what may go now."""
+        may = self.fleet.step(now, lag_seconds, room)
+        taken = 0
+        for lane, allowed in self._rounds(now):
+            if taken >= may or not (frames := self._take(lane, min(allowed, may - taken))):
+                break
+            taken += frames
+        self.fleet.took(taken)
+
+    def _rounds(self, now: float) -> Iterator[tuple[Lane, int]]:
+        """Yield streams whose pace allows frames, and how many, each in its turn; who had a message goes to the end.
+
+        One that was begun is ended first: else each of ten thousand streams would have one of which something is
+        remembered.
+        """
+        idle = 0
+        while self._waiting and idle < len(self._waiting):
+            lane = next(iter(self._waiting))
+            if (allowed := lane.pace.allowed(now)) > 0:
+                idle = 0
+                yield lane, allowed
+            else:
+                idle += 1
+            if lane in self._waiting and not (allowed > 0 and self._waiting[lane][0].begun):
+                self._waiting.move_to_end(lane)
+
+    def _take(self, lane: Lane, frames_max: int) -> int:
+        """Take frames of *lane*, of one message; return how many, 0: the store is full."""
+        mine = self._waiting[lane]
+        one = mine[0]
+        taken = lane.take_late(one.message, min(frames_max, one.frames))
+        lane.pace.take(taken)
+        one.begun = one.begun or taken > 0
+        one.frames -= taken
+        self.waiting_frames -= taken
+        if not one.frames:
+            mine.popleft()
+            self.waiting_bytes -= one.size_bytes
+        if not mine:
+            del self._waiting[lane]
+        return taken
+
+    def _count(self, frames: int, size_bytes: int) -> None:
+        self.waiting_frames += frames
+        self.waiting_bytes += size_bytes
+
+
+def _size_bytes(message: TelemetryBatch) -> int:
+    size = len(message.frame) + len(message.differences) + 256
+    return size + sum(len(each) + 64 for each in message.late)
+
+
+def _frames_of(waiting: Iterable[Waiting]) -> int:
+    return sum(one.frames for one in waiting)
+
+
+def share(host: str) -> float:
+    """Return a host's own moment within a span, from 0 to 1: the same each time."""
+    return random.Random(host).random()
+
+
+class Spread:
+    """Within how many seconds a fleet of agents comes back: as many a second as can be served beside live frames."""
+
+    def __init__(self, reconnects_per_second: int) -> None:
+        self._hertz = reconnects_per_second
+
+    def seconds(self, hosts: int) -> int:
+        """Return it for so many hosts; 0: at once."""
+        return min(hosts // self._hertz, RECONNECT_SECONDS_MAX)
+
+    def retry_seconds(self, host: str, hosts: int) -> float:
+        """Return when this one of *hosts* is to come that are all told to now."""
+        return 0.5 + share(host) * self.seconds(hosts)
+
+
+class Admission:
+    """Who may register now, so that a fleet that comes at once is served in turn and live frames go on.
+
+    A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line,
+    and whoever comes while there is a line gets a place behind it.
+    """
+
+    def __init__(self, reconnects_per_second: int, now: float) -> None:
+        self._hertz = float(reconnects_per_second)
+        self._tokens, self._at = self._hertz, now
+        self._line_ends = now
+        self._turns: OrderedDict[str, float] = OrderedDict()
+        #: Registrations that were told to come later.
+        self.deferred = 0
+
+    def wait_seconds(self, host: str, now: float) -> float:
+        """Return how long *host* is to wait before it registers; 0: it may now, which is counted."""
+        self._refill(now)
+        turn = self._turns.get(host)
+        if turn is None and self._line_ends <= now and self._tokens >= 1:
+            self._tokens -= 1
+            return 0.0
+        if turn is not None and turn <= now:
+            del self._turns[host]
+            return 0.0
+        if turn is None and self._line_ends - now >= RECONNECT_SECONDS_MAX:
+            self.deferred += 1  # the line is long enough: ask again, with luck it is shorter then
+            return RECONNECT_SECONDS_MAX * (0.5 + share(host) / 2)
+        if turn is None:
+            self._line_ends = turn = max(self._line_ends, now) + 1 / self._hertz
+            self._turns[host] = turn
+        self.deferred += 1
+        return max(turn - now, 1 / self._hertz)
+
+    def _refill(self, now: float) -> None:
+        seconds, self._at = max(0.0, now - self._at), now
+        if self._line_ends <= now:
+            self._tokens = min(self._tokens + seconds * self._hertz, self._hertz)
+        while self._turns:
+            host, turn = next(iter(self._turns.items()))
+            if turn + TURN_SECONDS > now:
+                return
+            del self._turns[host]

@@ -1,1 +1,0 @@
-"""From the fleet to hazard, relative speed, score, state and evidence. Pure: no I/O."""

@@ -1,0 +1,259 @@
+"""What judging a fleet yields: evidence, a score per host, and a snapshot of all, immutable.
+
+The enumerations follow `contract/wire/score.proto`, number by number (a test holds it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import exp, nan
+from typing import Protocol
+
+#: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
+#: beside it.
+OURSELVES = "(aggregator)"
+#: Finding about ourselves: two hosts that are heard have one GPU; its subject is the one that came later.
+DUPLICATE_GPU = "identity.duplicate_gpu"
+#: What ended it, where the one that came later has the GPU now: history follows it.
+LET_GO = "the other was silent, or registered without it"
+
+
+class State(IntEnum):
+    """HealthState of the wire."""
+
+    HEALTHY = 1
+    WATCH = 2
+    DEGRADED = 3
+    SUSPECT = 4
+    UNHEALTHY = 5
+    PROBATION = 6
+    MAINTENANCE = 7
+    STALE = 8
+    UNKNOWN = 9
+
+
+#: Bad to good: how tables are sorted before the score decides.
+SEVERITY = (
+    State.UNHEALTHY,
+    State.SUSPECT,
+    State.DEGRADED,
+    State.STALE,
+    State.WATCH,
+    State.PROBATION,
+    State.UNKNOWN,
+    State.MAINTENANCE,
+    State.HEALTHY,
+)
+
+
+class Reason(IntEnum):
+    """ReasonCode of the wire."""
+
+    NONE = 0
+    XID_FATAL = 1
+    ECC_TREND = 2
+    NVLINK_ERRORS = 3
+    RAIL_DOWN = 4
+    THERMAL_THROTTLE = 5
+    POWER_CAP = 6
+    STRAGGLER = 7
+    STORAGE = 8
+    LEMON = 9
+    STALE_TELEMETRY = 10
+    POLICY = 11
+    PCIE = 12
+    HBM_REMAP = 13
+    DRIVER_HUNG = 14
+    FABRIC = 15
+    HOST_CPU = 16
+    BLIND = 17
+    IDENTITY = 18
+    CLOCK = 19
+    DATA_LOST = 20
+
+
+#: A simulated host that is silent for longer has ended with its `gangline simulate`: it is no longer
+#: listed. A real one stays: its silence is news.
+SIMULATED_SILENT_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One contribution to a score.
+
+    Log deltas of one host add up to ln(hazard / base hazard) in the order in which they were added, and hazard deltas to
+    hazard - base hazard, in any order.
+    """
+
+    signal: str
+    device: str
+    value: float
+    unit: str
+    normal: str  # what is normal, in words: "below 83"
+    log_hazard_delta: float
+    relative_speed_factor: float  # 1.0 costs no speed
+    score_delta: float  # what taking it away would give back; negative: it speaks against the host
+    reason: Reason
+    words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
+    observed_ns: int  # aggregator's clock
+    sql: str  # returns the rows it was computed from
+    #: Of its GPU, where this is of the reason of it, as far as that is stored (`store/score_rows.py`).
+    gpu_state: State | None = None
+    #: What it adds to the hazard per hour: without its fault the hazard is lower by this. NaN: stored before version 13.
+    hazard_delta: float = 0.0
+    #: How many devices of the host show this one fault. More than 1: they share its cause, and none of them is at fault.
+    shared_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a score was computed from beside its evidence: with it, it computes again to the same number."""
+
+    model: str  # of the hazard; "prior": none was trained
+    log_hazard_base: float  # ln(hazard) with no evidence
+    hazard_spread: float  # factor up and down of the 90 % interval
+    measured_speed: (
+        float  # of the slowest computing GPU, against a typical host's; NaN where none computes
+    )
+    speed_error: float  # its standard error
+    features: tuple[
+        float, ...
+    ] = ()  # as the model had them, and more; their names are `judgement.features.NAMES`
+    log_hazard_outcomes: float = 0.0  # what outcomes added, of all that evidence adds
+    #: What ln(hazard) would change by, if all symptoms had one cause (<= 0), and if no devices shared one (>= 0).
+    log_hazard_one_cause: float = 0.0
+    log_hazard_own_causes: float = 0.0
+
+    def hazard_interval(self, hazard_per_hour: float) -> tuple[float, float]:
+        """Return the 90 % interval of a hazard that was computed from these."""
+        fewest, most = exp(self.log_hazard_one_cause), exp(self.log_hazard_own_causes)
+        return (
+            hazard_per_hour * fewest / self.hazard_spread,
+            hazard_per_hour * most * self.hazard_spread,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuScore:
+    """What is known of one GPU at one time. Intervals are of 90 %."""
+
+    gpu: str
+    host: int  # node index
+    state: State
+    reason: Reason
+    hazard_per_hour: float
+    hazard_lower: float
+    hazard_upper: float
+    relative_speed: float  # NaN where nothing is known
+    speed_lower: float
+    speed_upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostScore:
+    """What is known of one host at one time."""
+
+    host: str
+    node_index: int
+    simulated: bool
+    score: float  # P(no health-caused interruption over the horizon)
+    score_lower: float
+    score_upper: float
+    state: State
+    hazard_per_hour: float
+    relative_speed: float  # NaN where nothing is known
+    reason: Reason
+    reason_words: str
+    clears_when: str
+    heard_ns: int  # last live frame, aggregator's clock; 0: never
+    evidence: tuple[Evidence, ...] = ()
+    speed_lower: float = nan  # 90 % interval of the relative speed
+    speed_upper: float = nan
+    inputs: Inputs | None = None  # None: stored before they were kept
+
+    @property
+    def hazard_interval(self) -> tuple[float, float]:
+        """The 90 % interval of the hazard per hour; NaN where it was stored without inputs."""
+        if self.inputs is None:
+            return nan, nan
+        return self.inputs.hazard_interval(self.hazard_per_hour)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sort key, worst first."""
+        return SEVERITY.index(self.state), self.score
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All hosts as judged at one time; swapped whole. `hosts` is ordered by node index."""
+
+    version: int
+    computed_ns: int
+    horizon_seconds: float
+    hosts: Sequence[HostScore]
+    degraded_reason: str = ""  # not empty: old, frozen, or not complete
+    alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
+
+    def lists(self, host: HostScore) -> bool:
+        """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
+        silent_seconds = (self.computed_ns - host.heard_ns) / 1e9
+        ended = host.heard_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
+        return not (host.simulated and ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong that is not a reading: two hosts of one name, a clock an hour off."""
+
+    host: str
+    name: str  # identity.duplicate_name, clock.offset: one of a kind per host and subject
+    subject: str  # what else it is about: the other's address, a device; may be empty
+    words: str  # what is wrong and what to do
+    since_ns: int
+    cleared_ns: int = 0  # 0: still so
+    clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"
+
+
+# ----------------------------------------------------------------------
+# What fleet and declarations need of the wire's messages, so that they can be fed without gRPC.
+
+
+class DeviceLike(Protocol):
+    """`telemetry_pb2.Device`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def attributes(self) -> Mapping[str, str]: ...
+
+
+class EventLike(Protocol):
+    """`telemetry_pb2.HealthEvent`."""
+
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def code(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def boottime_ns(self) -> int: ...
+    @property
+    def last_boottime_ns(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def process_name(self) -> str: ...
+    @property
+    def forms(self) -> Sequence[str]: ...
+    @property
+    def attributes(self) -> Mapping[str, str]: ...

@@ -1,0 +1,1 @@
+"""The aggregator's own metrics, alarms and probes."""

@@ -1,0 +1,286 @@
+"""Alarms of the aggregator about itself: figures in, raised and cleared findings out. No I/O, no clock.
+
+An alarm is raised when its figure has stood above `above` for `hold_seconds`, and cleared when it has
+stood at or below `below` for `rest_seconds`: between the two nothing changes. A figure that is not known
+changes nothing either: missing is neither well nor sick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..config import AggregatorConfig
+from ..store.parquet.maintenance import free_wanted
+from ..store.store import Store
+from .metrics import Values
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One kind of trouble."""
+
+    name: str  # of its finding
+    watched: Callable[[Values], float | None]
+    above: float
+    below: float
+    hold_seconds: float
+    rest_seconds: float
+    words: Callable[[Values], str]  # what is so, and the way out
+    clears: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An alarm begins to stand."""
+
+    name: str
+    words: str
+    clears: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """An alarm stands no longer."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class _State:
+    stands: bool = False
+    since_ns: int | None = None  # when the figure crossed the bound that would change `stands`
+
+
+@dataclass(slots=True)
+class Alarms:
+    """Which stand. One thread's."""
+
+    table: Sequence[Alarm]
+    _states: dict[str, _State] = field(default_factory=dict[str, _State])
+    _words: dict[str, str] = field(default_factory=dict[str, str])
+
+    def step(self, values: Values, now_ns: int) -> list[Raised | Cleared]:
+        """Return what changed at *now_ns*, by a clock that does not jump."""
+        changed: list[Raised | Cleared] = []
+        for alarm in self.table:
+            watched = alarm.watched(values)
+            if watched is not None and (change := self._step(alarm, watched, values, now_ns)):
+                changed.append(change)
+        return changed
+
+    def _step(
+        self, alarm: Alarm, watched: float, values: Values, now_ns: int
+    ) -> Raised | Cleared | None:
+        state = self._states.setdefault(alarm.name, _State())
+        turning = watched <= alarm.below if state.stands else watched > alarm.above
+        if not turning:
+            state.since_ns = None
+        elif state.since_ns is None:
+            state.since_ns = now_ns
+        wait_seconds = alarm.rest_seconds if state.stands else alarm.hold_seconds
+        turned = state.since_ns is not None and now_ns - state.since_ns >= wait_seconds * _NS
+        if turned:
+            state.stands, state.since_ns = not state.stands, None
+        if state.stands:
+            self._words[alarm.name] = alarm.words(values)
+        if not turned:
+            return None
+        if state.stands:
+            return Raised(alarm.name, self._words[alarm.name], alarm.clears)
+        del self._words[alarm.name]
+        return Cleared(alarm.name)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What stands, in words as of the last step."""
+        return tuple(self._words[alarm.name] for alarm in self.table if alarm.name in self._words)
+
+    def standing(self) -> dict[str, bool]:
+        """Return every alarm, and whether it stands."""
+        return {alarm.name: alarm.name in self._words for alarm in self.table}
+
+
+# ----------------------------------------------------------------------
+# Which alarms there are: what each watches, from where to where, and what to do about it. To add
+# one: a row.
+
+#: Their names begin so.
+ALARMS = "aggregator."
+#: The live file is meant to hold some five minutes that are closed; three times as much is too much.
+HISTORY_LATE_SECONDS = 900.0
+
+
+def _of(name: str) -> Callable[[Values], float | None]:
+    return lambda values: values.get(name)
+
+
+def _share(part: str, whole: str) -> Callable[[Values], float | None]:
+    def share(values: Values) -> float | None:
+        if part not in values or not values.get(whole):
+            return None
+        return values[part] / values[whole]
+
+    return share
+
+
+def _to_stay_free(config: AggregatorConfig, values: Values) -> float:
+    total = int(values["disk_bytes"])
+    return free_wanted(total, config.disk_free_bytes_min, config.disk_free_share_min)
+
+
+def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
+    """What is to stay free over what is: from 1 on history makes room (`parquet/maintenance.py`)."""
+
+    def share(values: Values) -> float | None:
+        if not values.get("disk_bytes") or "disk_free_bytes" not in values:
+            return None
+        return _to_stay_free(config, values) / max(1.0, values["disk_free_bytes"])
+
+    return share
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def table(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    """Return the alarms, the gravest first. Of *store* only words are asked: why something is so."""
+    return (
+        *_of_receipts(config, store),
+        *_of_the_disk(config),
+        *_of_history(config, store),
+        *_of_the_service(config),
+    )
+
+
+def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    return (
+        Alarm(
+            "aggregator.stored_lost", _of("store_lost"), 0.0, 0.0, 0.0, 0.0,
+            lambda v: f"readings that had been receipted are gone from the store: {store.lost_words}; "
+            "a backup may have them: gangline admin restore",
+            "the aggregator is started again: told once",
+        ),
+        Alarm(
+            "aggregator.not_storing", _of("not_storing_seconds"), 0.0, 0.0, 5.0, 10.0,
+            lambda v: f"nothing has been stored for {v['not_storing_seconds']:.0f} s: commits fail; agents "
+            f"keep their readings and send them again; look at the log and at the disk under {config.data}",
+            "a commit succeeds",
+        ),
+        Alarm(
+            "aggregator.receipt_loss", _of("losing_hosts"), 0.0, 0.0, 0.0, 60.0,
+            lambda v: f"readings are lost: the spools of {v['losing_hosts']:.0f} hosts dropped frames before "
+            "we took them; SELECT host, words FROM ops.findings WHERE name = 'data.lost' names them; "
+            "what holds up receipts here is aggregator.lag, .queue, .not_storing; else look at those hosts",
+            "no agent has dropped frames for 5 minutes",
+        ),
+        Alarm(
+            "aggregator.lag", _of("lag_seconds"), max(10.0, 4 * config.commit_seconds),
+            max(5.0, 2 * config.commit_seconds), 15.0, 30.0,
+            lambda v: f"receipts are {v['lag_seconds']:.0f} s late: more comes than is committed; "
+            "ops.aggregator_history('lag_seconds') says since when; take load away (fewer hosts here), "
+            "or give it a faster disk or processor",
+            "the oldest frame waits for less than 5 s, for 30 s",
+        ),
+        Alarm(
+            "aggregator.queue", _of("queue_ratio"), 0.5, 0.25, 10.0, 30.0,
+            lambda v: f"the queue before the store is {v['queue_ratio']:.0%} full "
+            f"({v.get('queue_bytes', 0.0) / 1e6:.0f} MB): agents are slowed down already, at 100 % they are "
+            "not read; commits are too slow, see commit_duration_seconds in ops.aggregator",
+            "it is below a quarter for 30 s",
+        ),
+    )  # fmt: skip
+
+
+def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
+    data = config.data
+    old_seconds = max(60.0, 12 * config.ops_seconds) if config.ops_seconds else math.inf
+    then = (
+        "the oldest readings in Parquet go" if config.history_on else "little is left to store in"
+    )
+    return (
+        Alarm(
+            "aggregator.disk_filling", _filling(config), 0.5, 0.4, 0.0, 60.0,
+            lambda v: f"the disk under {data} has {_gigabytes(v['disk_free_bytes'])} free, "
+            f"{_gigabytes(v.get('database_bytes', 0.0))} are the live store: with less than "
+            f"{_gigabytes(_to_stay_free(config, v))} {then}; make room, or lower segments_hours",
+            "2.5 times what is to stay free is, for a minute",
+        ),
+        Alarm(
+            "aggregator.disk_slow", _of("commit_median_seconds"), 2.0, 1.0, 30.0, 60.0,
+            lambda v: f"half of the commits take {v['commit_median_seconds']:.1f} s and more: the disk under {data} is "
+            "slow (iostat -x 1), or shared with something that writes a lot; receipts wait for it",
+            "a commit takes less than 1 s, for a minute",
+        ),
+        Alarm(
+            "aggregator.snapshot_old", _of("snapshot_age_seconds"), old_seconds, 2 * config.ops_seconds,
+            2 * config.ops_seconds, 0.0,
+            lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it tells of "
+            "then; the log says why it is not written",
+            "it is written again",
+        ),
+    )  # fmt: skip
+
+
+def _history_late(values: Values) -> float | None:
+    """Return for how long readings have waited to leave, or nobody has looked whether some do."""
+    known = [
+        values[name]
+        for name in ("history_lag_seconds", "history_turn_age_seconds")
+        if name in values
+    ]
+    return max(known, default=None)
+
+
+def _of_history(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    return (
+        Alarm(
+            "aggregator.history_late", _history_late, HISTORY_LATE_SECONDS, HISTORY_LATE_SECONDS / 2, 300.0, 60.0,
+            lambda v: f"closed readings wait for {(_history_late(v) or 0.0) / 60:.0f} min to leave the live file for "
+            f"Parquet ({v.get('history_waiting', 0.0):.0f} five-minute tables); when it holds "
+            f"{_gigabytes(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
+            f"{store.history.failing or 'what fails of it is in the log; if nothing, the processor or the disk is short'}",
+            "what is closed leaves within 8 minutes again",
+        ),
+        Alarm(
+            "aggregator.history_failing", _of("history_failing"), 0.0, 0.0, 150.0, 60.0,
+            lambda v: f"history fails: {store.history.failing}; tried again each minute; readings stay in the live "
+            f"file meanwhile, until it holds {_gigabytes(config.live_bytes_max)} (live_bytes_max)",
+            "what failed succeeds, for a minute",
+        ),
+    )  # fmt: skip
+
+
+def _of_the_service(config: AggregatorConfig) -> tuple[Alarm, ...]:
+    return (
+        Alarm(
+            "aggregator.judge_slow", _of("judge_seconds"), max(2.0, 2 * config.judge_seconds),
+            max(1.0, config.judge_seconds), 15.0, 60.0,
+            lambda v: f"judging all hosts takes {v['judge_seconds']:.1f} s, meant is every "
+            f"{config.judge_seconds:g} s: scores are older than they should be; the processor is short, "
+            "or the fleet too large for it",
+            "judging is in time for a minute",
+        ),
+        Alarm(
+            "aggregator.loop_stalled", _of("loop_lag_seconds"), 2.0, 0.5, 0.0, 30.0,
+            lambda v: f"the service stood still for {v['loop_lag_seconds']:.1f} s: nobody was answered "
+            "meanwhile; the machine swaps, was stopped, or is short of processor time",
+            "it has turned without a stop for 30 s",
+        ),
+        Alarm(
+            "aggregator.descriptors", _share("open_descriptors", "descriptors_max"), 0.85, 0.75, 0.0, 60.0,
+            lambda v: f"{v['open_descriptors']:.0f} of {v['descriptors_max']:.0f} files and sockets are open: "
+            "at the limit no host can connect; raise LimitNOFILE in the unit (or ulimit -Hn) and restart",
+            "less than three quarters are open, for a minute",
+        ),
+        Alarm(
+            "aggregator.hosts", _of("hosts_ratio"), 0.95, 0.90, 0.0, 60.0,
+            lambda v: f"{v['hosts']:.0f} hosts are registered, hosts_max = {config.hosts_max}: a further one "
+            "is refused at the limit; raise hosts_max",
+            "less than 90 % of it are registered, for a minute",
+        ),
+    )  # fmt: skip

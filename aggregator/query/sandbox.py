@@ -1,0 +1,521 @@
+"""The fences around a question: what the connection can reach, and which statements are let through."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from ..sql import quoted
+from ..store.duckdb_file import OPS_FILE
+from ..store.parquet import views
+from .messages import SQL_BYTES_MAX
+
+# ----------------------------------------------------------------------
+# Which functions a question may call: those that only compute. What is not named here is refused.
+#
+# Scalar functions, aggregates, window functions and DuckDB's own macros of 1.5 and 2.0 that have no
+# effect and read nothing but their arguments. Left out on purpose: files (read_*, glob, parquet_*),
+# settings and secrets (current_setting, getvariable, getenv, duckdb_secrets), SQL in strings
+# (query, query_table, json_execute_serialized_sql), what acts (write_log, enable_*, checkpoint,
+# nextval, setseed, sleep_ms). That one takes too long or too much is not known from its name:
+# limits and the kill are for those.
+
+_COMPUTING = """
+    !__postfix !~~ !~~* % & && * ** + - ->> -> / // <-> << <=> <@ >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~ !
+    abs acos acosh add age ago alias any_value apply approx_count_distinct approx_quantile approx_top_k
+    arbitrary arg_max arg_max_null arg_max_nulls_last arg_min arg_min_null arg_min_nulls_last argmax
+    argmin array_agg array_aggr array_aggregate array_append array_apply array_cat array_concat
+    array_contains array_cosine_distance array_cosine_similarity array_cross_product array_distance
+    array_distinct array_dot_product array_extract array_filter array_grade_up array_has array_has_all
+    array_has_any array_indexof array_inner_product array_intersect array_length
+    array_negative_dot_product array_negative_inner_product array_pop_back array_pop_front
+    array_position array_prepend array_push_back array_push_front array_reduce array_resize
+    array_reverse array_reverse_sort array_select array_slice array_sort array_to_json array_to_string
+    array_to_string_comma_default array_transform array_unique array_value array_where array_zip ascii
+    asin asinh atan atan2 atanh avg bar base64 bin bit_and bit_count bit_length bit_or bit_position
+    bit_xor bitstring bitstring_agg bool_and bool_or can_cast_implicitly cardinality cbrt ceil ceiling
+    century char_length character_length chr coalesce col_description combine concat concat_ws
+    constant_or_null contains corr cos cosh cot count count_if count_star countif covar_pop covar_samp
+    cume_dist current_catalog current_database current_date current_localtime current_localtimestamp
+    current_schema current_time current_timestamp current_user damerau_levenshtein date_add date_diff
+    date_part date_sub date_trunc datediff datepart datesub datetrunc day dayname dayofmonth dayofweek
+    dayofyear days_in_month decade decode degrees dense_rank divide editdist3 element_at encode
+    ends_with entropy enum_code enum_first enum_last enum_range enum_range_boundary epoch epoch_ms
+    epoch_ns epoch_us equi_width_bins era error even exp factorial favg fdiv fill filter first
+    first_value flatten floor fmod format formatreadabledecimalsize formatreadablesize format_bytes
+    format_type from_base64 from_binary from_hex from_json from_json_strict fsum gamma gcd
+    gen_random_uuid generate_series generate_subscripts geomean geometric_mean get_bit
+    get_current_time get_current_timestamp get_type grade_up greatest greatest_common_divisor
+    group_concat grouping grouping_id hamming hash hex histogram histogram_exact hour ilike_escape
+    instr is_histogram_other_bin isfinite isinf isnan isodow isoyear jaccard jaro_similarity
+    jaro_winkler_similarity json json_array json_array_length json_contains json_exists json_extract
+    json_extract_path json_extract_path_text json_extract_string json_group_array json_group_object
+    json_group_structure json_keys json_merge_patch json_object json_pretty json_quote json_structure
+    json_transform json_transform_strict json_type json_valid json_value julian kahan_sum kurtosis
+    kurtosis_pop lag last last_day last_value lcase lcm lead least least_common_multiple left
+    left_grapheme len length length_grapheme levenshtein lgamma like_escape list list_aggr
+    list_aggregate list_any_value list_append list_apply list_approx_count_distinct list_avg
+    list_bit_and list_bit_or list_bit_xor list_bool_and list_bool_or list_cat list_concat
+    list_contains list_cosine_distance list_cosine_similarity list_count list_distance list_distinct
+    list_dot_product list_element list_entropy list_extract list_filter list_first list_grade_up
+    list_has list_has_all list_has_any list_histogram list_indexof list_inner_product list_intersect
+    list_kurtosis list_kurtosis_pop list_last list_mad list_max list_median list_min list_mode
+    list_negative_dot_product list_negative_inner_product list_pack list_position list_prepend
+    list_product list_reduce list_resize list_reverse list_reverse_sort list_select list_sem
+    list_skewness list_slice list_sort list_stddev_pop list_stddev_samp list_string_agg list_sum
+    list_transform list_unique list_value list_var_pop list_var_samp list_where list_zip listagg ln
+    log log10 log2 lower lpad ltrim mad make_date make_time make_timestamp make_timestamp_ms
+    make_timestamp_ns make_timestamptz map map_concat map_contains map_contains_entry
+    map_contains_value map_entries map_extract map_extract_value map_from_entries map_keys map_values
+    max max_by md5 md5_number md5_number_lower md5_number_upper mean median microsecond millennium
+    millisecond min min_by minute mismatches mod mode month monthname multiply nanosecond nextafter
+    nfc_normalize normalized_interval not_ilike_escape not_like_escape now nth_value ntile nullif
+    obj_description octet_length ord parse_dirname parse_dirpath parse_filename parse_formatted_bytes
+    parse_path percent_rank pg_get_viewdef pg_size_pretty pg_typeof pi position pow power prefix
+    printf product quantile quantile_cont quantile_disc quarter radians random range rank rank_dense
+    reduce regexp_escape regexp_extract regexp_extract_all regexp_full_match regexp_matches
+    regexp_replace regexp_split_to_array regexp_split_to_table regr_avgx regr_avgy regr_count
+    regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy remap_struct repeat replace
+    reservoir_quantile reverse right right_grapheme round round_even roundbankers row row_number
+    row_to_json rpad rtrim second sem session_user set_bit sha1 sha256 sign signbit sin sinh skewness
+    split split_part sqrt starts_with stddev stddev_pop stddev_samp str_split str_split_regex strftime
+    string_agg string_split string_split_regex string_to_array strip_accents strlen strpos strptime
+    struct_concat struct_contains struct_extract struct_extract_at struct_has struct_indexof
+    struct_insert struct_keys struct_pack struct_position struct_update struct_values substr substring
+    substring_grapheme subtract suffix sum sum_no_overflow sumkahan switch tan tanh time_bucket
+    timezone timezone_hour timezone_minute to_base to_base64 to_binary to_centuries to_days to_decades
+    to_hex to_hours to_json to_microseconds to_millennia to_milliseconds to_minutes to_months
+    to_quarters to_seconds to_timestamp to_weeks to_years today transaction_timestamp translate trim
+    trunc try_strptime typeof ucase unbin unhex unicode union_extract union_tag union_value unnest
+    unpivot_list upper url_decode url_encode user uuid uuid_extract_timestamp uuid_extract_version
+    uuidv4 uuidv7 var_pop var_samp variance version wavg week weekday weekofyear weighted_avg xor year
+    yearweek
+"""
+
+#: What DuckDB 2.0 has more; operators are functions to its parser, which 1.5 tells by other nodes.
+_COMPUTING_SINCE_2 = """
+    != < <= = > >= __between __cast assert_true binom if json_deep_merge json_insert json_normalize
+    json_remove json_replace json_set json_strip_nulls lttb try
+"""
+_WORDS_SINCE_2 = ("is distinct from", "is not distinct from")
+
+_MAKING_ROWS = """
+    duckdb_columns duckdb_functions duckdb_keywords duckdb_schemas duckdb_tables duckdb_types
+    generate_series json_each json_tree pg_timezone_names pragma_table_info range repeat
+    repeat_row summary unnest
+"""
+
+#: Of DuckDB's own views those that tell which tables, columns and types there are. The others show settings, files of
+#: this machine, logs, or the SQL of views, which names files.
+CATALOG_VIEWS = frozenset(
+    [
+        "character_sets",
+        "check_constraints",
+        "columns",
+        "constraint_column_usage",
+        "constraint_table_usage",
+        "key_column_usage",
+        "referential_constraints",
+        "schemata",
+        "table_constraints",
+        "tables",
+        "duckdb_columns",
+        "duckdb_constraints",
+        "duckdb_indexes",
+        "duckdb_schemas",
+        "duckdb_tables",
+        "duckdb_types",
+        "pg_am",
+        "pg_attrdef",
+        "pg_attribute",
+        "pg_class",
+        "pg_collation",
+        "pg_constraint",
+        "pg_database",
+        "pg_depend",
+        "pg_description",
+        "pg_enum",
+        "pg_index",
+        "pg_indexes",
+        "pg_namespace",
+        "pg_proc",
+        "pg_sequence",
+        "pg_sequences",
+        "pg_tables",
+        "pg_tablespace",
+        "pg_type",
+    ]
+)
+
+#: Callable in expressions.
+FUNCTIONS = frozenset([*_COMPUTING.split(), *_COMPUTING_SINCE_2.split(), *_WORDS_SINCE_2])
+#: Callable in FROM: what makes rows of its arguments, and what tells which tables there are.
+TABLE_FUNCTIONS = frozenset(_MAKING_ROWS.split())
+
+#: Macros of ours are in these schemas, and all of them may be called.
+OURS = frozenset({"ops", "history"})
+
+
+# ----------------------------------------------------------------------
+# DuckDB's messages as an operator needs them: short, with the place in the SQL, and a hint at what
+# is there.
+
+#: A message of DuckDB is cut to so many lines, and the line of SQL shown with it to so many characters.
+MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
+#: What lists all there is to ask; every door takes it.
+HINT = "`gangline sql '\\d'` lists what there is to ask"
+
+
+class Refused(Exception):
+    """The statement is not one that we run; the words say what would be, and where it went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What DuckDB said, taken apart. `position`: bytes into the SQL, None when it said none."""
+
+    text: str
+    position: int | None
+    missing: str
+
+
+def complaint(error: Exception) -> Complaint:
+    """Return what *error*, of DuckDB or of Arrow that cites it, says; its text is JSON (`errors_as_json`), except for a few kinds."""
+    text = str(error)
+    try:
+        # Of a fault of its own DuckDB says more behind it, and within it where in its code: neither is for the asker.
+        told, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+        position = told.get("position")
+        missing = told["name"] if told.get("error_subtype") == "MISSING_ENTRY" else ""
+        words = f"{told['exception_type']} error: {told['exception_message']}"
+        return Complaint(words, int(position) if position else None, missing)
+    except (ValueError, KeyError, TypeError):
+        return Complaint(text, None, "")
+
+
+def explained(error: duckdb.Error, sql: str, names: Callable[[], list[str]]) -> str:
+    """Return DuckDB's message, short, with its place in *sql* and what may help; *names*: of what can be asked."""
+    import duckdb  # 0.1 s, which who shows an answer need not pay
+
+    said = complaint(error)
+    text = short(said.text)
+    if "memory exhausted at or near" in text or "Max expression depth" in text:
+        text = "the statement is nested too deeply"
+    elif isinstance(error, duckdb.PermissionException):
+        text = f"files and settings are out of reach here, only the snapshot is not: {text}"
+    elif "read-only" in text.lower():
+        text = f"writing is refused, this reads a snapshot: {text}"
+    elif said.missing:
+        text = suggested(text, said.missing, names())
+    elif isinstance(error, duckdb.BinderException):
+        text = f"{text}\nhint: DESCRIBE <table> names its columns; {HINT}"
+    return located(sql, said.position, text)
+
+
+def located(sql: str, position: int | None, words: str) -> str:
+    """Return *words* after line and column of *position* (bytes into *sql*), with that line and a mark below it."""
+    if position is None or position < 0:
+        return words
+    before = sql.encode(errors="replace")[:position].decode(errors="replace")
+    line_at = before.count("\n")
+    column = len(before) - (before.rfind("\n") + 1)
+    line = visible(sql.split("\n")[line_at])
+    begin = max(0, column - SHOWN_CHARACTERS_MAX // 2)
+    shown = line[begin : begin + SHOWN_CHARACTERS_MAX]
+    mark = " " * (column - begin) + "^"
+    head, newline, rest = words.partition("\n")
+    return f"line {line_at + 1}, column {column + 1}: {head}\n  {shown}\n  {mark}{newline}{rest}"
+
+
+def visible(text: str) -> str:
+    """Return *text* with a space for each character that a terminal would act on."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def suggested(text: str, missing: str, names: list[str]) -> str:
+    """Return *text* with a guess of ours, of *names*, in place of DuckDB's among all of its own."""
+    kept = [line for line in text.splitlines() if not line.startswith("Did you mean")]
+    last = {name.partition("(")[0].rpartition(".")[2]: name for name in reversed(names)}
+    near = difflib.get_close_matches(missing.rpartition(".")[2].lower(), last, n=1, cutoff=0.7)
+    hint = _meant(last[near[0]], missing.rpartition(".")[2].lower() == near[0]) if near else ""
+    return "\n".join([*kept, f"hint: {hint}{HINT}"])
+
+
+def _meant(name: str, exactly: bool) -> str:
+    """Return the guess *name*; of one that is there *exactly* so: how it is asked, a view or a macro."""
+    return (
+        f"it is asked as FROM {name}; " if exactly else f"did you mean {name.partition('(')[0]}? "
+    )
+
+
+def without_folder(words: str, folder: Path) -> str:
+    """Return *words* with the files of *folder* named as they are within it."""
+    for path in (folder.absolute(), folder):
+        words = words.replace(f"{path}/", "")
+    return words
+
+
+def short(text: str) -> str:
+    """Return the first lines."""
+    lines = [visible(line) for line in text.splitlines() if line.strip()]
+    return "\n".join(line[:400] for line in lines[:MESSAGE_LINES_MAX])
+
+
+# ----------------------------------------------------------------------
+# The history beside the snapshot: views over the Parquet files of the data folder, made when a
+# question names them.
+#
+# They are in schemas of the question's own empty database, which are in its search path: `FROM
+# past.gpu_1s`.
+
+#: Schemas of `history.views`, made empty at first: to bind a year of files takes longer than most answers.
+SCHEMAS = ("past",)
+#: Folders of the data folder that hold the files.
+FOLDERS = ("segments", "rollups")
+
+
+def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
+    """Make the views over the history of *folder*. Returns "" or which of them could not be made, and why."""
+    missing = ""
+    own = (
+        connection.cursor()
+    )  # it looks in `memory` first, as the connection did before it was fenced
+    for statement in _view_statements(folder):
+        try:
+            own.execute(statement)
+        except duckdb.Error as error:
+            why = without_folder(_first_line(error), folder)
+            missing = missing or f"a part of the history cannot be read: {why}"
+    return missing
+
+
+def _view_statements(folder: Path) -> list[str]:
+    try:
+        return views.statements(folder)
+    except (OSError, ValueError):
+        return []
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+#: What a question may begin with.
+TAKEN = "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
+#: Without them DuckDB would first make a type of what it finds.
+PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
+#: DuckDB cuts the words that it cites after so many bytes, which may be in the middle of a letter.
+UNREADABLE = "the statement is wrong, and DuckDB's words on it cannot be read: look for odd letters"
+#: The schema of the SQL standard's views.
+INFORMATION = "information_schema"
+#: Of the memory of its process so much is DuckDB's, before it says no by itself.
+DUCKDB_MEMORY_SHARE = 0.6
+
+_BLANK = r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)"
+_FIRST_WORD = re.compile(rf"{_BLANK}*(\w{{1,40}})", re.DOTALL)
+_EXPLAIN = re.compile(
+    rf"{_BLANK}*EXPLAIN\b(?:{_BLANK}*ANALYZE\b)?(?:{_BLANK}*\([\w\s,]*\))?",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def opened(
+    file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2
+) -> duckdb.DuckDBPyConnection:
+    """Open a file of the data folder so that nothing but it, and the history beside it, can be reached.
+
+    It is read-only; the connection's own database, `memory`, holds nothing but empty schemas for the views of
+    the history. Raises FileNotFoundError or duckdb.Error.
+    """
+    if not file.exists():
+        raise FileNotFoundError(file)
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+            "allow_persistent_secrets": False,
+            "memory_limit": f"{int(memory_bytes_max * DUCKDB_MEMORY_SHARE)}B",
+            "threads": threads,
+            "temp_directory": "",
+            "max_temp_directory_size": "0B",
+        },
+    )
+    for schema in SCHEMAS:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    connection.execute(f"ATTACH {quoted(str(file))} AS {file.stem} (READ_ONLY)")
+    _fence(connection, file.parent.absolute())
+    look_in(connection, file.stem)
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _fence(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    reachable = ", ".join(quoted(str(folder / name)) for name in FOLDERS)
+    connection.execute(f"SET allowed_directories = [{reachable}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET errors_as_json = true")
+
+
+def look_in(connection: duckdb.DuckDBPyConnection, database: str) -> None:
+    """Have names mean those of the snapshot, then those of the history."""
+    path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in SCHEMAS)])
+    connection.execute(f"SET search_path = '{path}'")
+
+
+def snapshot_of(folder: Path) -> Path:
+    """Return where the operators' file is."""
+    return folder / OPS_FILE
+
+
+def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Let pass one statement that reads and calls nothing but what computes.
+
+    Raises Refused with words and place, or duckdb.Error when it cannot be parsed.
+    """
+    size = len(sql.encode(errors="replace"))
+    if size > SQL_BYTES_MAX:
+        raise Refused(f"the statement has {size} bytes, more than the {SQL_BYTES_MAX} it may have")
+    if "\0" in sql:
+        raise Refused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
+    statements = _statements(connection, sql)
+    if len(statements) > 1 and statements[0].type.name == "CREATE" and not statements[0].query:
+        raise Refused(f"{TAKEN}; {PIVOT}")
+    if len(statements) != 1:
+        raise Refused(f"{TAKEN}, not {len(statements)} statements")
+    kind = statements[0].type.name
+    if kind == "EXPLAIN":
+        sql = _unexplained(connection, sql)
+    elif kind != "SELECT":
+        raise Refused(f"{TAKEN}, not {_first_word(sql)}: {_instead(sql)}")
+    tree = _tree(connection, sql)
+    _check_tables(connection, sql, tree)
+    for function, where, place in _called(tree):
+        if function.get("schema") in OURS and (place or _is_ours(connection, function)):
+            continue
+        _check_function(sql, function, where, place)
+
+
+def _is_ours(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
+    """Whether `ops.NAME(...)` in an expression is our macro: else `ops` may be a column, and NAME any function."""
+    found = connection.execute(
+        "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
+        "AND function_type = 'macro'",
+        [function["schema"], str(function["function_name"])],
+    )
+    return found.fetchone() is not None
+
+
+def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
+    try:
+        return list(connection.extract_statements(sql))
+    except UnicodeError:
+        raise Refused(UNREADABLE) from None
+
+
+def _instead(sql: str) -> str:
+    return PIVOT if _first_word(sql) == "PIVOT" else "this reads a snapshot"
+
+
+def _unexplained(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """Return the statement after EXPLAIN, at its place."""
+    match = _EXPLAIN.match(sql)
+    if not match:
+        raise Refused(f"{TAKEN}; write EXPLAIN as the first word")
+    inner = " " * match.end() + sql[match.end() :]
+    statements = _statements(connection, inner)
+    if len(statements) != 1 or statements[0].type.name != "SELECT":
+        raise Refused(f"{TAKEN}, and EXPLAIN only of those: writing is refused, also in a plan")
+    return inner
+
+
+def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
+    rows = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
+    try:
+        tree = json.loads(rows[0][0])
+    except RecursionError:
+        raise Refused("the statement is nested too deeply") from None
+    if not tree["error"]:
+        return tree
+    if tree.get("error_type") == "not implemented":
+        raise Refused(f"{TAKEN}, not {_first_word(sql)}: this reads a snapshot")
+    raise Refused(short(str(tree.get("error_message", "the statement cannot be taken apart"))))
+
+
+def _called(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
+    """Yield (function, what is allowed where it stands, that place) of every call in *tree*."""
+    left = [tree]
+    in_from: set[int] = set()
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += node.values()
+            if node.get("type") == "TABLE_FUNCTION" and isinstance(node.get("function"), dict):
+                in_from.add(id(node["function"]))
+            if node.get("function_name"):
+                if id(node) in in_from:
+                    yield node, TABLE_FUNCTIONS, " in FROM"
+                else:
+                    yield node, FUNCTIONS, ""
+
+
+def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> None:
+    """Let pass what is ours, and of DuckDB's own views those of `functions.CATALOG_VIEWS`. Raises Refused."""
+    named = dict(_tables(tree))
+    if not named:
+        return
+    found = connection.execute(
+        "SELECT schema_name, view_name FROM duckdb_views() WHERE internal AND list_contains(?, view_name)",
+        [[name for _, name in named]],
+    ).fetchall()
+    for schema, name in found:
+        # Those of information_schema are found by that name alone: others may call theirs `views`.
+        key = (schema if schema == INFORMATION else "", name)
+        if key in named and name not in CATALOG_VIEWS:
+            words = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
+            raise Refused(located(sql, _place(sql, named[key]), words))
+
+
+def _tables(tree: Any) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield each table that *tree* names: (INFORMATION or "" for any other schema, name), and its place."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += node.values()
+            if isinstance(name := node.get("table_name"), str) and name:
+                schema = str(node.get("schema_name", "")).lower()
+                key = (schema if schema == INFORMATION else "", name.lower())
+                yield key, node.get("query_location")
+
+
+def _place(sql: str, at: Any) -> int | None:
+    return at if isinstance(at, int) and at < len(sql) * 4 else None
+
+
+def _check_function(
+    sql: str, function: dict[str, Any], allowed: frozenset[str], place: str
+) -> None:
+    name = str(function["function_name"]).lower()
+    if name in allowed:
+        return
+    words = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops and history, is"
+    raise Refused(located(sql, _place(sql, function.get("query_location")), words))
+
+
+def _first_word(sql: str) -> str:
+    match = _FIRST_WORD.match(sql)
+    return match[1].upper() if match else "this"

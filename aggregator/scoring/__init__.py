@@ -1,0 +1,1 @@
+"""Scores of hosts and GPUs, with evidence."""

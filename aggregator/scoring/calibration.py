@@ -1,0 +1,187 @@
+"""By how much hazards were too small: interruptions that schedulers reported against those that scores had expected.
+
+An outcome says: a job ran on these hosts, and was interrupted or not. X is the hazard of its hosts, summed over the time that
+was scored, up to the interruption. Expected is P = 1 - exp(-X), for a job is interrupted once at most; an interruption counts
+as exp(-X), the chance by the scores that it had not come before. If all hazards are too small by a factor f, the interruptions
+so counted have a mean of f times the expected ones, whatever f is: both are sums over the same time with the same weight exp(-x)
+(a weighted Nelson-Aalen estimate; Andersen, Borgan, Gill and Keiding, Statistical Models Based on Counting Processes, IV.1).
+So no outcome weighs more than one job, however large a hazard was.
+
+The factor is a function of the hazard: its logarithm is linear between KNOTS_PER_HOUR, so that hosts with a fault do not decide
+what is said of hosts without one. Each knot is drawn to the one below it, the lowest to 1, and never to one above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log
+from typing import NamedTuple
+
+import numpy as np
+
+from ..counter_deltas import Floats
+from ..model import Evidence, Reason
+from .evidence_sql import moment
+
+#: Hazards of which outcomes are counted apart: without a symptom, with a weak one, with several, about to fail.
+KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
+_LOG_KNOTS = np.log(KNOTS_PER_HOUR)
+#: No hazard is scaled by more than this, however few or many outcomes there are.
+FACTOR_BOUNDS = (0.1, 10.0)
+#: Interruptions, and expected ones, that a ratio is of at least: where fewer were reported, the rest is made up by the knot
+#: below. One outcome moves a hazard by 1 / 21 at most, less than 5 %.
+COUNTED_MIN = 21.0
+#: Of three reporters and more, none is more than twice the mean of all; of a hundred and more none is more than this.
+REPORTER_SHARE_MIN = 0.02
+#: Reporters that are told apart; those that come later are one.
+REPORTERS_MAX = 1000
+#: After so long an outcome counts half. A fleet of 32 hosts with 8 GPUs each has 18 interruptions in the 130 days that this is the
+#: mean age of; after half a year, which is as long as most drivers and firmware stay, an incident counts a quarter.
+HALF_LIFE_DAYS = 90.0
+_DAY_NS = 86_400 * 10**9
+_SQL = (
+    "SELECT time, outcome, hosts, interrupted, expected_interruptions FROM ops.outcomes "
+    "WHERE expected_interruptions IS NOT NULL AND time <= {} ORDER BY time DESC"
+)
+
+
+Sequences = Sequence[Sequence[float]]
+
+
+class Outcomes(NamedTuple):
+    """What outcomes say of hosts of one hazard: interruptions, aged, those expected, and what hazards are multiplied by."""
+
+    interruptions: float = 0.0
+    expected: float = 0.0
+    factor: float = 1.0
+
+    @property
+    def log_factor(self) -> float:
+        """What they add to ln(hazard)."""
+        return log(self.factor)
+
+    def evidence(self, score_delta: float, at_ns: int) -> Evidence:
+        """Return them as one contribution, which moved the score by so much."""
+        words = (
+            f"schedulers reported {self.interruptions:,.1f} interruptions of jobs on hosts with such a hazard where "
+            f"{self.expected:,.1f} were expected: its hazard is multiplied by {self.factor:.2g} (few outcomes count little)"
+        )
+        return Evidence(
+            signal="hazard.outcomes",
+            device="host",
+            value=self.factor,
+            unit="ratio",
+            normal="1",
+            log_hazard_delta=self.log_factor,
+            relative_speed_factor=1.0,
+            score_delta=score_delta,
+            reason=Reason.NONE,
+            words=words,
+            observed_ns=at_ns,
+            sql=_SQL.format(moment(at_ns)),
+        )
+
+
+class Calibration(NamedTuple):
+    """What outcomes say of all hosts: interruptions, those expected, and the factor, by KNOTS_PER_HOUR."""
+
+    interruptions: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
+    expected: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
+    factors: tuple[float, ...] = (1.0,) * len(KNOTS_PER_HOUR)
+
+    @property
+    def moves(self) -> bool:
+        """Whether any hazard is other than without them."""
+        return any(factor != 1.0 for factor in self.factors)
+
+    def log_factors(self, log_hazards: Floats) -> Floats:
+        """Return what is added to each ln(hazard per hour). A higher hazard stays the higher one."""
+        return np.interp(log_hazards, _LOG_KNOTS, np.log(self.factors))
+
+    def at(self, hazard_per_hour: float) -> Outcomes:
+        """Return what they say of a host with this hazard, which is without them."""
+        if not self.moves:
+            return Outcomes()
+        at = log(hazard_per_hour)
+        came, told = (float(np.interp(at, _LOG_KNOTS, each)) for each in self[:2])
+        return Outcomes(came, told, exp(float(self.log_factors(np.array([at]))[0])))
+
+
+#: Nobody has reported any.
+NO_OUTCOMES = Calibration()
+
+
+def factors(interruptions: Sequence[float], expected: Sequence[float]) -> tuple[float, ...]:
+    """Return by how much hazards were too small, by KNOTS_PER_HOUR."""
+    found, below = list[float](), 1.0
+    low, high = FACTOR_BOUNDS
+    for at, (came, told) in enumerate(zip(interruptions, expected, strict=True)):
+        # So many are made up that both are COUNTED_MIN at least; with enough of both, none.
+        made_up = max(COUNTED_MIN * max(1.0, below) - min(came, told * below), 0.0)
+        factor = (made_up + came) / (made_up / below + told)
+        if at:  # a higher hazard stays the higher one
+            factor = max(factor, below * KNOTS_PER_HOUR[at - 1] / KNOTS_PER_HOUR[at])
+        below = min(max(factor, low), high)
+        found.append(below)
+    return tuple(found)
+
+
+class Reported:
+    """Sums of outcomes by reporter, each fading by half in *half_life_days*."""
+
+    def __init__(self, half_life_days: float = HALF_LIFE_DAYS) -> None:
+        self._half_life_ns = half_life_days * _DAY_NS
+        self._at_ns = 0  # as of when the sums are
+        #: By reporter: interruptions and expected, by KNOTS_PER_HOUR.
+        self._sums: dict[str, Floats] = {}
+        #: Outcomes, host-hours, interruptions and expected ones of all, by KNOTS_PER_HOUR: they do not fade.
+        self.totals = np.zeros((4, len(KNOTS_PER_HOUR)))
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def add(self, reporter: str, time_ns: int, counted: Sequences, totals: Sequences) -> None:
+        """Add an outcome that was reported at *time_ns*, or the sums of several, all by KNOTS_PER_HOUR.
+
+        *counted*: interruptions, each times exp(-X), and expected ones. *totals*: see `totals`.
+        """
+        if reporter not in self._sums and len(self._sums) >= REPORTERS_MAX:
+            reporter = ""
+        self._age(max(time_ns, self._at_ns))
+        told = np.array(counted) * 0.5 ** ((self._at_ns - time_ns) / self._half_life_ns)
+        self._sums[reporter] = self._sums.get(reporter, np.zeros_like(told)) + told
+        self.totals += np.array(totals)
+
+    def _age(self, now_ns: int) -> None:
+        faded = 0.5 ** ((now_ns - self._at_ns) / self._half_life_ns) if self._at_ns else 1.0
+        self._sums = {reporter: each * faded for reporter, each in self._sums.items()}
+        self._at_ns = now_ns
+
+    def calibration(self, now_ns: int) -> Calibration:
+        """Return what they say at *now_ns*."""
+        if not self._sums:
+            return NO_OUTCOMES
+        self._age(max(now_ns, self._at_ns))
+        sums = np.array([*self._sums.values()])  # reporters x (interruptions, expected) x knots
+        share = max(REPORTER_SHARE_MIN, 2.0 / len(sums))
+        most = np.array([[_most(knot, share) for knot in one] for one in np.moveaxis(sums, 0, -1)])
+        # Both of a reporter are scaled alike: what he says of hazards stays what he says.
+        scale = np.min(np.minimum(1.0, most / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
+        came, told = (tuple(each.tolist()) for each in (sums * scale).sum(axis=0))
+        return Calibration(came, told, factors(came, told))
+
+
+def _most(sums: Floats, share: float) -> float:
+    """Return what one of *sums* may be, so that none is more than *share* of COUNTED_MIN and all, each at most that."""
+    if share >= 1.0:
+        return inf
+    falling = np.sort(sums)[::-1]
+    rest = COUNTED_MIN + falling.sum()
+    for cut, largest in enumerate(falling.tolist()):
+        if share * cut >= 1.0:
+            break
+        most = float(share * rest / (1.0 - share * cut))
+        if largest <= most:
+            return most
+        rest -= largest
+    return inf

@@ -1,0 +1,296 @@
+"""The SQL of evidence: each query returns the rows that its number was computed from, and no others.
+
+Names in it are quoted, times are written out: it returns the same rows for as long as these are kept. What peers are
+alike in (power limits, modes, drivers and what else hosts register) is of now: another driver since then, and a peer is
+shown beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+
+from ...contract.signal import PERIOD_SECONDS
+from ...contract.signals import TABLES
+from ..counter_deltas import nature_of
+from ..fleet.tables import SLOW_SECONDS
+from ..hazard import events
+from ..hazard.features import BY_CLASS
+from ..hazard.history import RANK_DECAY_DAYS
+from ..sql import quoted
+
+#: Peers that are shown of those that a number is held against: the nearest to their median.
+PEERS_SHOWN_MAX = 32
+#: A leaky sum holds 5 % of what it counted three of its time constants ago.
+CONSTANTS_BACK = 3
+SECOND_NS = 1_000_000_000
+#: A reading's time is the host's word: of what is shown and not added up, so much more is, either way.
+LATER_SECONDS = 5
+#: An on-change table comes whole every 60 s.
+KEYFRAME_SECONDS_MAX = 150.0
+#: And so far back it is looked for the reading before where it is of the whole fleet.
+WHOLE_SECONDS = 65.0
+
+
+def moment(at_ns: int) -> str:
+    """Return a time as SQL, with its microseconds if it has any."""
+    microseconds = at_ns // 1000 % 1_000_000
+    at = datetime.fromtimestamp(at_ns // SECOND_NS, UTC)
+    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}{f'.{microseconds:06d}' if microseconds else ''}'"
+
+
+def within(at_ns: int, seconds: float, later_seconds: int = 0) -> str:
+    """Return the condition that a reading is of the last *seconds* before *at_ns*, or a little later."""
+    whole_ns = at_ns // SECOND_NS * SECOND_NS
+    until_ns = whole_ns + later_seconds * SECOND_NS if later_seconds else at_ns
+    return f"time BETWEEN {moment(whole_ns - round(seconds) * SECOND_NS)} AND {moment(until_ns)}"
+
+
+def of_table(table: str, at_ns: int, seconds: float, later_seconds: int = 0) -> str:
+    """Return the same of *table*: of one that comes on change as far back as it comes whole."""
+    if TABLES[table][0].on_change:
+        seconds = max(seconds, KEYFRAME_SECONDS_MAX)
+    return within(at_ns, seconds + LATER_SECONDS, later_seconds)
+
+
+def steps(table: str, column: str, where: str) -> str:
+    """Return the query for what a counter counted since each reading's one before, as `new`."""
+    return (
+        f"SELECT host, device, time, {column}, ops.counted({column}, boottime_ns, (host, device), time, "
+        f"{_kind(table, column)}) AS new FROM readings.{table} WHERE {where}"
+    )
+
+
+@cache
+def _kind(table: str, column: str) -> str:
+    nature = nature_of(next(one for one in TABLES[table] if one.column == column))
+    return f"{nature.width_bits}, {str(nature.sticks).lower()}"
+
+
+def faded(table: str, at_ns: int, constant_seconds: float) -> str:
+    """Return the expression of what is left of `new` in a leaky sum (`fleet/tables.py`) at *at_ns*, but for gaps.
+
+    What counted while readings were missing judging spreads over the gap; here it is of the reading after it.
+    """
+    period = PERIOD_SECONDS[TABLES[table][0].pace]
+    return f"ops.faded(new, time, {moment(at_ns)}, {period:g}, {constant_seconds:g})"
+
+
+def in_unit(unit: str) -> str:
+    """Return the name of a column of *unit*."""
+    return unit.replace("/s", "_per_second").replace(" ", "_")
+
+
+def counted(
+    table: str, column: str, device: tuple[str, str], unit: str, at_ns: int, seconds: int
+) -> str:
+    """Return the query for a counter of *device* (host, device) with what it counted until *at_ns*, fading over *seconds*.
+
+    The first row is of *at_ns*: a number within *seconds*, or where *unit* ends in `/s` the mean over them.
+    """
+    share = f" / {seconds}" if unit.endswith("/s") else ""
+    where = _is(device) + " AND " + of_table(table, at_ns, CONSTANTS_BACK * seconds)
+    return (
+        f"SELECT time, {column}, new, sum({faded(table, at_ns, seconds)}) OVER (ORDER BY time){share} AS "
+        f"{in_unit(unit)} FROM ({steps(table, column, where)}) ORDER BY time DESC"
+    )
+
+
+def beside_peers(
+    table: str,
+    column: str,
+    device: tuple[str, str],
+    unit: str,
+    at_ns: int,
+    *,
+    simulated: bool,
+    among: str = "",
+) -> str:
+    """Return the query for how fast a counter rises, of *device*, of its peers and in their median.
+
+    Fading over ten seconds. First comes the device, then the peers that are nearest to the median. *among*: the query
+    for those that it is held against, by host and device.
+    """
+    seconds, rate = 10, in_unit(unit)
+    back_seconds = CONSTANTS_BACK * seconds + WHOLE_SECONDS
+    awake = f"host IN (FROM ops.awake({moment(at_ns)}))"
+    peers = f"SEMI JOIN ({among}) AS peers USING (host, device) " if among else ""
+    where, own = f"{within(at_ns, back_seconds)} AND {awake}", _is(device)
+    return (
+        f"SELECT *, median({rate}) OVER () AS median FROM (SELECT host, device, arg_min({column}, time) AS first, "
+        f"arg_max({column}, time) AS last, sum({faded(table, at_ns, seconds)}) / {seconds} AS {rate} "
+        f"FROM ({steps(table, column, where)}) JOIN hosts USING (host) {peers}"
+        f"WHERE simulated = {str(simulated).lower()} GROUP BY host, device) "
+        f"ORDER BY ({own}) DESC, abs({rate} - median), host, device LIMIT {PEERS_SHOWN_MAX + 1}"
+    )
+
+
+def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float) -> str:
+    """Return the query for the last reading of each device of *host* within *seconds* before *at_ns*."""
+    return (
+        f"SELECT device, time, {columns} FROM readings.{table} WHERE host = {quoted(host)} "
+        f"AND {of_table(table, at_ns, seconds)} "
+        "QUALIFY row_number() OVER (PARTITION BY device ORDER BY time DESC) = 1"
+    )
+
+
+def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str:
+    """Return the query for the clock of a GPU, by default the slowest of *host*, and of its peers: of *gang*, if any."""
+    which = f", gpu := {quoted(gpu)}" if gpu else ""
+    which += f", gang := [{', '.join(map(quoted, gang))}]" if gang else ""
+    return f"FROM ops.peers({quoted(host)}, {moment(at_ns)}{which}) LIMIT {PEERS_SHOWN_MAX + 1}"
+
+
+def _is(device: tuple[str, str]) -> str:
+    return f"host = {quoted(device[0])} AND device = {quoted(device[1])}"
+
+
+# ----------------------------------------------------------------------
+# The SQL of what a model of hazard looks at: the faults that it counts, and the readings that it
+# measures by.
+
+#: Counters that a feature takes the worst of: table, column.
+CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
+LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
+LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
+#: States that say that a GPU waits for a row remap, or has no rows left for one.
+REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
+#: A reading of each second is of now for so long.
+FRESH_SECONDS = 15.0
+#: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
+HEARD = (
+    "SELECT host, time, 'host' AS source FROM readings.host_1s "
+    "UNION ALL SELECT host, time, device FROM readings.collector_10s"
+)
+#: Faults of others count as of one cause for so long.
+NEAR_SECONDS = 600
+
+Query = Callable[[str, int], str]  # of a host's name and the time
+
+
+def query_of(feature: str, host: str, at_ns: int) -> str:
+    """Return the query for the rows that *feature* of *host* was computed from at *at_ns*."""
+    return _QUERIES[feature](host, at_ns)
+
+
+def last_heard(host: str, at_ns: int) -> str:
+    """Return the query for when *host* was last heard before *at_ns*."""
+    at = moment(at_ns)
+    return (
+        f"SELECT time, epoch({at} - time) AS seconds_ago, source FROM ({HEARD}) "
+        f"WHERE host = {quoted(host)} AND time <= {at} ORDER BY time DESC LIMIT 20"
+    )
+
+
+def _faults(host: str, at_ns: int, days: int = 0) -> str:
+    at = moment(at_ns)
+    since = f" AND began >= {at} - INTERVAL {days} DAY" if days else ""
+    return (
+        f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents_at({at}) "
+        f"WHERE host = {quoted(host)} AND began < {at}{since} ORDER BY began DESC"
+    )
+
+
+def _of_class(name: str) -> Query:
+    """Return the query for the faults that have a finding of the class *name*."""
+    found = f"len(list_filter(names, lambda name: {events.sql(name)})) > 0"
+    return lambda host, at_ns: f"FROM ({_faults(host, at_ns)}) WHERE {found} ORDER BY began DESC"
+
+
+def _last_week(host: str, at_ns: int) -> str:
+    return _faults(host, at_ns, 7)
+
+
+def _returned(host: str, at_ns: int) -> str:
+    at = moment(at_ns)
+    return (
+        f"SELECT began, ended, names, epoch({at} - ended) / 86400 AS days_ago FROM ops.incidents_at({at}) "
+        f"WHERE host = {quoted(host)} AND ended <= {at} ORDER BY ended DESC LIMIT 1"
+    )
+
+
+def _ranked(host: str, at_ns: int) -> str:
+    """Return the query for what hosts are ranked by: of the host, and of all that are ranked with it and ever failed."""
+    at = moment(at_ns)
+    return (
+        f"SELECT host, bool_and(coalesce(ended <= {at}, false)) AS up, epoch({at} - max(ended)) / 86400 AS returned_days_ago, "
+        f"sum(exp(-epoch({at} - began) / 86400 / {RANK_DECAY_DAYS:g})) AS faults_30d, count(*) AS faults "
+        f"FROM ops.incidents_at({at}) WHERE began < {at} GROUP BY host "
+        f"ORDER BY host <> {quoted(host)}, returned_days_ago, host"
+    )
+
+
+def _of_others(host: str, at_ns: int) -> str:
+    at = moment(at_ns)
+    return (
+        f"SELECT host, began, names FROM ops.incidents_at({at}) WHERE host <> {quoted(host)} "
+        f"AND began BETWEEN {at} - INTERVAL {NEAR_SECONDS} SECOND AND {at} ORDER BY began DESC, host"
+    )
+
+
+def _counted(counters: tuple[tuple[str, str], ...]) -> Query:
+    """Return the query for all that *counters* counted, and what is left of it by device, the most first."""
+
+    def query(host: str, at_ns: int) -> str:
+        each = " UNION ALL ".join(_steps(*one, host, at_ns) for one in counters)
+        return (
+            "SELECT time, device, counter, new, sum(fading) OVER (PARTITION BY device, counter) AS in_10_min "
+            f"FROM ({each}) WHERE new > 0 ORDER BY in_10_min DESC, device, time"
+        )
+
+    return query
+
+
+def _steps(table: str, column: str, host: str, at_ns: int) -> str:
+    where = f"host = {quoted(host)} AND {of_table(table, at_ns, CONSTANTS_BACK * SLOW_SECONDS)}"
+    return (
+        f"SELECT time, device, '{column}' AS counter, new, {faded(table, at_ns, SLOW_SECONDS)} AS fading "
+        f"FROM ({steps(table, column, where)})"
+    )
+
+
+def _remaps(host: str, at_ns: int) -> str:
+    waits = f"coalesce(greatest({', '.join(REMAPS)}), 0) > 0"
+    last = last_of_each("gpu_10s_changes", ", ".join(REMAPS), host, at_ns, KEYFRAME_SECONDS_MAX)
+    return f"SELECT *, {waits} AS waits FROM ({last}) ORDER BY waits DESC, device"
+
+
+def _headroom(host: str, at_ns: int) -> str:
+    second = last_of_each(
+        "gpu_1s", "temperature_celsius, temperature_margin_celsius", host, at_ns, FRESH_SECONDS
+    )
+    ten = last_of_each("gpu_10s", "temperature_slowdown_celsius", host, at_ns, 25.0)
+    return (
+        "SELECT device, time, temperature_celsius, temperature_slowdown_celsius, temperature_margin_celsius, "
+        "coalesce(temperature_margin_celsius, temperature_slowdown_celsius - temperature_celsius) AS headroom_celsius "
+        f"FROM ({second}) LEFT JOIN (SELECT * EXCLUDE (time) FROM ({ten})) USING (device) ORDER BY headroom_celsius, device"
+    )
+
+
+def _unread(host: str, at_ns: int) -> str:
+    at, name = moment(at_ns), quoted(host)
+    last = f"SELECT device, max(time) AS last_read FROM readings.gpu_1s WHERE host = {name} AND time <= {at} GROUP BY device"
+    return (
+        f"SELECT device, last_read, epoch({at} - last_read) AS seconds_ago, "
+        f"coalesce(seconds_ago > {FRESH_SECONDS:g}, true) AS unread FROM devices LEFT JOIN ({last}) USING (device) "
+        f"WHERE host = {name} AND kind = 'gpu' ORDER BY unread DESC, device"
+    )
+
+
+_QUERIES: Mapping[str, Query] = {
+    **dict.fromkeys(("returned_1d", "returned_10d", "failed_before", "returned"), _returned),
+    **dict.fromkeys(("faults_7d", "faults_30d", "faults_90d", "faults_ever"), _faults),
+    "faults_last_7d": _last_week,
+    "fault_rank": _ranked,
+    **{one.name: _of_class(name) for one, name in zip(BY_CLASS, events.NAMES, strict=True)},
+    "corrected_errors": _counted(CORRECTED),
+    "remaps_waiting": _remaps,
+    "link_errors": _counted(LINK_ERRORS),
+    "link_downs": _counted(LINK_DOWNS),
+    "speed": peers,
+    "headroom_celsius": _headroom,
+    "silent_seconds": last_heard,
+    "gpus_unread": _unread,
+    "faults_of_others": _of_others,
+}

@@ -1,0 +1,402 @@
+"""All hosts of a judgement as a sequence: what is said of one is made when it is asked for, but for the unwell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..counter_deltas import Bytes, Codes, Flags, Floats, Times
+from ..fleet.devices import Names
+from ..hazard.model import PRIOR, SPREAD_ASSUMED
+from ..model import (
+    SEVERITY,
+    SIMULATED_SILENT_SECONDS_MAX,
+    GpuScore,
+    HostScore,
+    Reason,
+    Snapshot,
+    State,
+)
+from .calibration import NO_OUTCOMES, Calibration
+from .rule import Symptom
+from .rules.agent import NEW
+from .rules.configuration import RULE as RETURNED
+from .rules.missing_gpus import UNREAD
+from .score import (
+    GPU_HAZARD_PER_HOUR,
+    SPEED_UNKNOWN,
+    SPREAD_UNHEARD,
+    Z90,
+    Own,
+    Seen,
+    Subject,
+    base_hazards_per_hour,
+    score_host,
+    scores_of,
+    speed_interval,
+)
+from .view import Present
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What every host is scored from beside its symptoms, by node index. Arrays of its own, never changed."""
+
+    names: Sequence[str]
+    simulated: Flags
+    gpus: Codes
+    heard_ns: Times
+    heard: Flags  # now
+    relative_speed: Floats  # of its slowest computing GPU, against a typical host's
+    speed_error: Floats
+    #: ln of each host's hazard before any evidence, what each feature added, and the features.
+    log_base: Floats
+    parts: Floats
+    features: Floats
+    model: str = PRIOR
+    at_ns: int = 0
+    spread: float = SPREAD_ASSUMED  # of the 90 % interval of a hazard, up and down
+    outcomes: Calibration = NO_OUTCOMES
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, host: int) -> Subject:
+        return Subject(
+            self.names[host],
+            host,
+            bool(self.simulated[host]),
+            int(self.gpus[host]),
+            int(self.heard_ns[host]),
+            bool(self.heard[host]),
+            float(self.relative_speed[host]),
+            float(self.speed_error[host]),
+            Own(
+                self.model,
+                float(self.log_base[host]),
+                tuple(self.parts[host].tolist()),
+                tuple(self.features[host].tolist()),
+                self.at_ns,
+                self.spread,
+                self.outcomes,
+            ),
+        )
+
+    @property
+    def hazards_per_hour(self) -> Floats:
+        """Each host's hazard before any symptom."""
+        log_hazard = self.log_base + self.parts.sum(axis=1)
+        return np.asarray(np.exp(log_hazard + self.outcomes.log_factors(log_hazard)))
+
+
+class Hosts(Sequence[HostScore]):
+    """A score per host, by node index. *told*: of those that are not simply well."""
+
+    def __init__(self, subjects: Subjects, told: Mapping[int, HostScore]) -> None:
+        self.subjects, self.told = subjects, told
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    @overload
+    def __getitem__(self, host: int) -> HostScore: ...
+    @overload
+    def __getitem__(self, host: slice) -> tuple[HostScore, ...]: ...
+    def __getitem__(self, host: int | slice) -> HostScore | tuple[HostScore, ...]:
+        if isinstance(host, slice):
+            return tuple(self._of(each) for each in range(*host.indices(len(self))))
+        if not -len(self) <= host < len(self):
+            raise IndexError(f"host {host} of {len(self)}")
+        return self._of(host % len(self))
+
+    def __iter__(self) -> Iterator[HostScore]:
+        return map(self._of, range(len(self)))
+
+    def _of(self, host: int) -> HostScore:
+        return self.told.get(host) or score_host(self.subjects[host], ())
+
+    def calm_hazards_per_hour(self, hosts: Iterable[int]) -> Floats:
+        """Return each host's hazard before any symptom; of *hosts*, which have some, by what outcomes say with these."""
+        log_hazard = self.subjects.log_base + self.subjects.parts.sum(axis=1)
+        log_factors = self.subjects.outcomes.log_factors(log_hazard)
+        for host in hosts:
+            if inputs := self.told[host].inputs:
+                log_factors[host] = inputs.log_hazard_outcomes
+        return np.asarray(np.exp(log_hazard + log_factors))
+
+    def state(self, host: int) -> State:
+        """Return the state of one, without making its score."""
+        told = self.told.get(host)
+        return told.state if told else State.HEALTHY
+
+    def listed_count(self, now_ns: int) -> int:
+        """Return how many belong in a list of hosts (`Snapshot.lists`), without making their scores."""
+        silent_seconds = (now_ns - self.subjects.heard_ns) / 1e9
+        ended = (self.subjects.heard_ns > 0) & (silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
+        return len(self) - int((ended & self.subjects.simulated).sum())
+
+    def but(self, others: Mapping[int, HostScore]) -> Hosts:
+        """Return the same with *others* in place of what is said of these hosts."""
+        return Hosts(self.subjects, {**self.told, **others})
+
+
+# ----------------------------------------------------------------------
+# A score per GPU, as columns: what its host's hazard owes to it, and its own pace.
+#
+# A GPU has its share of its host's calm hazard, and all that its own faults add to the host's:
+# repairing it gives that back. What several devices share is none of theirs: repairing one of them
+# ends nothing. So no GPU's hazard is above its host's, nor the sum of them.
+
+Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Columns by GPU index, which is given once within an epoch."""
+
+    names: Names | Sequence[str]
+    host: Codes
+    hazard_per_hour: Singles
+    hazard_spread: Singles
+    relative_speed: Singles
+    speed_lower: Singles
+    speed_upper: Singles
+    state: Bytes
+    reason: Bytes
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def of(self, host: int) -> Iterator[GpuScore]:
+        """Yield the GPUs of *host*."""
+        for row in np.flatnonzero(self.host == host).tolist():
+            hazard, spread = float(self.hazard_per_hour[row]), float(self.hazard_spread[row])
+            yield GpuScore(
+                gpu=self.names[row],
+                host=host,
+                state=State(int(self.state[row])),
+                reason=Reason(int(self.reason[row])),
+                hazard_per_hour=hazard,
+                hazard_lower=hazard / spread,
+                hazard_upper=hazard * spread,
+                relative_speed=float(self.relative_speed[row]),
+                speed_lower=float(self.speed_lower[row]),
+                speed_upper=float(self.speed_upper[row]),
+            )
+
+
+def none() -> Gpus:
+    """Return the columns of no GPUs."""
+    none, codes = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
+    flags = np.zeros(0, dtype=np.uint8)
+    return Gpus((), codes, none, none, none, none, none, flags, flags)
+
+
+def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]]) -> Gpus:
+    """Return all GPUs that were ever read. *seen*: the symptoms that count, by host."""
+    gpus, subjects = present.fleet.devices["gpu"], hosts.subjects
+    host, heard = gpus.host.copy(), subjects.heard[gpus.host]
+    own = hosts.calm_hazards_per_hour(seen)
+    # One that was replaced is none of its host's, and has its row.
+    rows = np.bincount(gpus.host, minlength=len(hosts))
+    share = own * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(np.maximum(subjects.gpus, rows)))
+    speed = present.speeds.relative.astype(np.float32)
+    lower, upper = _intervals(speed, present.speeds.error, heard)
+    columns = Gpus(
+        names=gpus.names,
+        host=host,
+        hazard_per_hour=share[host].astype(np.float32),
+        hazard_spread=_spreads(hosts, seen)[host],
+        relative_speed=speed,
+        speed_lower=lower,
+        speed_upper=upper,
+        state=_states(present, present.awake[gpus.host]),
+        reason=np.zeros(len(host), dtype=np.uint8),
+    )
+    for index, held in seen.items():
+        _judge(present, columns, hosts.told[index], held)
+    return columns
+
+
+def _spreads(hosts: Hosts, seen: Mapping[int, Sequence[Seen]]) -> Singles:
+    """Return the factor of the 90 % interval of each host's hazard: its GPUs' are no surer."""
+    spreads = np.where(hosts.subjects.heard, hosts.subjects.spread, SPREAD_UNHEARD)
+    for index in seen:
+        if inputs := hosts.told[index].inputs:
+            spreads[index] = inputs.hazard_spread
+    return spreads.astype(np.float32)
+
+
+def _intervals(speed: Singles, error: Floats, heard: Flags) -> tuple[Singles, Singles]:
+    known = np.isfinite(speed) & heard
+    reach = np.where(known, Z90 * error, 0.0)
+    low = np.where(known, np.maximum(speed - reach, SPEED_UNKNOWN[0]), SPEED_UNKNOWN[0])
+    high = np.where(known, speed + reach, SPEED_UNKNOWN[1])
+    return low.astype(np.float32), high.astype(np.float32)
+
+
+def _states(present: Present, heard: Flags) -> Bytes:
+    states = np.full(len(heard), State.HEALTHY, dtype=np.uint8)
+    states[~present.fresh("gpu_1s")] = State.UNKNOWN
+    states[~heard] = State.STALE
+    return states
+
+
+def _judge(present: Present, columns: Gpus, host: HostScore, held: Sequence[Seen]) -> None:
+    """Put on the GPUs of *host* what its symptoms cost."""
+    added: dict[int, float] = {}
+    for evidence in host.evidence:
+        row = gpu_row(present, host.node_index, evidence.device)
+        if row >= 0 and evidence.shared_count == 1:
+            added[row] = added.get(row, 0.0) + evidence.hazard_delta
+    for row, hazard in added.items():
+        columns.hazard_per_hour[row] = min(
+            columns.hazard_per_hour[row] + hazard, host.hazard_per_hour
+        )
+    for symptom in (s.symptom for s in held):
+        row = gpu_row(present, host.node_index, symptom.device)
+        if row >= 0:
+            _mark(columns, row, symptom, float(present.speeds.error[row]))
+
+
+def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
+    """Let the worst symptom of a GPU say its state, and the slowest its speed for as long as it counts. *error*: of its speed."""
+    if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
+        columns.relative_speed[row] = symptom.speed
+        slow, fast = speed_interval(symptom.speed, error, heard=True)
+        columns.speed_lower[row], columns.speed_upper[row] = slow, fast
+    before = State(int(columns.state[row]))
+    if SEVERITY.index(symptom.host_state) < SEVERITY.index(before):
+        columns.state[row] = symptom.host_state
+        columns.reason[row] = symptom.rule.reason if symptom.reason is None else symptom.reason
+
+
+def gpu_row(present: Present, host: int, device: str) -> int:
+    """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for none."""
+    return present.fleet.devices["gpu"].find(host, device.partition("/")[0])
+
+
+# ----------------------------------------------------------------------
+# A snapshot as packed columns, made once per snapshot: what ScoreNodes answers with.
+
+#: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
+#: follow the state, which has hysteresis.
+BUCKETS = {
+    State.HEALTHY: 0,
+    State.WATCH: 1,
+    State.PROBATION: 2,
+    State.STALE: 2,
+    State.UNKNOWN: 2,
+    State.DEGRADED: 2,
+    State.SUSPECT: 3,
+    State.UNHEALTHY: 3,
+    State.MAINTENANCE: 3,
+}
+#: A host without GPUs has no score of GPUs: nothing of it can fail that a job on GPUs needs, and its hazard is the least of
+#: all. Whoever ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
+BUCKET_WITHOUT_GPUS = 2
+#: Evidence (signal, reason) of states that WATCH, of a better bucket, is told before: who ranks would prefer a host that is
+#: just back, or was never heard, for a clock that is off as well.
+BENEATH = {
+    (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
+    ("telemetry", NEW.reason): BUCKETS[NEW.state],
+    (UNREAD.name, UNREAD.reason): BUCKETS[UNREAD.state],
+}
+#: Never allowed, whatever the floor.
+EXCLUDED = (State.UNHEALTHY, State.MAINTENANCE)
+
+
+class Columns(NamedTuple):
+    """One value a node, by node index."""
+
+    score: NDArray[np.float32]
+    hazard_per_hour: NDArray[np.float32]
+    relative_speed: NDArray[np.float32]
+    state: Bytes
+    bucket: Bytes
+    reason: Bytes
+    ended: Flags  # simulated hosts that are no longer there
+    simulated: Flags
+
+    @staticmethod
+    def none() -> Columns:
+        """Return the columns of no nodes."""
+        return pack(())
+
+    def head(self, count: int) -> Columns:
+        """Return those of the first *count* nodes."""
+        return Columns._make(column[:count] for column in self)
+
+    def followed_by(self, now: Columns, changed: Flags) -> Columns:
+        """Return *now*, but for nodes known here that have not *changed*."""
+        known = self.score.size
+        mixed: list[NDArray[Any]] = [column.copy() for column in now]
+        unchanged = ~changed[:known]
+        known_before: tuple[NDArray[Any], ...] = self
+        for column, before in zip(mixed, known_before, strict=True):
+            column[:known][unchanged] = before[unchanged]
+        return Columns._make(mixed)
+
+    def allowed(self, floor: float) -> NDArray[np.bool_]:
+        """Say which nodes reach *floor*, are there, and are not out of the question."""
+        excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
+        reach = self.score >= np.float32(floor)
+        return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
+
+
+def bucket_of(host: HostScore) -> int:
+    """Return the bucket of *host*: its state's, or of what its evidence says beneath that."""
+    beneath = (BENEATH.get((one.signal, one.reason), 0) for one in host.evidence)
+    return max([BUCKETS[host.state], *beneath])
+
+
+def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
+    """Return *hosts*, ordered by node index, as columns. *ended*: see `Present`; none by default."""
+    count = len(hosts)
+    hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
+    return Columns(
+        score=np.fromiter((h.score for h in hosts), np.float32, count),
+        hazard_per_hour=np.minimum(hazards, np.finfo(np.float32).max).astype(np.float32),
+        relative_speed=np.fromiter((h.relative_speed for h in hosts), np.float32, count),
+        state=np.fromiter((h.state for h in hosts), np.uint8, count),
+        bucket=np.fromiter(map(bucket_of, hosts), np.uint8, count),
+        reason=np.fromiter((h.reason for h in hosts), np.uint8, count),
+        ended=np.zeros(count, dtype=bool) if ended is None else ended,
+        simulated=np.fromiter((h.simulated for h in hosts), np.bool_, count),
+    )
+
+
+def pack_hosts(hosts: Hosts, ended: Flags) -> Columns:
+    """Return the same of *hosts*, the well ones all at once."""
+    subjects = hosts.subjects
+    hazard = subjects.hazards_per_hour
+    few = pack(list(hosts.told.values()))
+    at = np.fromiter(hosts.told, np.intp, len(hosts.told))
+    columns = Columns(
+        score=scores_of(hazard).astype(np.float32),
+        hazard_per_hour=hazard.astype(np.float32),
+        relative_speed=subjects.relative_speed.astype(np.float32),
+        state=np.full(len(hosts), State.HEALTHY, dtype=np.uint8),
+        bucket=np.full(len(hosts), BUCKETS[State.HEALTHY], dtype=np.uint8),
+        reason=np.zeros(len(hosts), dtype=np.uint8),
+        ended=ended,
+        simulated=subjects.simulated,
+    )
+    for name in ("score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason"):
+        getattr(columns, name)[at] = getattr(few, name)
+    no_gpus = subjects.gpus == 0
+    columns.bucket[no_gpus] = np.maximum(columns.bucket[no_gpus], BUCKET_WITHOUT_GPUS)
+    return columns
+
+
+def columns_of(snapshot: Snapshot) -> Columns:
+    """Return the columns of *snapshot*, those that it has or made from its hosts."""
+    if isinstance(snapshot.hosts, Hosts) and (made := getattr(snapshot, "columns", None)):
+        columns: Columns = made
+        return columns
+    ended = [not snapshot.lists(host) for host in snapshot.hosts]
+    return pack(snapshot.hosts, np.array(ended, dtype=bool))

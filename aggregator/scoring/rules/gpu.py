@@ -1,0 +1,395 @@
+"""GPUs that are gone, that ask for help, or that nothing is heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypedDict
+
+import numpy as np
+
+from ...counter_deltas import Flags
+from ...model import Reason, State
+from ...sql import quoted
+from .. import rule as readings
+from ..rule import Rule, Standing, Symptom, above, counted_lately, equals, short, suspect, watch
+from ..view import SILENT_SECONDS_MAX, Present
+from .agent import GPU_LANE, RELEASED, gpu_at
+
+LOST = Rule(
+    "gpu.lost",
+    State.UNHEALTHY,
+    Reason.XID_FATAL,
+    "the host boots with the GPU back on the bus",
+    leave_seconds=10.0,
+    hazard_factor=20_000.0,
+)
+RECOVERY = Rule(
+    "gpu.recovery_action",
+    State.UNHEALTHY,
+    Reason.XID_FATAL,
+    "the driver asks for no recovery any more",
+    enter_seconds=2.0,
+    leave_seconds=10.0,
+    hazard_factor=1000.0,
+)
+UNSEEN = Rule(
+    "gpu.unseen",
+    State.WATCH,
+    Reason.BLIND,
+    "readings of the GPU come again",
+    leave_seconds=10.0,
+    hazard_factor=3.0,
+)
+#: An agent that begins has not read them all at once.
+NEVER_SEEN = replace(UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
+#: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
+OUT_SECONDS_MAX = 3600.0
+
+#: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
+ACTIONS = {
+    1: "a reset",
+    2: "a reboot",
+    3: "its peer-to-peer work drained",
+    4: "a drain and reset",
+    5: "its IMEX domain recovered",
+    6: "a reset of its PCIe bus",
+    7: "a reboot of the system",
+}
+#: What concerns its links to others only.
+PARTIAL = (3, 5)
+
+
+def lost_gpus(present: Present) -> Iterator[Symptom]:
+    """A GPU fell off the bus."""
+    for row in np.flatnonzero(present.state("gpu_1s", "lost_state") == 1).tolist():
+        host, device = present.name("gpu_1s", row)
+        yield Symptom(
+            rule=LOST,
+            host=host,
+            device=device,
+            signal="gpu.lost_state",
+            value=1.0,
+            normal="0",
+            words=f"{short(device)} has fallen off the bus; only a reboot brings it back",
+            sql=present.sql("gpu_1s", row, "lost_state, calls_failed_errors", 120),
+        )
+
+
+def recovery_actions(present: Present) -> Iterator[Symptom]:
+    """The driver says what it needs to go on; nobody knows better."""
+    action = present.state("gpu_1s", "recovery_action_state")
+    for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
+        host, device = present.name("gpu_1s", row)
+        partial = int(action[row]) in PARTIAL
+        yield Symptom(
+            rule=RECOVERY,
+            host=host,
+            device=device,
+            signal="gpu.recovery_action_state",
+            value=float(action[row]),
+            normal="0",
+            words=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
+            sql=present.sql("gpu_1s", row, "recovery_action_state", 120),
+            state=State.SUSPECT if partial else None,
+            reason=Reason.NVLINK_ERRORS if partial else None,
+            hazard_factor=50.0 if partial else 0.0,
+        )
+
+
+def unseen_gpus(present: Present) -> Iterator[Symptom]:
+    """The host speaks, but not of a GPU that it has: vanished fields come before faults.
+
+    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing: for as long as
+    its hanging is a finding, and else for an hour, as a repair that nobody ends is one.
+    """
+    out = Out(present)
+    yield from _vanished(present, out)
+    yield from _never_seen(present, out)
+
+
+class _Weight(TypedDict, total=False):
+    state: State
+    hazard_factor: float
+
+
+class Out:
+    """Which GPUs need not be read, by their agents' word; and of which a release stands."""
+
+    def __init__(self, present: Present) -> None:
+        fleet, hosts = present.fleet, present.fleet.devices["gpu"].host
+        drivers = [
+            row
+            for row in np.flatnonzero(present.heard("probe_1s") <= SILENT_SECONDS_MAX).tolist()
+            if present.name("probe_1s", row)[1] == GPU_LANE
+        ]
+        of_drivers = fleet.devices["probe"].host[drivers]
+        everywhere = np.arange(len(fleet))
+        is_out = np.isin(everywhere, of_drivers)
+        seconds = present.gauge("probe_1s", "hung_seconds")[drivers]
+        hangs = np.isin(everywhere, of_drivers[seconds > 0.0])
+        known = np.minimum(fleet.heard_ns - fleet.first_ns, present.host_now_ns) / 1e9
+        #: By host: all its GPUs are, whether they were ever read or not.
+        self.hosts: Flags = hangs | (is_out & (known <= OUT_SECONDS_MAX))
+        heard = present.heard("gpu_1s")
+        unread = np.where(np.isfinite(heard), heard, known[hosts])
+        gpu_is_out = is_out[hosts] | (present.heard("gpu_1s_probe") <= SILENT_SECONDS_MAX)
+        gpu_hangs = hangs[hosts] | (present.gauge("gpu_1s_probe", "probe_hung_seconds") > 0.0)
+        #: By GPU that has a row of readings.
+        self.gpus: Flags = gpu_hangs | (gpu_is_out & (unread <= OUT_SECONDS_MAX))
+        self._released = set(_released(present))
+
+    def words(self, host: int, device: str) -> str:
+        """Return what to do about a GPU that is missing because it was released."""
+        if self._released.isdisjoint(((host, device), (host, ""))):
+            return ""
+        return (
+            ": its agent has let go of it; on the host `gangline release --status` says why, and "
+            "`gangline resume` takes it back"
+        )
+
+
+def _released(present: Present) -> Iterator[tuple[int, str]]:
+    """Yield (host, GPU) of what is released now; an empty GPU for all of a host's."""
+    for row in np.flatnonzero(present.state("probe_1s", "state") == RELEASED).tolist():
+        host, name = present.name("probe_1s", row)
+        yield host, gpu_at(present, host, name.partition(" ")[2])
+
+
+def _vanished(present: Present, out: Out) -> Iterator[Symptom]:
+    heard, hosts = present.heard("gpu_1s"), present.fleet.devices["gpu"].host
+    silent = np.isfinite(heard) & (heard > SILENT_SECONDS_MAX)
+    # Where all of a host's are silent it is one fault, of its driver or its agent.
+    speak = np.bincount(hosts[~silent], minlength=len(present.fleet))
+    for row in np.flatnonzero(present.awake[hosts] & silent & ~out.gpus).tolist():
+        host, device = present.name("gpu_1s", row)
+        yield Symptom(
+            rule=UNSEEN,
+            host=host,
+            device=device,
+            signal="gpu.sm_clock_hertz",
+            value=float(round(heard[row])),
+            unit="seconds",
+            normal="a reading every second",
+            words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on"
+            + out.words(host, device),
+            sql=present.sql("gpu_1s", row, f"{present.age()}, sm_clock_hertz", heard[row] + 60),
+            whose="GPUs" if not speak[host] or _is_gone(present, host, device) else "",
+            **_weightless(present.unread_hosts[host]),
+        )
+
+
+def _is_gone(present: Present, host: int, device: str) -> bool:
+    """Say whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
+    return device in present.fleet.known_gpus.of(present.fleet.names[host]).lacks
+
+
+def _weightless(is_unread: bool) -> _Weight:
+    """Return the weight of one GPU that is not read: none where no GPU of the host is, which `gpu.none_read` says."""
+    return {"state": State.HEALTHY, "hazard_factor": 1.0} if is_unread else {}
+
+
+def _never_seen(present: Present, out: Out) -> Iterator[Symptom]:
+    """A GPU that the inventory lists, or that the host had before, has no reading in this boot, while its neighbours
+    have."""
+    gpus = present.fleet.devices["gpu"]
+    is_read = present.fleet.gpus_read
+    read = np.bincount(gpus.host[is_read], minlength=len(present.fleet))
+    known, retired = present.fleet.known_gpus, present.gpus_declared
+    for host in np.flatnonzero(present.awake & (read < present.fleet.gpus)).tolist():
+        gone = {} if read[host] >= retired[host] else known.of(present.fleet.names[host]).lacks
+        listed = present.fleet.attributes[host]
+        for kind, device in (
+            *listed,
+            *(("gpu", key) for key in gone if ("gpu", key) not in listed),
+        ):
+            row = gpus.find(host, device)
+            settled = out.hosts[host] if row < 0 else is_read[row] or out.gpus[row]
+            if kind != "gpu" or settled:
+                continue
+            there = "is there, but" if ("gpu", device) in listed else "was here before, and"
+            yield Symptom(
+                rule=NEVER_SEEN,
+                host=host,
+                device=device,
+                signal="gpu.sm_clock_hertz",
+                value=0.0,
+                unit="readings",
+                normal="a reading every second",
+                words=f"{short(device)} {there} nothing reads it"
+                + (" while its neighbours answer" if read[host] else "; nor any other GPU here")
+                + out.words(host, device),
+                sql=_readings_of_each(present, host),
+                whose="GPUs" if device in gone or not read[host] else "",
+                **_weightless(present.unread_hosts[host]),
+            )
+
+
+def _readings_of_each(present: Present, host: int) -> str:
+    """Return the query for how many readings of this boot there are of each GPU that *host* has."""
+    booted = present.moment(-present.host_now_ns[host] / 1e9)
+    return (
+        "SELECT device, attributes, (SELECT count(*) FROM readings.gpu_1s AS r WHERE r.host = d.host "
+        f"AND r.device = d.device AND r.time BETWEEN {booted} AND {present.moment(1)}) AS readings "
+        f"FROM devices AS d WHERE host = {quoted(present.fleet.names[host])} AND kind = 'gpu' ORDER BY readings"
+    )
+
+
+# ----------------------------------------------------------------------
+# GPU memory: bursts of repaired errors, lost data, rows that wait for their replacement or have
+# none.
+
+#: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
+#: has none in its life; the tail is heavy, so that only a change of the rate counts.
+BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
+#: The rate of 10 s over that of 10 minutes which is a change. One that goes on becomes what is usual within minutes: a
+#: storm needs no change.
+CHANGE_RATIO = 5.0
+PER_TEN_SECONDS = "errors in 10 s"
+
+ECC = Rule(
+    "gpu.ecc_burst",
+    State.WATCH,
+    Reason.ECC_TREND,
+    "no burst of corrected errors for 5 minutes",
+    enter_seconds=2.0,
+    leave_seconds=300.0,
+    hazard_factor=5.0,
+)
+STORM_HAZARD_FACTOR = 50.0
+LOST_DATA = Rule(
+    "gpu.ecc_uncorrected",
+    State.WATCH,
+    Reason.ECC_TREND,
+    "the GPU is reset, which sets its volatile error counters to zero",
+    leave_seconds=5.0,
+    hazard_factor=10.0,
+)
+#: Data that was lost so lately weighs more.
+LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
+REMAP_PENDING = Rule(
+    "gpu.remap_pending",
+    State.WATCH,
+    Reason.HBM_REMAP,
+    "the GPU is reset, which replaces the row",
+    leave_seconds=5.0,
+    hazard_factor=5.0,
+)
+REMAP_FAILED = Rule(
+    "gpu.remap_failed",
+    State.UNHEALTHY,
+    Reason.HBM_REMAP,
+    "the GPU is replaced, or a reset shows that the remap took after all",
+    leave_seconds=5.0,
+    hazard_factor=2000.0,
+)
+
+RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
+CHANGES = "gpu_10s_changes"
+#: What the driver says of a part's memory; the driver's own limits, so that each stands by itself.
+BROKEN = (
+    Standing(
+        suspect("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
+        CHANGES, "unrepairable_memory_state", equals(1), "has memory that cannot be repaired",
+    ),
+    Standing(
+        suspect("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
+        CHANGES, "sram_threshold_exceeded_state", equals(1),
+        "has more SRAM errors than NVIDIA's field diagnostic lets pass",
+    ),
+    Standing(
+        watch("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
+        CHANGES, "remap_banks_none_count", above(0.0),
+        "has {value:.0f} memory banks with no spare row left: the next bad row there stays bad",
+    ),
+    Standing(
+        watch("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
+        CHANGES, "repair_channel_pending_state", equals(1),
+        "has a memory channel to repair at its next reset",
+    ),
+    Standing(
+        watch("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
+        CHANGES, "repair_tpc_pending_state", equals(1),
+        "has a cluster of SMs to repair at its next reset",
+    ),
+    Standing(
+        watch("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
+        CHANGES, "retirement_pending_state", equals(1),
+        "has a memory page to take out at its next reset",
+    ),
+)  # fmt: skip
+
+
+def broken_memory(present: Present) -> Iterator[Symptom]:
+    """A GPU's driver says that its memory is broken, or due for repair."""
+    yield from readings.standing(present, BROKEN)
+
+
+def corrected_bursts(present: Present) -> Iterator[Symptom]:
+    """A GPU repairs far more bit errors than it used to, or more than any should."""
+    column = "ecc_corrected_volatile_errors"
+    recent = present.recent("gpu_1s_changes", column)
+    usual = present.rates("gpu_1s_changes", column, slow=True)
+    changed = recent / 10.0 > CHANGE_RATIO * usual
+    storms = recent >= STORM_ERRORS
+    for row in np.flatnonzero(storms | ((recent >= BURST_ERRORS) & changed)).tolist():
+        host, device = present.name("gpu_1s_changes", row)
+        storm = bool(storms[row])
+        yield Symptom(
+            rule=ECC,
+            host=host,
+            device=device,
+            signal="gpu.ecc_corrected_volatile_errors",
+            value=round(float(recent[row]), 1),
+            unit=PER_TEN_SECONDS,
+            normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
+            words=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
+            sql=present.sql_counted("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
+            state=State.SUSPECT if storm else None,
+            hazard_factor=STORM_HAZARD_FACTOR if storm else 0.0,
+        )
+
+
+def lost_data(present: Present) -> Iterator[Symptom]:
+    """A GPU met errors that it could not repair since its last reset."""
+    column = "ecc_uncorrected_volatile_errors"
+    errors = present.state("gpu_1s_changes", column)
+    known = present.known("gpu_1s_changes", column)
+    recent, _ = counted_lately(present, "gpu_1s_changes", column, 0.1, LOST_DATA_NOW_SECONDS)
+    fresh = set(recent.tolist())
+    for row in np.flatnonzero(known & (errors > 0) & (errors < 2**32 - 1)).tolist():
+        host, device = present.name("gpu_1s_changes", row)
+        now = row in fresh
+        yield Symptom(
+            rule=LOST_DATA,
+            host=host,
+            device=device,
+            signal="gpu.ecc_uncorrected_volatile_errors",
+            value=float(errors[row]),
+            normal="0",
+            words=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
+            + ("in all" if now else "since its last reset"),  # a finding's words are read for hours
+            sql=present.sql("gpu_1s_changes", row, column, 600),
+            state=State.SUSPECT if now else None,
+            hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,
+        )
+
+
+def remaps(present: Present) -> Iterator[Symptom]:
+    """A row of memory waits for its replacement, or has found none."""
+    for rule, column, words in (
+        (REMAP_PENDING, "remap_pending_state", "has a memory row to replace at its next reset"),
+        (REMAP_FAILED, "remap_failed_state", "has no spare memory row left to replace a bad one"),
+    ):
+        for row in np.flatnonzero(present.state("gpu_10s_changes", column) == 1).tolist():
+            host, device = present.name("gpu_10s_changes", row)
+            yield Symptom(
+                rule=rule,
+                host=host,
+                device=device,
+                signal=f"gpu.{column}",
+                value=1.0,
+                normal="0",
+                words=f"{short(device)} {words}",
+                sql=present.sql("gpu_10s_changes", row, column, 600),
+            )

@@ -1,0 +1,217 @@
+"""PCIe links that run narrower or slower than both their ends could: judged while they carry traffic only.
+
+An idle link shrinks by itself (ASPM, dynamic link power), and a fast card in a slow slot is no fault: what
+a link can do is the less of what its two ends can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...counter_deltas import Flags, Floats
+from ...model import Reason, State
+from ...sql import quoted
+from .. import evidence_sql
+from .. import rule as readings
+from ..rule import Counted, Rule, Symptom, short, suspect, watch
+from ..view import Present
+
+#: A GPU or an adapter that moves this many bytes a second uses its link (assumed: less than 1 % of what
+#: sixteen lanes of the third generation carry, and no link sleeps beside it).
+TRAFFIC_BYTES_PER_SECOND = 1e8
+#: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
+#: (`present.PERIODS_MAX`): after so long under load, what is read is of the time under load.
+LOADED_SECONDS = 26.0
+SPEED, WIDTH = "link_speed_transfers_per_second", "link_width_lanes"
+SPEED_MAX, WIDTH_MAX = "link_speed_max_transfers_per_second", "link_width_max_lanes"
+
+GPU_WIDTH = Rule(
+    "gpu.pcie_width",
+    State.DEGRADED,
+    Reason.PCIE,
+    "the link runs at its full width under load for 60 s",
+    enter_seconds=LOADED_SECONDS,
+    hazard_factor=3.0,
+    shared="PCIe",
+)
+GPU_GENERATION = Rule(
+    "gpu.pcie_generation",
+    State.DEGRADED,
+    Reason.PCIE,
+    "the link runs at its full speed under load for 60 s",
+    enter_seconds=LOADED_SECONDS,
+    hazard_factor=3.0,
+    shared="PCIe",
+)
+ABOVE = Rule(
+    "pcie.link",
+    State.DEGRADED,
+    Reason.PCIE,
+    "the link runs at its full speed and width under load for 60 s",
+    enter_seconds=LOADED_SECONDS,
+    hazard_factor=3.0,
+    shared="PCIe",
+)
+
+#: What the GPU itself counts of its link. Rates are assumed: a good link repeats next to nothing.
+NOISY = "less than one a second for 5 minutes"
+QUIET = "no further one within 10 minutes"
+CHANGES = "gpu_10s_changes"
+GPU_ERRORS = (
+    Counted(
+        suspect("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
+        CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
+    ),
+    Counted(
+        watch("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
+        CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
+    ),
+    Counted(
+        watch("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+        CHANGES, "pcie_replays_count", "PCIe packets sent again", 1.0, True, 10.0,
+    ),
+    Counted(
+        watch("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+        CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True,
+        10.0,
+    ),
+)  # fmt: skip
+
+
+def gpu_pcie_errors(present: Present) -> Iterator[Symptom]:
+    """A GPU's own counters say that its PCIe link loses packets, or repeats many."""
+    yield from readings.counted(present, GPU_ERRORS)
+
+
+def gpu_links(present: Present) -> Iterator[Symptom]:
+    """A GPU under load runs on fewer PCIe lanes, or at a lower generation, than it could here.
+
+    The driver's maximum is already what GPU and slot can do together.
+    """
+    loaded = _gpus_loaded(present)
+    for rule, column, noun in (
+        (GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes"),
+        (GPU_GENERATION, "pcie_generation{}_number", "PCIe generation"),
+    ):
+        now_column, most_column = column.format(""), column.format("_max")
+        now, most = present.gauge("gpu_10s", now_column), present.gauge("gpu_10s", most_column)
+        for row in np.flatnonzero((now < most) & (now > 0) & loaded).tolist():
+            host, device = present.name("gpu_10s", row)
+            yield Symptom(
+                rule=rule,
+                host=host,
+                device=device,
+                signal=f"gpu.{now_column}",
+                value=float(now[row]),
+                normal=f"{most[row]:.0f} under load",
+                words=f"{short(device)} runs on {_told(noun, now[row], most[row])} under load",
+                sql=present.sql("gpu_10s", row, f"{now_column}, {most_column}", 120),
+            )
+
+
+def _told(noun: str, now: float, most: float) -> str:
+    if noun == "PCIe lanes":
+        return f"{now:.0f} of {most:.0f} {noun}"
+    return f"{noun} {now:.0f} of {most:.0f}"
+
+
+def links_above(present: Present) -> Iterator[Symptom]:
+    """A link between a GPU or an adapter under load and the root is slower than its ends can be."""
+    below = {
+        column: _below_own(present, column, most)
+        for column, most in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX))
+    }
+    told: set[int] = set()  # eight GPUs share the link above their switch
+    for kind, loaded in (("gpu", _gpus_loaded(present)), ("rdma", _moving(present, "rdma"))):
+        links = present.fleet.wiring.links(present.fleet, kind)
+        for column, most_column in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX)):
+            loaded_at = below[column][links.lower] & loaded[links.user]
+            at_links = np.flatnonzero(loaded_at)
+            now = present.gauge_at("pcie_10s", column, links.lower[at_links])
+            # Of a link whose other end is not known nothing can be said: np.minimum keeps that NaN.
+            most = np.minimum(
+                *(present.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
+            )
+            for at in np.flatnonzero((now < most) & (now > 0)).tolist():
+                row, user = int(links.lower[at_links[at]]), int(links.user[at_links[at]])
+                ends = [int(each[at_links[at]]) for each in links[1:]]
+                if row not in told and not _told_by_driver(present, kind, row, user):
+                    told.add(row)
+                    name = present.fleet.devices[kind].names[user]
+                    yield _above(
+                        present, row, column, (float(now[at]), float(most[at])), name, ends
+                    )
+
+
+def _below_own(present: Present, column: str, most_column: str) -> Flags:
+    """Say which functions are slower than they can be themselves, by their last reading: no other can be too slow."""
+    table = present.fleet.tables["pcie_10s"]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
+
+
+def _told_by_driver(present: Present, kind: str, row: int, user: int) -> bool:
+    """Say whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
+    if kind != "gpu" or not np.isfinite(present.gauge("gpu_10s", "pcie_width_lanes")[user]):
+        return False
+    host, name = present.name("gpu_10s", user)
+    own = present.fleet.attributes[host].get(("gpu", name), {}).get("pci_address", "")
+    return present.fleet.devices["pcie"].names[row] == own
+
+
+def _above(
+    present: Present, row: int, column: str, speeds: tuple[float, float], user: str, ends: list[int]
+) -> Symptom:
+    host, device = present.name("pcie_10s", row)
+    now, most = (_with_unit(column, value) for value in speeds)
+    return Symptom(
+        rule=ABOVE,
+        host=host,
+        device=device,
+        signal=f"pcie.{column}",
+        value=speeds[0],
+        normal=f"{most} under load",
+        words=f"PCIe link {device} runs at {now} of {most} while {short(user)} uses it",
+        sql=_ends_sql(present, ends),
+    )
+
+
+def _ends_sql(present: Present, ends: list[int]) -> str:
+    """Return the query for the readings of both ends of a link: it can do what the lesser of them can."""
+    host, names = present.name("pcie_10s", ends[0])[0], present.fleet.devices["pcie"].names
+    devices = ", ".join(quoted(names[end]) for end in ends)
+    return (
+        f"SELECT time, device, {SPEED}, {SPEED_MAX}, {WIDTH}, {WIDTH_MAX} FROM readings.pcie_10s "
+        f"WHERE host = {quoted(present.fleet.names[host])} AND device IN ({devices}) "
+        f"AND {evidence_sql.within(present.now_ns, 125, evidence_sql.LATER_SECONDS)} ORDER BY time, device"
+    )
+
+
+def _with_unit(column: str, value: float) -> str:
+    return f"{value / 1e9:g} GT/s" if column == SPEED else f"{value:.0f} lanes"
+
+
+def _gpus_loaded(present: Present) -> Flags:
+    """Say which GPUs compute, or move bytes over PCIe."""
+    computing = present.fleet.activity.loaded & present.fresh("gpu_1s")
+    moved: Floats = np.zeros(computing.shape)
+    for column in ("pcie_transmitted_bytes_per_second", "pcie_received_bytes_per_second"):
+        moved += np.nan_to_num(_of_gpus(present, "gpu_fast_1s", column))
+    return np.asarray(computing | (moved > TRAFFIC_BYTES_PER_SECOND), dtype=bool)
+
+
+def _of_gpus(present: Present, table: str, column: str) -> Floats:
+    """Return a gauge of a table about the same GPUs, by the rows of the GPUs."""
+    kind = present.fleet.tables[table].devices.kind
+    rows = present.fleet.wiring.rows(present.fleet, "gpu", kind)
+    values = present.gauge(table, column)
+    return np.where(rows >= 0, np.append(values, np.nan)[rows], np.nan)
+
+
+def _moving(present: Present, kind: str) -> Flags:
+    """Say which adapters move bytes."""
+    table = f"{kind}_1s"
+    rates = present.rates(table, "received_bytes") + present.rates(table, "transmitted_bytes")
+    return np.asarray(rates > TRAFFIC_BYTES_PER_SECOND, dtype=bool)

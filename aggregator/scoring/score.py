@@ -1,0 +1,514 @@
+"""From symptoms to numbers: hazard, relative speed, score with its 90 % interval, and evidence.
+
+Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time
+Data, chapter 8). The calm hazard is that of the host without a symptom: base x a model's parts x outcomes. A fault that
+alone makes an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
+Several symptoms of one device are most likely one fault, and so are those of several devices that share their cause: the
+largest hazard counts, the others confirm it.
+Evidence tells what it adds twice: per hour (`hazard_delta`: without its fault the hazard is lower by that), and to
+ln(hazard) after those before it, so that a stored score computes again from its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
+from math import exp, expm1, isnan, log, log1p, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..counter_deltas import Codes, Floats
+from ..hazard.features import FEATURE_NAMES
+from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, PRIOR, SPREAD_ASSUMED, HazardModel
+from ..model import Evidence, HostScore, Inputs, Reason, State
+from .calibration import NO_OUTCOMES, Calibration, Outcomes
+from .features import NAMES, evidence_of
+from .rule import Symptom
+
+#: What hazard and score refer to.
+HORIZON_HOURS = 8.0
+
+#: Interruptions per GPU-hour of a job, all causes: 2.2e-5 (StepFun's 400 nodes over 348 days,
+#: stepfun-ai/InfiniteHBD-Trace; 2.0e-5 in Meta's Llama 3 report, table 5).
+GPU_HAZARD_PER_HOUR = 2.2e-5
+#: What a host without GPUs adds (assumed: no public rate is given for hosts alone).
+HOST_HAZARD_PER_HOUR = 5e-6
+
+#: 90 % interval of the hazard of a host that is not heard, as a factor up and down: it may be in any state (assumed). A
+#: model's own is below that.
+SPREAD_UNHEARD = 100.0
+
+#: Standard errors that hold 90 %.
+Z90 = 1.645
+#: Standard error of a pace that no peers were measured with (assumed).
+SPEED_ERROR = 0.02
+#: Within these a host's pace lies of which nothing is known (assumed: a power brake leaves a tenth).
+SPEED_UNKNOWN = (0.05, 1.10)
+
+#: No hazard is larger: an interruption a minute is faster than any job starts again.
+HAZARD_PER_HOUR_MAX = 60.0
+
+#: Conditions that are told of what ends a state.
+CLEARS_MAX = 3
+
+#: Pieces of evidence per host. One less may add to the hazard, the largest; the first is the headline, whatever it adds.
+EVIDENCE_MAX = 48
+
+
+class Own(NamedTuple):
+    """What a model says of a host's hazard, before any symptom."""
+
+    model: str
+    log_base: float
+    parts: tuple[float, ...]  # what each feature adds to ln(hazard)
+    features: tuple[float, ...]
+    at_ns: int
+    spread: float  # of the 90 % interval of the hazard, up and down
+    outcomes: Calibration = NO_OUTCOMES
+
+
+class Subject(NamedTuple):
+    """The host that is scored."""
+
+    name: str
+    node_index: int
+    simulated: bool
+    gpus: int
+    heard_ns: int
+    heard: bool  # now
+    relative_speed: float  # of its slowest computing GPU, against a typical host's; NaN: not known
+    speed_error: float = nan  # standard error of that
+    own: Own | None = None  # None: the prior
+
+
+class Seen(NamedTuple):
+    """A symptom that counts, and when it was last there."""
+
+    symptom: Symptom
+    seen_ns: int
+
+
+def base_hazard_per_hour(gpus: int) -> float:
+    """Return the hazard of a host of which nothing else is known."""
+    return GPU_HAZARD_PER_HOUR * gpus + HOST_HAZARD_PER_HOUR
+
+
+def base_hazards_per_hour(gpus: Codes | Floats) -> Floats:
+    """Return the same of many hosts."""
+    return GPU_HAZARD_PER_HOUR * gpus.astype(np.float64) + HOST_HAZARD_PER_HOUR
+
+
+def scores_of(hazards_per_hour: Floats, hours: float = HORIZON_HOURS) -> Floats:
+    """Return P(no health-caused interruption over *hours*) of many."""
+    return np.asarray(np.exp(-hazards_per_hour * hours))
+
+
+def score_of(hazard_per_hour: float) -> float:
+    """Return P(no health-caused interruption over the horizon)."""
+    return exp(-hazard_per_hour * HORIZON_HOURS)
+
+
+def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
+    """Return what is known of *subject*, of which the symptoms *seen* hold."""
+    ordered = sorted(seen, key=lambda s: s.symptom.weight, reverse=True)
+    outcomes = _outcomes(subject, [s.symptom for s in ordered])
+    moved = any(s.symptom.log_hazard_delta > 0.0 for s in ordered)
+    inputs = inputs_of(subject, outcomes, moved=moved)
+    parts = _parts(subject)
+    beside = [delta for _, delta in parts]
+    if inputs.log_hazard_outcomes:
+        beside.append(inputs.log_hazard_outcomes)
+    calm = exp(inputs.log_hazard_base + sum(beside))
+    found = causes([s.symptom for s in ordered], calm)
+    shown, alone, shared = _shown(ordered, found)
+    hazards = _within(alone, HAZARD_PER_HOUR_MAX - calm)
+    inputs = replace(
+        inputs,
+        log_hazard_one_cause=log((calm + max(hazards, default=0.0)) / (calm + sum(hazards))),
+        log_hazard_own_causes=log1p(found.apart / (calm + sum(hazards))),
+    )
+    symptoms = [s.symptom for s in shown]
+    deltas = _one_after_the_other(calm, hazards)
+    speeds = [s.speed for s in symptoms]
+    told = numbers(inputs, [*deltas, *beside], speeds, HORIZON_HOURS)
+    strongest = symptoms[0] if symptoms else None
+    without = [min(calm + sum(alone) - each, told.hazard_per_hour) for each in alone]
+    evidence = [
+        replace(
+            s.symptom.evidence(delta, min(told.score - score_of(rest), 0.0), s.seen_ns),
+            hazard_delta=hazard,
+            shared_count=count,
+        )
+        for s, delta, hazard, rest, count in zip(
+            shown, deltas, hazards, without, shared, strict=True
+        )
+    ]
+    evidence += _of_calm(subject, parts, inputs, told, outcomes)
+    return HostScore(
+        host=subject.name,
+        node_index=subject.node_index,
+        simulated=subject.simulated,
+        score=told.score,
+        score_lower=told.score_lower,
+        score_upper=told.score_upper,
+        state=strongest.host_state if strongest else State.HEALTHY,
+        hazard_per_hour=told.hazard_per_hour,
+        relative_speed=told.relative_speed,
+        reason=_reason(strongest),
+        reason_words=strongest.words if strongest else "",
+        clears_when=_clears(symptoms),
+        heard_ns=subject.heard_ns,
+        evidence=tuple(evidence),
+        speed_lower=told.speed_lower,
+        speed_upper=told.speed_upper,
+        inputs=inputs,
+    )
+
+
+class Causes(NamedTuple):
+    """What symptoms, in their order, add to a hazard per hour, and how many devices show the same fault.
+
+    `apart`: what they would add beyond that, if no devices shared a cause.
+    """
+
+    hazards: Sequence[float]
+    devices: Sequence[int]
+    apart: float
+
+
+def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
+    """Return what *symptoms* add to the hazard *calm* of a host without any: of each fault what its strongest does.
+
+    Each is explained by a fault of its device, or by what several devices share, whichever adds least together: of eight
+    hot GPUs one cause of all, of two hot ones that both wait for a remap those two. So one more symptom never adds less,
+    and several devices never more than each of them alone.
+    """
+    each = [_alone(symptom, calm) for symptom in symptoms]
+    showing: dict[str, set[str]] = {}
+    for symptom in symptoms:
+        if symptom.rule.shared and not symptom.whose:
+            showing.setdefault(symptom.rule.shared, set()).add(symptom.whole)
+    several = [shared for shared, devices in showing.items() if len(devices) > 1]
+    own, *others = (
+        _explained(symptoms, each, shared)
+        for count in range(len(several) + 1)
+        for shared in combinations(several, count)
+    )
+    hazards, devices = own
+    for one in others:
+        if sum(one[0]) < sum(hazards) * (1 - 1e-9):
+            hazards, devices = one
+    return Causes(hazards, devices, max(sum(own[0]) - sum(hazards), 0.0))
+
+
+def _explained(
+    symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
+) -> tuple[list[float], list[int]]:
+    """Return what *symptoms* add, of *each* alone, and on how many devices, where *shared* causes explain all they may."""
+    faults = [symptom.fault_of(shared) for symptom in symptoms]
+    strongest: dict[str, int] = {}
+    devices: dict[str, set[str]] = {}
+    for at, fault in enumerate(faults):
+        devices.setdefault(fault, set()).add(symptoms[at].whole)
+        if each[at] > each[strongest.setdefault(fault, at)]:
+            strongest[fault] = at
+    counting = set(strongest.values())
+    return (
+        [hazard if at in counting else 0.0 for at, hazard in enumerate(each)],
+        [len(devices[fault]) for fault in faults],
+    )
+
+
+def _alone(symptom: Symptom, calm: float) -> float:
+    """Return what *symptom* adds to the hazard *calm*, if nothing else is wrong."""
+    room = max(HAZARD_PER_HOUR_MAX - calm, 0.0)
+    return min(calm * expm1(max(symptom.log_hazard_delta, 0.0)), room)
+
+
+def _shown(
+    ordered: Sequence[Seen], found: Causes
+) -> tuple[Sequence[Seen], Sequence[float], Sequence[int]]:
+    """Return the symptoms that are told, with what they add and how many devices show them: of many the first, and those
+    that add the most. One more symptom never makes the sum less."""
+    hazards, devices = found.hazards, found.devices
+    if len(ordered) <= EVIDENCE_MAX:
+        return ordered, hazards, devices
+    first = sorted(range(len(ordered)), key=lambda at: (-hazards[at], at))
+    adds = {at for at in first[: EVIDENCE_MAX - 1] if hazards[at] > 0.0}
+    others = (at for at in range(len(ordered)) if at not in adds)
+    told = sorted(adds | set(islice(others, EVIDENCE_MAX - len(adds))))  # the first is one of them
+    return (
+        [ordered[at] for at in told],
+        [hazards[at] if at in adds else 0.0 for at in told],
+        [devices[at] for at in told],
+    )
+
+
+def _within(hazards: Sequence[float], room: float) -> Sequence[float]:
+    """Return *hazards*, cut where they are more than *room* together: the largest are left whole."""
+    if sum(hazards) <= room:
+        return hazards
+    cut = [0.0] * len(hazards)
+    for at in sorted(range(len(hazards)), key=lambda at: -hazards[at]):
+        cut[at] = min(hazards[at], max(room, 0.0))
+        room -= cut[at]
+    return cut
+
+
+def _one_after_the_other(calm: float, hazards: Sequence[float]) -> list[float]:
+    """Return what each of *hazards* adds to ln(hazard) after those before it: they add up to that of all."""
+    deltas, hazard = list[float](), calm
+    for added in hazards:
+        deltas.append(log1p(added / hazard))
+        hazard += added
+    return deltas
+
+
+class Numbers(NamedTuple):
+    """What is computed from a host's inputs and the deltas and factors of its evidence."""
+
+    score: float
+    score_lower: float
+    score_upper: float
+    hazard_per_hour: float
+    relative_speed: float
+    speed_lower: float
+    speed_upper: float
+
+
+def numbers(
+    inputs: Inputs, deltas: Sequence[float], speeds: Sequence[float], horizon_hours: float
+) -> Numbers:
+    """Return the numbers of a score. *deltas*, *speeds*: of all evidence, in its order.
+
+    The same inputs give the same numbers, to the bit: a stored score computes again from its row.
+    """
+    hazard = exp(inputs.log_hazard_base + sum(deltas))
+    lower, upper = inputs.hazard_interval(hazard)
+    speed, heard = _speed(inputs.measured_speed, speeds), inputs.hazard_spread < SPREAD_UNHEARD
+    slow, fast = speed_interval(speed, inputs.speed_error, heard=heard)
+    return Numbers(
+        exp(-hazard * horizon_hours),
+        exp(-upper * horizon_hours),
+        exp(-lower * horizon_hours),
+        hazard,
+        speed,
+        slow,
+        fast,
+    )
+
+
+def _outcomes(subject: Subject, symptoms: Sequence[Symptom]) -> Outcomes:
+    """Return what outcomes say of hosts with the hazard that *subject* has without them."""
+    own = subject.own
+    if own is None or not own.outcomes.moves:
+        return Outcomes()
+    calm = exp(own.log_base + sum(own.parts))
+    return own.outcomes.at(min(calm + sum(causes(symptoms, calm).hazards), HAZARD_PER_HOUR_MAX))
+
+
+def inputs_of(subject: Subject, outcomes: Outcomes, *, moved: bool) -> Inputs:
+    """Return what the score of *subject* is computed from beside its evidence. *moved*: a symptom adds to its hazard."""
+    own = subject.own
+    return Inputs(
+        model=own.model if own else PRIOR,
+        log_hazard_base=own.log_base if own else log(base_hazard_per_hour(subject.gpus)),
+        hazard_spread=_spread(own, moved=moved) if subject.heard else SPREAD_UNHEARD,
+        measured_speed=subject.relative_speed,
+        speed_error=subject.speed_error,
+        features=own.features if own else (),
+        log_hazard_outcomes=outcomes.log_factor,
+    )
+
+
+def _spread(own: Own | None, *, moved: bool) -> float:
+    """Return the interval's factor: what a model learned of its hosts says nothing of a symptom's factor, which is assumed."""
+    spread = own.spread if own else SPREAD_ASSUMED
+    return max(spread, SPREAD_ASSUMED) if moved else spread
+
+
+def _parts(subject: Subject) -> list[tuple[int, float]]:
+    """Return (feature, what it adds), the largest first, of those that add anything."""
+    parts = enumerate(subject.own.parts if subject.own else ())
+    return sorted((p for p in parts if p[1]), key=lambda part: (-abs(part[1]), part[0]))
+
+
+def _of_calm(
+    subject: Subject,
+    parts: Sequence[tuple[int, float]],
+    inputs: Inputs,
+    told: Numbers,
+    outcomes: Outcomes,
+) -> Iterator[Evidence]:
+    """Yield the evidence of what moves the calm hazard: a model's *parts*, and outcomes.
+
+    They are factors of it, and so of what symptoms add: without one the score is what it would be with all that.
+    """
+    own, log_hazard = subject.own, inputs.log_hazard_base
+    if own is None:
+        return
+    for at, delta in parts:
+        given = told.score - score_of(told.hazard_per_hour * exp(-delta))
+        one = evidence_of(at, subject.name, own.features[at], delta, given, own.at_ns)
+        yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
+        log_hazard += delta
+    if delta := inputs.log_hazard_outcomes:
+        given = told.score - score_of(told.hazard_per_hour * exp(-delta))
+        one = outcomes.evidence(given, own.at_ns)
+        yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
+
+
+def speed_interval(speed: float, error: float, *, heard: bool) -> tuple[float, float]:
+    """Return the 90 % interval of a relative speed: of one that is not known, all that it may be."""
+    if isnan(speed) or not heard:
+        return SPEED_UNKNOWN
+    reach = Z90 * (SPEED_ERROR if isnan(error) else error)
+    return max(speed - reach, SPEED_UNKNOWN[0]), speed + reach
+
+
+def _speed(measured: float, factors: Sequence[float]) -> float:
+    """Return the pace of the slowest: as measured, or as it was when a symptom that holds was seen."""
+    speeds = [factor for factor in factors if factor < 1.0]
+    if not isnan(measured):
+        speeds.append(measured)
+    return min(speeds, default=nan)
+
+
+def _reason(strongest: Symptom | None) -> Reason:
+    if strongest is None:
+        return Reason.NONE
+    return strongest.rule.reason if strongest.reason is None else strongest.reason
+
+
+def _clears(symptoms: Sequence[Symptom]) -> str:
+    """Return what ends the host's state: the end of each symptom that would put it there alone."""
+    worst = [one for one in symptoms if one.severity == symptoms[0].severity]
+    said = [words for words in dict.fromkeys(s.clears or s.rule.clears for s in worst) if words]
+    more = [f"{len(said) - CLEARS_MAX} more end"] if len(said) > CLEARS_MAX else []
+    return "; and ".join([*said[:CLEARS_MAX], *more])
+
+
+# ----------------------------------------------------------------------
+# A score over another horizon: the same hazard, for longer or for less long.
+
+#: A hazard is one of now. Over more than a week of it no model has been judged.
+SECONDS_MIN, SECONDS_MAX = 60, 7 * 24 * 3600
+
+
+def over(host: HostScore, hours: float) -> HostScore:
+    """Return *host* with its score, interval and what its evidence cost as they are over *hours*."""
+    times = hours / HORIZON_HOURS
+    if times == 1.0:
+        return host
+    lower, upper = host.score_lower**times, host.score_upper**times
+    if host.inputs:  # of a large hazard nothing of the lower one is left over eight hours
+        lower, upper = (exp(-hazard * hours) for hazard in reversed(host.hazard_interval))
+    return replace(
+        host,
+        score=host.score**times,
+        score_lower=lower,
+        score_upper=upper,
+        evidence=tuple(_over(one, host.score, times) for one in host.evidence),
+    )
+
+
+def _over(evidence: Evidence, score: float, times: float) -> Evidence:
+    without = min(max(score - evidence.score_delta, 0.0), 1.0)
+    return replace(evidence, score_delta=score**times - without**times)
+
+
+# ----------------------------------------------------------------------
+# A stored score once more, from its row: the same numbers to the bit, or the row is not what was
+# judged.
+
+
+def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
+    """Return what a row of `scores` was computed from; None of one stored before version 9."""
+    if row.get("hazard_model") is None:
+        return None
+    features = row["features"] or {}
+    return Inputs(
+        model=row["hazard_model"],
+        log_hazard_base=row["log_hazard_base"],
+        hazard_spread=row["hazard_spread"],
+        measured_speed=_number(row["measured_speed"]),
+        speed_error=_number(row["speed_error"]),
+        features=tuple(_number(features.get(name)) for name in NAMES) if features else (),
+        log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
+        # Before version 13 hazards of all faults multiplied, and the interval said nothing of how many there were.
+        log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
+        log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
+    )
+
+
+def recompute(row: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of a row of `scores` from its inputs. Raises ValueError where it has none."""
+    inputs = inputs_of_row(row)
+    if inputs is None:
+        raise ValueError("the row was stored before version 9 of the store: it has no inputs")
+    return numbers(
+        inputs,
+        row["log_hazard_deltas"],
+        row["relative_speed_factors"],
+        row["horizon_seconds"] / 3600.0,
+    )
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+# ----------------------------------------------------------------------
+# What advice and its outcomes tell judging: which hosts came back into service, and by how much
+# hazards were too small.
+
+
+class Return(NamedTuple):
+    """A host is back in service, and watched until then."""
+
+    since_ns: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """As it is known at one judgement; `returned` by host."""
+
+    returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
+    outcomes: Calibration = NO_OUTCOMES
+
+
+NOTHING = Experience()
+
+
+# ----------------------------------------------------------------------
+# The hazard that no rule explains: by the model that was trained here, else by the public record.
+
+
+def trained(model: HazardModel | None) -> HazardModel | None:
+    """Return *model* if it was trained here, and all its figures are numbers: no other is believed."""
+    if model is None or model.is_prior:
+        return None
+    return (
+        model
+        if np.isfinite((model.base_log_hazard_per_day, model.spread, *model.weights)).all()
+        else None
+    )
+
+
+def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
+    """Return (ln of each host's base hazard per hour, what each feature adds): hosts, and hosts x `hazard.NAMES`.
+
+    *features*: hosts x `judgement.features.NAMES`, which begin with those.
+
+    Where none was *trained*, the base is the public record's, by the number of *gpus*, and no feature adds anything:
+    the published rates after a return are of another cluster's faults. Base and parts add up to no more than a model
+    is held to.
+    """
+    if model is None:
+        return np.log(base_hazards_per_hour(gpus)), np.zeros((len(features), len(FEATURE_NAMES)))
+    told, parts = model.contributions(features[:, : len(FEATURE_NAMES)])
+    most = LOG_HAZARD_PER_DAY_MAX - np.log(HOURS_A_DAY)
+    return np.minimum(told, most) - parts.sum(axis=1), parts

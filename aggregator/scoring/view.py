@@ -1,0 +1,296 @@
+"""The fleet at one moment, as the rules read it: what is not fresh is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Words
+from ..fleet.devices import DEVICES_PER_HOST_MAX
+from ..fleet.fleet import Fleet
+from ..fleet.peers import Speeds, held_below, limited, relative_speeds
+from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
+from ..model import SIMULATED_SILENT_SECONDS_MAX
+from ..sql import quoted
+from . import evidence_sql
+from .evidence_sql import KEYFRAME_SECONDS_MAX
+
+#: A host that said nothing for longer is STALE.
+SILENT_SECONDS_MAX = 15.0
+#: A reading is of now for this many periods of its table.
+PERIODS_MAX = 2.5
+#: Tables by which a GPU is known to be read: they come whether anything changed or not, and soon show that it stopped.
+GPU_FAST = ("gpu_1s", "gpu_10s")
+
+
+class Present:
+    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device row."""
+
+    def __init__(self, fleet: Fleet, now_ns: int) -> None:
+        self.fleet, self.now_ns = fleet, now_ns
+        self.host_now_ns: Times = fleet.host_now_ns(now_ns)
+        ever = fleet.heard_ns > 0
+        silent = np.maximum(now_ns - fleet.heard_ns, 0) / 1e9
+        #: Seconds since each host's last live frame, infinite when there was none.
+        self.silent_seconds: Floats = np.where(ever, silent, np.inf)
+        self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
+        #: Simulated hosts that have ended (`Snapshot.lists`).
+        ended = np.isfinite(self.silent_seconds) & fleet.simulated
+        self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
+        self._heard: dict[str, Floats] = {}
+        self._fresh: dict[str, Flags] = {}
+        self._clock: Floats | None = None
+        self._speeds: Speeds | None = None
+        self._gpu_is_read: Flags | None = None
+        self._unread_hosts: Flags | None = None
+        #: The thresholds that were asked for.
+        self.asked: set[str] = set()
+        self._is_before = False
+
+    @property
+    def clock(self) -> Floats:
+        """Every GPU's SM clock while it computes (Hz); NaN where it does not, or its host is not heard."""
+        if self._clock is None:
+            clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
+            awake = self.awake[self.fleet.devices["gpu"].host]
+            self._clock = np.where(awake, clock, np.nan)
+        return self._clock
+
+    @property
+    def speeds(self) -> Speeds:
+        """Every GPU against its peers."""
+        if self._speeds is None:
+            fleet = self.fleet
+            watts, hosts = fleet.tables["gpu_10s"].gauge("power_limit_watts"), fleet.devices["gpu"]
+            at_limit = fleet.activity.at_limit
+            limits = limited(at_limit, watts, hosts.host, fleet.gangs.standing)
+            power = self.gauge("gpu_1s", "power_watts")
+            below = held_below(limits, power, self.clock, hosts.host)
+            limits = limits._replace(rows=at_limit & ~below)
+            self._speeds = relative_speeds(fleet, self.clock, limits)
+        return self._speeds
+
+    @property
+    def speeds_before(self) -> Floats:
+        """Every GPU's clock over what it was in the same job while nothing held it."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.clock / self.fleet.activity.past)
+
+    def threshold(self, name: str) -> float:
+        """Return a number that rules decide by (`declared/model.py`), as it was declared."""
+        self.asked.add(name)
+        return self.fleet.declared.threshold(name, before=self._is_before)
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Answer meanwhile with the thresholds of hosts that a roll-out has not reached."""
+        self._is_before = True
+        try:
+            yield
+        finally:
+            self._is_before = False
+
+    @property
+    def gpu_is_read(self) -> Flags:
+        """Which GPUs have readings of now: of their fast tables, or, where these were not read in this boot, of any."""
+        if self._gpu_is_read is None:
+            gpus = self.fleet.devices["gpu"]
+            fast, slow = np.zeros(gpus.count, dtype=bool), np.zeros(gpus.count, dtype=bool)
+            has_fast = np.zeros(gpus.count, dtype=bool)
+            for name, table in self.fleet.tables.items():
+                if table.devices is not gpus or name == "gpu_1s_probe":
+                    continue
+                if name in GPU_FAST:
+                    fast |= self.fresh(name)
+                    has_fast |= np.isfinite(self.heard(name))
+                else:
+                    slow |= self.fresh(name)
+            self._gpu_is_read = fast | (slow & ~has_fast)
+        return self._gpu_is_read
+
+    @property
+    def gpus_read(self) -> Codes:
+        """How many GPUs of each host have readings of now."""
+        of = self.fleet.devices["gpu"].host[self.gpu_is_read]
+        return np.bincount(of, minlength=len(self.fleet)).astype(np.int32)
+
+    @property
+    def gpus_declared(self) -> Floats:
+        """How many GPUs are declared for each host; NaN where nobody did."""
+        fleet = self.fleet
+        fleet.expecting.renew(fleet.declared, fleet.told, fleet.names)
+        return fleet.expecting.wanted("gpus")
+
+    @property
+    def unread_hosts(self) -> Flags:
+        """Which hosts that are heard have GPUs, as far as anything tells, of which none has a reading of now."""
+        known = self._unread_hosts
+        if known is None:
+            known = np.asarray(
+                self.awake & (self.fleet.gpus > 0) & (self.gpus_read == 0), dtype=bool
+            )
+            self._unread_hosts = known
+        return known
+
+    def heard(self, table: str) -> Floats:
+        """Return the seconds since each row of *table* was heard; infinite for never."""
+        known = self._heard.get(table)
+        if known is None:
+            rows = self.fleet.tables[table]
+            known = self._heard[table] = rows.heard(self.fleet.boot, self.host_now_ns)
+        return known
+
+    def _quiet(self, table: str, at: Indexes) -> Floats:
+        """Return for how long the rows *at* are known not to have counted.
+
+        Known are whole periods of its table, up to its host's last frame: what a counter did since its
+        last reading tells only the next.
+        """
+        rows = self.fleet.tables[table]
+        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        silent = self.silent_seconds[rows.devices.host[at]]
+        known = np.isfinite(heard) & np.isfinite(silent)
+        seconds = np.where(known, heard, 0.0) - np.where(known, silent, 0.0)
+        whole = np.floor(seconds / rows.period_seconds + 1e-6) * rows.period_seconds
+        return np.where(known, whole, np.inf)
+
+    def fresh(self, table: str) -> Flags:
+        """Say which rows of *table* are of now."""
+        known = self._fresh.get(table)
+        if known is None:
+            known = self._fresh[table] = self._is_fresh(table)
+        return known
+
+    def _is_fresh(self, table: str) -> Flags:
+        rows = self.fleet.tables[table]
+        awake = self.awake[rows.devices.host]
+        return np.asarray((self.heard(table) <= self._limit(table)) & awake, dtype=bool)
+
+    def _limit(self, table: str) -> float:
+        rows = self.fleet.tables[table]
+        if rows.on_change:
+            return KEYFRAME_SECONDS_MAX
+        return max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
+
+    def fresh_at(self, table: str, at: Indexes) -> Flags:
+        """Say which of the rows *at* are of now: of large tables rules ask only for what looks wrong."""
+        if (
+            not at.size
+        ):  # the most of all questions, and ten looks at nothing cost as much as at something
+            return np.zeros(0, dtype=bool)
+        known = self._fresh.get(table)
+        if known is not None:
+            return known[at]
+        rows = self.fleet.tables[table]
+        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        awake = self.awake[rows.devices.host[at]]
+        return np.asarray((heard <= self._limit(table)) & awake, dtype=bool)
+
+    def where(self, table: str, column: str, wrong: Callable[[Any], Flags]) -> Indexes:
+        """Return the rows whose reading of now *wrong* speaks of. No reading is never wrong."""
+        rows = self.fleet.tables[table].cells_where(column, wrong)
+        return rows[self.fresh_at(table, rows)]
+
+    def counting(
+        self, table: str, column: str, least: float = 0.0, *, slow: bool = False
+    ) -> tuple[Indexes, Floats]:
+        """Return (rows, events of about the last 10 s, or 600 s) where these are *least* or more."""
+        rows = self.fleet.tables[table].counting(column, least, slow=slow)
+        rows = rows[self.fresh_at(table, rows)]
+        if not rows.size:
+            return rows, np.zeros(0)
+        quiet = self._quiet(table, rows)
+        events = self.fleet.tables[table].recent(column, quiet, slow=slow, rows=rows)
+        enough = events >= least
+        return rows[enough], events[enough]
+
+    def gauge_at(self, table: str, column: str, at: Indexes) -> Floats:
+        """Return a gauge at these rows, NaN where there is none of now."""
+        values = self.fleet.tables[table].gauge_at(column, at)
+        return np.where(self.fresh_at(table, at), values, np.nan)
+
+    def gauge(self, table: str, column: str) -> Floats:
+        """Return a gauge, NaN where there is none of now."""
+        return np.where(self.fresh(table), self.fleet.tables[table].gauge(column), np.nan)
+
+    def state(self, table: str, column: str) -> Words:
+        """Return a state, 0 where there is none of now."""
+        values = self.fleet.tables[table].state(column)
+        return np.where(self.fresh(table), values, np.uint64(0))
+
+    def known(self, table: str, column: str) -> Flags:
+        """Say where a signal has a value of now."""
+        return self.fleet.tables[table].known(column) & self.fresh(table)
+
+    def rates(self, table: str, column: str, *, slow: bool = False) -> Floats:
+        """Return a counter's events per second over the last 10 s (or 600 s)."""
+        constant = SLOW_SECONDS if slow else FAST_SECONDS
+        return self.recent(table, column, slow=slow) / constant
+
+    def recent(self, table: str, column: str, *, slow: bool = False) -> Floats:
+        """Return a counter's events of about the last 10 s (or 600 s)."""
+        rows, events = self.counting(table, column, slow=slow)
+        found = np.zeros(self.fleet.tables[table].devices.count)
+        found[rows] = events
+        return found
+
+    def name(self, table: str, row: int) -> tuple[int, str]:
+        """Return (node index, device) of a row."""
+        devices = self.fleet.tables[table].devices
+        return int(devices.host[row]), devices.names[row]
+
+    def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
+        """Return the query for the last *seconds* of a device's readings, the newest first: it is the one that counts."""
+        return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time DESC"
+
+    def sql_counted(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
+        """Return the query for a device's counter with what it counted (`queries.counted`)."""
+        host, device = self.name(table, row)
+        named = self.fleet.names[host], device
+        return evidence_sql.counted(table, column, named, unit, self.now_ns, seconds)
+
+    def sql_beside_peers(
+        self, table: str, row: int, column: str, unit: str, among: str = ""
+    ) -> str:
+        """Return the query for how fast a device's counter rises, beside those that it was held against.
+
+        *among*: the query for these, if not all.
+        """
+        host, device = self.name(table, row)
+        named, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
+        return evidence_sql.beside_peers(
+            table, column, named, unit, self.now_ns, simulated=simulated, among=among
+        )
+
+    def sql_last_of_each(self, table: str, host: int, columns: str, seconds: float) -> str:
+        """Return the query for the last reading of each device of a host."""
+        return evidence_sql.last_of_each(
+            table, columns, self.fleet.names[host], self.now_ns, seconds
+        )
+
+    def sql_devices(self, table: str, host: int, seconds: float) -> str:
+        """Return the query for how many devices of *table* a host reported in the last *seconds*, and how many have no room."""
+        return (
+            f"SELECT count(DISTINCT device) AS devices, devices - {DEVICES_PER_HOST_MAX} AS without_room FROM readings.{table} "
+            f"WHERE host = {quoted(self.fleet.names[host])} "
+            f"AND {evidence_sql.of_table(table, self.now_ns, seconds, evidence_sql.LATER_SECONDS)}"
+        )
+
+    def _readings(self, table: str, row: int, seconds: float) -> str:
+        host, device = self.name(table, row)
+        return (
+            f"FROM readings.{table} "
+            f"WHERE host = {quoted(self.fleet.names[host])} AND device = {quoted(device)} "
+            f"AND {evidence_sql.of_table(table, self.now_ns, seconds, evidence_sql.LATER_SECONDS)}"
+        )
+
+    def age(self) -> str:
+        """Return the column that says how many seconds before now a reading was made."""
+        return f"date_diff('second', time, {self.moment(0)}) AS seconds_ago"
+
+    def moment(self, seconds: float) -> str:
+        """Return the time *seconds* from now as SQL."""
+        return evidence_sql.moment((self.now_ns // 1_000_000_000 + round(seconds)) * 1_000_000_000)

@@ -1,0 +1,91 @@
+"""A server of gRPC as the house makes them, in whichever process: errors as statuses, a guard, and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ...contract.wire import (
+    admin_pb2,
+    advisory_pb2,
+    outcome_pb2,
+    permit_pb2,
+    query_pb2,
+    score_pb2,
+    telemetry_pb2,
+)
+from ...contract.wire.admin_pb2_grpc import add_AdminServiceServicer_to_server
+from ...contract.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_server
+from ...contract.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
+from ...contract.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
+from ...contract.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
+from ...contract.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
+from ...contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
+from ..auth.access import Denied, Door, Guard
+from ..config import AggregatorConfig
+from ..metrics import Calls
+from .status import Errors
+
+
+def make_server(
+    config: AggregatorConfig,
+    door: Door,
+    calls: Calls,
+    *,
+    by_token: bool = False,
+    denied: Mapping[str, Denied] | None = None,
+) -> grpc.aio.Server:
+    """Return one without services. *calls*: where they are counted; the rest is the guard's."""
+    return grpc.aio.server(
+        interceptors=[Errors(calls), Guard(door, by_token=by_token, denied=denied)],
+        options=[
+            ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
+            ("grpc.max_receive_message_length", config.message_bytes_max),
+            ("grpc.max_concurrent_streams", config.streams_per_connection_max),
+            ("grpc.max_allowed_incoming_connections", config.connections_max),
+            ("grpc.server_handshake_timeout_ms", int(1000 * config.login_seconds_max)),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Its pings would wake each of ten thousand agents about once a second.
+            ("grpc.http2.bdp_probe", 0),
+        ],
+    )
+
+
+# ----------------------------------------------------------------------
+# Which services a port of the aggregator answers. To add one: a file in `service/`, and a row here.
+
+
+def _name(file: Any) -> str:
+    """Return the full name of the one service of a .proto."""
+    (service,) = file.DESCRIPTOR.services_by_name.values()
+    return str(service.full_name)
+
+
+TELEMETRY, SCORE, PERMIT = _name(telemetry_pb2), _name(score_pb2), _name(permit_pb2)
+ADVISORY, OUTCOME = _name(advisory_pb2), _name(outcome_pb2)
+QUERY, ADMIN = _name(query_pb2), _name(admin_pb2)
+
+#: Service -> what puts one on a server.
+_ADD: Mapping[str, Callable[[Any, Any], None]] = {
+    TELEMETRY: add_TelemetryServiceServicer_to_server,
+    SCORE: add_ScoreServiceServicer_to_server,
+    PERMIT: add_PermitServiceServicer_to_server,
+    ADVISORY: add_AdvisoryServiceServicer_to_server,
+    OUTCOME: add_OutcomeServiceServicer_to_server,
+    QUERY: add_QueryServiceServicer_to_server,
+    ADMIN: add_AdminServiceServicer_to_server,
+}
+
+
+def serve_on(server: Any, services: Mapping[str, Any], state: Any) -> None:
+    """Put *services*, by name, on *server*; and gRPC's own: *state*, a health servicer, and reflection."""
+    for name, service in services.items():
+        _ADD[name](service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)

@@ -1,0 +1,223 @@
+"""Scores as the wire has them: of one node as a message, of many as packed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from ...contract.wire import score_pb2
+from ...contract.wire import telemetry_pb2 as wire
+from ..fleet.collector_status import Source
+from ..model import Evidence, GpuScore, HostScore, Snapshot, State
+from ..scoring.evaluate import Judgement
+from ..scoring.results import Gpus, Hosts
+from ..scoring.score import HORIZON_HOURS, scores_of
+from .validation import timestamp
+
+# ----------------------------------------------------------------------
+# Columns as protobuf has them on the wire, straight from arrays: by its own objects 80,000 GPUs
+# hold a process up for 50 ms.
+#
+# What is added to a message behind its other fields is part of it: their order is free, and
+# repeated ones go on.
+
+_LENGTH_DELIMITED = 2
+#: A varint has seven bits a byte, the lowest first; all but its last byte have the eighth set.
+_SHIFTS = np.arange(0, 35, 7, dtype=np.uint64)
+
+
+def packed(kind: type[Message], columns: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return fields of *kind*, by name: repeated and packed, of type float or uint32; one value an element."""
+    parts = list[bytes]()
+    for name, column in columns.items():
+        field = kind.DESCRIPTOR.fields_by_name[name]
+        values = _floats(column) if field.type == FieldDescriptor.TYPE_FLOAT else varints(column)
+        if values:
+            head = np.array([field.number << 3 | _LENGTH_DELIMITED, len(values)])
+            parts += [varints(head), values]
+    return b"".join(parts)
+
+
+def _floats(column: NDArray[Any]) -> bytes:
+    return column.astype("<f4", copy=False).tobytes()
+
+
+def varints(values: NDArray[Any]) -> bytes:
+    """Return *values*, each from 0 to 2**32 - 1, one after another."""
+    wide = values.astype(np.uint64)
+    longest = max(1, -(-int(wide.max(initial=0)).bit_length() // 7))
+    shifted = wide[:, None] >> _SHIFTS[:longest]
+    there = shifted > 0
+    there[:, 0] = True
+    follows = np.zeros_like(there)
+    follows[:, :-1] = there[:, 1:]
+    octets = (shifted & np.uint64(0x7F)).astype(np.uint8) | (follows.astype(np.uint8) << 7)
+    return octets[there].tobytes()
+
+
+#: A scheduler may use an answer for so long.
+VALID_SECONDS = 15
+
+
+def message(
+    snapshot: Judgement, host: HostScore, hours: float, *, full: bool, sources: tuple[Source, ...]
+) -> score_pb2.NodeScore:
+    """Return *host*, as it is over *hours*, for the wire; contributions and sources in the full view."""
+    reply = score_pb2.NodeScore(
+        node=f"nodes/{host.host}",
+        score=host.score,
+        score_lower=host.score_lower,
+        score_upper=host.score_upper,
+        state=_number(host.state),
+        hazard_per_hour=host.hazard_per_hour,
+        relative_speed=host.relative_speed,
+        reason=_number(host.reason),
+        reason_words=host.reason_words,
+        clears_when=host.clears_when,
+        simulated=host.simulated,
+        hazard_lower=host.hazard_interval[0],
+        hazard_upper=host.hazard_interval[1],
+        relative_speed_lower=host.speed_lower,
+        relative_speed_upper=host.speed_upper,
+        hazard_model=host.inputs.model if host.inputs else "",
+        compute_time=timestamp(snapshot.computed_ns),
+        version=snapshot.version,
+        job=snapshot.jobs.get(host.node_index, ""),
+    )
+    waits_for = snapshot.waits.of(host.node_index)
+    if waits_for:
+        reply.waits_for = f"nodes/{waits_for.device}"
+        reply.waits_for_job = snapshot.waits.job_of(host.node_index)
+    reply.horizon.FromNanoseconds(round(hours * 3600e9))
+    if host.heard_ns:
+        reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
+    if full:
+        reply.contributions.extend(_contribution(e) for e in host.evidence)
+        if waits_for:
+            reply.contributions.append(_contribution(waits_for))
+        reply.gpus.extend(map(_gpu, snapshot.gpus.of(host.node_index)))
+        reply.sources.extend(
+            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_word, words=s.words)
+            for s in sources
+        )
+    return reply
+
+
+def _gpu(gpu: GpuScore) -> score_pb2.GpuScore:
+    return score_pb2.GpuScore(
+        gpu=gpu.gpu,
+        state=_number(gpu.state),
+        reason=_number(gpu.reason),
+        hazard_per_hour=gpu.hazard_per_hour,
+        hazard_lower=gpu.hazard_lower,
+        hazard_upper=gpu.hazard_upper,
+        relative_speed=gpu.relative_speed,
+        relative_speed_lower=gpu.speed_lower,
+        relative_speed_upper=gpu.speed_upper,
+    )
+
+
+def _contribution(evidence: Evidence) -> score_pb2.Contribution:
+    return score_pb2.Contribution(
+        signal=evidence.signal,
+        device=evidence.device,
+        value=evidence.value,
+        unit=evidence.unit,
+        normal=evidence.normal,
+        log_hazard_delta=evidence.log_hazard_delta,
+        relative_speed_factor=evidence.relative_speed_factor,
+        score_delta=evidence.score_delta,
+        reason=_number(evidence.reason),
+        words=evidence.words,
+        observe_time=timestamp(evidence.observed_ns),
+        evidence_sql=evidence.sql,
+        hazard_delta=0.0 if isnan(evidence.hazard_delta) else evidence.hazard_delta,
+        shared_count=evidence.shared_count,
+    )
+
+
+def _number(value: int) -> Any:
+    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    return value
+
+
+def columns(
+    snapshot: Judgement,
+    chosen: np.typing.NDArray[np.intp],
+    floor: float,
+    hours: float,
+    *,
+    gpus: bool,
+) -> bytes:
+    """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised."""
+    told = snapshot.columns
+    if hours != HORIZON_HOURS:
+        hazards = told.hazard_per_hour.astype(np.float64)
+        told = told._replace(score=scores_of(hazards, hours).astype(np.float32))
+    allowed = told.allowed(floor)[chosen]
+    reply = score_pb2.ScoreNodesResponse(
+        dictionary_version=snapshot.dictionary_version,
+        score_version=snapshot.version,
+        state=told.state[chosen].tobytes(),
+        bucket=told.bucket[chosen].tobytes(),
+        reason=told.reason[chosen].tobytes(),
+        allowed_bitmap=np.packbits(allowed, bitorder="little").tobytes(),
+        valid_until=timestamp(snapshot.computed_ns + VALID_SECONDS * 1_000_000_000),
+        degraded=bool(snapshot.degraded_reason),
+        degraded_reason=snapshot.degraded_reason,
+    )
+    reply.horizon.FromNanoseconds(round(hours * 3600e9))
+    repeated: dict[str, np.typing.NDArray[Any]] = {
+        "node_index": chosen,
+        "score": told.score[chosen],
+        "hazard_per_hour": told.hazard_per_hour[chosen],
+        "relative_speed": told.relative_speed[chosen],
+    }
+    if gpus:
+        wanted = np.zeros(len(snapshot.hosts), dtype=bool)
+        wanted[chosen] = True
+        repeated |= _gpu_columns(reply, snapshot.gpus, np.flatnonzero(wanted[snapshot.gpus.host]))
+    return reply.SerializeToString() + packed(score_pb2.ScoreNodesResponse, repeated)
+
+
+def _gpu_columns(
+    reply: score_pb2.ScoreNodesResponse, gpus: Gpus, rows: np.typing.NDArray[np.intp]
+) -> dict[str, np.typing.NDArray[Any]]:
+    """Put what is a byte a GPU into *reply*; return the other columns."""
+    reply.gpu_state, reply.gpu_reason = gpus.state[rows].tobytes(), gpus.reason[rows].tobytes()
+    return {
+        "gpu_index": rows,
+        "gpu_node_index": gpus.host[rows],
+        "gpu_hazard_per_hour": gpus.hazard_per_hour[rows],
+        "gpu_hazard_spread": gpus.hazard_spread[rows],
+        "gpu_relative_speed": gpus.relative_speed[rows],
+        "gpu_relative_speed_lower": gpus.speed_lower[rows],
+        "gpu_relative_speed_upper": gpus.speed_upper[rows],
+    }
+
+
+# ----------------------------------------------------------------------
+# How judging finds a host, for the host's own agent, which shows it to people who ask there.
+
+REASON_CHARACTERS_MAX = 300
+HEALTHY = wire.HostVerdict(state=State.HEALTHY.name)
+
+
+def verdict_of(
+    snapshot: Snapshot | None, index: Mapping[str, int], host: str
+) -> wire.HostVerdict | None:
+    """Return how *host* stands in *snapshot*; None where it has not been judged. *index*: host -> node index."""
+    at = index.get(host)
+    if snapshot is None or at is None or at >= len(snapshot.hosts):
+        return None
+    hosts = snapshot.hosts
+    told = hosts.told.get(at) if isinstance(hosts, Hosts) else hosts[at]
+    if told is None or told.state is State.HEALTHY:
+        return HEALTHY  # the score of a host that is well is not made for this
+    return wire.HostVerdict(state=told.state.name, reason=told.reason_words[:REASON_CHARACTERS_MAX])

@@ -1,0 +1,217 @@
+"""The aggregator's end of the score process: starts it, hands each snapshot over, has another one when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from ..auth.access import Door
+from ..config import AggregatorConfig
+from ..metrics import Calls
+from ..query.pool import environment
+from ..scoring.evaluate import Judgement
+from . import score_process_main, shared_snapshot
+
+log = logging.getLogger(__name__)
+
+#: One that does not listen, or says nothing to a snapshot, for so long is killed: another may do better.
+START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
+#: One that does not end when its socket closes is killed after so long.
+END_SECONDS = 2.0
+#: After one has ended the next is started after so long; where they end soon, after twice as long each time.
+REST_SECONDS, REST_SECONDS_MAX, SOON_SECONDS = 0.2, 30.0, 60.0
+
+ENDED = "the score process has ended"
+
+
+class ScoreProcessError(Exception):
+    """The score process ended, or does not answer; the words say which."""
+
+
+class ScoreProcess:
+    """Of one event loop. `start`, then `tell` of each snapshot, then `close`."""
+
+    def __init__(
+        self, config: AggregatorConfig, where: tuple[str, int], door: Door, calls: Calls
+    ) -> None:
+        """*door*, *calls*: what the process counts is added to theirs."""
+        self._config, (self.address, self.port) = config, where
+        self._door, self._calls = door, calls
+        #: How often one was started.
+        self.started_count = 0
+        #: The version of the snapshot that it answers from; 0: none yet.
+        self.version = 0
+        self._latest: Judgement | None = None
+        self._news = asyncio.Event()
+        self._answers = asyncio.Queue[dict[str, Any]]()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._dictionary: tuple[tuple[int, ...], int] | None = None  # of what it is, descriptor
+        self._number = 0
+
+    @property
+    def pid(self) -> int:
+        """The process, 0 without one."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Have one that listens, and keep one from now on. Raises ScoreProcessError, OSError."""
+        try:
+            await self._begin()
+        except BaseException:
+            await self._end()
+            raise
+        self._keeping = asyncio.create_task(self._keep())
+
+    def tell(self, snapshot: Judgement) -> None:
+        """Let it answer from *snapshot*; of several that come while it takes one over, the last."""
+        self._latest = snapshot
+        self._news.set()
+
+    async def close(self) -> None:
+        """End it."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        await self._end()
+        if self._dictionary is not None:
+            os.close(self._dictionary[1])
+            self._dictionary = None
+
+    async def _keep(self) -> None:
+        rest = REST_SECONDS
+        while True:
+            began, words = time.monotonic(), ""
+            try:
+                if self._process is None:
+                    await self._begin()
+                await self._hand_over()
+            except (ScoreProcessError, OSError) as error:
+                words = str(error)
+            except Exception:
+                log.exception("a snapshot cannot be handed to the score process")
+            status = await self._end()
+            log.warning("%s (status %s); another is started", words or "it was ended", status)
+            if time.monotonic() - began >= SOON_SECONDS:
+                rest = REST_SECONDS
+            await asyncio.sleep(rest)
+            rest = min(2 * rest, REST_SECONDS_MAX)
+
+    async def _begin(self) -> None:
+        control = self._spawn()
+        self._answers = asyncio.Queue()
+        self._listening = asyncio.create_task(self._listen(control, self._answers))
+        said = await self._answer(START_SECONDS_MAX)
+        if "port" not in said:
+            raise ScoreProcessError(f"the score process cannot serve: {said['error']}")
+        self.port = said["port"]
+        self._news.set()  # it has no snapshot yet
+
+    def _spawn(self) -> socket.socket:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", score_process_main.__name__],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=environment(),
+                # Ctrl-C is for the aggregator; and Linux shares processors between sessions first (sched(7)): it has
+                # a share of its own beside all threads of ours.
+                start_new_session=True,
+            )
+        self.started_count += 1
+        settings = score_process_main.Settings(self._config, self.address, self.port, os.getpid())
+        self._control.send(pickle.dumps(settings))
+        self._control.setblocking(False)
+        return self._control
+
+    async def _listen(self, control: socket.socket, answers: asyncio.Queue[dict[str, Any]]) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            while data := await loop.sock_recv(control, score_process_main.PACKET_BYTES_MAX):
+                answers.put_nowait(json.loads(data))
+        answers.put_nowait({})
+        self._news.set()
+
+    async def _answer(self, seconds: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                said = await self._answers.get()
+        except TimeoutError as error:
+            raise ScoreProcessError(
+                f"the score process said nothing for {seconds:g} s and is killed"
+            ) from error
+        if not said:
+            raise ScoreProcessError(ENDED)
+        return said
+
+    async def _hand_over(self) -> None:
+        """Hand snapshots over until the process is no more. Raises ScoreProcessError, OSError."""
+        assert self._control is not None
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if not self._answers.empty():
+                await self._answer(0.0)  # nothing was asked: it has ended
+            if (snapshot := self._latest) is None:
+                continue
+            # Nobody changes it, and what is written is no state of ours but the names' file.
+            names, descriptor = await asyncio.to_thread(self._files, snapshot)
+            try:
+                packet = json.dumps({"dictionary": self._number}).encode()
+                socket.send_fds(self._control, [packet], [names, descriptor])
+            except ConnectionError as error:
+                raise ScoreProcessError(ENDED) from error
+            finally:
+                os.close(descriptor)
+            self._take(await self._answer(ANSWER_SECONDS_MAX))
+
+    def _files(self, snapshot: Judgement) -> tuple[int, int]:
+        """Return descriptors of the names, which is kept, and of the rest."""
+        key = snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus)
+        if self._dictionary is None or self._dictionary[0] != key:
+            made = shared_snapshot.dictionary_file(snapshot)
+            if self._dictionary is not None:
+                os.close(self._dictionary[1])
+            self._dictionary, self._number = (key, made), self._number + 1
+        return self._dictionary[1], shared_snapshot.snapshot_file(snapshot)
+
+    def _take(self, said: dict[str, Any]) -> None:
+        self.version = said["version"]
+        self._calls.begun.update(said["begun"])
+        for name, code, count in said["failed"]:
+            self._calls.failed[name, code] += count
+        self._door.refused_count += said["refused"]
+
+    async def _end(self) -> int | None:
+        """End it, and return with what status it did; None where none was started."""
+        process, self._process = self._process, None
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        self._control = self._listening = None
+        self.version = 0
+        return await asyncio.to_thread(_bury, process) if process is not None else None
+
+
+def _bury(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,160 @@
+"""A snapshot as files in memory, which the aggregator makes and the score process maps: sealed, so that none changes.
+
+Two files: what each judgement is, its arrays as they lie; and the *dictionary*, the names of hosts and GPUs, which is
+made anew only when there is another name. What is said of single hosts (evidence, words) is read only when asked for.
+Pickled: it goes from a process of ours to its own child, over a socket that nobody else has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import mmap
+import os
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import Any, Generic, TypeVar, overload
+
+from ..fleet.collector_status import Source
+from ..model import HostScore
+from ..scoring.evaluate import Judgement
+from ..scoring.features import Faults
+from ..scoring.restart import Before
+
+One = TypeVar("One")
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_SIZE = struct.Struct("<Q")
+#: Where parts of a file begin, so that numpy reads arrays where they lie.
+_ALIGNED_BYTES = 64
+_PROTOCOL = 5
+#: What stands for the names in a judgement that is handed on.
+_HOSTS, _GPUS = "hosts", "gpus"
+
+
+class Later(Sequence[One], Generic[One]):
+    """A sequence of known length that is loaded when a member is asked for."""
+
+    def __init__(self, length: int, load: Callable[[], Sequence[One]]) -> None:
+        self._length, self._load = length, load
+
+    @cached_property
+    def _loaded(self) -> Sequence[One]:
+        return self._load()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> One: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[One]: ...
+    def __getitem__(self, at: int | slice) -> One | Sequence[One]:
+        return self._loaded[at]
+
+
+class Dictionary:
+    """All names, by node index and by GPU index; those of GPUs are loaded when one is asked for."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map *descriptor*, which stays the caller's."""
+        (first,), (second,) = _mapped(descriptor)
+        self.names: tuple[str, ...]
+        self.names, gpus = pickle.loads(first)
+        self.gpus = Later[str](gpus, lambda: pickle.loads(second))
+
+
+def dictionary_file(snapshot: Judgement) -> int:
+    """Return a descriptor of the names in *snapshot*. Raises OSError."""
+    gpus = tuple(snapshot.gpus.names[at] for at in range(len(snapshot.gpus)))
+    return _file([_pickled((snapshot.names, len(gpus))), _pickled(gpus)])
+
+
+def snapshot_file(snapshot: Judgement) -> int:
+    """Return a descriptor of *snapshot*, without its names and what only judging needs. Raises OSError."""
+    told = replace(
+        snapshot, hosts=(), sources=(), holds={}, saw={}, before=Before(), faults=Faults()
+    )
+    names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
+    names.pop(id(()), None)  # Python has but one empty tuple, for all that is none
+    return _file(
+        [_pickled(told, names), _pickled((snapshot.hosts, tuple(snapshot.sources)), names)]
+    )
+
+
+def snapshot_of(descriptor: int, dictionary: Dictionary) -> Judgement:
+    """Return the snapshot in *descriptor*, which stays the caller's."""
+    first, second = _mapped(descriptor)
+    told: Judgement = _loaded(first, dictionary)
+    load: Callable[[], tuple[Sequence[HostScore], Sequence[tuple[Source, ...]]]]
+    load = cache(lambda: _loaded(second, dictionary))
+    count = len(dictionary.names)
+    hosts, sources = Later(count, lambda: load()[0]), Later(count, lambda: load()[1])
+    return replace(told, hosts=hosts, sources=sources)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, names: Mapping[int, str], arrays: list[Any]) -> None:
+        super().__init__(file, _PROTOCOL, buffer_callback=arrays.append)
+        self._names = names
+
+    def persistent_id(self, obj: object) -> str | None:
+        return self._names.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, parts: Sequence[memoryview], dictionary: Dictionary) -> None:
+        super().__init__(io.BytesIO(parts[0]), buffers=parts[1:])
+        self._dictionary = dictionary
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._dictionary.names if pid == _HOSTS else self._dictionary.gpus
+
+
+def _pickled(value: object, names: Mapping[int, str] | None = None) -> list[memoryview]:
+    """Return *value* and after it the arrays in it, as they lie. *names*: by id, what is left out, and its stand-in."""
+    file, arrays = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(file, names or {}, arrays).dump(value)
+    return [file.getbuffer(), *(array.raw() for array in arrays)]
+
+
+def _loaded(parts: Sequence[memoryview], dictionary: Dictionary) -> Any:
+    return _Unpickler(parts, dictionary).load()
+
+
+def _file(sections: Sequence[Sequence[memoryview]]) -> int:
+    """Return the descriptor of a sealed file in memory of these parts. Raises OSError."""
+    head = pickle.dumps([[part.nbytes for part in parts] for parts in sections])
+    descriptor = os.memfd_create("gangline-scores", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(_SIZE.pack(len(head)) + head)
+            for part in (part for parts in sections for part in parts):
+                file.seek(_aligned(file.tell()))
+                file.write(part)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _mapped(descriptor: int) -> list[list[memoryview]]:
+    """Return the parts of such a file, by section; they hold its memory."""
+    whole = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    at = _SIZE.size + _SIZE.unpack_from(whole)[0]
+    sections = list[list[memoryview]]()
+    for sizes in pickle.loads(whole[_SIZE.size : at]):
+        sections.append([])
+        for size in sizes:
+            at = _aligned(at)
+            sections[-1].append(whole[at : at + size])
+            at += size
+    return sections
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -1,0 +1,234 @@
+"""Readings still in the live file: a table per catalogue table and five minutes of receipt, and the views.
+
+The minutes are those in which readings were committed, so that closed ones stay closed however late
+a reading comes. What is closed leaves for Parquet (`aggregator/history`) and its table is dropped; a
+DELETE would not give the file's space back.
+
+`live.X` is what is in this file, `past.X` what is in Parquet, `readings.X` both: only the first two are
+made anew when something comes or goes, so that a commit never touches a Parquet file. Each has a digest of what it was
+made of as its comment, so that a start makes only those that are not right: to replace a view takes its comment away,
+whoever does it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import duckdb
+
+from ...contract.host_policy import Row, builtin
+from ...contract.signals import FORMER_TABLES
+from ...contract.xid.policy import policy, sxid_policy
+from ..sql import quoted
+from .layout import COLUMNS, definitions
+from .parquet import segment_files
+from .parquet.segment_files import Segment
+from .parquet.views import columns_of, past_sources, union
+
+_FORMER = {name: former for former, name in FORMER_TABLES.items()}
+#: Ten digits are an hour of a version before this one.
+_NAME = re.compile(r"(?P<table>\w+?)__(?P<part>\d{10}(\d\d)?)$")
+HOUR_NS = 3600 * 1_000_000_000
+PART_MINUTES = 5
+
+#: Column name -> DuckDB type, in order.
+Types = dict[str, str]
+
+
+def hour_name(now_ns: int) -> str:
+    """Return the UTC hour as in names: 2026112010."""
+    return time.strftime("%Y%m%d%H", time.gmtime(now_ns // 1_000_000_000))
+
+
+def part_name(now_ns: int) -> str:
+    """Return the UTC five minutes as in table names: 202611201005."""
+    at = time.gmtime(now_ns // 1_000_000_000)
+    return f"{time.strftime('%Y%m%d%H', at)}{at.tm_min // PART_MINUTES * PART_MINUTES:02}"
+
+
+class Hours:
+    """The live tables of one store. Used by the writer thread only, within its transactions."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._current = ""
+        self._ready: set[str] = set()
+        self._parts: dict[str, dict[str, Types]] = {}  # table -> part -> its columns
+        self._segments: dict[str, list[Segment]] = {}  # table -> its readings in Parquet
+        self._marks: dict[str, int] = {}  # table -> what of it was recorded when they were read
+        self._made = _made(connection)  # view -> digest of what it was made of
+
+    def open(self) -> None:
+        """Read what there is, and make anew the views of what has changed."""
+        self._current, self._ready = "", set()
+        self._read_parts()
+        self._read_segments()
+        for table in [*self._parts, *(self._segments.keys() - self._parts.keys())]:
+            self._make_views(table)
+
+    def _read_segments(self) -> None:
+        marks = segment_files.marks(self._connection)
+        for table in self._marks.keys() | marks.keys():
+            if marks.get(table) != self._marks.get(table):
+                found = segment_files.recorded(self._connection, "raw", table)
+                self._segments[table] = segment_files.readable(self._folder, found)
+        self._marks = marks
+
+    def _read_parts(self) -> None:
+        """In one query: DuckDB looks at all columns there are for those of one table."""
+        self._parts = {table: {} for table in COLUMNS}
+        rows: list[tuple[str, str, str]] = self._connection.execute(
+            "SELECT table_name, column_name, data_type FROM duckdb_columns() "
+            "WHERE schema_name = 'hours' ORDER BY table_name, column_index"
+        ).fetchall()
+        for name, columns in groupby(rows, itemgetter(0)):
+            match = _NAME.fullmatch(name)
+            if match:
+                types = {column: kind for _, column, kind in columns}
+                self._parts.setdefault(match["table"], {})[match["part"]] = types
+
+    def table_for(self, table: str, now_ns: int) -> str:
+        """Return the name of the table of *table* for these five minutes, made if it is not there yet."""
+        part = part_name(now_ns)
+        if part != self._current:
+            self._current, self._ready = part, set()
+        name = f'hours."{table}__{part}"'
+        if table not in self._ready:
+            self._make(table, part, name)
+            self._ready.add(table)
+        return name
+
+    def _make(self, table: str, part: str, name: str) -> None:
+        columns = COLUMNS[table]
+        if part not in self._parts[table]:
+            self._connection.execute(f"CREATE TABLE {name} ({definitions(columns)})")
+            self._parts[table][part] = dict(columns)
+            self._make_views(table)
+            return
+        types = self._parts[table][part]
+        missing = [column for column in columns if column[0] not in types]
+        for column, kind in missing:  # an upgrade within the five minutes
+            self._connection.execute(f'ALTER TABLE {name} ADD COLUMN "{column}" {kind}')
+            types[column] = kind
+
+    def drop_before(self, oldest_ns: int) -> int:
+        """Drop what was received before the hour of *oldest_ns*; return how many tables went."""
+        limit, dropped = hour_name(oldest_ns), 0
+        for table, parts in self._parts.items():
+            old = sorted(part for part in parts if part[:10] < limit)
+            for part in old:
+                del parts[part]
+            if old:
+                for each in {table, FORMER_TABLES.get(table, table)}:
+                    self._make_views(each)
+            for part in old:
+                self._connection.execute(f'DROP TABLE hours."{table}__{part}"')
+            dropped += len(old)
+        return dropped
+
+    def _make_views(self, table: str) -> None:
+        names = [table, _FORMER.get(table, "")]  # what a version before stored is there too
+        live = {
+            f'hours."{each}__{part}"': types
+            for each in names
+            for part, types in sorted(self._parts.get(each, {}).items())
+        }
+        past = [one for each in names for one in self._segments.get(each, ())]
+        columns = columns_of(table, [*live.values(), *(one.types for one in past)])
+        if not columns:  # a table of another version, of which nothing is left
+            self._drop_views(table)
+            return
+        self._make_view(f'live."{table}"', union(columns, live))
+        self._make_view(f'past."{table}"', union(columns, past_sources(self._folder, past)))
+        both = f'FROM live."{table}" UNION ALL FROM past."{table}"'
+        self._make_view(f'readings."{table}"', both, str(columns))
+        if table in COLUMNS:
+            self._make_view(f'latest."{table}"', _latest(table), str(columns))
+
+    def _make_view(self, view: str, body: str, made_of: str = "") -> None:
+        digest = sha256(f"{duckdb.__version__} {body} {made_of}".encode()).hexdigest()
+        if self._made.get(view) != digest:
+            self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {body}")
+            self._connection.execute(f"COMMENT ON VIEW {view} IS '{digest}'")
+            self._made[view] = digest
+
+    def _drop_views(self, table: str) -> None:
+        for schema in ("latest", "readings", "past", "live"):
+            self._connection.execute(f'DROP VIEW IF EXISTS {schema}."{table}"')
+            self._made.pop(f'{schema}."{table}"', None)
+
+
+def _made(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    rows: list[tuple[str, str]] = connection.execute(
+        """SELECT schema_name || '."' || view_name || '"', comment FROM duckdb_views() """
+        "WHERE schema_name IN ('live', 'past', 'readings', 'latest') AND comment IS NOT NULL"
+    ).fetchall()
+    return dict(rows)
+
+
+def _latest(table: str) -> str:
+    key = "host, device, signal" if table == "by_name" else "host, device"
+    # By a join: row_number() over all columns of all readings takes ten times as long. Of two of one
+    # moment the first is taken, whole.
+    return (
+        f'SELECT {key}, first(COLUMNS(r.* EXCLUDE ({key}))) FROM readings."{table}" AS r '
+        f'JOIN (SELECT {key}, max(time) AS time FROM readings."{table}" GROUP BY ALL) '
+        f"USING ({key}, time) GROUP BY {key}"
+    )
+
+
+# ----------------------------------------------------------------------
+# The policy of codes and findings as a view, so that SQL says the action that the code has.
+
+#: name, signal, code (None: any), action, scope, severity, clears, source
+Action = tuple[str, str, int | None, str, str, str, str, str]
+
+_COLUMNS = "name, signal, code, action, scope, severity, clears, source"
+_COMMENT = (
+    "what our policy says to do about a code or a reading, from contract/xid/xid.toml, sxid.toml, policy.toml; "
+    "code is NULL where any will do: FROM ops.actions WHERE signal = ''gpu.xid'' AND code = 95"
+)
+
+
+def actions() -> Iterator[Action]:
+    """Yield every row of the policies that says what to do."""
+    for signal, rows in (("gpu.xid", policy()), ("nvswitch.sxid", sxid_policy())):
+        source = f"{signal.partition('.')[2]}.toml"
+        for code, one in rows.items():
+            said = one.action, one.scope, str(one.severity), str(one.clears)
+            yield one.name, signal, code, *said, source
+    for row in builtin().rows:
+        for exact in _codes(row) if row.action else ():
+            said = row.action, row.scope, str(row.severity), str(row.clears)
+            yield row.name, row.about, exact, *said, "policy.toml"
+
+
+def _codes(row: Row) -> tuple[int | None, ...]:
+    """Return the values of its event or its reading that a row is about; (None,) for any."""
+    exact = row.when and row.when[0].compare in ("==", "in") and not row.when[0].other
+    found = tuple(map(int, row.when[0].values)) if exact else row.codes
+    return found or (None,)
+
+
+@cache
+def actions_sql() -> str:
+    """Return the statements that make `ops.actions`."""
+    rows = ",\n".join(f"({', '.join(map(_literal, row))})" for row in actions())
+    return (
+        f"CREATE OR REPLACE VIEW ops.actions AS FROM (VALUES\n{rows}\n) AS t({_COLUMNS});\n"
+        f"COMMENT ON VIEW ops.actions IS '{_COMMENT}';\n"
+    )
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else quoted(str(value))

@@ -1,0 +1,1 @@
+"""Backup, restore, verify and compact."""

@@ -1,0 +1,235 @@
+"""What a backup consists of: `manifest.json`, written last, so that a folder without one is no backup."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from ...durable_file import CopyError, why, written
+from ..duckdb_file import HOLDS
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+#: A year of 5-minute segments of thirty tables are three million files of about 150 bytes a line.
+MANIFEST_BYTES_MAX = 1 << 30
+_NAME = re.compile(r"\d{8}T\d{6}Z(-\d+)?$")
+
+
+class NoManifestError(ValueError):
+    """These bytes are no manifest; the words say what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a backup: bytes, SHA-256 in hex (as `sha256sum` prints it), and when the store's was last written.
+
+    `modified_ns` is 0 where that is not known.
+    """
+
+    size_bytes: int
+    sha256: str
+    modified_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A backup as of `as_of_ns` (wall, aggregator's clock); names of files are relative to its folder."""
+
+    as_of_ns: int
+    host: str
+    gangline: str
+    duckdb: str
+    schema_version: int
+    rows: int
+    access: bool = False
+    files: Mapping[str, File] = field(default_factory=dict[str, File])
+    #: Parquet files that retention took away while we copied; the next export of them is none.
+    gone: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together."""
+        return sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def as_of(self) -> str:
+        """The moment in words."""
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.as_of_ns // 1_000_000_000))
+
+    def write(self, folder: Path) -> None:
+        """Write it into *folder*, durably. Raises OSError."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+        new = folder / f"{FILE_NAME}.new"
+        written(new, text.encode())
+        new.replace(folder / FILE_NAME)
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of the backup in *folder*. Raises CopyError with words."""
+    path = folder / FILE_NAME
+    try:
+        if path.stat().st_size > MANIFEST_BYTES_MAX:
+            raise CopyError(
+                f"{path} is longer than {MANIFEST_BYTES_MAX} bytes: that is no manifest"
+            )
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CopyError(_not_there(folder)) from None
+    except OSError as error:
+        raise CopyError(f"{path} cannot be read: {why(error)}") from error
+    try:
+        return parse(data)
+    except NoManifestError as error:
+        raise CopyError(f"{path} is no manifest of a backup: {error}") from error
+
+
+def parse(data: bytes) -> Manifest:
+    """Return the manifest. Raises NoManifestError with what is wrong."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NoManifestError(f"no JSON: {str(error)[:150]!r}") from error
+    if not isinstance(found, dict):
+        raise NoManifestError("not an object")
+    fields = cast("dict[str, Any]", found)
+    if fields.get("format") != FORMAT:
+        raise NoManifestError(
+            f"format {str(fields.get('format'))[:20]!r}, this gangline reads {FORMAT}"
+        )
+    files = {_name(name): _file(name, each) for name, each in _object(fields, "files").items()}
+    gone = fields.get("gone", [])
+    if not isinstance(gone, list):
+        raise NoManifestError("gone: expected a list")
+    return Manifest(
+        as_of_ns=_number(fields, "as_of_ns"),
+        host=_text(fields, "host"),
+        gangline=_text(fields, "gangline"),
+        duckdb=_text(fields, "duckdb"),
+        schema_version=_number(fields, "schema_version"),
+        rows=_number(fields, "rows"),
+        access=fields.get("access") is True,
+        files=files,
+        gone=tuple(str(each) for each in cast("list[object]", gone)),
+    )
+
+
+def _number(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise NoManifestError(f"{name}: expected a whole number, not {str(value)[:40]!r}")
+    return value
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or len(value) > 1000:
+        raise NoManifestError(f"{name}: expected a text of at most 1000 characters")
+    return value
+
+
+def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    if not isinstance(value, dict):
+        raise NoManifestError(f"{name}: expected an object")
+    return cast("dict[str, Any]", value)
+
+
+def _file(name: str, each: object) -> File:
+    if not isinstance(each, dict):
+        raise NoManifestError(f"{name[:80]!r}: expected size_bytes and sha256")
+    fields = cast("dict[str, Any]", each)
+    digest = fields.get("sha256")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise NoManifestError(f"{name[:80]!r}: sha256: expected 64 hexadecimal digits")
+    modified_ns = _number(fields, "modified_ns") if "modified_ns" in fields else 0
+    return File(_number(fields, "size_bytes"), digest, modified_ns)
+
+
+def _name(name: str) -> str:
+    """Return *name* when it stays within a folder: a manifest is outside input."""
+    path = PurePosixPath(name)
+    inside = not path.is_absolute() and ".." not in path.parts and str(path) == name
+    if not inside or not name.isprintable() or not path.name:
+        raise NoManifestError(f"{name[:80]!r} is no name of a file within a backup")
+    return name
+
+
+def backups(folder: Path) -> list[Path]:
+    """Return the whole backups in *folder*, oldest first. Raises OSError."""
+    if not folder.is_dir():
+        return []
+    found = (each for each in folder.iterdir() if _NAME.fullmatch(each.name))
+    return sorted(each for each in found if (each / FILE_NAME).exists())
+
+
+def newest(folder: Path) -> Path:
+    """Return the backup that *folder* is, or the newest in it. Raises CopyError with words."""
+    if (folder / FILE_NAME).exists():
+        return folder
+    try:
+        found = backups(folder)
+    except OSError as error:
+        raise CopyError(f"{folder} cannot be read: {why(error)}") from error
+    if not found:
+        raise CopyError(_not_there(folder))
+    return found[-1]
+
+
+def _not_there(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} is not there: name the folder that `gangline admin backup --to` was given"
+    return (
+        f"{folder} is no backup and holds none: there is no {FILE_NAME} (it is written last; without it a "
+        "backup did not end). Name the folder that `gangline admin backup --to` was given"
+    )
+
+
+# ----------------------------------------------------------------------
+# The Parquet files of a store: which there are, and a hold on them while they are copied.
+
+#: Folders of a store whose files are written under another name, renamed into place, and never changed.
+FOLDERS = ("segments", "rollups")
+
+
+def files(folder: Path) -> list[str]:
+    """Return the names of all Parquet files of the store (or backup) in *folder*, relative to it, sorted."""
+    found: list[str] = []
+    for top in FOLDERS:
+        for path, folders, names in os.walk(folder / top):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            inside = Path(path).relative_to(folder)
+            found += [str(inside / name) for name in names if name.endswith(".parquet")]
+    return sorted(found)
+
+
+@contextmanager
+def held(data: Path, names: list[str]) -> Iterator[Path]:
+    """Yield a folder that has *names* of the store in *data*, also when they are removed there meanwhile.
+
+    By hard links within *data*; where that cannot be written to it is *data* itself. A name that is gone
+    already is not there.
+    """
+    stage = data / HOLDS / str(os.getpid())
+    try:
+        stage.mkdir(parents=True)
+    except OSError:
+        yield data
+        return
+    try:
+        for name in names:
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                os.link(data / name, stage / name)
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        with suppress(OSError):  # another's are in it
+            stage.parent.rmdir()

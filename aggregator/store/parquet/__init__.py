@@ -1,0 +1,1 @@
+"""The history: Parquet files by hour, their manifest, retention and views."""

@@ -1,0 +1,357 @@
+"""History: a thread that lets closed readings leave the live file, and keeps what left.
+
+In short turns, each of some steps of one job: exports first, then room on the disk, merging, retention,
+parts, and a look whether what was written is still so.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from ...config import AggregatorConfig
+from ...model import Finding
+from ..duckdb_file import THREADS, StoreError, cause
+from .export import Changed, Damaged, export
+from .maintenance import House, Standing, is_closed, parts_of
+from .segment_store import Doors, Shelf
+from .views import span_us
+from .worker_client import PackerError, Packing, Packs, Starved
+
+log = logging.getLogger(__name__)
+
+#: A turn begins no further step after this long.
+TURN_SECONDS = 0.25
+#: Between turns with work left. What takes long is the packer's, a process that goes last at the processor. Not a
+#: thread that does: one that is not let run while it holds Python's lock would hold up all others.
+PAUSE_SECONDS = 0.01
+#: Once the oldest that waits is older than this the packer does not go last any more.
+BEHIND_SECONDS = 120
+#: What failed is tried again after this long.
+AGAIN_SECONDS = 60
+#: How often house is kept.
+ROUND_SECONDS = 30
+#: A clock that moves by more than it should is not believed when it says that something is old.
+JUMP_SECONDS, AGE_RESTS_SECONDS = 3600, 86_400
+_FAILURES = (
+    OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, Changed, ValueError,
+)  # fmt: skip
+
+_LOOKING = "looking through the folder"
+_EXPORTING = "exporting "
+_MAKING_ROOM = "making room on the disk"
+
+Job = Iterator[str]
+
+
+class Failure(NamedTuple):
+    """Why something failed, and when it is tried again."""
+
+    words: str
+    again_us: int
+
+
+class History:
+    """`turn` does some of what is due; `start` has a thread take turns, `stop` ends it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: AggregatorConfig,
+        doors: Doors,
+        submit_findings: Callable[[Sequence[Finding]], None],
+        *,
+        free_bytes: Callable[[], tuple[int, int]] | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        step: Callable[[str], None] = lambda _: None,
+        packing: Packs | None = None,
+    ) -> None:
+        """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done.
+
+        *packing*: what sorts and writes, a process by default.
+        """
+        self._folder = folder
+        self._config = config
+        self._monotonic_ns = monotonic_ns
+        self._free_bytes = free_bytes or (lambda: _disk(folder))
+        rows_max = config.history_rows_max
+        self._packing = packing or Packing(folder, rows_max, config.history_memory_bytes_max)
+        self._shelf = Shelf(folder, doors, self._packing, rows_max=rows_max, step=step)
+        self._standing = Standing(submit_findings)
+        self._house = House(folder, config, self._shelf, self._standing)
+        self._looked = self._round_over = self._starved = False
+        self._failures: dict[str, Failure] = {}  # by what failed, the longest first
+        self._jobs: dict[str, Job] = {}
+        self._due: list[tuple[str, str]] = []
+        self._doing = self._export_name = ""
+        self._clocks: tuple[int, int] | None = None
+        self._age_rests_until_ns = 0
+        self._now_ns = self._room_made_ns = self._round_us = 0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: Closed five minutes (of a table each) that are still in the live file.
+        self.waiting_parts = 0
+        #: How long ago the oldest of them was closed.
+        self.lag_seconds = 0.0
+        #: Files that count, and their bytes, by grain.
+        self.files_count: dict[str, int] = {}
+        self.files_bytes: dict[str, int] = {}
+        #: Readings that left the live file since the start, and what that took.
+        self.exported_rows = 0
+        self.busy_seconds = 0.0
+        #: When the last turn ended, or the thread was started: nanoseconds since 1970; 0 without a thread.
+        self.last_turn_ns = 0
+
+    @property
+    def failing(self) -> str:
+        """What fails and why, of several the one that has failed the longest; "" when nothing does."""
+        words = [one.words for one in list(self._failures.values())]
+        others = f" (and {len(words) - 1} others)" if len(words) > 1 else ""
+        return f"{words[0]}{others}" if words else ""
+
+    @property
+    def removed_for_room_count(self) -> int:
+        """Files that went for want of room on the disk."""
+        return self._house.removed_for_room_count
+
+    # -- the thread ------------------------------------------------------------------------------------
+
+    def start(self, wall_ns: Callable[[], int]) -> None:
+        """Take turns in a thread of their own until `stop`."""
+        self.last_turn_ns = wall_ns()
+        self._thread = threading.Thread(
+            target=self._run, args=(wall_ns,), name=THREADS + "history", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, wall_ns: Callable[[], int]) -> None:
+        pause = self._config.history_seconds
+        while not self._stopping.wait(pause):
+            for words in self.turn(wall_ns()):
+                log.debug("history: %s", words)
+            pause = self._config.history_seconds
+            if self._jobs:
+                pause = min(pause, PAUSE_SECONDS)
+
+    def stop(self, seconds_max: float = 3.0) -> None:
+        """End the thread and leave no unfinished file. Call it while the store still commits."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(seconds_max / 2)
+            if self._thread.is_alive():
+                self._packing.kill()
+                self._thread.join(seconds_max / 2)
+            if self._thread.is_alive():  # its files are found at the next start
+                return
+        self._packing.rest()  # first: one that hangs is not asked to discard anything
+        self._drop_jobs()
+
+    def _drop_jobs(self) -> None:
+        for job in self._jobs.values():
+            if isinstance(job, Generator):
+                job.close()
+        self._jobs.clear()
+
+    # -- a turn ----------------------------------------------------------------------------------------
+
+    def turn(self, now_ns: int, seconds_max: float = TURN_SECONDS) -> list[str]:
+        """Do some of what is due as of *now_ns*, for about *seconds_max* and one step at least; return what was done.
+
+        Never raises: what fails is logged, told by `failing`, and tried again after AGAIN_SECONDS.
+        """
+        begin = time.monotonic()
+        self._now_ns = now_ns
+        self._shelf.now_us, self._standing.now_ns = now_ns // 1000, now_ns
+        done: list[str] = []
+        going = self._guarded(self._begin_turn, done)
+        while going and not self._stopping.is_set():
+            going = self._guarded(self._advance, done)
+            if time.monotonic() - begin >= seconds_max:
+                break
+        if not going:
+            self._packing.rest()
+        self.busy_seconds += time.monotonic() - begin
+        self.last_turn_ns = now_ns
+        return done
+
+    def _guarded(self, act: Callable[[list[str]], bool], done: list[str]) -> bool:
+        try:
+            return act(done)
+        except Damaged as error:
+            self._house.damaged.append((error.segment, error.words))
+            self._drop_jobs()
+        except Starved:  # goes on with the next turn
+            self._starved = True
+            self._drop_jobs()
+        except _FAILURES as error:
+            if not self._stopping.is_set():
+                self._failed(error)
+        except Exception:
+            log.exception("history: a fault of ours; it goes on later")
+            self._failed(RuntimeError("a fault of ours, see the log"))
+        return False
+
+    def _failed(self, error: Exception) -> None:
+        words = f"{self._doing}: {cause(error, self._folder)}"
+        before = self._failures.get(self._doing)
+        if before is None or before.words != words:
+            log.warning("history: %s; tried again in %d s", words, AGAIN_SECONDS)
+        again_us = self._shelf.now_us + AGAIN_SECONDS * 1_000_000
+        self._failures[self._doing] = Failure(words, again_us)
+        self._drop_jobs()
+        self._looked = False  # what it left behind is looked for before the next
+
+    def _begin_turn(self, done: list[str]) -> bool:
+        """See what is due. False: nothing, or not now."""
+        del done
+        self._doing = "looking at what is due"
+        self._mind_the_clock()
+        if any(self._is_resting(each) for each in (self._doing, _LOOKING)):
+            return False
+        self._due = self._closed_parts()
+        self._failures.pop(self._doing, None)
+        self._forget_gone_exports()
+        self._round_over = abs(self._shelf.now_us - self._round_us) < ROUND_SECONDS * 1_000_000
+        return True
+
+    def _advance(self, done: list[str]) -> bool:
+        """Do a step of the first job that there is. False: nothing is left to do."""
+        for name, make in (
+            (_LOOKING, self._look_through),
+            (_MAKING_ROOM, self._make_room),
+            ("exporting", self._next_export),
+            ("keeping house", self._next_round),
+        ):
+            if name not in self._jobs:
+                job = make()
+                if job is None:
+                    continue
+                self._jobs[name] = job
+            self._doing = name if name != "exporting" else self._export_name
+            words = next(self._jobs[name], None)
+            if words is None:
+                del self._jobs[name]
+                self._failures.pop(self._doing, None)
+            elif words:
+                done.append(words)
+            return True
+        self._starved = False
+        return False
+
+    def _is_resting(self, name: str) -> bool:
+        failure = self._failures.get(name)
+        if failure is None:
+            return False
+        rest_us = failure.again_us - self._shelf.now_us
+        return 0 < rest_us <= AGAIN_SECONDS * 1_000_000  # not for hours when the clock is set back
+
+    def _mind_the_clock(self) -> None:
+        """A wall clock that jumped must not end what is kept by age."""
+        now = self._now_ns, self._monotonic_ns()
+        wall_ns, steady_ns = self._clocks or now
+        self._clocks = now
+        jump_ns = (now[0] - wall_ns) - (now[1] - steady_ns)
+        if abs(jump_ns) > JUMP_SECONDS * 1_000_000_000:
+            self._age_rests_until_ns = now[1] + AGE_RESTS_SECONDS * 1_000_000_000
+            self._standing.find(
+                "store.clock_jumped",
+                f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is removed "
+                "for its age for a day: see that the clock is right",
+                "a day has passed",
+            )
+        elif now[1] >= self._age_rests_until_ns:
+            self._standing.clear("store.clock_jumped")
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def _look_through(self) -> Job | None:
+        if self._looked and not self._house.damaged:
+            return None
+        return self._looking_through()
+
+    def _looking_through(self) -> Job:
+        yield from self._house.look_through()
+        self._looked = True
+
+    def _make_room(self) -> Job | None:
+        chosen = self._house.room_wanting(*self._free_bytes())
+        if not chosen:
+            self._failures.pop(_MAKING_ROOM, None)
+        if not chosen or self._room_made_ns == self._now_ns:
+            return None
+        self._room_made_ns = self._now_ns
+        return self._house.make_room(chosen)
+
+    def _closed_parts(self) -> list[tuple[str, str]]:
+        """Return (table, part) of the live file that get no more rows, oldest first."""
+        with self._shelf.cursor() as cursor:
+            live = parts_of(cursor)
+        now_us = self._shelf.now_us
+        closed = sorted((part, table) for table, part in live if is_closed(part, now_us))
+        self.waiting_parts = len(closed)
+        oldest = min((span_us(part)[1] for part, _ in closed), default=now_us)
+        self.lag_seconds = max(0.0, (now_us - oldest) / 1e6)
+        self._packing.is_behind = self._starved or self.lag_seconds > BEHIND_SECONDS
+        self._house.live = live
+        return [(table, part) for part, table in closed]
+
+    def _forget_gone_exports(self) -> None:
+        """What was dropped from the live file is not exported any more, and so fails no more."""
+        waiting = {_export_name(*one) for one in self._due}
+        for name in [one for one in self._failures if one.startswith(_EXPORTING)]:
+            if name not in waiting:
+                del self._failures[name]
+
+    def _next_export(self) -> Job | None:
+        while self._due:
+            table, part = self._due.pop(0)
+            # It may have been listed while it was being exported, over several turns. Where one part failed, those
+            # after it wait: counters are compared with the part before, and one that comes late counts nothing.
+            is_there = (table, part) in self._house.live
+            if is_there and not self._are_exports_resting(table):
+                if self._packing.goes_last and self._packing.is_behind:
+                    self._packing.rest()
+                    self._drop_jobs()  # no export is among them; a merge is begun again
+                self._export_name = _export_name(table, part)
+                return self._exporting(table, part)
+        return None
+
+    def _are_exports_resting(self, table: str) -> bool:
+        ours = [name for name in self._failures if name.startswith(_export_name(table, ""))]
+        return any(self._is_resting(name) for name in ours)
+
+    def _exporting(self, table: str, part: str) -> Job:
+        yield from export(self._shelf, table, part)
+        self._house.live.discard((table, part))
+        self._house.views_due.add(table)
+        self.exported_rows = self._shelf.exported_rows
+        self.files_count, self.files_bytes = self._shelf.totals()
+        self.waiting_parts = max(0, self.waiting_parts - 1)
+
+    def _next_round(self) -> Job | None:
+        if self._round_over or self._is_resting("keeping house"):
+            return None
+        return self._keeping_house()
+
+    def _keeping_house(self) -> Job:
+        by_age = self._monotonic_ns() >= self._age_rests_until_ns
+        yield from self._house.keep(self.failing, by_age=by_age)
+        self.files_count, self.files_bytes = self._shelf.totals()
+        self._round_over, self._round_us = True, self._shelf.now_us
+
+
+def _export_name(table: str, part: str) -> str:
+    return f"{_EXPORTING}{table} {part}"
+
+
+def _disk(folder: Path) -> tuple[int, int]:
+    usage = shutil.disk_usage(folder)
+    return usage.total, usage.free

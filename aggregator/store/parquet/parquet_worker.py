@@ -1,0 +1,481 @@
+"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts readings, rolls them up, writes Parquet files.
+
+A process of its own that goes last at the processor: in the aggregator's own, commits would wait for it, for a
+processor and for Python's lock. It opens nothing of the store. Readings come to it as a file in memory, and what it
+writes counts only once the aggregator has synced, named and recorded it: wherever it is killed nothing is lost.
+
+Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each
+with `{"value": ..}` or `{"error": words}`. A packet is short, however many hosts there are: Linux takes no more than 200 KB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import duckdb
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from ....ext import process
+from ...sql import quoted
+from ...workers import address_space_bytes, die_first, go_last, limit
+from ..layout import BY_NAME, COLUMNS, LAYOUTS, typed_empty
+from .rollup import IS_TAIL, roll, shapes
+from .segment_files import MINUTE, RAW, TAIL, UNFINISHED
+from .views import LATE_SECONDS, span_us
+
+# ----------------------------------------------------------------------
+# One Parquet file, written chunk by chunk: zstd, each column in the encoding that is smallest for
+# it.
+#
+# Which encoding that is (a dictionary, deltas, bytes split by place, plain) is tried on the first
+# rows: a clock wants a dictionary, a counter deltas, energy its bytes split. bench/segments.py
+# compares with DuckDB's own COPY.
+
+#: Rows on which the encodings are tried, and of a row group: one device's readings are found by the
+#: least and greatest of each.
+SAMPLE_ROWS = 60_000
+#: Of fewer rows a dictionary each is good enough, and trying costs more than it saves.
+TRIED_ROWS_MIN = 5_000
+GROUP_ROWS = 122_880
+#: Of 3, links' counters take a sixth more (deltas that are packed at no byte's border); of 7, all take 2 % less, for a
+#: fifth more of the processor.
+ZSTD_LEVEL = 5
+#: Columns by which readers look for rows; of others no least and greatest is kept.
+KEYS = ("host", "device", "time")
+
+_DUCKDB = {
+    pa.string(): "VARCHAR",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.uint64(): "UBIGINT",
+    pa.uint32(): "UINTEGER",
+    pa.float64(): "DOUBLE",
+}
+
+
+class ParquetFile:
+    """Writes the unfinished file of *path* within *folder*; the folder is made. Raises OSError."""
+
+    def __init__(self, folder: Path, path: str, remembered: dict[str, Any] | None = None) -> None:
+        """*remembered*: what was tried for files of the same kind, by their columns."""
+        self.path = path
+        self._remembered = dict(remembered or {})
+        self._whole = folder / (path + UNFINISHED)
+        self._whole.parent.mkdir(parents=True, exist_ok=True)
+        self._writer: Any = None
+        self.rows = 0
+        self.columns = ""
+        self._times: list[int] = []
+
+    def write(self, chunk: Any) -> None:
+        """Append a `pyarrow.Table`. Of all chunks the columns are the same, and of one at least there."""
+        if self._writer is None:
+            self.columns = ",".join(f"{f.name} {_DUCKDB[f.type]}" for f in chunk.schema)
+            if self.columns not in self._remembered and chunk.num_rows >= TRIED_ROWS_MIN:
+                self._remembered[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
+            settings = self._remembered.get(self.columns, {"use_dictionary": True})
+            with_keys: dict[str, Any] = {**settings, "write_statistics": list(KEYS)}
+            from pyarrow.parquet import ParquetWriter  # 0.05 s, which a start would wait for
+
+            self._writer = ParquetWriter(
+                str(self._whole),
+                chunk.schema,
+                compression="zstd",
+                compression_level=ZSTD_LEVEL,
+                store_schema=False,
+                **with_keys,
+            )
+        if chunk.num_rows:
+            self._writer.write_table(chunk, row_group_size=GROUP_ROWS)
+            self.rows += chunk.num_rows
+            times = chunk["time"].cast(pa.int64()).to_numpy()
+            self._times = [min([times.min(), *self._times]), max([times.max(), *self._times])]
+
+    @property
+    def first_us(self) -> int:
+        """The earliest time in it; 0 while it is empty."""
+        return int(self._times[0]) if self._times else 0
+
+    @property
+    def last_us(self) -> int:
+        """The latest time in it."""
+        return int(self._times[1]) if self._times else 0
+
+    def said(self) -> dict[str, Any]:
+        """Return what is to be known of it once it is closed; `encodings` is for the next file of its kind."""
+        return {
+            "path": self.path,
+            "rows": self.rows,
+            "first_us": self.first_us,
+            "last_us": self.last_us,
+            "columns": self.columns,
+            "encodings": self._remembered,
+        }
+
+    def close(self) -> None:
+        """End the file: its footer is written."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def discard(self) -> None:
+        """Remove what was written of a file that did not come to its end. Never raises."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk takes no footer either
+            self.close()
+        self._whole.unlink(missing_ok=True)
+
+
+def encodings(sample: Any) -> dict[str, Any]:
+    """Return the writer's settings under which each column of *sample* is smallest."""
+    dictionary: list[str] = []
+    other: dict[str, str] = {}
+    for column in sample.schema:
+        one = sample.select([column.name])
+        sizes = {name: _size(one, column.name, name) for name in _candidates(column.type)}
+        best = min(sizes, key=lambda name: sizes[name])
+        if best == "DICTIONARY":
+            dictionary.append(column.name)
+        else:
+            other[column.name] = best
+    return {"use_dictionary": dictionary, "column_encoding": other}
+
+
+def _candidates(kind: Any) -> tuple[str, ...]:
+    if pa.types.is_string(kind):
+        return ("DICTIONARY",)
+    if pa.types.is_floating(kind):
+        return ("DICTIONARY", "BYTE_STREAM_SPLIT", "PLAIN")
+    return ("DICTIONARY", "DELTA_BINARY_PACKED", "PLAIN")  # DuckDB 1.5 splits bytes of doubles only
+
+
+def _size(one: Any, column: str, encoding: str) -> int:
+    from pyarrow.parquet import write_table
+
+    settings: dict[str, Any] = {"use_dictionary": [column]}
+    if encoding != "DICTIONARY":
+        settings = {"use_dictionary": False, "column_encoding": {column: encoding}}
+    sink = pa.BufferOutputStream()
+    write_table(one, sink, compression="zstd", compression_level=ZSTD_LEVEL, **settings)
+    return int(sink.tell())
+
+
+# ----------------------------------------------------------------------
+# Ranges of hosts: so many rows at a time, all of a device together, so that sorted pieces make one
+# sorted file.
+
+#: Values of a piece, keys among them: of wide tables a piece has fewer rows. Sorted and rolled up they take
+#: some five times their 8 bytes each.
+CELLS_MAX = 1 << 22
+
+Counts = Sequence[tuple[str, int]]
+
+
+class Range(NamedTuple):
+    """Hosts after *after* up to *last*, by name, and so of their devices; None: no limit.
+
+    Limits of devices stand only where that is one host: one that has more rows than a piece.
+    """
+
+    after: str | None
+    last: str | None
+    rows: int
+    after_device: str | None = None
+    last_device: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The condition, with as many parameters as `parameters`."""
+        limits = zip(
+            ("host > ?", "host <= ?", "device > ?", "device <= ?"), self._limits, strict=True
+        )
+        return " AND ".join(words for words, limit in limits if limit is not None) or "true"
+
+    @property
+    def parameters(self) -> list[str]:
+        """What the condition is over."""
+        return [limit for limit in self._limits if limit is not None]
+
+    @property
+    def _limits(self) -> tuple[str | None, ...]:
+        return self.after, self.last, self.after_device, self.last_device
+
+
+def rows_within(rows_max: int, columns: int) -> int:
+    """Return of how many rows a piece is when each has so many *columns*: *rows_max* at most, one at least."""
+    return max(1, min(rows_max, CELLS_MAX // columns))
+
+
+def ranges(
+    counts: Counts, rows_max: int, devices: Callable[[str], Counts] | None = None
+) -> list[Range]:
+    """Return consecutive ranges over all hosts, of at most *rows_max* rows where hosts allow it.
+
+    *counts*: (host, rows), by host. *devices* tells (device, rows), by device, of a host with more than that: it
+    is cut between its devices.
+    """
+    cut: list[Range] = []
+    rows, after, last = 0, None, None
+    for host, count in counts:
+        if rows and rows + count > rows_max:
+            cut.append(Range(after, last, rows))
+            after, rows = last, 0
+        rows, last = rows + count, host
+        if devices is not None and rows > rows_max:
+            cut += _within(after, host, ranges(devices(host), rows_max))
+            after, rows = host, 0
+    return [*cut, Range(after, None, rows)] if rows or not cut else cut
+
+
+def _within(before: str | None, host: str, cut: Sequence[Range]) -> list[Range]:
+    """Return the ranges of one host's devices; *before*: the host before it, if any."""
+    return [Range(before, host, one.rows, one.after, one.last) for one in cut]
+
+
+def order_of(table: str) -> str:
+    """Return the columns by which a table's Parquet files are sorted."""
+    return "host, device, time" + (", signal" if table == BY_NAME else "")
+
+
+#: A packet is shorter than this.
+PACKET_BYTES_MAX = 1 << 20
+#: A device that was not heard of for so long is compared with nothing when it comes back.
+TAIL_SECONDS_MAX = 7 * 86_400
+#: Address space that a row of a piece may take, beside what the engine may: as it came, sorted, and rolled up.
+ROW_BYTES_MAX = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a packer is started with. `parent`: the process it ends with. `is_behind`: it does not go last."""
+
+    folder: str
+    rows_max: int
+    memory_bytes_max: int
+    parent: int
+    is_behind: bool
+
+    def to_text(self) -> str:
+        """Return what `from_text` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return what `to_text` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(slots=True)
+class _Making:
+    """The files of one table and bucket, by grain, and the ranges of hosts that they are written by."""
+
+    files: dict[str, ParquetFile]
+    ranges: list[Range] = field(default_factory=list[Range])
+
+
+class Packer:
+    """Makes files, unfinished. Raises OSError, duckdb.Error, ArrowException.
+
+    Those of several tables and buckets at a time, each called by a name (*of*): an export does not wait for a merge.
+    """
+
+    def __init__(self, folder: Path, memory_bytes_max: int) -> None:
+        self._folder = folder
+        self._made: dict[str, _Making] = {}
+        spill = folder / "spill-history"
+        shutil.rmtree(spill, ignore_errors=True)  # of one that was killed
+        self._engine = duckdb.connect(
+            config={
+                "memory_limit": f"{memory_bytes_max // 1_000_000}MB",
+                "threads": 1,
+                "temp_directory": str(spill),
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+
+    def begin(self, of: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]) -> None:
+        """Begin the file of each grain at its place; *encodings* by grain, as `end` returned them."""
+        files = {
+            grain: ParquetFile(self._folder, place, encodings.get(grain))
+            for grain, place in places.items()
+        }
+        self._made[of] = _Making(files)
+
+    def _making(self, of: str) -> _Making:
+        if of not in self._made:
+            raise OSError(f"{of} was begun by a process that has ended; it is begun again")
+        return self._made[of]
+
+    def readings(
+        self,
+        of: str,
+        table: str,
+        part: str,
+        hosts: Sequence[Any],
+        tails: Sequence[str],
+        memory: int,
+    ) -> None:
+        """Write the readings in the Arrow stream of descriptor *memory*, with their rollup and their tails.
+
+        *hosts*: the fields of the Range that they are of. *tails*: files with each device's last readings before.
+        """
+        files = self._making(of).files
+        with pa.memory_map(f"/proc/self/fd/{memory}") as mapped:
+            chunk = pa.ipc.open_stream(mapped).read_all()
+            if table in LAYOUTS:
+                before = self._tails(table, part, Range(*hosts), tails)
+                self._write_rolled(files, table, chunk, before)
+            else:
+                ordered = self._ask(f"FROM chunk ORDER BY {order_of(table)}", chunk=chunk)
+                files[RAW].write(ordered)
+
+    def _write_rolled(
+        self, files: dict[str, ParquetFile], table: str, chunk: Any, tails: Any
+    ) -> None:
+        columns = [*COLUMNS[table], (IS_TAIL, "BOOLEAN")]
+        ordered = self._ask(
+            f"FROM ({typed_empty(columns)} UNION ALL BY NAME SELECT *, false AS {IS_TAIL} FROM chunk "
+            f"UNION ALL BY NAME SELECT *, true AS {IS_TAIL} FROM tails) "
+            f"ORDER BY host, device, time, {IS_TAIL}",
+            chunk=chunk,
+            tails=tails,
+        )
+        rolled = roll(ordered, table)
+        readings = ordered
+        if ordered.num_rows != chunk.num_rows:
+            readings = ordered.filter(pa.array(~ordered[IS_TAIL].to_numpy()))
+        files[RAW].write(readings.select(chunk.column_names))
+        files[MINUTE].write(rolled.minutes)
+        files[TAIL].write(rolled.tail)
+
+    def _tails(self, table: str, part: str, hosts: Range, tails: Sequence[str]) -> Any:
+        """Return the last readings of those hosts' devices before *part*."""
+        columns = shapes(table).tail_columns
+        names = ", ".join(f'"{name}"' for name, _ in columns)
+        parts = [typed_empty(columns)]
+        parts += [f"FROM read_parquet({quoted(str(self._folder / path))})" for path in tails]
+        _, end_us = span_us(part)
+        newest_us = end_us + LATE_SECONDS * 1_000_000
+        return self._ask(
+            f"SELECT {names} FROM ({' UNION ALL BY NAME '.join(parts)}) WHERE {hosts.where} "
+            "AND time BETWEEN make_timestamp(?) AND make_timestamp(?)",
+            [*hosts.parameters, newest_us - TAIL_SECONDS_MAX * 1_000_000, newest_us],
+        )
+
+    def ranges(self, of: str, source: str, rows_max: int) -> int:
+        """Return how many ranges all hosts of *source* (a table function, or a query in brackets) come to."""
+        hosts = self._count("host", source)
+        found = ranges(
+            hosts, rows_max, lambda host: self._count("device", f"{source} WHERE host = ?", host)
+        )
+        self._making(of).ranges = found
+        return len(found)
+
+    def _count(self, key: str, source: str, *parameters: str) -> list[tuple[str, int]]:
+        query = f"SELECT {key}, count(*) FROM {source} GROUP BY {key} ORDER BY {key}"
+        return self._engine.sql(query, params=list(parameters)).fetchall()
+
+    def range(self, of: str, at: int) -> Range:
+        """Return one of the ranges."""
+        return self._making(of).ranges[at]
+
+    def write(self, of: str, grain: str, query: str, parameters: Sequence[Any]) -> None:
+        """Append what *query* answers to the file of *grain*."""
+        self._making(of).files[grain].write(self._ask(query, parameters))
+
+    def end(self, of: str) -> dict[str, dict[str, Any]]:
+        """End the files; return of each what a Segment says of it, and which encodings are small."""
+        made = {}
+        for grain, file in self._making(of).files.items():
+            file.close()
+            made[grain] = file.said()
+        del self._made[of]
+        pa.default_memory_pool().release_unused()
+        return made
+
+    def discard(self, of: str) -> None:
+        """Remove files, if any, that were begun and not ended."""
+        if of in self._made:
+            for file in self._made.pop(of).files.values():
+                file.discard()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for of in list(self._made):
+            self.discard(of)
+        self._engine.close()
+
+    def _ask(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
+        """Return a `pyarrow.Table` from the engine, over *tables* by name."""
+        for name, table in tables.items():
+            self._engine.register(name, table)
+        try:
+            return self._engine.sql(query, params=list(parameters)).to_arrow_table()
+        finally:
+            for name in tables:
+                self._engine.unregister(name)
+
+
+def serve(control: socket.socket, packer: Packer) -> None:
+    """Do what is asked until the aggregator's side closes."""
+    with suppress(ConnectionError):
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(control, PACKET_BYTES_MAX, 1)
+            if not data:
+                return
+            name, arguments = json.loads(data)
+            try:
+                answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
+            except Exception as error:  # noqa: BLE001 - told to the aggregator, which tries again later
+                answer = {"error": _words(error)}
+            finally:
+                for each in descriptors:
+                    os.close(each)
+            control.send(json.dumps(answer).encode())
+
+
+def _words(error: Exception) -> str:
+    is_told = isinstance(error, OSError | duckdb.Error | pa.ArrowException) and str(error)
+    return str(error) if is_told else f"{type(error).__name__}: {error}"
+
+
+def main() -> int:
+    """Be a packer with the settings in the first argument."""
+    settings = Settings.from_text(sys.argv[1])
+    # Of a terminal, or of systemd for all at once: the aggregator ends us.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    process.die_with_parent()
+    if os.getppid() != settings.parent:
+        return 1
+    process.name(b"gangline-pack")
+    if not settings.is_behind:
+        go_last()
+    die_first()
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    limit(
+        resource.RLIMIT_AS,
+        address_space_bytes() + 2 * settings.memory_bytes_max + settings.rows_max * ROW_BYTES_MAX,
+    )
+    limit(resource.RLIMIT_CORE, 0)
+    packer = Packer(Path(settings.folder), settings.memory_bytes_max)
+    serve(socket.socket(fileno=os.dup(0)), packer)
+    packer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""What the store knew when it was opened, so that a restart forgets nothing: read once, before its threads start."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from math import nan
+from typing import Any
+
+import duckdb
+
+from ...contract.wire.telemetry_pb2 import HealthEvent
+from ..fleet.known_gpus import EXPECTED_KIND
+from ..model import Evidence, Finding, HostScore, Reason, State
+from ..scoring.score import inputs_of_row
+from .journal import StoredEvent
+from .score_rows import REPEAT_SECONDS
+from .snapshot_file import TOLD
+from .writer import STANDING_EVENTS
+
+#: Why a finding was cleared that nobody looked at again.
+NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
+#: Events of the last day are read again, so that a restart forgets no fault: so many of each kind (`_RECENT_EVENTS`).
+EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
+#: The scores of hosts are read again that were heard within this before the last score of all.
+HEARD_SECONDS = 86_400
+
+Connection = duckdb.DuckDBPyConnection
+#: The last score of a host, and how many GPUs it registered with.
+LastScore = tuple[HostScore, int]
+#: DuckDB's TIMESTAMP carries no zone; ours are UTC.
+_EPOCH = datetime(1970, 1, 1)
+
+
+def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
+    """Return (host, run id, boot id, address) of every host, as it last registered."""
+    rows: list[tuple[str, bytes, bytes, str]] = connection.execute(
+        "SELECT host, run_id, boot_id, address FROM hosts"
+    ).fetchall()
+    return rows
+
+
+def gpus(connection: Connection) -> list[tuple[str, str]]:
+    """Return (GPU, host) of those that are in a host, as far as history has followed them."""
+    rows: list[tuple[str, str]] = connection.execute(
+        "SELECT device, host FROM parts WHERE present AND kind = 'gpu' ORDER BY last_seen"
+    ).fetchall()
+    return rows
+
+
+def gpu_sets(connection: Connection) -> dict[str, dict[str, str]]:
+    """Return host -> GPU -> PCI address of all GPUs that are expected of hosts that exist."""
+    found: dict[str, dict[str, str]] = {}
+    for host, gpu, at in connection.execute(_GPU_SETS).fetchall():
+        found.setdefault(host, {})[gpu] = at
+    return found
+
+
+_GPU_SETS = f"""
+SELECT host, device, coalesce(attributes['pci_address'], attributes['last_pci_address'], '')
+FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device, 'GPU-') AND (kind = '{EXPECTED_KIND}'
+    OR kind = 'gpu' AND attributes['problem'] IS NULL AND attributes['hidden'] IS NULL)
+"""
+
+
+def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
+    """Return events received in the EVENTS_SECONDS before *now_ns*, and those that stand whatever their age; oldest first."""
+    since_us = now_ns // 1000 - EVENTS_SECONDS * 1_000_000
+    rows = connection.execute(_RECENT_EVENTS, {"since": since_us, "most": EVENTS_MAX}).fetchall()
+    return [_event(*row) for row in rows]
+
+
+def last_scores(connection: Connection) -> list[LastScore]:
+    """Return every host's last score, of those that were heard within HEARD_SECONDS before the last of all."""
+    # The one written last, not the one of the latest time: our clock may have been ahead, and been set back.
+    newest = connection.execute(
+        "SELECT epoch_us(time) FROM scores WHERE rowid = (SELECT max(rowid) FROM scores)"
+    ).fetchone()
+    if newest is None:
+        return []
+    back = {"readings": 600, "scores": 3600, "hosts": HEARD_SECONDS, "heard": -REPEAT_SECONDS}
+    since = {name: newest[0] - seconds * 1_000_000 for name, seconds in back.items()}
+    found = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
+    names = [column[0] for column in found.description or ()]
+    return [_last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
+
+
+def open_findings(connection: Connection) -> list[Finding]:
+    """Return what an earlier process found and did not clear."""
+    rows = connection.execute(
+        "SELECT host, name, subject, words, epoch_us(since), clears_when FROM findings "
+        "WHERE cleared IS NULL ORDER BY since"
+    ).fetchall()
+    return [
+        Finding(host, name, subject, words, since_us * 1000, 0, clears or "")
+        for host, name, subject, words, since_us, clears in rows
+    ]
+
+
+def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]:
+    """Return host -> (subject, when it was cleared) of what was looked at again and was gone."""
+    rows = connection.execute(
+        "SELECT host, subject, epoch_us(cleared), clears_when FROM findings QUALIFY row_number() "
+        "OVER (PARTITION BY host, name, subject ORDER BY since DESC) = 1"
+    ).fetchall()
+    found: dict[str, list[tuple[str, int]]] = {}
+    for host, subject, cleared_us, clears_when in rows:
+        if cleared_us is not None and clears_when != NOT_LOOKED_AT:
+            found.setdefault(host, []).append((subject, cleared_us * 1000))
+    return found
+
+
+#: Each host's last score: with its GPUs, its evidence, strongest first, and when it was last heard (its
+#: readings tell that better than its score, which may be minutes old). Of the store's last hour and last
+#: minutes only, so that a year of history costs a start nothing. Parameters, microseconds since 1970: of
+#: readings and of scores those since then, and of hosts those heard since then; of readings until `heard`, of scores
+#: until `last`: what is of a later time was stored before our clock was set back.
+_LAST_SCORES = """
+WITH heard AS (
+    SELECT host, max(time) AS heard
+    FROM (
+        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
+    )
+    WHERE time > make_timestamp($readings) AND time <= make_timestamp($heard) GROUP BY host
+),
+last AS (
+    FROM main.scores WHERE time > make_timestamp($scores) AND time <= make_timestamp($last)
+    QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
+),
+gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
+because AS (
+    SELECT host, time, version, list(e ORDER BY e.score_delta, e.log_hazard_delta DESC) AS evidence
+    FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
+)
+SELECT
+    s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
+    coalesce(evidence, []) AS evidence
+FROM last AS s
+LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
+LEFT JOIN because AS b USING (host, time, version)
+WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
+ORDER BY node_index, host
+"""
+
+
+def _last_score(row: dict[str, Any]) -> LastScore:
+    """Return what `scores` was given, from a row of _LAST_SCORES."""
+    score = HostScore(
+        host=row["host"],
+        node_index=row["node_index"],
+        simulated=row["simulated"],
+        score=row["score"],
+        score_lower=row["score_lower"],
+        score_upper=row["score_upper"],
+        state=_state(row["state"]),
+        hazard_per_hour=row["hazard_per_hour"],
+        relative_speed=_number(row["relative_speed"]),
+        reason=_reason(row["reason"]),
+        reason_words=row["reason_words"],
+        clears_when=row["clears_when"],
+        heard_ns=time_ns(row["heard"]),
+        evidence=_in_order(row),
+        speed_lower=_number(row["relative_speed_lower"]),
+        speed_upper=_number(row["relative_speed_upper"]),
+        inputs=inputs_of_row(row),
+    )
+    return score, row["gpus"]
+
+
+def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
+    """Return the evidence in the order in which it was added, where that is known: the score computes again then."""
+    evidence = [evidence_of(one) for one in row["evidence"]]
+    order = row["log_hazard_deltas"] or []
+    places: dict[float, list[int]] = {}
+    for at, delta in enumerate(order):
+        places.setdefault(delta, []).append(at)
+    taken = [(places.get(e.log_hazard_delta) or [len(order)]).pop(0) for e in evidence]
+    return tuple(e for _, e in sorted(zip(taken, evidence, strict=True), key=lambda pair: pair[0]))
+
+
+def evidence_of(row: dict[str, Any]) -> Evidence:
+    """Return what `evidence` was given, from a row of it."""
+    own = {key: row[key] for key in Evidence.__slots__ if key in row}
+    own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
+    own["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
+    own["hazard_delta"] = _number(row.get("hazard_delta"))
+    own["shared_count"] = row.get("shared_count") or 1
+    return Evidence(**own, observed_ns=time_ns(row["observed"]))
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _state(name: str) -> State:
+    """Return the state of that name; UNKNOWN for one that only a newer version knows."""
+    return State.__members__.get(name, State.UNKNOWN)
+
+
+def _reason(name: str) -> Reason:
+    """Return the reason of that name; NONE for one that only a newer version knows."""
+    return Reason.__members__.get(name, Reason.NONE)
+
+
+def time_ns(time: datetime | None) -> int:
+    """Return a TIMESTAMP in ns since 1970; 0 for NULL."""
+    return 0 if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+#: Columns of `events` that are fields of a HealthEvent.
+_EVENT_FIELDS = (
+    "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
+    "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
+)  # fmt: skip
+
+
+#: The newest of what is told again and again, of all else, and of what an open finding is about: none of the three leaves
+#: another without room. Parameters: microseconds since 1970, and how many of each.
+_RECENT_EVENTS = f"""
+WITH chosen AS (
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {TOLD}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {TOLD}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE rowid IN ({STANDING_EVENTS}) ORDER BY received DESC LIMIT $most)
+)
+SELECT host, epoch_us(received), epoch_us(time), {", ".join(_EVENT_FIELDS)}
+FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid
+"""
+
+
+def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:
+    known = {n: v for n, v in zip(_EVENT_FIELDS, columns, strict=True) if v is not None}
+    time_ns = (time_us or 0) * 1000
+    event = HealthEvent(**known, wall_time_ns=time_ns)
+    return StoredEvent(host, received_us * 1000, time_ns, event)

@@ -1,0 +1,615 @@
+"""The operators' file: the latest of everything and the last minutes, in a small DuckDB file of its own.
+
+Written under a temporary name and renamed into place, so that whoever opens it finds it
+whole; a reader that has the one before open keeps it. It holds the same names as the live file.
+What there is no room for is left out oldest first, and `snapshot.left_out` says so. What hardly changes
+stands in a base beside it, which is copied as bytes: to write it again would cost more than all else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import duckdb
+
+from ..sql import quoted
+from .duckdb_file import (
+    CELLS_WAITING_MAX,
+    OPS_FILE,
+    NewFile,
+    cause,
+    new_file,
+    ops_script,
+    script,
+    wal_of,
+)
+from .layout import BY_NAME, COLUMNS, LAYOUTS, definitions
+from .parquet.rollup import rollup_view
+
+# ----------------------------------------------------------------------
+# What the operators' file takes of each table of the live file: how much, and of what age.
+
+#: Scores, their evidence, and cleared findings this old are left out.
+SCORES_SECONDS = 3600
+#: Of scores so much more, in which each host has one (`score_rows.py`): what it was before its first change of that hour.
+BEFORE_SECONDS = 600
+EVENTS_SECONDS = 86_400
+#: So are the aggregator's readings of itself: what a night began with is asked in the morning.
+OWN_SECONDS = 6 * 3600
+#: Decisions about advice are looked back at by the month.
+ADVICE_DAYS = 30
+#: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
+#: set beside, and of which one that is done holds its host out for as long as its fault stands.
+OUTCOMES_DAYS = 400
+#: So is what was measured of a host each day.
+DAYS_SECONDS = 30 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What is taken of a table of the live file: the newest *rows_max* of those of the last *seconds*."""
+
+    table: str
+    rows_max: int = 0  # 0: all
+    column: str = ""  # what tells how old a row is
+    seconds: int = 0  # 0: any age
+    also: str = "true"  # a further condition
+
+    def where(self, now_us: int) -> str:
+        """Return the condition as of *now_us*."""
+        since = f"{self.column} > make_timestamp({now_us - self.seconds * 1_000_000})"
+        return f"({since if self.seconds else 'true'}) AND {self.also}"
+
+
+#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
+TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+#: A view and a table of the live file that the base holds, too.
+CLEARED = Copy("cleared_findings", 100_000, "cleared")
+DAYS = Copy("host_days", 100_000, "time", DAYS_SECONDS)
+#: What the base holds.
+STANDING: tuple[str, ...] = ("devices", "signals", "parts")
+COPIES: tuple[Copy, ...] = (
+    Copy("hosts"),
+    Copy("clocks"),
+    Copy("declared_versions"),
+    Copy("declared_places"),
+    Copy("declared_windows"),
+    Copy("declared_overrides"),
+    Copy("declared_expected"),
+    Copy("declared_thresholds"),
+    Copy("scores", 1_000_000, "time", SCORES_SECONDS + BEFORE_SECONDS),
+    Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
+    Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
+    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {TOLD}"),
+    Copy("events", 500_000, "received", EVENTS_SECONDS, TOLD),
+    Copy("own_health", 200_000, "time", OWN_SECONDS),
+    Copy("models", 1_000, "time"),
+    Copy("advisories", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    Copy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
+    Copy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    Copy("hazard_calibration"),
+    Copy("unavailable"),
+    Copy("gangs"),
+)
+
+
+# ----------------------------------------------------------------------
+# The latest reading of every device per table: what the operators' file before had, and what came
+# since.
+#
+# So that no memory is needed for it. A device whose last reading was before the file before was
+# written is there from that file, for as long as a day.
+
+log = logging.getLogger(__name__)
+
+#: Of devices of one host in one table beyond this those are left out that were heard of longest ago (processes on
+#: GPUs come and go). Their readings are stored.
+DEVICES_PER_HOST_MAX = 1024
+#: Devices not heard of for longer are left out.
+SECONDS_MAX = 86_400
+#: What was read before the file before was written may be committed after, by the wait for a commit and by so much
+#: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
+#: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
+LATE_SECONDS = 15
+#: At most so many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
+#: functions, of which the file is 0.6 GB.
+CELLS_MAX = 400_000_000
+#: A table with more cells is put in by hosts, so many cells at a time.
+CELLS_AT_ONCE = CELLS_WAITING_MAX
+#: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
+#: has come again by then.
+FIRST_SECONDS = 300
+
+#: What DuckDB says of a file that is not what was written.
+_DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
+
+Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+
+
+class DamagedBefore(OSError):
+    """The file before was opened, and cannot be read."""
+
+
+@dataclass(slots=True)
+class Latest:
+    """The rows of every catalogue table, one by one: for a connection that writes the new file."""
+
+    file: NewFile
+    cursor: Cursor  # on the live file
+    now_us: int
+    lag_seconds: float  # so long had readings waited for a commit when the file before was begun
+    _since_us: int = 0
+    _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    _rows_before: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
+
+    def attach(self, before: Path | None) -> None:
+        """Use the file before, if there is one that can be read. Call it outside a transaction."""
+        self._since_us = self.now_us - FIRST_SECONDS * 1_000_000
+        if before is None or not before.exists():
+            return
+        try:
+            self.file.connection.execute(f"ATTACH {quoted(str(before))} AS before (READ_ONLY)")
+            (taken_us,) = self.file.connection.execute(
+                "SELECT min(epoch_us(taken)) FROM before.snapshot"
+            ).fetchone() or (0,)
+            rows = self.file.connection.execute(
+                "SELECT table_name, coalesce(estimated_size, 1) AS size FROM duckdb_tables() "
+                "WHERE database_name = 'before' AND schema_name = 'latest' AND size > 0"
+            ).fetchall()  # 0: it never had a row
+            for table, size in rows:
+                like = self.file.connection.execute(f'FROM before.latest."{table}" LIMIT 0')
+                self._columns[table] = [name for name, *_ in like.description or ()]
+                self._rows_before[table] = size
+        except duckdb.Error as error:
+            log.warning(
+                "the operators' file before cannot be read; what it alone had goes: %s", error
+            )
+            self.file.connection.execute("DETACH DATABASE IF EXISTS before")
+            self._columns, self._rows_before = {}, {}
+            return
+        late_us = round((LATE_SECONDS + self.lag_seconds) * 1e6)
+        self._since_us = min(self.now_us, taken_us or 0) - late_us
+
+    def insert(self, stored: set[str], devices: Mapping[str, int]) -> list[str]:
+        """Fill the tables `latest.*` of the new file, the smallest first; return which have no room.
+
+        *stored*: those with readings in the live file. *devices*: how many there are of each kind.
+        """
+        left_out, room = list[str](), CELLS_MAX
+        with self.cursor() as cursor:
+            found = cursor.execute("SELECT DISTINCT host FROM hosts ORDER BY host").fetchall()
+        hosts = [host for (host,) in found]
+        sizes = {table: devices.get(_kind(table), 0) for table in LAYOUTS}
+        for table, rows in sorted(sizes.items(), key=lambda item: item[1]):
+            layout = LAYOUTS[table]
+            room -= rows * len(layout.columns)
+            if room < 0 and rows:
+                left_out.append(f"latest.{table}: all {rows:,} rows")
+                continue
+            if table not in stored and table not in self._rows_before:
+                continue
+            for some in self._pieces(table, hosts, is_stored=table in stored):
+                self._insert(table, some, is_stored=table in stored)
+            left_out += self._thin_out(table)
+        return left_out
+
+    def _pieces(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
+        """Return conditions that part *hosts*, and all others, so that of each there are not many more cells to come
+        than CELLS_AT_ONCE."""
+        rows = self._rows_before.get(table, 0)
+        if is_stored:
+            query = (
+                f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._new}"
+            )
+            with self.cursor() as cursor:
+                rows = max(rows, cursor.execute(query).fetchall()[0][0])
+        count = 1 + rows * len(LAYOUTS[table].columns) // CELLS_AT_ONCE
+        firsts = sorted(
+            {hosts[at * len(hosts) // count] for at in range(1, count)} if hosts else ()
+        )
+        return between(firsts)
+
+    @property
+    def _new(self) -> str:
+        return f"WHERE time > make_timestamp({self._since_us})"
+
+    def _insert(self, table: str, some: str, *, is_stored: bool) -> None:
+        """Put in what came since, and what the file before had of devices that are not among it.
+
+        By a join over names: a window over all columns takes more memory than there is for a large fleet's links.
+        Raises DamagedBefore.
+        """
+        connection, layout = self.file.connection, LAYOUTS[table]
+        came = self._came_since(table, some) if is_stored else ()
+        if len(came):
+            connection.register("came_since", came)
+            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"  # two of one moment
+            self.file.run(
+                f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._is_double() else ''}",
+                len(layout.columns),
+            )
+        wanted = {name for name, _ in layout.columns}
+        both = ", ".join(f'"{name}"' for name in self._columns.get(table, ()) if name in wanted)
+        if both:
+            since_us = self.now_us - SECONDS_MAX * 1_000_000
+            others = "ANTI JOIN came_since USING (host, device)" if len(came) else ""
+            insert = (
+                f"INSERT INTO latest.{table} BY NAME FROM (SELECT {both} FROM before.latest.{table} "
+                f"WHERE time > make_timestamp({since_us}) AND {some}) {others}"
+            )
+            try:
+                self.file.run(insert, len(layout.columns))
+            except duckdb.Error as error:
+                if any(sign in str(error) for sign in _DAMAGE):
+                    raise DamagedBefore(
+                        f"the one before cannot be read, what it alone had goes: {error}"
+                    ) from error
+                raise
+        connection.unregister("came_since")
+
+    def _is_double(self) -> bool:
+        query = "SELECT count(*) > count(DISTINCT (host, device)) FROM came_since"
+        return bool(self.file.connection.execute(query).fetchall()[0][0])
+
+    def _thin_out(self, table: str) -> list[str]:
+        """Leave of each host the devices heard of last; return of which hosts, in words."""
+        rows = self.file.connection.execute(
+            f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
+            "ORDER BY host LIMIT 4"
+        ).fetchall()
+        if not rows:
+            return []
+        self.file.connection.execute(
+            f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} "
+            f"WHERE host IN (SELECT host FROM latest.{table} GROUP BY host "
+            f"HAVING count(*) > {DEVICES_PER_HOST_MAX}) QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
+        )
+        hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
+        return [
+            f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices heard of last"
+        ]
+
+    def _came_since(self, table: str, some: str) -> Any:
+        new = f"FROM readings.{table} {self._new} AND {some}"
+        now = f"make_timestamp({self.now_us})"  # our clock may have been ahead, and been set back
+        with self.cursor() as cursor:
+            return cursor.sql(
+                f"SELECT one.* FROM ({new}) AS one SEMI JOIN "
+                f"(SELECT host, device, coalesce(max(time) FILTER (time <= {now}), max(time)) AS time {new} "
+                "GROUP BY host, device) AS last "
+                "USING (host, device, time)"
+            ).to_arrow_table()
+
+
+def between(firsts: Sequence[str]) -> list[str]:
+    """Return conditions on `host`, of which each name meets one: before the first of *firsts* (sorted), from there to
+    the second, and so on."""
+    since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
+    until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
+    return [f"({one} AND {two})" for one, two in zip(since, until, strict=True)]
+
+
+def _kind(table: str) -> str:
+    return LAYOUTS[table].signals[0].device_kind
+
+
+#: What hardly changes, beside the file. It is copied as bytes into each new one.
+BASE_FILE = "operators-base.duckdb"
+#: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
+READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
+#: The last reading of a signal that only some agent knows is looked for this far back.
+BY_NAME_SECONDS = 600
+#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken anew at most
+#: this often, and `left_out` says how old it is.
+DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
+#: Rollups go into the base, which is made anew for them this often; of each at most so many cells.
+ROLLUPS_SECONDS, ROLLUPS_CELLS_MAX = 600, 4_000_000
+#: Rollup -> how many seconds back.
+ROLLUPS: dict[str, int] = {
+    f"{table}_{grain}": seconds
+    for table in ("gpu_1s", "rdma_1s", "host_1s")
+    for grain, seconds in (("1m", 86_400), ("1h", 14 * 86_400))
+}
+#: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
+READINGS_SECONDS_MIN = 10
+#: What is copied is in memory so many rows at a time.
+BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The last *seconds* of a table with a column `time`, or as many of them as *rows_max* allow."""
+
+    table: str
+    seconds: int
+    rows_max: int
+
+    def fitting(
+        self, of: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
+    ) -> str:
+        """Return the condition, and say in *left_out* when it is for less, or, below *seconds_min*, for nothing."""
+        span_us = self.seconds * 1_000_000
+        while True:
+            where = f"WHERE time > make_timestamp({now_us - span_us})"
+            count = of.count(f"FROM {self.table} {where}")
+            if count <= self.rows_max or not span_us:
+                break
+            span_us = span_us * self.rows_max // count
+        if span_us == self.seconds * 1_000_000:
+            return where
+        if span_us < seconds_min * 1e6:
+            left_out.append(f"{self.table}: all, {self.rows_max:,} rows are {span_us / 1e6:.1f} s")
+            return "WHERE false"
+        left_out.append(f"{self.table}: all but the last {span_us / 1e6:.0f} s of {self.seconds} s")
+        return where
+
+
+@dataclass(slots=True)
+class OpsFile:
+    """Writes the operators' file of the store in *folder*, from cursors on the live file."""
+
+    folder: Path
+    cursor: Cursor
+    rows_max: int
+    _hosts: tuple[Any, ...] = field(default=(), init=False)  # of which the base is
+    _base_ns: int = field(default=0, init=False)
+    _devices: int = field(default=0, init=False)
+    _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
+    _lag_seconds: float = field(default=FIRST_SECONDS, init=False)  # as of the file before
+    _is_before_damaged: bool = field(default=False, init=False)
+
+    def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
+        """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
+
+        Raises duckdb.Error or OSError; the file before stays.
+        """
+        target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
+        temporary = target.with_name("operators-new.duckdb")
+        left_out = self._renew(base, temporary, now_ns)
+        try:
+            copyfile(base, temporary)
+            with new_file(temporary) as file:
+                before = None if self._is_before_damaged else target
+                _Filling(self, file, now_ns // 1000, left_out).fill(before, self._lag_seconds)
+            temporary.replace(target)
+            self._lag_seconds, self._is_before_damaged = lag_seconds, False
+        except BaseException as error:
+            self._is_before_damaged |= isinstance(error, DamagedBefore)
+            _remove(temporary)  # on a full disk it would hold the little that is left
+            _remove(base)  # nor is a base trusted that a file could not be made of
+            raise
+
+    def remove(self) -> None:
+        """Remove the file that an earlier process wrote: nobody renews it, and its readers would not know. Never raises."""
+        with suppress(OSError):
+            _remove(self.folder / OPS_FILE)
+            _remove(self.folder / BASE_FILE)
+
+    def _renew(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
+        """Make the base anew where that is due; return what it has no room for or does not have yet."""
+        ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
+        age_seconds = abs(now_ns - self._base_ns) / 1e9
+        same = (count, last) == self._hosts
+        wait = self._devices > DEVICES_AT_ONCE and age_seconds < DEVICES_SECONDS
+        if base.exists() and (wait or (same and age_seconds < ROLLUPS_SECONDS)):
+            old = [] if same else [f"devices: as they were {age_seconds:.0f} s before"]
+            return self._no_room + old
+        try:
+            _remove(temporary)
+            with new_file(temporary) as file:
+                made = _Base(self, file, now_ns // 1000, [])
+                self._devices = made.make()
+            temporary.replace(base)
+        except BaseException:
+            _remove(temporary)
+            raise
+        self._hosts, self._base_ns, self._no_room = (count, last), now_ns, made.no_room
+        return list(self._no_room)
+
+    def read(self, query: str) -> Any:
+        """Return a query of the live file as a `pyarrow.Table`."""
+        with self.cursor() as cursor:
+            return cursor.sql(query).to_arrow_table()
+
+    @contextmanager
+    def rows(self, query: str) -> Iterator[Any]:
+        """Yield the rows of a query of the live file as a `pyarrow.RecordBatchReader`: they are read as they are taken."""
+        with self.cursor() as cursor:
+            yield cursor.sql(query).to_arrow_reader(BATCH_ROWS)
+
+    def count(self, source: str) -> int:
+        """Return how many rows *source* (`FROM ..`) has."""
+        return int(self.fetch(f"SELECT count(*) {source}")[0][0])
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of the live file."""
+        with self.cursor() as cursor:
+            return cursor.execute(query).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The base while it is made: every table and view, empty but for what stands."""
+
+    of: OpsFile
+    file: NewFile
+    now_us: int
+    no_room: list[str]
+
+    def make(self) -> int:
+        """Return how many devices it holds."""
+        self.file.begin()
+        execute = self.file.connection.execute
+        execute(_empty_tables())
+        comments = dict(self.of.fetch("SELECT table_name, comment FROM duckdb_tables()"))
+        for table in dict.fromkeys([*(copy.table for copy in COPIES), *STANDING]):
+            self._put(table, self.of.read(f"FROM {table} LIMIT 0"), comments.get(table))
+        for table in STANDING:
+            with self.of.rows(f"FROM {table}") as rows:
+                self.file.insert(table, rows)
+        for copy in (CLEARED, DAYS):
+            self._put_newest(copy)
+        self._put_rollups()
+        execute(ops_script())
+        execute(script("history.sql"))
+        ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
+        return int(devices)
+
+    def _put_newest(self, copy: Copy) -> None:
+        """Copy what hazards are explained by: findings of the past, and what was measured each day."""
+        query = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
+        if (count := self.of.count(query)) > copy.rows_max:
+            self.no_room.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
+        newest = f"{query} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
+        ((told,),) = self.of.fetch(_COMMENT.format(quoted(copy.table)))
+        self._put(copy.table, self.of.read(newest), told)
+
+    def _put_rollups(self) -> None:
+        """Copy the rollups that the live file has views of."""
+        self.file.connection.execute("CREATE SCHEMA rollups")
+        for name, width in self.of.fetch(_ROLLUPS):
+            if name in ROLLUPS:
+                span = Span(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
+                self._put(f"rollups.{name}", self._rollup(name, span), _OF_ROLLUPS)
+
+    def _rollup(self, name: str, span: Span) -> Any:
+        """Return what is copied of a rollup; nothing of one with a file that is damaged: all else is needed now."""
+        try:
+            where = span.fitting(self.of, self.now_us, self.no_room)
+            return self.of.read(f"FROM {span.table} {where}")
+        except duckdb.Error as error:
+            words = cause(error, self.of.folder)
+            self.no_room.append(f"{span.table}: all, it cannot be read: {words}")
+            return self.of.read(rollup_view(name.rpartition("_")[0], {}))
+
+    def _put(self, name: str, arrow: Any, comment: str | None) -> None:
+        """Make a table of *arrow*."""
+        execute = self.file.connection.execute
+        self.file.connection.register("like", arrow)
+        execute(f'CREATE TABLE {name} AS FROM "like" LIMIT 0')
+        self.file.connection.unregister("like")
+        execute(f"COMMENT ON TABLE {name} IS {quoted(comment or '')}")
+        self.file.insert(name, arrow.to_batches())
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A copy of the base while it is filled."""
+
+    of: OpsFile
+    file: NewFile
+    now_us: int
+    left_out: list[str]
+
+    def fill(self, before: Path | None, lag_seconds: float) -> None:
+        """Put in all but the base; *lag_seconds*: as of the file *before*. Raises duckdb.Error, DamagedBefore."""
+        latest = Latest(self.file, self.of.cursor, self.now_us, lag_seconds)
+        latest.attach(before)
+        stored = {name for (name,) in self.of.fetch(_HOURS)}
+        self.file.begin()
+        self.left_out.extend(latest.insert(stored, dict(self.of.fetch(_DEVICES))))
+        for copy in COPIES:
+            self._insert(copy.table, self._newest(copy))
+        self._put_readings(stored)
+        self._tell()
+
+    def _newest(self, copy: Copy) -> str:
+        where = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
+        count = self.of.count(where) if copy.rows_max else 0
+        if count <= copy.rows_max:
+            return where
+        self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
+        return f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
+
+    def _put_readings(self, stored: set[str]) -> None:
+        for table in sorted(COLUMNS.keys() & stored):
+            self._insert(f"readings.{table}", self._readings(table))
+        if BY_NAME in stored:
+            since = self.now_us - BY_NAME_SECONDS * 1_000_000
+            self._insert(f"latest.{BY_NAME}", _LATEST_BY_NAME.format(since))
+
+    def _readings(self, table: str) -> str:
+        span = Span(f"readings.{table}", _seconds_of(table), self.of.rows_max)
+        where = span.fitting(self.of, self.now_us, self.left_out, READINGS_SECONDS_MIN)
+        return f"FROM readings.{table} {where}"
+
+    def _tell(self) -> None:
+        since_us = self.now_us - READINGS_SECONDS * 1_000_000
+        self.file.connection.execute(taken_is(self.now_us))
+        self.file.connection.execute(
+            "INSERT INTO snapshot VALUES (make_timestamp(?), make_timestamp(?), ?)",
+            [self.now_us, since_us, self.left_out],
+        )
+
+    def _insert(self, name: str, query: str) -> None:
+        with self.of.rows(query) as rows:
+            self.file.insert(name, rows)
+
+
+def taken_is(taken_us: int) -> str:
+    """Return the SQL that lets `ops.taken()` be a constant."""
+    return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_IS}"
+
+
+def _seconds_of(table: str) -> int:
+    return CHANGES_SECONDS if table.endswith("_changes") else READINGS_SECONDS
+
+
+_LATEST_BY_NAME = (
+    f"FROM readings.{BY_NAME} WHERE time > make_timestamp({{}}) "
+    "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
+)
+
+_COMMENT = (
+    "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
+    "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
+)
+_OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
+#: The rollups there are, and how many columns each has.
+_ROLLUPS = (
+    "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
+)
+_DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
+#: Which tables of readings have any, in the live file (`live_tables.py`) or in Parquet.
+_HOURS = (
+    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
+    "WHERE schema_name = 'hours' UNION "
+    "SELECT DISTINCT table_name FROM main.segments WHERE grain = 'raw' AND gone IS NULL"
+)
+
+
+_TAKEN_IS = (
+    "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
+)
+_SNAPSHOT = "as of when everything here is, since when there are readings, and what had no room"
+
+
+@cache
+def _empty_tables() -> str:
+    """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
+    made = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
+    for table, columns in COLUMNS.items():
+        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
+        for schema, comment in (
+            ("latest", "the last reading of each device"),
+            ("readings", minutes),
+        ):
+            made.append(f"CREATE TABLE {schema}.{table} ({definitions(columns)})")
+            made.append(f"COMMENT ON TABLE {schema}.{table} IS '{comment}'")
+    made.append(
+        "CREATE TABLE snapshot (taken TIMESTAMP, readings_since TIMESTAMP, left_out VARCHAR[])"
+    )
+    made.append(f"COMMENT ON TABLE snapshot IS '{_SNAPSHOT}'")
+    return ";\n".join(made)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    wal_of(path).unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""What keeps a store over the years: backup, restore, verify, compact."""

@@ -1,0 +1,38 @@
+"""Which GPUs to expect of a host: all that it ever had, until others take their places.
+
+The agent compares by it what it finds on its host, the aggregator what hosts register with. Pure: sets in, sets out.
+A set is a mapping of GPU (UUID, as NVML gives it) -> PCI address ("" where nobody said it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: More GPUs than a host has. Of GPUs that are gone no more are expected beside those that are there.
+GPUS_MAX = 256
+#: Drivers that hand a PCI function to a virtual machine: its GPU is none of the host's, and not lost.
+PASSTHROUGH_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub", "xen-pciback"})
+
+
+def is_uuid(key: str) -> bool:
+    """Say whether *key* names a GPU for good: not the PCI address of one that never said who it is."""
+    return key.startswith("GPU-")
+
+
+def expected_after(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+    """Return the GPUs to expect of a host of which these were *expected*, once *found* was seen to work.
+
+    A GPU that is gone stays expected. It was replaced, and is expected no longer, where another GPU is at its address, or
+    where the host has as many GPUs as were expected.
+    """
+    if len(found) >= len(expected):
+        return dict(found)
+    gone = missing(expected, found)
+    taken = frozenset(filter(None, found.values()))
+    stay = {key: at for key, at in gone.items() if at not in taken}
+    return {**dict(list(stay.items())[: GPUS_MAX - len(found)]), **found}
+
+
+def missing(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+    """Return those of *expected* that are not among *found*."""
+    return {key: at for key, at in expected.items() if key not in found}

@@ -1,0 +1,483 @@
+"""The policy of findings: what a host may find wrong with itself without asking anybody. `host_policy.py` reads it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .signal import PERIOD_SECONDS, Kind
+from .signals import BY_NAME
+from .xid.policy import SCOPES
+from .xid.policy import policy as xid_rows
+from .xid.policy import sxid_policy as sxid_rows
+
+#: A reading that is well again must stay so for this long, unless a row says otherwise.
+LEAVE_SECONDS = 10.0
+#: How findings of the tables of codes are called.
+CODE_NAME = re.compile(r"(xid|sxid)([1-9][0-9]{0,5}|0)")
+
+
+class Severity(StrEnum):
+    """What a finding means for the host, gravest first."""
+
+    FATAL = "fatal"
+    DEGRADED = "degraded"
+    HAZARD = "hazard"
+    APPLICATION = "application"
+
+
+class Ends(StrEnum):
+    """What ends a finding."""
+
+    READING = "reading"
+    RESET = "reset"
+    REBOOT = "reboot"
+    TIME = "time"
+
+
+class PolicyError(ValueError):
+    """A policy cannot be used; the words name the line, what is wrong and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison: *signal* with *values*, or with the signal *other* of the same device."""
+
+    signal: str
+    compare: str
+    values: tuple[float, ...] = ()
+    other: str = ""
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What it reads."""
+        return (self.signal, self.other) if self.other else (self.signal,)
+
+    def holds(self, left: float, right: float | None) -> bool:
+        """Compare; *right* is the reading of `other`, None where that is none or is not known."""
+        match self.compare:
+            case "in":
+                return left in self.values
+            case "has":
+                return bool(int(left) & int(self.values[0]))
+        value = right if self.other else self.values[0]
+        return value is not None and COMPARE[self.compare](left, value)
+
+
+#: Events that an agent tells only itself: the aggregator finds the same from what hosts register with.
+LOCAL_EVENTS = frozenset({"gpu.missing"})
+
+COMPARE = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of finding. `policy.toml` tells the fields' meaning; times are seconds."""
+
+    name: str
+    source: str
+    when: tuple[Condition, ...] = ()
+    device: str = ""
+    unless: tuple[Condition, ...] = ()
+    hidden_by: str = ""
+    judged: str = ""
+    event: str = ""
+    policy: str = ""
+    codes: tuple[int, ...] = ()
+    says: tuple[str, ...] = ()
+    ends_with: str = ""
+    severity: Severity = Severity.HAZARD
+    words: str = ""
+    action: str = ""
+    scope: str = "host"
+    clears: Ends = Ends.READING
+    clear_seconds: float = 0.0
+    for_seconds: float = 0.0
+    leave_seconds: float = LEAVE_SECONDS
+    after_boot_seconds: float = 0.0
+    once_otherwise: bool = False
+    enforceable: bool = False
+
+    @property
+    def device_kind(self) -> str:
+        """What carries the reading: `gpu`, `rdma`; "" of a row without readings."""
+        return self.when[0].signal.partition(".")[0] if self.when else ""
+
+    @property
+    def about(self) -> str:
+        """The signal that evidence of it bears: of its event, its judge's rule, or its first reading."""
+        return self.event or self.judged or self.signals[0]
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What its conditions read, the first's first; none of a row without readings."""
+        conditions = (*self.when, *self.unless)
+        return tuple(name for each in conditions for name in each.signals)
+
+    def concerns(self, device: str) -> bool:
+        """Say whether the row is about *device*."""
+        wanted = self.device
+        return (
+            not wanted or device == wanted or (wanted[-1] == "*" and device.startswith(wanted[:-1]))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A whole table. `version` is its maker's word; `rollout_share` of the hosts take it, by their names."""
+
+    version: str
+    rollout_share: float
+    rows: tuple[Row, ...]
+    off: frozenset[str] = field(default_factory=frozenset[str])
+
+    def taken_by(self, host: str) -> bool:
+        """Say whether *host* is among the share that takes it: the same hosts first each time."""
+        return self.rollout_share >= 1.0 or _place(host) < self.rollout_share
+
+    def enforceable(self, name: str) -> bool:
+        """Say whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
+        coded = CODE_NAME.fullmatch(name)
+        wanted = coded[1] if coded else name
+        row = next((row for row in self.rows if row.name == wanted), None)
+        if row is None or not row.enforceable or bool(coded) != bool(row.policy):
+            return False
+        table = xid_rows if row.policy == "xid" else sxid_rows
+        return not coded or int(coded[2]) in table()
+
+    def refusal(self, name: str) -> str:
+        """Return what is wrong with *name* among `enforcing`; "" if nothing is."""
+        if self.enforceable(name):
+            return ""
+        known = [row.name for row in self.rows if row.enforceable and not row.policy]
+        known += [
+            "xid79" if row.policy == "xid" else "sxid20034" for row in self.rows if row.policy
+        ]
+        if any(row.name == name for row in self.rows):
+            return f"{name!r} cannot be enforced: name one of {', '.join(known)}"
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+        return f"no finding is called {name!r}{hint}"
+
+
+def _place(host: str) -> float:
+    """Return where *host* stands among all hosts, 0 to 1, the same for ever."""
+    import hashlib  # with libcrypto a megabyte, which only those pay whose policy wants it
+
+    return int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big") / 2**64
+
+
+# ----------------------------------------------------------------------
+# The table of findings: the built-in one, `policy.toml`, and an operator's file of the same form
+# laid over it.
+#
+# Parsing is strict: a table that is half understood is refused whole, with the line that is wrong.
+
+#: A longer policy is none of ours.
+POLICY_BYTES_MAX = 256 << 10
+ROWS_MAX = 256
+CONDITIONS_MAX = 8
+CODES_MAX = 64
+WORDS_CHARACTERS_MAX = 200
+VERSION_CHARACTERS_MAX = 64
+#: No row may wait, or stand, for longer than this.
+SECONDS_MAX = 30 * 86_400.0
+#: Enforced is what was read within 30 s: of a slower signal it would be so by turns.
+ENFORCEABLE_SECONDS_MAX = 10
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{1,39}")
+_RULE = re.compile(r"[a-z][a-z0-9_.]{1,59}")
+
+
+@cache
+def builtin() -> Policy:
+    """Return the table that comes with this version, read once."""
+    return parse(Path(__file__).with_name("host_policy.toml").read_text(encoding="utf-8"))
+
+
+def laid_over(policy: Policy, base: Policy) -> Policy:
+    """Return *base* with the rows of *policy* in place of those of the same name, and beside them.
+
+    Raises PolicyError where `off` or `hidden_by` names no row.
+    """
+    rows = {row.name: row for row in base.rows} | {row.name: row for row in policy.rows}
+    if unknown := policy.off - rows.keys():
+        raise PolicyError(f"off: no row is called {_cut(min(unknown))!r}")
+    for row in policy.rows:
+        if row.hidden_by and row.hidden_by not in rows:
+            raise PolicyError(
+                f"row {row.name!r}: hidden_by: no row is called {_cut(row.hidden_by)!r}"
+            )
+    left = tuple(row for name, row in rows.items() if name not in policy.off)
+    return Policy(f"{policy.version} over {base.version}", policy.rollout_share, left)
+
+
+def parse(text: str) -> Policy:
+    """Return the policy that *text* holds. Raises PolicyError, whatever the text is."""
+    if len(text.encode(errors="replace")) > POLICY_BYTES_MAX:
+        raise PolicyError(f"longer than {POLICY_BYTES_MAX} bytes")
+    try:
+        fields = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError(f"not TOML: {_cut(str(error))}") from error
+    try:
+        return _policy(fields, text)
+    except (TypeError, KeyError, OverflowError) as error:
+        raise PolicyError(f"not a policy: {_cut(str(error))}") from error
+
+
+def _policy(fields: dict[str, Any], text: str) -> Policy:
+    if unknown := fields.keys() - {"version", "rollout_share", "off", "row"}:
+        raise PolicyError(f"{_line_of(text, min(unknown))}unknown key {_cut(min(unknown))!r}")
+    version = fields.get("version")
+    if not isinstance(version, str) or not _is_words(version, VERSION_CHARACTERS_MAX):
+        raise PolicyError('version: expected a short text, as "2026-11-20"')
+    share = fields.get("rollout_share", -1.0)
+    if not _is_number(share) or not 0 <= share <= 1:
+        where = _line_of(text, "rollout_share")
+        raise PolicyError(f"{where}rollout_share: expected a share of the hosts, 0 to 1, as 0.01")
+    entries, off = fields.get("row", []), fields.get("off", [])
+    if not _all(entries, dict) or len(entries) > ROWS_MAX:
+        raise PolicyError(f"row: expected at most {ROWS_MAX} tables [[row]]")
+    if not _all(off, str) or len(off) > ROWS_MAX:
+        raise PolicyError('off: expected a list of names, as ["nvlink_down"]')
+    rows = tuple(_rows(entries, text))
+    return Policy(version, float(share), rows, frozenset(off))
+
+
+def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[Row]:
+    seen: set[str] = set()
+    for number, entry in enumerate(entries):
+        try:
+            row = _row(entry)
+            if row.name in seen:
+                raise PolicyError("stands in the table twice")
+        except (PolicyError, TypeError, KeyError, OverflowError) as error:
+            where = f"{_line_of(text, '[[row]]', number)}row {_cut(str(entry.get('name')))!r}"
+            raise PolicyError(f"{where}: {_cut(str(error))}") from error
+        seen.add(row.name)
+        yield row
+
+
+def _line_of(text: str, start: str, number: int = 0) -> str:
+    """Return `line 14: ` for the line that begins with *start*, the *number*-th such; "" if none does."""
+    at = [i for i, line in enumerate(text.split("\n"), 1) if line.lstrip().startswith(start)]
+    return f"line {at[number]}: " if number < len(at) else ""
+
+
+#: Key -> what it may hold, in words and as a check.
+_TEXTS = (
+    "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
+    "action", "scope", "clears",
+)  # fmt: skip
+_SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds")
+_FLAGS = ("once_otherwise", "enforceable")
+_LISTS = {"when": str, "unless": str, "codes": int, "says": str}
+#: What the table of codes says in the row's place.
+_SAID_BY_TABLE = (
+    "severity", "words", "action", "scope", "clears", "clear_seconds", "codes", "says",
+    "ends_with",
+)  # fmt: skip
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    for key, value in entry.items():
+        _check_type(key, value)
+    name = entry.get("name", "")
+    if not _NAME.fullmatch(name) or CODE_NAME.fullmatch(name):
+        raise PolicyError(
+            "name: expected 2 to 40 small letters, digits and _, and no XID's, as gpu_lost"
+        )
+    if "hidden_by" in entry and not _NAME.fullmatch(entry["hidden_by"]):
+        raise PolicyError("hidden_by: expected a row's name, as driver_hung")
+    if not entry.get("source"):
+        raise PolicyError('source: say where the limit is from, or "assumed"')
+    made = dict(entry)
+    for key in ("when", "unless"):
+        made[key] = tuple(_condition(one) for one in entry.get(key, ()))
+    made |= {key: tuple(entry.get(key, ())) for key in ("codes", "says")}
+    for key, kind in (("severity", Severity), ("clears", Ends)):
+        if key in entry:
+            made[key] = _chosen(key, entry[key], kind)
+    row = Row(**made)
+    if fault := _fault(row, entry):
+        raise PolicyError(fault)
+    return row
+
+
+def _check_type(key: str, value: Any) -> None:
+    if key in _TEXTS:
+        good, wanted = isinstance(value, str) and _is_words(value), "one line of text"
+    elif key in _SECONDS:
+        good = _is_number(value) and 0 <= value <= SECONDS_MAX
+        wanted = f"0 to {SECONDS_MAX:.0f} seconds"
+    elif key in _FLAGS:
+        good, wanted = isinstance(value, bool), "true or false"
+    elif key in _LISTS:
+        limit = CODES_MAX if key == "codes" else CONDITIONS_MAX
+        good = _all(value, _LISTS[key]) and len(value) <= limit
+        wanted = f"a list of at most {limit}"
+    else:
+        known = (*_TEXTS, *_SECONDS, *_FLAGS, *_LISTS)
+        near = difflib.get_close_matches(key, known, 1)
+        raise PolicyError(
+            f"unknown key {_cut(key)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    if not good:
+        raise PolicyError(f"{key}: expected {wanted}")
+
+
+def _chosen(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise PolicyError(f"{key}: expected one of {', '.join(kind)}") from None
+
+
+def _fault(row: Row, entry: Mapping[str, Any]) -> str:
+    """Return what of *row* contradicts itself; "" where nothing does."""
+    if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
+        return "expected either when, of readings, or event, or judged"
+    if row.policy:
+        return _fault_of_coded(row, entry)
+    if not (row.words and row.action and "severity" in entry and "clears" in entry):
+        return "expected severity, words, action and clears"
+    if row.scope not in SCOPES:
+        return f"scope: expected one of {', '.join(SCOPES)}"
+    if (row.clears is Ends.TIME) != (row.clear_seconds > 0):
+        return "clear_seconds goes with clears = 'time', and only with it"
+    if (row.clears is Ends.READING) == bool(row.event):
+        return "clears = 'reading' goes with when and judged, and only with them"
+    if row.enforceable and row.severity is not Severity.FATAL:
+        return "enforceable goes with severity = 'fatal', and only with it"
+    if row.judged:
+        return _fault_of_judged(row)
+    return _fault_of_readings(row) if row.when else _fault_of_event(row)
+
+
+def _fault_of_judged(row: Row) -> str:
+    if not _RULE.fullmatch(row.judged):
+        return "judged: expected the name of a rule of judgement, as gang.slow_host"
+    if row.enforceable:
+        return "enforceable: a host cannot hold to what only others can tell of it"
+    if row.codes or row.says or row.ends_with:
+        return "codes, says and ends_with go with event"
+    return _fault_of_extent(row)
+
+
+def _fault_of_extent(row: Row) -> str:
+    if row.device or row.unless or row.for_seconds or row.once_otherwise or row.after_boot_seconds:
+        return "device, unless, for_seconds, once_otherwise and after_boot_seconds go with when"
+    return ""
+
+
+def _fault_of_coded(row: Row, entry: Mapping[str, Any]) -> str:
+    if row.policy not in ("xid", "sxid") or row.name != row.policy:
+        return "policy: expected xid or sxid, and the row of that name"
+    if said := [key for key in _SAID_BY_TABLE if key in entry]:
+        return f"{said[0]}: the table of codes says that"
+    return _fault_of_event(row)
+
+
+def _fault_of_event(row: Row) -> str:
+    signal = BY_NAME.get(row.event)
+    is_told = signal is not None and signal.kind is Kind.EVENT
+    if not is_told and row.event not in LOCAL_EVENTS:
+        return f"event: no event is called {_cut(row.event)!r}"
+    if fault := _fault_of_extent(row):
+        return fault
+    if not all(_is_words(one) for one in row.says):
+        return "says: expected words, as CONSTRAINT_MEMCG"
+    if row.ends_with and row.ends_with.count("=") != 1:
+        return "ends_with: expected attribute=value, as state=back"
+    return ""
+
+
+def _fault_of_readings(row: Row) -> str:
+    if row.codes or row.says or row.ends_with:
+        return "codes, says and ends_with go with event"
+    for condition in row.when:
+        if not condition.signal.startswith(f"{row.device_kind}."):
+            return f"when: {condition.signal} is not of the same kind of device as the first"
+    first = row.when[0].signal
+    seconds = PERIOD_SECONDS[BY_NAME[first].pace]
+    if row.enforceable and seconds > ENFORCEABLE_SECONDS_MAX:
+        return f"enforceable: {first} is read every {seconds} s only, at most {ENFORCEABLE_SECONDS_MAX}"
+    return ""
+
+
+def _condition(text: str) -> Condition:
+    """Return `gpu.lost_state == 1` taken apart. Raises PolicyError."""
+    words = text.split()
+    if len(words) != 3 or words[1] not in (*COMPARE, "in", "has"):
+        raise PolicyError(f'{_cut(text)!r}: expected "signal == 1"; or != < <= > >= in has')
+    signal, compare, right = words
+    _check_signal(signal)
+    if compare in COMPARE and right in BY_NAME:
+        _check_signal(right)
+        if right.partition(".")[0] != signal.partition(".")[0]:
+            raise PolicyError(f"{right}: is not of the same kind of device as {signal}")
+        return Condition(signal, compare, other=right)
+    parts = right.split(",")
+    if len(parts) > CODES_MAX or (compare != "in" and len(parts) > 1):
+        raise PolicyError(f"{_cut(text)!r}: expected one number, or with `in` at most {CODES_MAX}")
+    values = tuple(_number(part) for part in parts)
+    if compare == "has" and not all(0 < bits < 2**53 and bits == int(bits) for bits in values):
+        raise PolicyError(f"{_cut(text)!r}: expected bits, as 0x40")
+    if compare == "has" and BY_NAME[signal].kind is Kind.GAUGE:
+        raise PolicyError(f"{signal}: a gauge has no bits")
+    return Condition(signal, compare, values)
+
+
+def _check_signal(name: str) -> None:
+    signal = BY_NAME.get(name)
+    if signal is not None and signal.kind is not Kind.EVENT:
+        return
+    near = difflib.get_close_matches(name[:80], list(BY_NAME), 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; docs/signals.md lists them"
+    raise PolicyError(f"no signal is called {_cut(name)!r}{hint}")
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(int(text, 0)) if text[:2] in ("0x", "0X") else float(text)
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value) or not text.isascii():
+        near = difflib.get_close_matches(text[:80], list(BY_NAME), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise PolicyError(f"{_cut(text)!r}: expected a number or a signal{hint}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_words(value: str, characters_max: int = WORDS_CHARACTERS_MAX) -> bool:
+    return 0 < len(value) <= characters_max and value.isprintable()
+
+
+def _all(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
+
+
+def _cut(text: str) -> str:
+    """Return *text* as a line that a terminal survives."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:300])
+    return shown if len(text) <= 300 else f"{shown[:299]}…"

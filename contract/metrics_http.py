@@ -1,0 +1,223 @@
+"""One request of HTTP/1.1 and its answer: bytes in, bytes out. No body is read, no connection kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+#: A request line with its headers is no longer than this; a scraper's has 300 bytes.
+REQUEST_BYTES_MAX = 8192
+HEADERS_MAX = 64
+END = b"\r\n\r\n"
+_PATH = "/metrics"
+_STATUS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    505: "HTTP Version Not Supported",
+}
+_PLAIN = "text/plain; charset=utf-8"
+
+log = logging.getLogger(__name__)
+
+
+class RequestError(ValueError):
+    """The request cannot be answered; the words say what would be right."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, with its headers' names in small letters."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def parse_request(head: bytes) -> Request:
+    """Return the request whose head, up to the empty line, is *head*. Raises RequestError."""
+    if len(head) > REQUEST_BYTES_MAX:
+        raise RequestError(431, f"a request has at most {REQUEST_BYTES_MAX} bytes")
+    # Each byte is a character of Latin-1, so that none is refused for its encoding.
+    first, *lines = head.decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or not all(parts):
+        raise RequestError(400, "expected a request line, as GET /metrics HTTP/1.1")
+    method, target, version = parts
+    if version not in ("HTTP/1.1", "HTTP/1.0"):
+        raise RequestError(505, "expected HTTP/1.1 or HTTP/1.0")
+    return Request(method, target.partition("?")[0], _headers(lines))
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    if len(lines) > HEADERS_MAX:
+        raise RequestError(431, f"a request has at most {HEADERS_MAX} headers")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise RequestError(400, "expected headers as `Name: value`, one a line")
+        headers[name.lower()] = value.strip()
+    return headers
+
+
+#: The `Accept` header -> (the exposition, its media type).
+Render = Callable[[str], tuple[bytes, str]]
+
+
+def answer(head: bytes, render: Render) -> bytes:
+    """Return the whole answer to a request. Never raises, unless *render* raises what is no Exception."""
+    try:
+        request = parse_request(head)
+        _check(request)
+        body, media_type = render(request.headers.get("accept", ""))
+    except RequestError as error:
+        return _response(error.status, f"{error}\n".encode(), _PLAIN)
+    except Exception as error:
+        log.exception("/metrics cannot be rendered", extra={"cause": "metrics.render"})
+        return _response(500, f"{type(error).__name__}: {error}\n".encode(errors="replace"), _PLAIN)
+    gzipped = "gzip" in _codings(request.headers.get("accept-encoding", ""))
+    body = zlib.compress(body, 1, _GZIP) if gzipped else body
+    return _response(200, body, media_type, gzipped=gzipped, head_only=request.method == "HEAD")
+
+
+#: zlib's way to ask for a gzip header: 16, and the largest window.
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def _check(request: Request) -> None:
+    if request.path != _PATH:
+        raise RequestError(404, f"there is nothing here but {_PATH}")
+    if request.method not in ("GET", "HEAD"):
+        raise RequestError(405, f"{_PATH} is read, with GET")
+
+
+def _codings(accepted: str) -> set[str]:
+    """Return the encodings that are asked for; one with `q=0` is refused."""
+    codings: set[str] = set()
+    for each in accepted.lower().split(","):
+        name, _, quality = each.partition(";")
+        if quality.replace(" ", "").rstrip("0") not in ("q=", "q=0."):
+            codings.add(name.strip())
+    return codings
+
+
+def _response(
+    status: int,
+    body: bytes,
+    media_type: str,
+    *,
+    gzipped: bool = False,
+    head_only: bool = False,
+) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status} {_STATUS[status]}",
+        f"Content-Type: {media_type}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *(["Content-Encoding: gzip"] if gzipped else []),
+        *(["Vary: Accept, Accept-Encoding"] if status == 200 else []),
+        *(["Allow: GET, HEAD"] if status == 405 else []),
+    ]
+    head = "".join(f"{line}\r\n" for line in lines).encode() + b"\r\n"
+    return head if head_only else head + body
+
+
+# ----------------------------------------------------------------------
+# The exposition format of Prometheus: how families of samples become text.
+#
+# OpenMetrics 1.0, and the older Prometheus text format 0.0.4 for those who ask for it by name.
+
+
+class Form(Enum):
+    """Which of the two forms, by its media type."""
+
+    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def form_of(accept: str) -> Form:
+    """Return the form for an `Accept` header: the older one for who asks for it and not for OpenMetrics."""
+    older = "text/plain" in accept and "application/openmetrics-text" not in accept
+    return Form.TEXT if older else Form.OPENMETRICS
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples of one name: (labels as text, value as text).
+
+    Of a histogram the first begins with which of its samples it is: `_bucket{le="0.1"}`, `_sum`, `_count`.
+    """
+
+    name: str  # without `_total`
+    kind: str  # `counter`, `gauge`, `histogram` or `info`
+    unit: str  # empty, or what the name ends in
+    help: str
+    samples: Sequence[tuple[str, str]]
+
+
+def number(value: float) -> str:
+    """Return a number as the format writes it."""
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def escaped(text: str) -> str:
+    """Return *text* as it may stand between the quotes of a label's value.
+
+    What is no UTF-8 (bytes of a mount point) is spelt out: two that looked alike would cost the whole
+    exposition.
+    """
+    whole = text.encode(errors="backslashreplace").decode()
+    return whole.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def labels_of(labels: Mapping[str, str]) -> str:
+    """Return `{uuid="...",port="1"}`; empty for no labels. The names are ours and need no escape."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def text_of(families: Iterable[Family], form: Form) -> bytes:
+    """Return the whole exposition."""
+    lines: list[str] = []
+    for family in families:
+        lines += _openmetrics(family) if form is Form.OPENMETRICS else _plain(family)
+    lines += ["# EOF"] if form is Form.OPENMETRICS else []
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
+
+
+def _openmetrics(family: Family) -> Iterable[str]:
+    yield f"# TYPE {family.name} {family.kind}"
+    if family.unit:
+        yield f"# UNIT {family.name} {family.unit}"
+    yield f"# HELP {family.name} {escaped(family.help)}"
+    sample = family.name + _SUFFIXES[family.kind]
+    for labels, value in family.samples:
+        yield f"{sample}{labels} {value}"
+
+
+def _plain(family: Family) -> Iterable[str]:
+    """Yield the older form: it types and explains the sample's own name, and knows no `info`."""
+    sample = family.name + _SUFFIXES[family.kind]
+    words = family.help.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {sample} {words}"
+    yield f"# TYPE {sample} {'gauge' if family.kind == 'info' else family.kind}"
+    for labels, value in family.samples:
+        yield f"{sample}{labels} {value}"

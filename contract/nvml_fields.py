@@ -1,0 +1,156 @@
+"""NVML field ids by driver version: which id asks for which reading, and which ids must prove themselves.
+
+nvmlDeviceGetFieldValues takes numbers, and some numbers changed their meaning between driver branches: a
+wrong one answers NVML_SUCCESS with another quantity. The table below was made from NVIDIA's published
+headers and from nvidia-ml-py, each of which carries the ids of one driver:
+nvidia-ml-py 12.535.161, 12.550.52/.89, 12.555.43, 12.560.30, 12.570.86/.172, 12.575.51, 13.580.65/.82/.126,
+13.590.44/.48, 13.595.45, 13.610.43, 13.615.71; nvidia-nvml-dev-cu12 12.2 to 12.9; nvidia-nvml-dev 13.0 to 13.5.
+
+What they say of the ids that moved (PWR_SMOOTHING_* are settings, of the power smoothing feature):
+
+| driver (header) | 251 | 252 | 253 | 269 | 270 | 271 |
+|---|---|---|---|---|---|---|
+| to 560 (12.6) | - | - | - | - | - | - |
+| 570 (12.8) | smoothing enabled | privilege level | immediate ramp down | - | - | - |
+| 575, 580.65 (12.9, 13.0.39) | SW thermal | HW thermal | HW power brake | preset profile | floor percent | ramp-up rate |
+| 580.82 on (13.0.87, 13.1 on) | smoothing enabled | privilege level | immediate ramp down | SW thermal | HW thermal | HW power brake |
+
+Ids 199 and 200 changed places between 12.560 and 12.570 as well; we use neither. A driver between two rows
+(580.76, say) may be of either, so these three are published only once they have proved what they are
+(`agent/collectors/gpu_field_check.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+Version = tuple[int, ...]
+
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
+#: nvmlClocksEventReason* of nvml.h.
+SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x20, 0x40, 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A reading's field. `ids`: (first driver version, id) in order; before the first one it does not exist.
+
+    `scope`: 1 asks for the whole module (a superchip's GPU and CPU), of fields that know scopes.
+    `proof_flag`: the clock event reason that must be set while the field grows; 0: the id never moved.
+    """
+
+    reading: str
+    ids: tuple[tuple[Version, int], ...]
+    scope: int = 0
+    proof_flag: int = 0
+
+    def id_for(self, driver: Version) -> int:
+        """Return the id that *driver* has it under; 0 where it does not have it."""
+        return next((i for since, i in reversed(self.ids) if driver >= since), 0)
+
+
+def _stable(reading: str, field_id: int, since: Version = (), scope: int = 0) -> Field:
+    return Field(reading, ((since, field_id),), scope)
+
+
+def _moved(reading: str, older: int, newer: int, proof_flag: int) -> Field:
+    return Field(reading, (((575,), older), ((580, 82), newer)), proof_flag=proof_flag)
+
+
+_ECC = tuple(
+    _stable(f"ecc_{kind}_{span}_{place}_errors", field_id)
+    for field_id, kind, span, place in (
+        (7, "corrected", "volatile", "l1"),
+        (8, "uncorrected", "volatile", "l1"),
+        (9, "corrected", "volatile", "l2"),
+        (10, "uncorrected", "volatile", "l2"),
+        (11, "corrected", "volatile", "device"),
+        (12, "uncorrected", "volatile", "device"),
+        (13, "corrected", "volatile", "register"),
+        (14, "uncorrected", "volatile", "register"),
+        (15, "corrected", "volatile", "texture"),
+        (16, "uncorrected", "volatile", "texture"),
+        (17, "uncorrected", "volatile", "cbu"),
+        (18, "corrected", "lifetime", "l1"),
+        (19, "uncorrected", "lifetime", "l1"),
+        (20, "corrected", "lifetime", "l2"),
+        (21, "uncorrected", "lifetime", "l2"),
+        (22, "corrected", "lifetime", "device"),
+        (23, "uncorrected", "lifetime", "device"),
+        (24, "corrected", "lifetime", "register"),
+        (25, "uncorrected", "lifetime", "register"),
+        (26, "corrected", "lifetime", "texture"),
+        (27, "uncorrected", "lifetime", "texture"),
+        (28, "uncorrected", "lifetime", "cbu"),
+    )
+)
+
+FIELDS = (
+    _stable("ecc_corrected_volatile_errors", 3),
+    _stable("ecc_uncorrected_volatile_errors", 4),
+    _stable("ecc_corrected_lifetime_errors", 5),
+    _stable("ecc_uncorrected_lifetime_errors", 6),
+    *_ECC,
+    _stable("retired_corrected_pages", 29),
+    _stable("retired_uncorrected_pages", 30),
+    _stable("retirement_pending_state", 31),
+    _stable("violation_power_nanoseconds", 74),
+    _stable("violation_thermal_nanoseconds", 75),
+    _stable("violation_sync_boost_nanoseconds", 76),
+    _stable("violation_board_limit_nanoseconds", 77),
+    _stable("violation_low_utilization_nanoseconds", 78),
+    _stable("violation_reliability_nanoseconds", 79),
+    _stable("violation_base_clocks_nanoseconds", 81),
+    _moved("violation_sw_thermal_nanoseconds", 251, 269, SW_THERMAL),
+    _moved("violation_hw_thermal_nanoseconds", 252, 270, HW_THERMAL),
+    _moved("violation_hw_power_brake_nanoseconds", 253, 271, HW_POWER_BRAKE),
+    _stable("memory_temperature_celsius", 82),
+    _stable("energy_joules", 83),
+    _stable("pcie_replays_count", 94),
+    _stable("pcie_replay_rollovers_count", 95),
+    _stable("pcie_recoveries_count", 169),
+    _stable("pcie_correctable_errors", 173),
+    _stable("pcie_naks_received_count", 174),
+    _stable("pcie_receiver_errors", 175),
+    _stable("pcie_bad_tlp_errors", 176),
+    _stable("pcie_naks_sent_count", 177),
+    _stable("pcie_bad_dllp_errors", 178),
+    _stable("pcie_nonfatal_errors", 179),
+    _stable("pcie_fatal_errors", 180),
+    _stable("pcie_unsupported_request_errors", 181),
+    _stable("pcie_lcrc_errors", 182),
+    _stable("power_average_watts", 185),
+    _stable("power_watts", 186),
+    _stable("module_power_watts", 186, scope=1),
+    _stable("power_limit_min_watts", 187),
+    _stable("power_limit_max_watts", 188),
+    _stable("power_limit_default_watts", 189),
+    _stable("power_limit_requested_watts", 192),
+    _stable("margin_at_shutdown_celsius", 193),
+    _stable("margin_at_slowdown_celsius", 194),
+    _stable("margin_at_memory_max_celsius", 195),
+    _stable("margin_at_max_celsius", 196),
+    _stable("pcie_transmitted_bytes", 197, (555,)),
+    _stable("pcie_received_bytes", 198, (555,)),
+    _stable("recovery_action_state", 230, (570,)),
+)
+
+#: Reading -> the event reason its field must coincide with before it is published.
+MUST_PROVE: dict[str, int] = {f.reading: f.proof_flag for f in FIELDS if f.proof_flag}
+
+#: What a driver is taken for whose version cannot be read: the newest. What moved must prove itself anyway.
+NEWEST: Version = (9999,)
+
+
+def parse_driver_version(words: str) -> Version | None:
+    """Return `580.65.06` as (580, 65, 6); None for what is no driver version."""
+    found = _VERSION.fullmatch(words.strip())
+    return tuple(int(part) for part in found.groups(default="0")) if found else None
+
+
+def fields_of(driver_version: str) -> dict[str, tuple[int, int]]:
+    """Return reading -> (field id, scope id) for a driver, by its full version as NVML tells it."""
+    driver = parse_driver_version(driver_version) or NEWEST
+    found = {field.reading: (field.id_for(driver), field.scope) for field in FIELDS}
+    return {reading: ask for reading, ask in found.items() if ask[0]}

@@ -1,0 +1,110 @@
+"""What one row of the catalogue says, and the rules every row obeys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How a value behaves over time."""
+
+    GAUGE = "gauge"  # travels as a double
+    COUNTER = "counter"  # unsigned 64 bits; only ever read through `contract.counters`
+    STATE = "state"  # a code or a set of flags; unsigned 64 bits
+    EVENT = "event"  # no column: it takes the fast lane, as a HealthEvent
+
+
+class Pace(StrEnum):
+    """How often a signal is sampled."""
+
+    SECOND = "1s"
+    TEN_SECONDS = "10s"
+    MINUTE = "60s"
+    BOOT = "boot"
+    EVENT = "event"
+
+
+#: Seconds between samples; boot-pace signals are looked at again this often, in case they changed.
+PERIOD_SECONDS = {Pace.SECOND: 1, Pace.TEN_SECONDS: 10, Pace.MINUTE: 60, Pace.BOOT: 600}
+
+#: A name ends in its unit. Longest match wins.
+UNITS = (
+    "bytes_per_second",
+    "transfers_per_second",
+    "microseconds",
+    "milliseconds",
+    "nanoseconds",
+    "seconds",
+    "hertz",
+    "celsius",
+    "watts",
+    "volts",
+    "joules",
+    "bytes",
+    "ratio",
+    "lanes",
+    "packets",
+    "errors",
+    "events",
+    "operations",
+    "frames",
+    "pages",
+    "rows",
+    "count",
+    "state",
+    "flags",
+    "code",
+    "number",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One row: a thing the agent measures.
+
+    `signal_id` is given once and never again, also when a signal retires (the ids travel in frames).
+    `width_bits` is where the hardware's counter ends; `sticks` says that it then stays there.
+    `on_change` signals travel when one of their device's changes, and whole every 60 s. A signal whose
+    reader is not that of its device's other ones stands in a table `apart`.
+    """
+
+    signal_id: int
+    name: str
+    kind: Kind
+    pace: Pace
+    source: str
+    tells: str
+    width_bits: int = 64
+    sticks: bool = False
+    on_change: bool = False
+    apart: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.signal_id < 65536:
+            raise ValueError(f"{self.name}: signal_id must fit 16 bits, got {self.signal_id}")
+        if not self.unit and self.kind is not Kind.EVENT:
+            raise ValueError(f"{self.name}: a name ends in its unit, one of {', '.join(UNITS)}")
+
+    @property
+    def device_kind(self) -> str:
+        """What carries the signal: `gpu`, `rdma`, `host`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def column(self) -> str:
+        """The name within its table: `sm_clock_hertz`."""
+        return self.name.partition(".")[2]
+
+    @property
+    def unit(self) -> str:
+        """The unit that the name ends in; empty for events."""
+        matches = [u for u in UNITS if self.name.endswith(("_" + u, "." + u))]
+        return max(matches, key=len, default="")
+
+    @property
+    def table(self) -> str:
+        """The frame and DuckDB table it travels in: (device kind, pace), on-change ones apart."""
+        apart = f"_{self.apart}" if self.apart else ""
+        suffix = "_changes" if self.on_change else ""
+        return f"{self.device_kind}_{self.pace}{apart}{suffix}"

@@ -1,0 +1,92 @@
+"""Every signal, by id, by name and by table. Adding a signal is one row here plus its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..signal import PERIOD_SECONDS, Kind, Pace, Signal
+from . import agent, gpu, host, network, pcie_storage
+
+__all__ = [
+    "BY_ID",
+    "BY_NAME",
+    "FORMER_TABLES",
+    "PARTS",
+    "PERIOD_SECONDS",
+    "SIGNALS",
+    "TABLES",
+    "Kind",
+    "Pace",
+    "Part",
+    "Signal",
+    "index_of",
+]
+
+
+class Part(NamedTuple):
+    """One kind of source: a section of docs/signals.md."""
+
+    name: str
+    text: str
+    signals: tuple[Signal, ...]
+
+
+#: In the order that tables are listed in.
+PARTS = (
+    Part("agent", agent.AGENT_TEXT, agent.AGENT_SIGNALS),
+    Part("probe", agent.PROBE_TEXT, agent.PROBE_SIGNALS),
+    Part("host", host.HOST_TEXT, host.HOST_SIGNALS),
+    Part("kernel log", host.KERNEL_LOG_TEXT, host.KERNEL_LOG_SIGNALS),
+    Part("cpu", host.CPU_TEXT, host.CPU_SIGNALS),
+    Part("clock", host.CLOCK_TEXT, host.CLOCK_SIGNALS),
+    Part("settings", host.SETTINGS_TEXT, host.SETTINGS_SIGNALS),
+    Part("numa", host.NUMA_TEXT, host.NUMA_SIGNALS),
+    Part("hugepages", host.HUGEPAGES_TEXT, host.HUGEPAGES_SIGNALS),
+    Part("pcie", pcie_storage.PCIE_TEXT, pcie_storage.PCIE_SIGNALS),
+    Part("disk", pcie_storage.DISK_TEXT, pcie_storage.DISK_SIGNALS),
+    Part("nvme", pcie_storage.NVME_TEXT, pcie_storage.NVME_SIGNALS),
+    Part("nfs", pcie_storage.NFS_TEXT, pcie_storage.NFS_SIGNALS),
+    Part("lustre", pcie_storage.LUSTRE_TEXT, pcie_storage.LUSTRE_SIGNALS),
+    Part("tasks", host.TASKS_TEXT, host.TASKS_SIGNALS),
+    Part("service", host.SERVICE_TEXT, host.SERVICE_SIGNALS),
+    Part("net", network.NET_TEXT, network.NET_SIGNALS),
+    Part("rdma", network.RDMA_TEXT, network.RDMA_SIGNALS),
+    Part("power", host.POWER_TEXT, host.POWER_SIGNALS),
+    Part("edac", host.EDAC_TEXT, host.EDAC_SIGNALS),
+    Part("gpu", gpu.GPU_TEXT, gpu.GPU_SIGNALS),
+    Part("gpu fabric", gpu.GPU_FABRIC_TEXT, gpu.GPU_FABRIC_SIGNALS),
+    Part("gpu fast", gpu.GPU_FAST_TEXT, gpu.GPU_FAST_SIGNALS),
+    Part("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
+    Part("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
+    Part("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
+    Part("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),
+    Part("nvlink", gpu.NVLINK_TEXT, gpu.NVLINK_SIGNALS),
+    Part("nvml events", gpu.NVML_EVENTS_TEXT, gpu.NVML_EVENTS_SIGNALS),
+)
+SIGNALS: tuple[Signal, ...] = tuple(signal for part in PARTS for signal in part.signals)
+
+
+def _tables(signals: Iterable[Signal]) -> dict[str, tuple[Signal, ...]]:
+    tables: dict[str, list[Signal]] = {}
+    for signal in signals:
+        if signal.kind is not Kind.EVENT:
+            tables.setdefault(signal.table, []).append(signal)
+    return {name: tuple(rows) for name, rows in tables.items()}
+
+
+BY_ID: dict[int, Signal] = {s.signal_id: s for s in SIGNALS}
+BY_NAME: dict[str, Signal] = {s.name: s for s in SIGNALS}
+
+#: Table name -> its signals, in catalogue order: the columns of a block, a frame and a DuckDB table.
+TABLES: dict[str, tuple[Signal, ...]] = _tables(SIGNALS)
+
+#: What agents before this version call a table -> its name here: it was sampled at another pace then.
+FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
+
+_COLUMNS = {signal.name: i for signals in TABLES.values() for i, signal in enumerate(signals)}
+
+
+def index_of(name: str) -> int:
+    """Return the column of signal *name* within its table. KeyError for an unknown name, or an event's."""
+    return _COLUMNS[name]

@@ -1,0 +1,69 @@
+"""`python -m gangline.contract.signals`: the catalogue as the page docs/signals.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import PARTS, SIGNALS, TABLES, Kind, Part, Signal
+
+_HEAD = """# Signals
+
+Made from `contract/signals` by `make docs`; a test holds the two together. A signal travels in the table
+of its device kind and pace, and is a column of the DuckDB view `readings.TABLE`. Tables that end in `_changes`
+carry a device's row when one of its counters changes, and whole every 60 s and after each connection. `sticks`: the hardware
+counter stays at the ceiling of its width instead of wrapping.
+
+A value that cannot be read is missing: neither zero nor healthy. A collector whose devices this host does not have is
+`no-data`. One that is not shown what is there is `blind`, in whole or in part; `gangline explain HOST` has its words, and
+this is what opens it:
+
+| blind to | opened by |
+|---|---|
+| the kernel log, where `kernel.dmesg_restrict` is 1 | `CAP_SYSLOG` |
+| processes of others that hold a GPU and are stuck | `CAP_SYS_PTRACE`; `/proc` mounted without `hidepid` |
+| NVMe wear and media errors (SMART log page 02h) | `CAP_SYS_ADMIN`, `CAP_DAC_READ_SEARCH` and the devices `/dev/nvme*` |
+| MaxReadReq, MaxPayload and ACS of PCIe functions | `CAP_SYS_ADMIN` |
+| RAPL energy since Linux 5.10, Lustre's statistics in debugfs | `CAP_DAC_READ_SEARCH` |
+| driver statistics of some NICs | `CAP_NET_ADMIN` |
+| the clock, under `ProtectClock=yes` of systemd | `ProtectClock=no` |
+| MIG instances of others, and whole-GPU counters under MIG | the device of `/proc/driver/nvidia/capabilities/mig/monitor` |
+| GPUs | read and write on `/dev/nvidiactl` and `/dev/nvidia[0-9]*` |
+
+What nothing on a host tells, and so has no signal: FEC and bit errors of InfiniBand links, errors of the NVLink switches of an
+NVL72 rack (their trays' logs have them), what kind of HBM a GPU has.
+"""
+
+
+def _row(signal: Signal) -> str:
+    width = f"{signal.width_bits} bits{', sticks' if signal.sticks else ''}"
+    kind = signal.kind + (f", {width}" if signal.kind is Kind.COUNTER else "")
+    tells = signal.tells.replace("|", "\\|")
+    return f"| {signal.signal_id} | `{signal.column}` | {kind} | {signal.source} | {tells} |"
+
+
+def page() -> str:
+    """Return the whole page."""
+    events = [signal for signal in SIGNALS if signal.kind is Kind.EVENT]
+    parts = [_HEAD, *map(_part, PARTS)]
+    parts.append(
+        "## Events (fast lane)\n\nEach leaves the moment it is seen, and is receipted once it is on disk.\n"
+    )
+    parts.append(_table("events", events))
+    return "\n".join(parts)
+
+
+def _part(part: Part) -> str:
+    """Return one kind of device: what its file says of it, and its tables."""
+    says = part.text.strip()
+    kinds = {signal.device_kind for signal in part.signals if signal.kind is not Kind.EVENT}
+    tables = [name for name, signals in TABLES.items() if signals[0].device_kind in kinds]
+    return "\n".join([f"## {part.name}\n\n{says}\n", *(_table(t, TABLES[t]) for t in tables)])
+
+
+def _table(name: str, signals: Sequence[Signal]) -> str:
+    rows = "\n".join(map(_row, signals))
+    return f"### {name}\n\n| id | signal | kind | source | tells |\n|---|---|---|---|---|\n{rows}\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,1 @@
+"""Messages of `gangline.v1`: the .proto files and what protoc makes of them."""

@@ -1,0 +1,1 @@
+"""XID and SXid codes of NVIDIA's driver: their meaning, decoding and incidents."""

@@ -1,0 +1,528 @@
+"""What a line of NVIDIA's driver says beyond its code. Pure, never raises, whatever the line holds.
+
+Forms of the lines: NVIDIA, "XID Errors" and "GPU Memory Error Management"; open-gpu-kernel-modules
+(gpu_rc, row remapper, error containment); the kernel logs that leptonai/gpud tests with.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .policy import (
+    MESSAGE_CHARACTERS_MAX,
+    Reading,
+    Severity,
+    driver_major,
+    lookup,
+    lookup_sxid,
+    printable,
+    registers,
+)
+
+# ----------------------------------------------------------------------
+# XID 74 and XID 144 to 150: which link, which unit, how bad it is, out of the line's registers.
+#
+# The facts are in `xid_nvlink.toml`. A line's own word wins: Nonfatal never takes a host away.
+
+#: The first driver whose IntrInfo names the unit in bits 6 to 0.
+NEWER_MAJOR = 575
+#: Width of the unit in IntrInfo; the bit above promotes an error that is not fatal by itself.
+OLDER_BITS, NEWER_BITS = 10, 7
+#: Registers of XID 74 (Hopper).
+REGISTERS_74 = 7
+_WORD = 0xFFFFFFFF
+
+_LINK5 = re.compile(
+    r"(?:^|[,:])\s*([A-Za-z0-9_]{2,40}(?: Degraded)?)\s+(Fatal|Non-?fatal)\s+XC\s*([0-9]{1,3})\s+"
+    r"i\s*([0-9]{1,3})\s+Link\s+(-?[0-9]{1,3})\b(?:\s*[(\[]([0-9a-fx\s,]{1,200})[)\]])?",
+    re.ASCII | re.IGNORECASE,
+)
+_LINK74 = re.compile(
+    r"\blink\s+([0-9]{1,3})\s*(?:[(\[]([0-9a-fx\s,]{1,200})[)\]])?", re.ASCII | re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of NVLink 5 and what its error values cost; `older`, `newer`: its bits in IntrInfo."""
+
+    xid: int
+    name: str
+    older_name: str
+    older: int
+    newer: int
+    costs: dict[int, str]  # error status -> ignore, restart, reset, promoted
+    any: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    units: tuple[Unit, ...]
+    link_down: dict[int, tuple[str, bool]]  # reason -> words, needs a reset
+    bits: dict[tuple[int, int], tuple[str, str]]  # register from 0, bit -> weight, words
+
+
+@cache
+def facts() -> _Facts:
+    """Return the tables of `xid_nvlink.toml`, read once."""
+    text = Path(__file__).with_name("xid_nvlink.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    return _Facts(
+        units=tuple(_unit(entry) for entry in tables["unit"]),
+        link_down={
+            reason: (entry["words"], entry.get("reset", True))
+            for entry in tables["link_down"]
+            for reason in entry["reason"]
+        },
+        bits={
+            (entry["register"] - 1, bit): (entry["weight"], entry["words"])
+            for entry in tables["bit"]
+            for bit in entry["bits"]
+        },
+    )
+
+
+def _unit(entry: dict[str, Any]) -> Unit:
+    costs = {
+        int(status, 16): cost
+        for cost in ("ignore", "restart", "reset", "promoted")
+        for status in entry.get(cost, ())
+    }
+    return Unit(
+        xid=entry["xid"],
+        name=entry["name"],
+        older_name=entry.get("older_name", entry["name"]),
+        older=int(entry["older"], 2),
+        newer=int(entry["newer"], 2),
+        costs=costs,
+        any=entry.get("any", ""),
+    )
+
+
+def nvlink5(code: int, text: str, driver_version: str, reading: Reading) -> None:
+    """Read a line of XID 144 to 150 into *reading*. Never raises."""
+    match = _LINK5.search(text)
+    if match is None:
+        return
+    fatal = match[2].lower() == "fatal"
+    reading.attributes |= {
+        "unit": match[1],
+        "line_severity": "fatal" if fatal else "nonfatal",
+        "cross_contained": "yes" if int(match[3]) else "no",
+        "injected": "yes" if int(match[4]) else "no",
+        "link": str(int(match[5])),
+    }
+    numbers = registers(match[6] or "")
+    if numbers:
+        reading.attributes["intrinfo"] = f"0x{numbers[0] & _WORD:08x}"
+    if len(numbers) > 1:
+        reading.attributes["error_status"] = f"0x{numbers[1] & _WORD:08x}"
+    link = "" if int(match[5]) < 0 else f" of link {int(match[5])}"
+    reading.words.append(
+        f"{match[1]}{link}, which the line calls {reading.attributes['line_severity']}"
+    )
+    cost = _cost(code, match[1], numbers, driver_version, reading) if numbers else ""
+    _weigh(cost, reading, fatal=fatal)
+
+
+def _cost(code: int, name: str, numbers: list[int], driver_version: str, reading: Reading) -> str:
+    """Return what the registers cost: ignore, restart, reset, down, or "" where nothing says it."""
+    intrinfo, status = numbers[0] & _WORD, (numbers[1] if len(numbers) > 1 else 0) & _WORD
+    units = {
+        newer: unit
+        for newer in (False, True)
+        for unit in facts().units
+        if unit.xid == code and _speaks(unit, name, intrinfo, newer=newer)
+    }
+    if not units:
+        reading.verified = False
+        reading.words.append("its bits are none that the catalogue lists")
+        return ""
+    major = driver_major(driver_version)
+    stated = None if major is None else major >= NEWER_MAJOR
+    reading.verified = stated is not None and stated in units
+    costs = {newer: _cost_of(unit, intrinfo, status, newer=newer) for newer, unit in units.items()}
+    if reading.verified and stated is not None:
+        costs = {stated: costs[stated]}
+    else:
+        written = " or ".join("since" if newer else "before" for newer in costs)
+        reading.words.append(f"read as drivers {written} R{NEWER_MAJOR} write it, unverified")
+    if units[next(iter(costs))].any == "link_down":
+        reading.attributes["reason"] = str(_reason(intrinfo))
+        reading.words.append(_why_down(intrinfo)[0])
+    return costs.popitem()[1] if len(set(costs.values())) == 1 else ""
+
+
+def _speaks(unit: Unit, name: str, intrinfo: int, *, newer: bool) -> bool:
+    """Say whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
+    width = NEWER_BITS if newer else OLDER_BITS
+    if intrinfo & ((1 << width) - 1) != (unit.newer if newer else unit.older):
+        return False
+    known = {each for u in facts().units if u.xid == unit.xid for each in (u.name, u.older_name)}
+    return name in (unit.name, unit.older_name) or name not in known
+
+
+def _reason(intrinfo: int) -> int:
+    return intrinfo >> 20 & 0x3F
+
+
+def _why_down(intrinfo: int) -> tuple[str, bool]:
+    """Return why a link went down, in words, and whether that costs a reset."""
+    return facts().link_down.get(_reason(intrinfo), ("for a reason that the catalogue lacks", True))
+
+
+def _cost_of(unit: Unit, intrinfo: int, status: int, *, newer: bool) -> str:
+    if unit.any == "link_down":
+        return "reset" if _why_down(intrinfo)[1] else "down"
+    if _reason(intrinfo):
+        return ""  # the catalogue lists every other unit with 0 only
+    cost = unit.any or unit.costs.get(status, "")
+    if cost == "promoted":
+        return "reset" if intrinfo >> (NEWER_BITS if newer else OLDER_BITS) & 1 else "ignore"
+    return cost
+
+
+def _weigh(cost: str, reading: Reading, *, fatal: bool) -> None:
+    """Set severity and action from what the catalogue says and from the line's own word."""
+    if cost:
+        reading.attributes["catalogue"] = cost
+    if cost == "reset" and fatal:
+        reading.severity = Severity.FATAL
+        reading.action = "drain and reset the GPU"
+    elif cost in ("", "down"):
+        reading.severity = Severity.HAZARD
+    elif fatal or cost == "reset":
+        reading.severity = Severity.HAZARD
+        reading.words.append("the line and the catalogue disagree on how bad it is")
+    elif cost == "restart":
+        reading.severity = Severity.APPLICATION
+        reading.action = "restart the application, unless XID 154 beside it asks for more"
+    else:
+        reading.severity = Severity.IGNORE
+        reading.action = "none; the link's counters say whether it goes on"
+
+
+def nvlink(text: str, reading: Reading) -> None:
+    """Read a line of XID 74 into *reading*: link and registers. Never raises."""
+    match = _LINK74.search(text)
+    if match is None:
+        return
+    reading.attributes["link"] = str(int(match[1]))
+    reading.words.append(f"link {int(match[1])}")
+    numbers = registers(match[2] or "")
+    if len(numbers) != REGISTERS_74:
+        return
+    weights = set()
+    for register, value in enumerate(numbers):
+        for bit in (b for b in range(32) if value >> b & 1):
+            weight, words = facts().bits.get((register, bit), ("unknown", "not in the catalogue"))
+            weights.add(weight)
+            reading.words.append(f"register {register + 1} bit {bit}: {words}")
+    reading.attributes["registers"] = " ".join(f"0x{n & _WORD:x}" for n in numbers)
+    reading.attributes["weight"] = " ".join(sorted(weights)) or "none"
+    if weights == {"ignore"}:
+        reading.severity = Severity.IGNORE
+        reading.action = "none; the link's counters say whether it goes on"
+
+
+#: A process's name as the driver prints it (NV_PROC_NAME_MAX_LENGTH); the rest is cut.
+NAME_CHARACTERS_MAX = 100
+#: The kernel's highest process id (PID_MAX_LIMIT); a larger number is none.
+PROCESS_ID_MAX = 4194304
+#: An attribute's value is cut here.
+VALUE_CHARACTERS_MAX = 120
+
+#: nvmlDeviceGpuRecoveryAction_t (nvml.h) -> our word, severity, action.
+RECOVERY: dict[int, tuple[str, Severity, str]] = {
+    0: ("none", Severity.IGNORE, "none; the driver asks for nothing any more"),
+    1: ("reset", Severity.FATAL, "drain and reset the GPU"),
+    2: ("reboot", Severity.FATAL, "drain and reboot the host"),
+    3: ("drain peer-to-peer", Severity.HAZARD, "end the peer-to-peer work of that GPU"),
+    4: ("drain and reset", Severity.FATAL, "let the jobs end, start none, then reset the GPU"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one line says: the policy's row, refined.
+
+    `process_id` 0 and `process_name` "": the line names none; who is named met the fault and need
+    not be its cause. `attributes`: what was decoded, by name, at most 32 (`xid.refined` reads
+    `severity`, `action` and `recovery` of them). `cancels`: codes of the same device that this line
+    takes back. `continuation`: a further line about the same code, no event of its own. `verified`
+    False: decoded without knowing the driver's version, or against what it should write.
+    """
+
+    code: int
+    severity: Severity
+    action: str
+    words: str = ""
+    process_id: int = 0
+    process_name: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+    cancels: tuple[int, ...] = ()
+    continuation: bool = False
+    verified: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the kernel log that carries a code. `device`: PCI address as sysfs writes it."""
+
+    table: str  # xid, sxid
+    code: int
+    device: str
+    message: str  # what follows the code
+
+
+_LINE = re.compile(
+    r"\b(SXid|Xid)\s*\((?:PCI:)?([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)[^)]{0,40}\)\s*:"
+    r"\s*([0-9]{1,9})\b\s*,?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_PROCESS_ID = re.compile(r"\bpid='?([0-9]{1,10})\b", re.ASCII)
+_PROCESS_NAME = re.compile(r"\bname=([^,\r\n]{1,400})")
+_RECOVERY = re.compile(
+    r"from\s+0x([0-9a-f]{1,8})\s*\(([^)]{0,60})\)\s*to\s+0x([0-9a-f]{1,8})\s*\(([^)]{0,60})",
+    re.ASCII | re.IGNORECASE,
+)
+_SXID_WORD = re.compile(r"(?:^|[,:])\s*(Fatal|Non-?fatal)\b", re.ASCII | re.IGNORECASE)
+_SXID_SEVERITY = re.compile(r"(?:^|,)\s*Severity\s+([01])\s+Engine instance", re.ASCII)
+_SXID_DATA = re.compile(r"(?:^|,)\s*Data\s*\{", re.ASCII)
+_LINK = re.compile(r"\bLink\s+([0-9]{1,3})\b", re.ASCII)
+
+#: Attribute -> what it looks like, in any line.
+_ANYWHERE: dict[str, str] = {
+    "channel": r"\b(?:Ch|channel)\s+(?:ID\s+)?(?:0x)?([0-9a-f]{1,16})\b",
+    "caused_by": r"\bcaused by previous Xid\s+([0-9]{1,9})\b",
+}
+_MEMORY = {
+    "physical_address": r"\bphysAddr\s+(0x[0-9a-f_]{1,24})",
+    "row_address": r"\brow(?: address)?\s*\(?(0x[0-9a-f]{1,16})\b",
+    "partition": r"\bpartition\s+([0-9]{1,4})\b",
+    "subpartition": r"\bsubpartition\s+([0-9]{1,4})\b",
+    "fbpa": r"\bFBPA\s*([0-9]{1,4})\b",
+    "memory_channel": r"\bMarking Channel\s+([0-9]{1,4})\b",
+    "memory": r"\b(SRAM|DRAM|framebuffer)\b",
+    "location": r"\b(?:Unc|C)ontained:\s*([A-Za-z0-9 ]{1,40}(?:\([0-9a-fx, ]{1,24}\))?)",
+    "reset_required": r"[. ]RST:\s*(Yes|No)\b",
+    "drain_and_reset": r"\bD-RST:\s*(Yes|No)\b",
+    "reboot_required": r"\b(Node Reboot Required)\b",
+}
+_MMU = {
+    "engine": r"\bENGINE\s+([A-Z0-9_]{1,40})\b",
+    "address": r"\bfaulted @\s*(0x[0-9a-f_]{1,24})",
+    "fault": r"\b(FAULT_[A-Z0-9_]{1,40})\b",
+    "access": r"\b(ACCESS_TYPE_[A-Z0-9_]{1,40})\b",
+}
+_GRAPHICS = {
+    "sm": r"\((GPC\s+[0-9]{1,3},\s*TPC\s+[0-9]{1,3}(?:,\s*SM\s+[0-9]{1,3})?)\)",
+    "exception": r"\b(?:Graphics |SM )(?:Warp |Global )?Exception\b[^:]{0,80}:\s*([A-Za-z ]{3,60})",
+}
+_GSP = {
+    "waited_seconds": r"\bTimeout after\s+([0-9]{1,6})\s*s\b",
+    "function": r"\b[Ff]unction\s+[0-9]{1,6}\s*\(([A-Z0-9_]{1,60})\)",
+    "gsp": r"\b(GPU[0-9]{1,3}) GSP\b",
+}
+_PATTERNS: dict[str, re.Pattern[str]] = {
+    pattern: re.compile(pattern, re.ASCII | re.IGNORECASE)
+    for group in (_ANYWHERE, _MEMORY, _MMU, _GRAPHICS, _GSP)
+    for pattern in group.values()
+}
+
+
+def split(line: str) -> Line | None:
+    """Return the code, device and message of a line of the kernel log; None where it has none."""
+    match = _LINE.search(line[:MESSAGE_CHARACTERS_MAX])
+    if match is None:
+        return None
+    device = match[2].lower()
+    domain, _, rest = device.partition(":")
+    device = f"{domain[-4:] if not domain[:-4].strip('0') else domain}:{rest}"
+    if "." not in device:
+        device += ".0"
+    message = line[match.end() : match.end() + MESSAGE_CHARACTERS_MAX]
+    return Line(match[1].lower(), int(match[3]), device, message)
+
+
+def decode(code: int, message: str, driver_version: str = "", table: str = "xid") -> Decoded:
+    """Return what *message*, the line or what follows its code, says of *code*.
+
+    `driver_version`: as NVML gives it, "575.57.08"; only NVLink 5 needs it. `table`: xid or sxid.
+    """
+    text = message[:MESSAGE_CHARACTERS_MAX]
+    process_id, process_name = _process(text)
+    text = _PROCESS_NAME.sub(
+        "name=", text
+    )  # a user chose it: it must not pass for the driver's words
+    reading = Reading()
+    _find(_ANYWHERE, text, reading)
+    if table == "sxid":
+        row, continuation = lookup_sxid(code), _switch(code, text, reading)
+    else:
+        row, continuation = lookup(code), False
+        if row.code in _NVLINK5:
+            nvlink5(code, text, driver_version, reading)
+        elif decoder := _DECODERS.get(code):
+            decoder(text, reading)
+    if "caused_by" in reading.attributes:
+        reading.words.append(f"the driver says: because of XID {reading.attributes['caused_by']}")
+    severity = row.severity if reading.severity is None else reading.severity
+    action = reading.action or row.action
+    if reading.severity is not None:
+        reading.attributes["severity"] = severity.value
+    if reading.action is not None:
+        reading.attributes["action"] = action
+    return Decoded(
+        code=code,
+        severity=severity,
+        action=action,
+        words="; ".join(dict.fromkeys(reading.words)),
+        process_id=process_id,
+        process_name=process_name,
+        attributes={k: v[:VALUE_CHARACTERS_MAX] for k, v in reading.attributes.items()},
+        cancels=reading.cancels or row.cancels,
+        continuation=continuation,
+        verified=reading.verified,
+    )
+
+
+def _process(text: str) -> tuple[int, str]:
+    """Return the process that the line names: 0 and "" where it names none, or "<unknown>"."""
+    found = _PROCESS_ID.search(text)
+    process_id = int(found[1]) if found else 0
+    named = _PROCESS_NAME.search(text)
+    name = printable(named[1]).strip().strip("'")[:NAME_CHARACTERS_MAX] if named else ""
+    if name.startswith("<") and name.endswith(">"):
+        name = ""
+    return (process_id if process_id <= PROCESS_ID_MAX else 0), name
+
+
+def _find(patterns: dict[str, str], text: str, reading: Reading) -> None:
+    for name, pattern in patterns.items():
+        if match := _PATTERNS[pattern].search(text):
+            reading.attributes[name] = " ".join(match[1].split())
+
+
+def _memory(text: str, reading: Reading) -> None:
+    """48, 63, 64, 92, 94, 95, 156 to 161, 171, 172: where in the memory, and what is due."""
+    _find(_MEMORY, text, reading)
+    found = reading.attributes
+    for name, asked in (
+        ("reset_required", "the driver asks for a reset"),
+        ("drain_and_reset", "the driver asks for a drain and a reset"),
+        ("reboot_required", "the line asks for a reboot of the host"),
+    ):
+        if found.get(name) in ("Yes", "Node Reboot Required"):
+            reading.words.append(asked)
+    place = [f"{k.replace('_', ' ')} {found[k]}" for k in _PLACES if k in found]
+    if place:
+        reading.words.append(", ".join(place))
+
+
+_PLACES = (
+    "memory",
+    "location",
+    "partition",
+    "subpartition",
+    "fbpa",
+    "memory_channel",
+    "row_address",
+)
+
+
+def _mmu(text: str, reading: Reading) -> None:
+    """31: which engine reached where."""
+    _find(_MMU, text, reading)
+    if {"engine", "address"} <= reading.attributes.keys():
+        found = reading.attributes
+        reading.words.append(f"engine {found['engine']} reached for {found['address']}")
+
+
+def _graphics(text: str, reading: Reading) -> None:
+    """13: which multiprocessor, and what it met."""
+    _find(_GRAPHICS, text, reading)
+    if "sm" in reading.attributes:
+        reading.words.append(f"on {reading.attributes['sm']}")
+
+
+def _gsp(text: str, reading: Reading) -> None:
+    """119, 120: how long the driver waited, for what."""
+    _find(_GSP, text, reading)
+    found = reading.attributes
+    if "waited_seconds" in found:
+        asked = f" for {found['function']}" if "function" in found else ""
+        reading.words.append(f"the driver waited {found['waited_seconds']} s{asked}")
+
+
+def _recovery(text: str, reading: Reading) -> None:
+    """154: the text is the action. Where number and text disagree, the text is believed."""
+    match = _RECOVERY.search(text)
+    if match is None:
+        return
+    number, said = int(match[3], 16), printable(match[4]).strip()
+    action = _recovery_number(said)
+    if action is None:
+        action = number if number in RECOVERY else None
+    if action is None:
+        reading.words.append(f"the driver asks for {said!r} (0x{number:x}), which we do not know")
+        reading.severity = Severity.HAZARD
+        reading.attributes |= {"recovery": "unknown", "recovery_number": str(number)}
+        return
+    name, reading.severity, reading.action = RECOVERY[action]
+    reading.attributes |= {"recovery": name, "recovery_number": str(number), "recovery_text": said}
+    before = printable(match[2]).strip()
+    reading.words.append(f"the driver asks for: {name} ({said}); before: {before or 'not said'}")
+    if action != number:
+        reading.words.append(f"its number, {number}, stands for something else; the text counts")
+    if action == 0:
+        reading.cancels = (154,)
+
+
+def _recovery_number(said: str) -> int | None:
+    """Return NVML's number for the driver's text; None for one that we do not know."""
+    text = said.lower()
+    if "drain" in text:
+        return 4 if "reset" in text else 3
+    if "reboot" in text:
+        return 2
+    if "reset" in text or "flr" in text:  # PF FLR: a function-level reset
+        return 1
+    return 0 if text == "none" else None
+
+
+def _switch(code: int, text: str, reading: Reading) -> bool:
+    """Read a line of an NVSwitch; say whether it continues another line of the same code."""
+    if link := _LINK.search(text):
+        reading.attributes["link"] = str(int(link[1]))
+    word, numbered = _SXID_WORD.search(text), _SXID_SEVERITY.search(text)
+    if word is None and numbered is None:
+        return _SXID_DATA.search(text) is not None
+    fatal = word[1].lower() == "fatal" if word else bool(numbered and numbered[1] == "1")
+    reading.attributes["line_severity"] = "fatal" if fatal else "nonfatal"
+    where = f", link {link[1]}" if link else ""
+    reading.words.append(f"the line says {'Fatal' if fatal else 'Non-fatal'}{where}")
+    standing = lookup_sxid(code).severity
+    if standing is not Severity.HAZARD and (standing is Severity.FATAL) != fatal:
+        reading.severity = Severity.HAZARD
+    return word is None
+
+
+_NVLINK5 = frozenset(range(144, 151))
+#: XIDs of which one line may be harmless and the next not: by its link, unit or recovery action.
+VARYING = _NVLINK5 | {74, 154}
+_DECODERS: dict[int, Callable[[str, Reading], None]] = {
+    13: _graphics,
+    31: _mmu,
+    74: nvlink,
+    119: _gsp,
+    120: _gsp,
+    154: _recovery,
+    **dict.fromkeys((48, 63, 64, 92, 94, 95, 156, 157, 160, 161, 171, 172), _memory),
+}

@@ -1,0 +1,318 @@
+"""The policy of XIDs and SXIDs: what each code of NVIDIA's drivers means to us.
+
+The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
+What a line says beyond its code is `decode.py`'s to read; `refined` lays it over the row.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+class Severity(StrEnum):
+    """What a code means for the host, gravest first."""
+
+    FATAL = "fatal"
+    HAZARD = "hazard"
+    APPLICATION = "application"
+    IGNORE = "ignore"
+    UNKNOWN = "unknown"  # not in our table, or no longer in use: shown, never fatal
+
+
+class Clears(StrEnum):
+    """What ends a code's hold on its device."""
+
+    RESET = "reset"  # the GPU was reset, or the host booted
+    REBOOT = "reboot"
+    TIME = "time"  # `clear_seconds` after the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A code of the same device that explains the one which waits for it.
+
+    `severity` replaces the waiting row's; None adds words only.
+    """
+
+    code: int
+    words: str
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One row. `reason` is a name of ReasonCode; `hazard_factor` multiplies the hazard."""
+
+    code: int
+    name: str
+    action: str
+    scope: str
+    severity: Severity
+    clears: Clears
+    catalogue: str = ""
+    reason: str = "NONE"
+    why: str = ""
+    hazard_factor: float = 1.0
+    clear_seconds: float = 0.0
+    mnemonic: str = ""
+    investigate: str = ""
+    used: bool = True
+    wait_seconds: float = 0.0
+    companions: tuple[Companion, ...] = ()
+    cancels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a row means beside the codes that came with it.
+
+    `waiting`: no companion has come yet and one still may; until then the row claims nothing.
+    """
+
+    severity: Severity
+    waiting: bool = False
+    words: tuple[str, ...] = ()
+
+
+#: What an action touches, from small to large.
+SCOPES = ("process", "gpu", "baseboard", "nvlink-domain", "host", "driver", "unknown")
+#: An unknown code is shown for an hour.
+UNKNOWN_SECONDS = 3600.0
+#: Codes of switches begin here; those of GPUs are far below.
+SXID_CODE_MIN = 10000
+#: The factor of a line that turned out graver than its row, which names none.
+REFINED_HAZARD_FACTOR = 50.0
+
+_KEYS = frozenset(Xid.__dataclass_fields__)
+#: What a row without these says: that we make nothing of its code.
+_UNUSED: dict[str, Any] = {
+    "action": "none; show it to NVIDIA if it comes again",
+    "scope": "unknown",
+    "severity": Severity.UNKNOWN,
+    "clears": Clears.TIME,
+    "clear_seconds": UNKNOWN_SECONDS,
+    "why": "no current driver is known to write this code",
+}
+_GRAVEST_FIRST = tuple(Severity)
+
+
+@cache
+def policy() -> dict[int, Xid]:
+    """Return XID -> row, read once from the package."""
+    return {row.code: row for row in parse(_text("xid.toml"))}
+
+
+@cache
+def sxid_policy() -> dict[int, Xid]:
+    """Return SXID (NVSwitch) -> row, read once from the package."""
+    return {row.code: row for row in parse(_text("sxid.toml"), "sxid")}
+
+
+def _text(name: str) -> str:
+    # importlib.resources would cost the daemon 2 MB for reading a file beside this one.
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def lookup(code: int) -> Xid:
+    """Return the row of XID *code*; a row that claims nothing where there is none."""
+    return policy().get(code) or _stranger(code, "read NVIDIA's XID catalogue")
+
+
+def lookup_sxid(code: int) -> Xid:
+    """Return the row of SXID *code*; a row that claims nothing where there is none."""
+    return sxid_policy().get(code) or _stranger(
+        code, "read NVIDIA's Fabric Manager user guide, appendix of SXIDs"
+    )
+
+
+def _stranger(code: int, action: str) -> Xid:
+    return Xid(
+        code=code,
+        name="a code that we have no policy for",
+        action=action,
+        scope="unknown",
+        severity=Severity.UNKNOWN,
+        clears=Clears.TIME,
+        clear_seconds=UNKNOWN_SECONDS,
+    )
+
+
+def companions(code: int) -> tuple[Companion, ...]:
+    """Return the codes that XID *code* waits for, `lookup(code).wait_seconds` long."""
+    return lookup(code).companions
+
+
+def settled(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> Settled:
+    """Return what *row* means now.
+
+    `seconds_apart`: other codes of the same device -> seconds between them and this one, either
+    way. `age_seconds`: since this one first came. A row without companions means what it says, at
+    once; of several companions the gravest decides.
+    """
+    beside = [c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds]
+    words = tuple(companion.words for companion in beside)
+    decided = [c.severity for c in beside if c.severity is not None]
+    if decided:
+        return Settled(min(decided, key=_GRAVEST_FIRST.index), words=words)
+    if age_seconds < row.wait_seconds:
+        return Settled(Severity.IGNORE, waiting=True, words=words)
+    return Settled(row.severity, words=words)
+
+
+def refined(row: Xid, attributes: Mapping[str, str]) -> Xid:
+    """Return *row* with what its line was decoded to say (`Decoded.attributes`) laid over it.
+
+    Attributes that are missing, or that this version does not understand, change nothing.
+    """
+    try:
+        severity = Severity(attributes.get("severity", row.severity))
+    except ValueError:
+        severity = row.severity
+    changed = replace(row, severity=severity, action=attributes.get("action") or row.action)
+    if severity not in (Severity.FATAL, Severity.HAZARD):
+        return replace(changed, hazard_factor=1.0, reason="NONE")
+    factor = row.hazard_factor if row.hazard_factor > 1 else REFINED_HAZARD_FACTOR
+    changed = replace(changed, hazard_factor=factor if severity is Severity.HAZARD else 1.0)
+    if row.reason == "NONE":
+        reason = "FABRIC" if row.code >= SXID_CODE_MIN else "XID_FATAL"
+        changed = replace(changed, reason=reason)
+    if row.clears is Clears.TIME:
+        reboot = attributes.get("recovery") == "reboot"
+        clears = Clears.REBOOT if reboot else Clears.RESET
+        changed = replace(changed, clears=clears, clear_seconds=0.0)
+    return changed
+
+
+def parse(text: str, table: str = "xid") -> list[Xid]:
+    """Return the rows of *text*. Raises ValueError that names the code and what is wrong."""
+    rows = [_row(entry, table) for entry in tomllib.loads(text).get(table, [])]
+    seen: set[int] = set()
+    for row in rows:
+        if row.code in seen:
+            raise ValueError(f"{table} {row.code}: stands in the table twice")
+        seen.add(row.code)
+    return rows
+
+
+def _row(entry: dict[str, Any], table: str) -> Xid:
+    name = f"{table} {entry.get('code')}"
+    unknown = entry.keys() - _KEYS
+    if unknown:
+        raise ValueError(f"{name}: unknown key {min(unknown)!r}")
+    if not entry.get("used", True):
+        entry = _UNUSED | entry
+    try:
+        row = Xid(**entry | _converted(entry))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if fault := _fault(row):
+        raise ValueError(f"{name}: {fault}")
+    return row
+
+
+def _converted(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "severity": Severity(entry["severity"]),
+        "clears": Clears(entry["clears"]),
+        "companions": tuple(_companion(one) for one in entry.get("companions", ())),
+        "cancels": tuple(entry.get("cancels", ())),
+    }
+
+
+def _companion(entry: dict[str, Any]) -> Companion:
+    severity = Severity(entry["severity"]) if "severity" in entry else None
+    fields: dict[str, Any] = {**entry, "severity": severity}
+    return Companion(**fields)
+
+
+def _fault(row: Xid) -> str:
+    """Return what of *row* contradicts itself; "" where nothing does."""
+    if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
+        return "clear_seconds goes with clears = 'time', and only with it"
+    if (row.severity is Severity.HAZARD) != (row.hazard_factor > 1):
+        return "hazard_factor above 1 goes with severity = 'hazard'"
+    if bool(row.companions) != (row.wait_seconds > 0):
+        return "wait_seconds goes with companions, and only with them"
+    if row.scope not in SCOPES:
+        return f"scope {row.scope!r}: expected one of {', '.join(SCOPES)}"
+    return ""
+
+
+# ----------------------------------------------------------------------
+# How other tools act on an XID, with the source of that knowledge. The table is `xid_tools.toml`.
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """What one tool does on a code."""
+
+    tool: str
+    words: str
+    source: str
+
+
+@cache
+def _tools() -> list[dict[str, Any]]:
+    text = Path(__file__).with_name("xid_tools.toml").read_text(encoding="utf-8")
+    tools: list[dict[str, Any]] = tomllib.loads(text)["tool"]
+    return tools
+
+
+def others(code: int) -> list[Other]:
+    """Return what other tools do on XID *code*; a tool of which nothing is known is left out."""
+    found = []
+    for tool in _tools():
+        said = [says["words"] for says in tool["says"] if code in says["codes"]]
+        if words := (said[0] if said else tool.get("default", "")):
+            found.append(Other(tool["name"], words, tool["source"]))
+    return found
+
+
+def known_codes() -> set[int]:
+    """Return every code that a tool is said to act on."""
+    return {code for tool in _tools() for says in tool["says"] for code in says["codes"]}
+
+
+# ----------------------------------------------------------------------
+# What a decoder has read out of a line of the driver so far, and the pieces that decoders share.
+
+#: Of a longer line the rest is not looked at. The kernel's own limit is about 1,000 (LOG_LINE_MAX).
+MESSAGE_CHARACTERS_MAX = 2048
+
+_HEX = re.compile(r"0x([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
+_MAJOR = re.compile(r"\s*([0-9]{3,4})(?:\.|\s*$)", re.ASCII)
+
+
+@dataclass(slots=True)
+class Reading:
+    """Filled by one decoder. `severity` and `action` stay None where the line adds nothing to them."""
+
+    attributes: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    severity: Severity | None = None
+    action: str | None = None
+    cancels: tuple[int, ...] = ()
+    verified: bool = True
+
+
+def registers(text: str) -> list[int]:
+    """Return the hexadecimal numbers of *text* in their order."""
+    return [int(match, 16) for match in _HEX.findall(text)]
+
+
+def driver_major(version: str) -> int | None:
+    """Return 575 of "575.57.08"; None where *version* is no driver's."""
+    match = _MAJOR.match(version)
+    return int(match[1]) if match else None
+
+
+def printable(text: str) -> str:
+    """Return *text* with everything a terminal or a protobuf string would choke on as "?"."""
+    return "".join(c if c.isprintable() else "?" for c in text)

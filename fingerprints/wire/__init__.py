@@ -1,1 +1,0 @@
-"""How readings travel: the .proto files and what protoc makes of them."""

@@ -1,0 +1,1 @@
+"""Hosts that do not exist: their readings, faults and jobs, over the agent's own transport."""

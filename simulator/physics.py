@@ -1,0 +1,433 @@
+"""Power, clock, heat and counters of a set of hosts, from step to step of any length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from . import machine
+from .faults import Channels, Flags
+from .incidents import named_random
+from .jobs import Job
+from .machine import (
+    BRAKED_CELSIUS,
+    CLOCK_HERTZ,
+    CLOCK_IDLE_HERTZ,
+    CLOCK_STEP_HERTZ,
+    GPUS,
+    OWN_ACTIVITY,
+    OWN_BANDWIDTH,
+    OWN_SM_ACTIVE,
+    OWN_TENSOR,
+    POWER_EXPONENT,
+    POWER_NOISE,
+    REASON_GPU_IDLE,
+    REASON_HW_SLOWDOWN,
+    REASON_POWER_BRAKE,
+    REASON_SW_POWER_CAP,
+    REASON_SW_THERMAL,
+    WAIT_ACTIVITY,
+    WAIT_SM_ACTIVE,
+    Machine,
+    Phase,
+    build,
+)
+from .noise import Floats, Noise
+from .scenario import Spread
+from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, RATE_BYTES_PER_SECOND
+
+# ----------------------------------------------------------------------
+# The hardware of the whole world: what differs from part to part, drawn once.
+
+
+class Hardware:
+    """All hosts' parts; arrays are (hosts, 8)."""
+
+    def __init__(self, spread: Spread, seed: int, hosts: int) -> None:
+        self.machines: list[Machine] = build(hosts, named_random(seed, "machines"))
+        random = named_random(seed, "parts")
+        shape = hosts, GPUS
+        self.clock: Floats = _clocks(spread, random, shape)
+        bound = np.clip(random.standard_normal(shape), -3, 3)
+        self.memory_bound: Floats = 1 + spread.memory_bound_sigma * bound
+        self.idle_watts: Floats = random.normal(75.0, 2.0, shape)
+        self.dynamic_watts: Floats = random.normal(475.0, 9.0, shape)
+        self.ambient_celsius: Floats = random.uniform(25.0, 31.0, (hosts, 1)) + random.uniform(
+            0, 3, shape
+        )
+        self.resistance: Floats = random.uniform(0.058, 0.072, shape)
+        prone = random.random(shape) < 0.06
+        #: Corrected errors that mean nothing: median none, heavy tail.
+        self.corrected: Floats = np.floor(
+            np.where(prone, np.exp(random.normal(2.5, 2.0, shape)), 0.0)
+        )
+        self.trickle: Floats = np.where(
+            prone, np.exp(random.normal(-7.5, 1.0, shape)), 0.0
+        )  # a second
+        self.resent: Floats = np.where(
+            random.random(shape) < 0.15, 0.02, 0.0
+        )  # a second, on good ports
+        self.user: Floats = random.uniform(0.08, 0.16, hosts)
+        self.pressure: Floats = random.uniform(0.001, 0.008, hosts)
+        self.uptime_seconds: Floats = random.uniform(1.0, 60.0, hosts) * 86400.0
+
+
+def _clocks(spread: Spread, random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    within = spread.clock_limit
+    ratios = 1 + np.clip(random.normal(0, spread.clock_sigma, shape), -within, within)
+    outlier = random.random(shape) < spread.outlier_ratio
+    sign = np.where(random.random(shape) < 0.5, -1.0, 1.0)
+    off = sign * random.uniform(spread.outlier_low, spread.outlier_high, shape)
+    return np.where(outlier, 1 + off, ratios)
+
+
+# ----------------------------------------------------------------------
+# How the gangs step at one moment: who computes, who waits for whom. Arrays are (hosts, 8) or
+# (hosts,).
+#
+# need    = compute seconds of a rank's step at its own speed delay   = what its tensor group, the
+# job's ranks in one NVLink domain, loses to the slowest of its NVLinks period  = (the greatest need
+# + delay + exchange at the slowest port + gap) / (1 - time lost to hosts) busy    = need / period:
+# the culprit is the rank that does not wait
+
+Ints = npt.NDArray[np.int64]
+
+GAP_RATIO = 0.012
+#: The last quarter of a job's hosts holds its last pipeline stage; of fewer than four, the last one does.
+LAST_STAGE = 0.75
+#: What a writer of a checkpoint shows of utilisation.
+WRITER_RESIDENCY = 0.03
+
+
+@dataclass(slots=True)
+class Shares:
+    """What each rank does with its time; the shares of one rank add up to 1 where a job runs."""
+
+    at_work: Flags  # (hosts,): a job runs there
+    compute: Floats
+    exchange: Floats
+    wait: Floats
+    gap: Floats
+    writes: Flags  # a checkpoint, now
+    pace: Floats  # (hosts,): steps over those of a healthy gang
+    phase: Floats  # (hosts,): where in the step this moment is, the same for a gang
+    port: Floats  # (hosts,): the pace of the gang's slowest port, at which all of them send
+
+
+class Gangs:
+    """The jobs on a set of hosts while none begins or ends."""
+
+    def __init__(self, jobs: list[Job], slots: list[Ints], domains: Ints, seed: int) -> None:
+        """*slots*: of each job, its hosts' places in the arrays, of those that are there. *domains*: (hosts,), the
+        NVLink domain of each."""
+        hosts = domains.size
+        self._job: Ints = np.full(hosts, -1, np.int64)
+        self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
+        self._is_last: Flags = np.zeros(hosts, bool)  # it holds the last stage
+        for number, own in enumerate(slots):
+            self._job[own] = number
+            self._rank[own] = np.arange(own.size) / max(own.size, 1)
+            last = min(ceil(LAST_STAGE * own.size), own.size - 1)
+            self._is_last[own[max(last, 1) :]] = True  # a host alone has all stages
+        self.at_work: Flags = self._job >= 0
+        self._safe = np.maximum(self._job, 0)
+        numbers = np.array([job.number for job in jobs] or [-1], np.int64)
+        #: The number of each host's job, -1 for none.
+        self.numbers: Ints = np.where(self.at_work, numbers[self._safe], -1)
+        self._begin = _of(jobs, "begin")
+        self._every = _of(jobs, "checkpoint_every_seconds")
+        self._writing = _of(jobs, "checkpoint_seconds")
+        self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
+        self._communicate = _of(jobs, "communicate_ratio")
+        self._tensor = _of(jobs, "tensor_ratio")
+        pairs = np.stack([self._job, domains])
+        groups = np.unique(pairs, axis=1, return_inverse=True)[1]
+        self._group: Ints = np.asarray(groups, np.int64).ravel()  # the tensor group of each host
+        self._period_seconds: Floats = _of(jobs, "period_seconds")[self._safe]
+        self.power: Floats = _of(jobs, "power_ratio")[self._safe]
+        bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
+        self.is_memory_bound: Flags = bound[self._safe] & self.at_work
+        self._phase = Noise(seed, _of(jobs, "number").astype(np.int64))
+        self._progress: Floats = self._phase.uniform(0, 1)[self._safe][:, None]
+
+    def shares(
+        self, now: float, tick: int, speed: Floats, channels: Channels, noise: Noise
+    ) -> Shares:
+        """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
+        exchange = self._communicate[self._safe]
+        need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
+        needed = np.asarray(need.max(axis=1), np.float64) + self._delays(channels)
+        slowest = self._most(needed, 0.0)
+        slowness = self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
+        exchange = exchange * slowness
+        lost = 1 - (1 - channels.stall) * (1 - channels.starved)
+        period = (slowest + exchange + GAP_RATIO) / (1 - np.minimum(self._most(lost, 0.0), 0.95))
+        hangs = self._most(channels.hangs.astype(np.float64), 0.0) > 0
+        writing = self._is_writing(now)
+        runs = (self.at_work & ~hangs & ~writing)[:, None]
+        compute = np.where(runs, need / period[:, None], 0.0)
+        sends = np.where(runs, (exchange / period)[:, None], 0.0) * np.ones(GPUS)
+        gap = np.where(runs, (lost + GAP_RATIO / period)[:, None], 0.0) * np.ones(GPUS)
+        writes = self._writers() & (writing & self.at_work)[:, None]
+        gap = np.where(writes, 1 - WRITER_RESIDENCY, gap)
+        wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
+        pace = np.where(runs[:, 0], 1 / period, 0.0)
+        phase = self._phase.uniform(tick, 1)[self._safe]
+        return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness)
+
+    def _delays(self, channels: Channels) -> Floats:
+        """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
+        slowest of them. Nobody computes meanwhile."""
+        slowest = np.ones(self._group.max(initial=0) + 1)
+        np.minimum.at(slowest, self._group, channels.nvlink.min(axis=1))
+        return np.asarray(self._tensor[self._safe] * (1 / slowest[self._group] - 1))
+
+    def of_span(self, shares: Shares, seconds: float) -> tuple[Shares, Shares]:
+        """Go on by *seconds* from the call before; return the shares at the end of them, and those within them.
+
+        A step is gap, work, waiting, exchange; a span shorter than a step holds some of it, and the next one others.
+        """
+        steps = (shares.pace * seconds / self._period_seconds)[:, None]
+        first, last = self._progress, self._progress + steps
+        self._progress = last % 1.0
+        moment = replace(shares, phase=self._progress[:, 0])
+
+        def part(begin: Floats, length: Floats) -> Floats:
+            done = _passed(last, begin, length) - _passed(first, begin, length)
+            return np.where(steps > 0, done / np.maximum(steps, 1e-9), length)
+
+        compute = part(shares.gap, shares.compute)
+        exchange = part(1 - shares.exchange, shares.exchange)
+        gap = part(np.zeros_like(shares.gap), shares.gap)
+        left = np.maximum(1 - compute - exchange - gap, 0.0)
+        wait = np.where(shares.at_work[:, None], left, 0.0)
+        return moment, replace(moment, compute=compute, exchange=exchange, gap=gap, wait=wait)
+
+    def _uneven(self, channels: Channels, tick: int, noise: Noise) -> Floats:
+        """Return each rank's share of the work: even, but for what the workload itself does."""
+        draw = noise.uniform(tick, 2)
+        # One rank of the gang has the longest sequence of this step: another one in the next.
+        longest = draw == self._most(draw.max(axis=1), 0.0)[:, None]
+        uneven = channels.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
+        return np.asarray((1 + uneven) * (1 + channels.stage * self._is_last)[:, None])
+
+    def _most(self, values: Floats, least: float) -> Floats:
+        """Return for each host the most of *values* over the hosts of its gang."""
+        most = np.full(self._begin.size, least)
+        np.maximum.at(most, self._job[self.at_work], values[self.at_work])
+        return np.asarray(most[self._safe])
+
+    def _is_writing(self, now: float) -> Flags:
+        age = now - self._begin
+        writing = (age >= self._every) & (age % self._every < self._writing)
+        return np.asarray(writing[self._safe] & self.at_work)
+
+    def _writers(self) -> Flags:
+        first = np.zeros((self._rank.size, GPUS), bool)
+        first[:, 0] = ~self._alone[self._safe] | (self._rank == 0)
+        return first
+
+
+def _passed(when: Floats, begin: Floats, length: Floats) -> Floats:
+    """Return how much of a part of each step has passed at *when*, in steps: the integral of being in it."""
+    whole = np.floor(when)
+    return np.asarray(whole * length + np.clip(when - whole - begin, 0.0, length))
+
+
+def _of(jobs: list[Job], name: str) -> Floats:
+    return np.array([float(getattr(job, name)) for job in jobs] or [1.0])
+
+
+#: Dies and coolers follow their load with this time constant.
+HEAT_SECONDS = 40.0
+#: A power limit that is lowered stands this little above what is drawn at work.
+AT_LIMIT = 1.01
+
+
+@dataclass(slots=True)
+class Now:
+    """The gauges of one moment; arrays are (hosts, 8)."""
+
+    shares: Shares
+    channels: Channels
+    watts: Floats  # of this very moment: computing or waiting
+    mean_watts: Floats
+    clock_hertz: Floats
+    mean_clock_hertz: Floats
+    limit_watts: Floats
+    flags: np.typing.NDArray[np.int64]
+    sm_active: Floats
+    tensor_active: Floats
+    bandwidth: Floats
+    port_bytes_per_second: Floats
+    narrow: Flags  # the link sleeps: nothing moves over it
+
+
+@dataclass(slots=True)
+class Counters:
+    """What adds up since the boot, or for life. Arrays are (hosts, 8)."""
+
+    shape: tuple[int, int]
+    joules: Floats = field(init=False)
+    moved: Floats = field(init=False)
+    thermal_ns: Floats = field(init=False)
+    power_ns: Floats = field(init=False)
+    brake_ns: Floats = field(init=False)
+    corrected: Floats = field(init=False)
+    uncorrected: Floats = field(init=False)
+    replays: Floats = field(init=False)
+    crc: Floats = field(init=False)
+    resent: Floats = field(init=False)
+    symbols: Floats = field(init=False)
+    marked: Floats = field(init=False)
+    downed: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in COUNTERS:
+            setattr(self, name, np.zeros(self.shape))
+
+    def clear(self, hosts: Flags) -> None:
+        """Begin anew on *hosts*, which have booted."""
+        for name in COUNTERS:
+            getattr(self, name)[hosts] = 0.0
+
+
+COUNTERS = (
+    "joules", "moved", "thermal_ns", "power_ns", "brake_ns", "corrected", "uncorrected", "replays",
+    "crc", "resent", "symbols", "marked", "downed",
+)  # fmt: skip
+
+
+class Physics:
+    """The state of a set of hosts that the next step needs."""
+
+    def __init__(self, hardware: Hardware, hosts: np.typing.NDArray[np.int64]) -> None:
+        """*hosts*: their indexes in the world."""
+        self._part = {
+            name: getattr(hardware, name)[hosts]
+            for name in ("clock", "memory_bound", "idle_watts", "dynamic_watts", "resistance",
+                         "ambient_celsius", "trickle", "resent")
+        }  # fmt: skip
+        self.shape = self._part["clock"].shape
+        self.counters = Counters(self.shape)
+        self.celsius: Floats = self._part["ambient_celsius"] + self._part["resistance"] * 420.0
+
+    def speeds(self, gangs: Gangs, channels: Channels) -> tuple[Floats, Floats]:
+        """Return each part's pace at the work of its job, and its clock over the nominal one."""
+        clock = self._part["clock"] * channels.speed
+        bound = self._part["memory_bound"] * channels.speed
+        work = np.where(gangs.is_memory_bound[:, None], bound, clock) * channels.work
+        return work, clock
+
+    def now(
+        self,
+        gangs: Gangs,
+        shares: Shares,
+        span: Shares,
+        channels: Channels,
+        clock: Floats,
+        noise: Noise,
+        tick: int,
+    ) -> Now:
+        """Return what the gauges show; nothing changes but what `advance` does.
+
+        *shares* say what is done at this very moment, *span* what means are of.
+        """
+        idle, dynamic = self._part["idle_watts"], self._part["dynamic_watts"] * gangs.power[:, None]
+        slow = channels.speed**POWER_EXPONENT
+        phase = shares.phase[:, None] * np.ones(machine.GPUS)
+        at_work = shares.at_work[:, None] & ~channels.lost
+        gap = at_work & (phase < shares.gap)
+        computes = at_work & ~gap & (phase < shares.gap + shares.compute)
+        sends = at_work & (phase >= 1 - shares.exchange)
+        exchange, pause = OWN_ACTIVITY[Phase.COMMUNICATE], OWN_ACTIVITY[Phase.GAP]
+        activity = np.select([gap, computes, sends], [pause, slow, exchange], WAIT_ACTIVITY)
+        mean = span.compute * slow + span.exchange * exchange + span.gap * pause
+        mean = mean + span.wait * WAIT_ACTIVITY
+        stray = 1 + POWER_NOISE * noise.normal(tick, 3)
+        watts = (idle + dynamic * np.where(at_work, activity, 0.0)) * stray
+        mean_watts = (idle + dynamic * np.where(at_work, mean, 0.0)) * stray
+        hertz = np.minimum(
+            CLOCK_HERTZ * clock * (1 + 0.002 * noise.normal(tick, 4)), machine.SM_CLOCK_MAX_HERTZ
+        )
+        hertz = np.where(
+            at_work, np.round(hertz / CLOCK_STEP_HERTZ) * CLOCK_STEP_HERTZ, CLOCK_IDLE_HERTZ
+        )
+        lowered = (idle + dynamic * slow) * AT_LIMIT
+        overlapped = shares.exchange * OVERLAPPED_SHARE / (1 - OVERLAPPED_SHARE)
+        moved = (span.exchange + overlapped) * EXCHANGE_SHARE * RATE_BYTES_PER_SECOND
+        # A collective ties its ports together: in a step each moves as much as any other.
+        moved = moved * shares.port[:, None] * at_work * ~channels.port_down
+        return Now(
+            shares=span,
+            channels=channels,
+            watts=watts,
+            mean_watts=mean_watts,
+            clock_hertz=hertz,
+            mean_clock_hertz=np.where(at_work, CLOCK_HERTZ * clock, CLOCK_IDLE_HERTZ),
+            limit_watts=np.where(channels.limit < 1, np.round(lowered), machine.POWER_LIMIT_WATTS),
+            flags=self._flags(channels, computes, at_work, noise, tick),
+            sm_active=mix(span, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
+            # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
+            tensor_active=mix(span, OWN_TENSOR, 0.0) * channels.work * at_work,
+            bandwidth=mix(span, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
+            port_bytes_per_second=moved,
+            narrow=~at_work,
+        )
+
+    def _flags(
+        self, channels: Channels, computes: Flags, at_work: Flags, noise: Noise, tick: int
+    ) -> np.typing.NDArray[np.int64]:
+        draw = noise.uniform(tick, 5)
+        flags = np.where(at_work, 0, REASON_GPU_IDLE).astype(np.int64)
+        flags |= np.where(at_work & (draw < channels.thermal), REASON_SW_THERMAL, 0)
+        flags |= np.where(computes & (draw < channels.capped), REASON_SW_POWER_CAP, 0)
+        held = at_work & (draw < channels.braked)
+        return flags | np.where(held, REASON_POWER_BRAKE | REASON_HW_SLOWDOWN, 0)
+
+    def advance(self, now: Now, seconds: float, noise: Noise, tick: int) -> None:
+        """Let *seconds* pass as *now* has it: heat, energy, counters."""
+        channels, counters = now.channels, self.counters
+        aim = self._part["ambient_celsius"] + self._part["resistance"] * now.mean_watts
+        hot = channels.heat * now.shares.at_work[:, None]
+        aim = aim + hot * np.maximum(BRAKED_CELSIUS + 0.5 - aim, 0.0)
+        # What an onset brings is there when the onset says so; only what is left follows the lag.
+        fade = np.maximum(-np.expm1(-seconds / HEAT_SECONDS), hot)
+        self.celsius = self.celsius + (aim - self.celsius) * fade
+        working = now.shares.at_work[:, None] * np.ones(machine.GPUS)
+        counters.joules += now.mean_watts * seconds
+        counters.moved += now.port_bytes_per_second * seconds
+        counters.thermal_ns += np.floor(channels.thermal * working * seconds * 1e9)
+        counters.power_ns += np.floor(channels.capped * now.shares.compute * seconds * 1e9)
+        counters.brake_ns += np.floor(channels.braked * working * seconds * 1e9)
+        counters.uncorrected += channels.uncorrected
+        counters.downed += channels.downed
+        for number, (name, rate) in enumerate((
+            ("corrected", channels.corrected + self._part["trickle"]),
+            ("replays", channels.replays),
+            ("crc", channels.crc),
+            ("resent", channels.retransmits + self._part["resent"]),
+            ("symbols", channels.symbols),
+            ("marked", channels.marked),
+        )):  # fmt: skip
+            total = getattr(counters, name)
+            total += _counted(rate * seconds, noise, tick, 10 + 2 * number)
+
+
+def _counted(mean: Floats, noise: Noise, tick: int, channel: int) -> Floats:
+    """Return a whole number for each mean, of that mean, and of about its square root as deviation."""
+    spread = np.maximum(mean + np.sqrt(mean) * noise.normal(tick, channel) * (mean > 4), 0.0)
+    return np.asarray(np.floor(spread + noise.uniform(tick, channel + 1)))
+
+
+def mix(shares: Shares, own: dict[Phase, float], waiting: float) -> Floats:
+    """Return the mean over the step of what each state shows."""
+    return (
+        shares.compute * own[Phase.COMPUTE]
+        + shares.exchange * own[Phase.COMMUNICATE]
+        + shares.gap * own[Phase.GAP]
+        + shares.wait * waiting
+    )

@@ -1,0 +1,529 @@
+"""A moment of a window as the blocks that agents would send: only tables that judgement or people read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..agent.kernel_log.rules import classify
+from ..contract.block import Block
+from ..contract.signals import BY_NAME
+from ..contract.wire import telemetry_pb2
+from . import host_tables
+from . import machine as parts
+from . import tables as ports
+from .faults import Ints
+from .incidents import Rows, named_random
+from .jobs import Job
+from .machine import (
+    BANKS,
+    GPU,
+    GPU_ADDRESSES,
+    GPUS,
+    LINKS,
+    OWN_OCCUPANCY,
+    OWN_SM_ACTIVE,
+    SAMPLES_PER_SECOND,
+    WAIT_OCCUPANCY,
+    WAIT_SM_ACTIVE,
+    Machine,
+    Phase,
+)
+from .noise import Floats
+from .physics import Counters, Hardware, Now, mix
+from .scenario import FaultClass
+from .tables import RATE_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
+from .window import Moment, Window
+
+#: What a window makes of a host: those that judgement keeps signals of.
+TABLES = (
+    "collector_10s", "host_1s", "clock_10s", "pcie_10s", "disk_1s", "filesystem_60s",
+    "net_1s", "net_1s_changes", "rdma_1s", "rdma_1s_changes", "rdma_10s_changes", "gpu_1s", "gpu_10s",
+    "gpu_1s_changes", "gpu_10s_changes", "gpu_fabric_1s_changes", "gpu_fast_1s", "nvlink_10s_changes",
+)  # fmt: skip
+#: Outcome of a collector that hangs (collector.outcome_state).
+HUNG = 4
+#: The collectors that read GPUs, by their place in `parts.COLLECTORS`.
+_OF_GPUS = [i for i, name in enumerate(parts.COLLECTORS) if name.startswith("gpu")]
+IDLE_GENERATION, FULL_GENERATION = 1, 5
+IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
+#: State, physical state. One that is down polls; disabled (3) would be on purpose.
+_PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
+_NONE: frozenset[int] = frozenset()
+#: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work (assumed).
+BYTES_PER_WAIT = 2e6
+
+
+class Readings:
+    """The hosts that a window was asked for, as blocks."""
+
+    def __init__(
+        self,
+        window: Window,
+        hardware: Hardware,
+        hosts: int,
+        rows: Rows,
+        tables: Collection[str] = TABLES,
+    ) -> None:
+        """*hosts*: of the window's, the first so many are told of. *rows*: earlier uncorrectable errors."""
+        self._window, self._count = window, hosts
+        self._own = window.hosts[:hosts]
+        self._hardware = hardware
+        self.machines: Sequence[Machine] = [hardware.machines[h] for h in self._own.tolist()]
+        self.tables = self._tables = Tables(self.machines, tables)
+        self._rows_lost = np.zeros((hosts, GPUS))
+        slots = {host: i for i, host in enumerate(self._own.tolist())}
+        for row in rows:
+            if (slot := slots.get(int(row["host"]), -1)) >= 0:
+                self._rows_lost[slot, int(row["part"])] += 1
+        self._hidden: list[frozenset[int]] = [_NONE] * hosts
+        self._lost: list[frozenset[int]] = [_NONE] * hosts
+        self._disk = np.zeros((hosts, 2))
+        self._publish_constants()
+
+    def _put(self, values: Mapping[str, float]) -> None:
+        for signal, value in values.items():
+            if self._tables.has(signal):
+                self._tables.put(signal, value)
+
+    def _publish_constants(self) -> None:
+        for constants in (
+            GPU,
+            host_tables.MACHINE_CONSTANTS,
+            host_tables.DRIVE_CONSTANTS,
+            host_tables.INTERFACE_CONSTANTS,
+            host_tables.KERNEL_CONSTANTS,
+            host_tables.NVLINK_CONSTANTS,
+        ):
+            self._put(constants)
+        tables = self._tables
+        tables.put("rdma.rate_bytes_per_second", RATE_BYTES_PER_SECOND)
+        self._put(
+            {"rdma.link_layer_code": 1, "rdma.counter_epoch_count": 0, "rdma.receive_errors": 0}
+        )
+        for signal, values in host_tables.FILESYSTEMS.items():
+            tables.put(signal, [values])
+        tables.put("pcie.class_code", [[host_tables.CLASS_GPU] * 8 + [host_tables.CLASS_NIC] * 8])
+        tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
+
+    def publish(self, moment: Moment) -> None:
+        """Put the moment's readings."""
+        now, counters = moment.now, self._window.physics.counters
+        self._publish_gpus(now, counters)
+        self._publish_memory(now, counters)
+        self._publish_fast(now)
+        self._publish_links(now, counters)
+        self._publish_ports(now, counters)
+        self._publish_host(moment)
+        channels, count = now.channels, self._count
+        self._hidden = _sets(channels.unread[:count])
+        self._lost = _sets(channels.lost[:count])
+
+    def blocks(self, slot: int, before_seconds: float, now_seconds: float) -> list[Block]:
+        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative."""
+        blocks = self._tables.due(slot, before_seconds, now_seconds)
+        if not self._hidden[slot] and not self._lost[slot]:
+            return blocks
+        seen = (self._seen(slot, block) for block in blocks)
+        return [block for block in seen if block.rows]
+
+    def _seen(self, slot: int, block: Block) -> Block:
+        """Leave out the rows of GPUs that nothing can be read of; of lost ones, all but that they are."""
+        per = LINKS if block.table.startswith("nvlink") else 1
+        if not block.table.startswith(("gpu", "nvlink")):
+            return block
+        gone = set(self._hidden[slot])
+        if block.table != "gpu_1s":
+            gone |= self._lost[slot]
+        part = block.select(row for row in range(block.rows) if row // per not in gone)
+        if block.table == "gpu_1s":
+            keep = [gpu for gpu in range(GPUS) if gpu not in gone]
+            told = part.signal_ids.index(BY_NAME["gpu.lost_state"].signal_id)
+            for row in (keep.index(gpu) for gpu in self._lost[slot] - gone):
+                for column in range(len(part.signal_ids)):
+                    part.valid[column * part.rows + row] = column == told
+        return part
+
+    def _publish_gpus(self, now: Now, counters: Counters) -> None:
+        own, tables, shares = slice(self._count), self._tables, now.shares
+        at_work = shares.at_work[own, None] * np.ones(GPUS)
+        celsius = np.floor(self._window.physics.celsius[own])
+        tables.put("gpu.sm_clock_hertz", now.clock_hertz[own])
+        tables.put("gpu.clock_event_reasons_flags", now.flags[own])
+        tables.put("gpu.violation_power_nanoseconds", counters.power_ns[own])
+        tables.put("gpu.violation_thermal_nanoseconds", counters.thermal_ns[own])
+        tables.put("gpu.power_watts", np.round(now.watts[own], 3))
+        tables.put("gpu.energy_joules", np.round(counters.joules[own], 3))
+        tables.put("gpu.temperature_celsius", celsius)
+        tables.put("gpu.memory_temperature_celsius", celsius + 9)
+        tables.put("gpu.temperature_margin_celsius", parts.TEMPERATURE_MAX_CELSIUS - celsius)
+        tables.put("gpu.utilization_ratio", np.round((1 - shares.gap[own]) * at_work, 2))
+        tables.put("gpu.memory_utilization_ratio", np.round(now.bandwidth[own], 2))
+        used = np.where(at_work > 0, 72e9, 6e8)
+        tables.put("gpu.memory_used_bytes", used)
+        tables.put("gpu.memory_free_bytes", parts.GPU_MEMORY_BYTES - used)
+        tables.put("gpu.processes_count", at_work)
+        tables.put("gpu.recovery_action_state", now.channels.asks[own])
+        tables.put("gpu.lost_state", now.channels.lost[own])
+        tables.put("gpu.power_limit_watts", now.limit_watts[own])
+        generation = np.where(now.narrow[own], IDLE_GENERATION, FULL_GENERATION)
+        tables.put("gpu.pcie_generation_number", generation * np.ones(GPUS))
+        tables.put("gpu.pcie_width_lanes", now.channels.lanes[own])
+        tables.put("gpu.violation_sw_thermal_nanoseconds", counters.thermal_ns[own])
+        tables.put("gpu.violation_base_clocks_nanoseconds", counters.thermal_ns[own])
+        tables.put("gpu.violation_hw_power_brake_nanoseconds", counters.brake_ns[own])
+
+    def _publish_memory(self, now: Now, counters: Counters) -> None:
+        own, tables, channels = slice(self._count), self._tables, now.channels
+        corrected, lost = counters.corrected[own], counters.uncorrected[own]
+        before = self._hardware.corrected[self._own]
+        for kind, since_load, of_life in (
+            ("corrected", corrected, before + corrected),
+            ("uncorrected", lost, self._rows_lost + lost),
+        ):
+            for place in ("", "_device"):  # all errors of the model are those of DRAM
+                tables.put(f"gpu.ecc_{kind}_volatile{place}_errors", since_load)
+                tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", of_life)
+        tables.put("gpu.remapped_uncorrectable_rows", self._rows_lost)
+        tables.put("gpu.remapped_correctable_rows", 0)
+        tables.put("gpu.remap_banks_max_count", BANKS - self._rows_lost)
+        tables.put("gpu.remap_banks_high_count", self._rows_lost)
+        tables.put("gpu.remap_pending_state", channels.remap_pending[own])
+        tables.put("gpu.remap_failed_state", channels.remap_failed[own])
+        tables.put("gpu.pcie_replays_count", counters.replays[own])
+
+    def _publish_fast(self, now: Now) -> None:
+        own, tables, channels = slice(self._count), self._tables, now.channels
+        at_work = now.shares.at_work[own, None] * np.ones(GPUS)
+        tables.put("gpu_fast.samples_count", 8)
+        for name in ("min", "mean", "max"):
+            tables.put(f"gpu_fast.sm_clock_{name}_hertz", now.mean_clock_hertz[own])
+        least = np.minimum(now.mean_watts, now.watts)[own]
+        tables.put("gpu_fast.power_min_watts", np.round(least, 3))
+        tables.put("gpu_fast.power_mean_watts", np.round(now.mean_watts[own], 3))
+        tables.put(
+            "gpu_fast.power_max_watts", np.round(np.maximum(now.mean_watts, now.watts)[own], 3)
+        )
+        tables.put("gpu_fast.thermal_ratio", np.round(channels.thermal[own] * at_work, 3))
+        tables.put("gpu_fast.power_cap_ratio", np.round(channels.capped[own] * at_work, 3))
+        tables.put("gpu_fast.power_brake_ratio", np.round(channels.braked[own] * at_work, 3))
+        tables.put("gpu_fast.sm_active_ratio", np.round(now.sm_active[own], 4))
+        tables.put("gpu_fast.tensor_active_ratio", np.round(now.tensor_active[own], 4))
+        tables.put("gpu_fast.memory_bandwidth_ratio", np.round(now.bandwidth[own], 4))
+        moved = np.floor(now.port_bytes_per_second[own])
+        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * now.shares.writes[own]
+        tables.put("gpu_fast.pcie_received_bytes_per_second", moved)
+        tables.put("gpu_fast.pcie_transmitted_bytes_per_second", moved + written)
+        for way in ("received", "transmitted"):
+            rate = moved * host_tables.BYTES_PER_PORT_BYTE * channels.nvlink[own]
+            tables.put(f"gpu_fast.nvlink_{way}_bytes_per_second", rate)
+
+    def _publish_links(self, now: Now, counters: Counters) -> None:
+        """Put the NVLinks: an incident is of a GPU's first link, its neighbours are well."""
+        own, tables = slice(self._count), self._tables
+        crc = np.zeros((self._count, GPUS, LINKS))
+        crc[:, :, 0] = counters.crc[own]
+        state = np.ones((self._count, GPUS, LINKS))
+        state[:, :, 0] = ~now.channels.link_down[own]
+        tables.put("nvlink.crc_errors", crc.reshape(self._count, -1))
+        tables.put("nvlink.replay_errors", np.floor(crc / 3).reshape(self._count, -1))
+        tables.put("nvlink.link_state", state.reshape(self._count, -1))
+        for column, slow in (("link_speed", 1.0), ("link_width", 0.0)):
+            self._publish_pcie(now, column, bool(slow))
+
+    def _publish_pcie(self, now: Now, column: str, is_speed: bool) -> None:
+        own, nics = slice(self._count), np.ones((self._count, GPUS))
+        if is_speed:
+            gpus = np.where(now.narrow[own], IDLE_TRANSFERS, FULL_TRANSFERS) * np.ones(GPUS)
+            values = np.hstack([gpus, nics * FULL_TRANSFERS])
+            self._tables.put(f"pcie.{column}_transfers_per_second", values)
+        else:
+            values = np.hstack([now.channels.lanes[own], nics * 16])
+            self._tables.put(f"pcie.{column}_lanes", values)
+
+    def _publish_ports(self, now: Now, counters: Counters) -> None:
+        own, tables, channels = slice(self._count), self._tables, now.channels
+        down = channels.port_down[own]
+        tables.put("rdma.port_state", np.where(down, _PORT_DOWN[0], _PORT_UP[0]))
+        tables.put("rdma.physical_state", np.where(down, _PORT_DOWN[1], _PORT_UP[1]))
+        moved = np.floor(counters.moved[own] / 4) * 4
+        for way in ("received", "transmitted"):
+            tables.put(f"rdma.{way}_bytes", moved)
+        tables.put(
+            "rdma.transmit_wait_count",
+            np.floor(moved / BYTES_PER_WAIT) + counters.marked[own],
+        )
+        for name, share in RETRANSMISSIONS.items():
+            tables.put(name, np.floor(counters.resent[own] * share))
+        tables.put("rdma.symbol_errors", np.minimum(counters.symbols[own], 65535))
+        tables.put("rdma.link_downed_events", np.minimum(counters.downed[own], 255))
+        tables.put("rdma.buffer_overrun_errors", channels.overruns[own])
+
+    def _publish_host(self, moment: Moment) -> None:
+        own, tables, channels = slice(self._count), self._tables, moment.now.channels
+        noise = self._window.noise.normal(int(moment.seconds), 6)[own, 0]
+        user = np.clip(
+            self._hardware.user[self._own] + 0.006 * noise + 0.5 * channels.pressure[own], 0, 0.9
+        )
+        pressure = self._hardware.pressure[self._own] + channels.pressure[own]
+        waits = channels.iowait[own]
+        tables.put("host.cpu_user_ratio", user)
+        tables.put("host.cpu_system_ratio", 0.03)
+        tables.put("host.cpu_iowait_ratio", 0.0004 + 0.1 * waits)
+        tables.put("host.cpu_steal_ratio", channels.steal[own])
+        tables.put("host.cpu_idle_ratio", np.maximum(1 - user - 0.03 - channels.steal[own], 0.0))
+        tables.put(
+            "host.runnable_count", 1 + np.floor(host_tables.CORES * (user + channels.pressure[own]))
+        )
+        tables.put("host.pressure_cpu_some_ratio", np.round(np.clip(pressure, 0, 1), 4))
+        tables.put("host.pressure_io_some_ratio", np.round(0.002 + waits, 4))
+        tables.put("host.pressure_io_full_ratio", np.round(0.001 + 0.6 * waits, 4))
+        tables.put("host.memory_available_bytes", 0.7 * host_tables.MEMORY_BYTES)
+        tables.put("clock.offset_seconds", channels.offset_seconds[own])
+        tables.put("clock.error_max_seconds", 0.02)
+        self._publish_disks(moment)
+        tables.put("collector.outcome_state", self._outcomes(channels.unread[own]))
+        turns = np.full((self._count, len(parts.COLLECTORS)), 4e-4)
+        turns[:, _OF_GPUS] += channels.call_seconds[own, None]
+        tables.put("collector.turn_seconds", turns)
+
+    def _publish_disks(self, moment: Moment) -> None:
+        own, seconds = slice(self._count), moment.step_seconds
+        shares = moment.now.shares
+        read = (
+            host_tables.DATASET_BYTES_PER_SECOND
+            * shares.at_work[own]
+            * (1 - 0.5 * moment.now.channels.starved[own])
+        )
+        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * shares.writes[own].any(axis=1)
+        self._disk += np.stack([read, written], axis=1) * seconds
+        row = slice(host_tables.SCRATCH, host_tables.SCRATCH + 1)
+        self._tables.put("disk.read_bytes", host_tables.sectors(self._disk[:, :1]), row)
+        self._tables.put("disk.written_bytes", host_tables.sectors(self._disk[:, 1:]), row)
+
+    def _outcomes(self, unread: np.typing.NDArray[np.bool_]) -> Floats:
+        outcomes = np.zeros((self._count, len(parts.COLLECTORS)))
+        outcomes[:, _OF_GPUS] = np.where(unread.any(axis=1), HUNG, 0)[:, None]
+        return outcomes
+
+
+def _sets(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
+    """Return which GPUs of each host are flagged."""
+    found = [_NONE] * len(flags)
+    for host, gpu in np.argwhere(flags).tolist():
+        found[host] |= {gpu}
+    return found
+
+
+# ----------------------------------------------------------------------
+# What a whole host says beside what judgement reads: made where a world is on the wire, at a
+# second's pace.
+
+
+class Whole:
+    """The rest of what hosts say; arrays are (hosts,) or (hosts, 8)."""
+
+    def __init__(self, tables: Tables, seed: int, hosts: int, uptime_seconds: float) -> None:
+        """*tables*: all, with what judgement reads put already at each step."""
+        self._tables, self._count = tables, hosts
+        self._machines = host_tables.Machines(
+            named_random(seed, "machines around"), hosts, uptime_seconds
+        )
+        self._interfaces = host_tables.Interfaces(named_random(seed, "interfaces"), hosts)
+        self._nvlinks = host_tables.NvLinks(named_random(seed, "nvlinks"), hosts)
+        self._kernels = host_tables.Kernels(named_random(seed, "kernels"), hosts)
+        self._idle_ns: Floats = np.zeros((hosts, GPUS))
+        self._seconds = 0.0
+
+    def publish(self, moment: Moment, counters: Counters, xids: Mapping[int, int]) -> None:
+        """Put the rest of the moment's readings. *xids*: how many each host tells of now."""
+        now, tables, seconds = moment.now, self._tables, moment.step_seconds
+        self._seconds += seconds
+        self._publish_gpus(now, seconds)
+        self._publish_fast(now)
+        own = slice(self._count)
+        self._nvlinks.publish(tables, counters.moved[own])
+        ports.publish(tables, counters.moved[own], counters.resent[own])
+        self._publish_drives()
+        writing = np.asarray(now.shares.writes[own].any(axis=1), np.float64)
+        watts = now.mean_watts[own].sum(axis=1)
+        self._machines.publish(tables, seconds, self._seconds, writing, watts)
+        self._interfaces.publish(tables, seconds)
+        for slot, count in xids.items():
+            if count:
+                self._kernels.tell_xids(slot, count, moment.seconds)
+        self._kernels.publish(tables, seconds, moment.seconds)
+
+    def _publish_gpus(self, now: Now, seconds: float) -> None:
+        own, tables = slice(self._count), self._tables
+        at_work = now.shares.at_work[own, None] * np.ones(GPUS)
+        self._idle_ns += np.floor((1 - at_work) * seconds * 1e9)
+        tables.put("gpu.violation_low_utilization_nanoseconds", self._idle_ns)
+        tables.put("gpu.graphics_clock_hertz", now.clock_hertz[own])
+        tables.put("gpu.power_average_watts", np.round(now.mean_watts[own], 3))
+
+    def _publish_fast(self, now: Now) -> None:
+        """Put the least and the most of the second: of the states that it had."""
+        own, tables, shares = slice(self._count), self._tables, now.shares
+        at_work = shares.at_work[own, None] & ~now.channels.lost[own]
+        computes, pauses = shares.compute[own] > 0, shares.gap[own] > 0
+        most = np.where(computes, OWN_SM_ACTIVE[Phase.COMPUTE], WAIT_SM_ACTIVE) * at_work
+        least = np.where(pauses, OWN_SM_ACTIVE[Phase.GAP], WAIT_SM_ACTIVE) * at_work
+        tables.put("gpu_fast.samples_count", SAMPLES_PER_SECOND)
+        tables.put("gpu_fast.sm_active_max_ratio", most)
+        tables.put("gpu_fast.sm_active_min_ratio", least)
+        occupied = mix(shares, OWN_OCCUPANCY, WAIT_OCCUPANCY)[own] * at_work
+        tables.put("gpu_fast.sm_occupancy_ratio", np.round(occupied, 4))
+
+    def _publish_drives(self) -> None:
+        """Put both drives: what the scratch drive moved is there, the system drive has its logs."""
+        read, written = (
+            self._tables.read("disk.read_bytes"),
+            self._tables.read("disk.written_bytes"),
+        )
+        written[:, host_tables.SYSTEM] = host_tables.sectors(
+            np.array(host_tables.LOG_BYTES_PER_SECOND * self._seconds)
+        )
+        host_tables.publish(self._tables, read, written)
+
+
+# ----------------------------------------------------------------------
+# What the kernel of a struck host writes, in the driver's own words, read by the agent's own rules.
+
+_UNKNOWN = "pid='<unknown>', name=<unknown>"
+#: Class -> lines when its onset is over; {gpu} is the address.
+_LINES: dict[str, tuple[str, ...]] = {
+    "nvlink": (
+        "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
+        "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    ),
+    "nvlink_switch": (
+        "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
+        "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    ),
+    "gsp_hang": (
+        "NVRM: Xid (PCI:{gpu}): 119, "
+        + _UNKNOWN
+        + ", Timeout after 6s of waiting for RPC response "
+        "from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x2080a02a 0x4).",
+    ),
+    "gpu_lost": ("NVRM: Xid (PCI:{gpu}): 79, " + _UNKNOWN + ", GPU has fallen off the bus.",),
+    "gpu_fault": (
+        "NVRM: Xid (PCI:{gpu}): 109, "
+        + _UNKNOWN
+        + ", Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x1c",
+    ),
+}
+_HBM = (
+    "NVRM: Xid (PCI:{gpu}): 48, " + _UNKNOWN + ", An uncorrectable double bit error (DBE) has been "
+    "detected on GPU in the framebuffer at partition 5, subpartition 0.",
+    "NVRM: Xid (PCI:{gpu}): 95, "
+    + _UNKNOWN
+    + ", Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+)
+_REMAPPED = (
+    "NVRM: Xid (PCI:{gpu}): 63, "
+    + _UNKNOWN
+    + ", Row Remapper: New row marked for remapping, reset gpu to activate."
+)
+_NOT_REMAPPED = (
+    "NVRM: Xid (PCI:{gpu}): 64, "
+    + _UNKNOWN
+    + ", Row Remapper: All reserved rows for bank are remapped."
+)
+
+
+def events(
+    each: FaultClass, machine: Machine, cause: int, part: int, variant: float
+) -> Iterator[telemetry_pb2.HealthEvent]:
+    """Yield what the agent tells of an incident of *each* when its onset is over. No clock is set."""
+    gpu = max(part, 0)
+    texts: tuple[str, ...] = _LINES.get(each.name, ())
+    if each.name == "hbm":
+        failed = variant < each.remap_failed_ratio
+        texts = (*_HBM, _NOT_REMAPPED if failed else _REMAPPED)
+    for text in texts:
+        line = text.format(gpu=GPU_ADDRESSES[gpu].removesuffix(".0"))
+        notice = classify(line)
+        if notice is not None:
+            yield telemetry_pb2.HealthEvent(
+                event_id=_id(machine.name, cause, notice.code),
+                device_kind="gpu",
+                device=machine.gpus[gpu],
+                name=notice.name,
+                code=notice.code,
+                message=line,
+                count=1,
+                process_id=notice.process_id,
+                process_name=notice.process_name,
+                attributes=notice.attributes,
+            )
+
+
+def _id(host: str, cause: int, code: int) -> str:
+    """Return an event's id, of which nobody can read which cause it is of: that the truth log alone says."""
+    return hashlib.blake2b(f"{host} {cause} {code}".encode(), digest_size=12).hexdigest()
+
+
+# ----------------------------------------------------------------------
+# Whose the processes on the GPUs are, as the agents tell it (`agent/collectors/gpu_processes.py`):
+# a rank to each GPU.
+
+EVENT = "gpu.process"
+FIRST_PID = 4000
+#: What runs is told again this often (agent/collectors/change_events.py): else it counts as over after an hour.
+TELL_AGAIN_SECONDS = 1800.0
+
+
+class Ranks:
+    """What was told of some hosts. A host that is silent tells what it missed once it is heard again."""
+
+    def __init__(self, machines: Sequence[Machine], jobs: Sequence[Job], hosts: Ints) -> None:
+        """*hosts*: indexes into *machines*, in the order of a moment's slots."""
+        self._machines, self._jobs, self._hosts = machines, jobs, hosts
+        self._told: Ints = np.full(hosts.size, -1, np.int64)
+        self._when: Floats = np.zeros(hosts.size)
+
+    def step(self, moment: Moment) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
+        """Yield (host, event); no clock is set."""
+        slots = self._hosts.size
+        now, heard = moment.jobs[:slots], ~moment.silent[:slots]
+        self._told[moment.booted[:slots]] = -1  # of another boot: that is over
+        changed = now != self._told
+        again = (now >= 0) & (moment.seconds - self._when >= TELL_AGAIN_SECONDS)
+        for slot in np.flatnonzero(heard & (changed | again)).tolist():
+            host, before, after = int(self._hosts[slot]), int(self._told[slot]), int(now[slot])
+            told = [(before, "ended")] if changed[slot] else []
+            for number, state in (*told, (after, "running")):
+                if number >= 0:
+                    yield from (
+                        (host, event) for event in self._events(host, number, state, moment)
+                    )
+            self._told[slot], self._when[slot] = after, moment.seconds
+
+    def _events(
+        self, host: int, number: int, state: str, moment: Moment
+    ) -> Iterator[telemetry_pb2.HealthEvent]:
+        job, machine = self._jobs[number], self._machines[host]
+        first = GPUS * int(np.searchsorted(job.hosts, host))
+        for gpu in range(GPUS):
+            pid = FIRST_PID + gpu
+            yield telemetry_pb2.HealthEvent(
+                event_id=f"/{machine.gpus[gpu]}//{pid}/{number}",
+                device_kind="gpu",
+                device=machine.gpus[gpu],
+                name=EVENT,
+                revision=1 + int(moment.seconds),
+                count=1,
+                process_id=pid,
+                process_name="python",
+                attributes={
+                    "state": state,
+                    "source": "slurm",
+                    "job_id": str(1 + number),
+                    "rank": str(first + gpu),
+                    "world_size": str(GPUS * job.hosts.size),
+                },
+            )

@@ -1,0 +1,372 @@
+"""The simulated world in real time: one loop at 1 Hz for all hosts, a client thread for each."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..agent.clock import Clock
+from ..agent.frame_builder import Framer
+from ..agent.registration import Registration
+from ..agent.self_metrics import OWN_SECONDS, Own
+from ..agent.spool.event_queue import EventQueue
+from ..agent.spool.spool import Spool
+from ..agent.transport.client import Client
+from ..agent.transport.credentials import WITHOUT, Credentials
+from ..contract.block import Block
+from ..contract.signals import TABLES
+from ..contract.wire import telemetry_pb2
+from .window import Moment
+from .world import World
+
+# ----------------------------------------------------------------------
+# One simulated host's way to the aggregator: the agent's own framer, spool, event queue and client.
+
+#: A spool this full forgets its oldest frames: more than an hour of one host.
+SPOOL_BYTES_MAX = 16 << 20
+LABELS = {"simulated": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What `Registration.update` takes."""
+
+    devices: Sequence[telemetry_pb2.Device]
+    labels: dict[str, str]
+    words: str = ""
+    left_out: frozenset[str] | None = frozenset()
+
+
+class SimulatedHost:
+    """Spools what the model says of one host and sends it, as the daemon of a real one does.
+
+    Each start is a boot of its own: the faults of an earlier run are gone, as after a reboot.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[telemetry_pb2.Device],
+        labels: Mapping[str, str],
+        *,
+        folder: Path,
+        aggregator: str,
+        clock: Clock,
+        login: Credentials = WITHOUT,
+    ) -> None:
+        """*labels*: beside that it is simulated. *folder* is made if need be. Raises FolderError when it
+        cannot be used, TargetError for an address that cannot."""
+        self.name = name
+        boot_id = os.urandom(16)
+        self.spool = Spool.open(
+            folder / "spool",
+            bytes_max=SPOOL_BYTES_MAX,
+            boot_id=boot_id,
+            owner=f"simulated host {name}",
+        )
+        with ExitStack() as undo:
+            undo.callback(self.spool.close)
+            self.events = EventQueue.open(folder / "events")
+            undo.callback(self.events.close)
+            self.client = Client(
+                aggregator,
+                self.request,
+                self.spool,
+                self.events,
+                random_source=random.Random(boot_id),
+                clock=clock,
+                credentials=login,
+            )
+            undo.pop_all()
+        self._registration = Registration(name, self.spool.run_id, boot_id, clock)
+        self._registration.update(Inventory(devices, {**LABELS, **labels}))
+        self._framer = Framer(self.spool.run_id, boot_id)
+        self._own = Own((), _counts(self))
+        self._told = 0  # the own blocks' last turn, counted from the boot
+
+    def request(self) -> telemetry_pb2.RegisterNodeRequest:
+        """Return what the host registers with, as of now."""
+        request = self._registration.request()
+        request.simulated = True
+        return request
+
+    def start(self) -> None:
+        """Begin to connect, in a thread of its own."""
+        self.client.start()
+
+    def send(
+        self,
+        boottime_ns: int,
+        wall_ns: int,
+        blocks: Sequence[Block],
+        events: Iterable[telemetry_pb2.HealthEvent],
+    ) -> None:
+        """Spool one frame and queue the events; the client sends them when it can. Never raises."""
+        sequence = self.spool.next_sequence()
+        frame = self._framer.frame(
+            sequence, boottime_ns, wall_ns, [*blocks, *self._own_blocks(boottime_ns)]
+        )
+        self.spool.append(sequence, frame)
+        for event in events:
+            # Unique across runs too: the next run's XID is another event. Of a boot, as agents say it.
+            event.event_id = f"{self.spool.boot_id.hex()}/{event.event_id.removeprefix('/')}"
+            event.boottime_ns, event.wall_time_ns = boottime_ns, wall_ns
+            self.events.put(event)
+        self.client.notify()
+
+    def _own_blocks(self, boottime_ns: int) -> Sequence[Block]:
+        before, self._told = self._told, boottime_ns // (OWN_SECONDS * 1_000_000_000)
+        return self._own.blocks() if self._told != before else ()
+
+    def close(self, seconds_max: float) -> None:
+        """End the client within *seconds_max* and let go of the folder."""
+        self.client.close(seconds_max)
+        self.events.close()
+        self.spool.close()
+
+
+def _counts(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
+    """Return what returns the signals of `agent_10s`. CPU and memory are of a process that all
+    hosts share: they say nothing of one agent, and are missing."""
+    missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_10s"])
+    return lambda: (
+        missing
+        | {
+            "agent.spool_bytes": host.spool.bytes,
+            "agent.spool_dropped_frames": host.spool.dropped_frames,
+            "agent.spool_write_errors": host.spool.write_errors,
+            "agent.refused_frames": host.spool.refused_frames,
+            "agent.unacknowledged_frames": host.spool.unacknowledged_frames,
+            "agent.reconnects_count": host.client.reconnects,
+            "agent.dropped_events": host.events.dropped_events,
+        }
+    )
+
+
+# ----------------------------------------------------------------------
+# The world in real time: what `Runner` needs of a fleet, so that it speaks the wire as many hosts.
+
+Reading = tuple[str, list[Block], list[telemetry_pb2.HealthEvent]]
+
+
+class LiveWorld:
+    """All hosts of *world* from its begin on. After the scenario's end nothing more befalls.
+
+    A host that is silent has no blocks; one that is away is closed by the runner, and opened again as
+    another boot. The clock since boot is this machine's: it does not begin anew.
+    """
+
+    def __init__(self, world: World, uptime_seconds: float = 3600.0) -> None:
+        """*uptime_seconds*: the hosts' at the begin."""
+        self.world = world
+        self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds, uptime_seconds)
+        self._index = {name: i for i, name in enumerate(world.names)}
+        #: Seconds of the world.
+        self.now_seconds, self._before = 0.0, -1.0
+        self._moment: Moment | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts' names, in order."""
+        return self.world.names
+
+    def devices(self, host: str) -> list[telemetry_pb2.Device]:
+        """Return what *host* registers with. KeyError for a host that is not of this world."""
+        return self.world.devices(self._index[host])
+
+    def labels(self, host: str) -> dict[str, str]:
+        """Return what *host* says of its place. KeyError for a host that is not of this world."""
+        return self.world.labels(self._index[host])
+
+    def step(self, elapsed_seconds: float) -> list[Reading]:
+        """Advance and return (host, blocks, events) of every host.
+
+        Blocks are those of the collectors whose turn came: read them before the next step. Events have no
+        clock and an id that is unique within this world only.
+        """
+        self.now_seconds += max(elapsed_seconds, 0.0)
+        self._moment = moment = self._view.step(self.now_seconds)
+        before, self._before = self._before, self.now_seconds
+        return [
+            (name, [], [])
+            if moment.silent[slot]
+            else (
+                name,
+                self._view.readings.blocks(slot, before, self.now_seconds),
+                self._view.events(slot),
+            )
+            for slot, name in enumerate(self.world.names)
+        ]
+
+    def is_away(self, host: int) -> bool:
+        """Say whether a host, by its index, is switched off now."""
+        return self.world.schedule.is_away(host, self.now_seconds)
+
+    def offset_ns(self, host: int) -> int:
+        """Return how far the wall clock of a host, by its index, is off now."""
+        if self._moment is None:
+            return 0
+        return round(float(self._moment.now.channels.offset_seconds[host]) * 1e9)
+
+
+#: On the wire, from one process.
+HOSTS_MAX = 512
+SECOND_NS = 1_000_000_000
+#: All clients begin to connect within this, one after another.
+STAGGER_NS = 20_000_000
+STAGGER_NS_MAX = 2 * SECOND_NS
+#: What a client may take to end; with the last tick it leaves room within the five promised.
+CLOSE_SECONDS_MAX = 3.0
+#: Descriptors that one host may hold: two locks, segment, event log, socket, two to be woken by,
+#: and some to spare.
+FILES_PER_HOST = 10
+FILES_BESIDE = 64
+
+
+class Host(Protocol):
+    """What the loop needs of `SimulatedHost`."""
+
+    def send(
+        self,
+        boottime_ns: int,
+        wall_ns: int,
+        blocks: Sequence[Block],
+        events: Sequence[telemetry_pb2.HealthEvent],
+    ) -> None: ...
+
+    def start(self) -> None: ...
+
+    def close(self, seconds_max: float) -> None: ...
+
+
+class Runner:
+    """Steps the model once a second. A tick that is late makes one longer step, never a burst."""
+
+    def __init__(
+        self,
+        world: LiveWorld,
+        hosts: Sequence[Host],
+        clock: Clock,
+        reopen: Callable[[str], Host] | None = None,
+    ) -> None:
+        """*hosts*: in the world's order. The first tick is due at once. *reopen*: makes a host that was
+        away anew; None for a world where none ever is."""
+        self._world, self._clock, self._reopen = world, clock, reopen
+        #: Those that are there, by index.
+        self.hosts: dict[int, Host] = dict(enumerate(hosts))
+        self._leaving: dict[int, threading.Thread] = {}
+        self._begin_ns = clock.boottime_ns()
+        self._done = -1  # ticks since the begin
+
+    def tick(self) -> int:
+        """Do what is due now, and return the boot time (ns) of the next tick."""
+        now_ns = self._clock.boottime_ns()
+        tick = (now_ns - self._begin_ns) // SECOND_NS
+        if tick > self._done:
+            readings = self._world.step(float(tick - self._done))
+            self._done = tick
+            wall_ns = self._clock.wall_ns()
+            for i, (name, blocks, events) in enumerate(readings):
+                host = self._there(i, name)
+                if host is not None and (blocks or events):  # else it is silent
+                    host.send(now_ns, wall_ns + self._world.offset_ns(i), blocks, events)
+        return self._begin_ns + (self._done + 1) * SECOND_NS
+
+    def _there(self, index: int, name: str) -> Host | None:
+        """Return a host unless it is away: then its connection and its spool are closed, beside the loop."""
+        host = self.hosts.get(index)
+        if self._reopen is None:
+            return host
+        if self._world.is_away(index):
+            if host is not None:
+                leaving = threading.Thread(target=host.close, args=(CLOSE_SECONDS_MAX,))
+                self._leaving[index] = leaving
+                del self.hosts[index]
+                leaving.start()
+        elif host is None and not self._leaving[index].is_alive():
+            host = self.hosts[index] = self._reopen(name)
+            host.start()
+        return host
+
+    def close(self) -> None:
+        """Close all hosts at the same time, so that slow ones do not add up."""
+        hosts = list(self.hosts.values())
+        for leaving in self._leaving.values():
+            leaving.join(CLOSE_SECONDS_MAX)
+        if hosts:
+            with ThreadPoolExecutor(len(hosts)) as pool:
+                list(pool.map(lambda host: host.close(CLOSE_SECONDS_MAX), hosts))
+
+    def run(self, stop: threading.Event, wait: Callable[[int], object]) -> None:
+        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier
+        when it has set *stop*."""
+        while not stop.is_set():
+            wait(self.tick())
+
+
+def run(
+    world: LiveWorld,
+    aggregator: str,
+    folder: Path,
+    clock: Clock,
+    stop: threading.Event,
+    wait: Callable[[int], object],
+    login: Credentials = WITHOUT,
+) -> None:
+    """Run *world* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
+
+    *wait*: as for `Runner.run`. Raises FolderError when a folder cannot be used, TargetError for an
+    address that cannot, OSError when so many hosts need more open files than the system allows.
+    """
+    allow_files(FILES_BESIDE + FILES_PER_HOST * len(world.names))
+    runner = Runner(
+        world, (), clock, lambda name: _open(world, name, aggregator, folder, clock, login)
+    )
+    with closing(runner):
+        for index, name in enumerate(world.names):
+            runner.hosts[index] = _open(world, name, aggregator, folder, clock, login)
+        pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(world.names))
+        for host in list(runner.hosts.values()):
+            host.start()
+            wait(clock.boottime_ns() + pause_ns)
+            if stop.is_set():
+                return
+        runner.run(stop, wait)
+
+
+def _open(
+    world: LiveWorld,
+    name: str,
+    aggregator: str,
+    folder: Path,
+    clock: Clock,
+    login: Credentials,
+) -> SimulatedHost:
+    return SimulatedHost(
+        name,
+        world.devices(name),
+        world.labels(name),
+        folder=folder / name,
+        aggregator=aggregator,
+        clock=clock,
+        login=login,
+    )
+
+
+def allow_files(count: int) -> None:
+    """Let this process open *count* files. Raises OSError, in words, if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        if hard != resource.RLIM_INFINITY and hard < count:
+            raise OSError(
+                f"needs {count} open files, {hard} are allowed: name fewer hosts or raise `ulimit -n`"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

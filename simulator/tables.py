@@ -1,0 +1,185 @@
+"""Columns of all hosts at once, and the blocks that they are handed out in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+
+from ..contract.block import Block
+from ..contract.signal import PERIOD_SECONDS, Kind, Signal
+from ..contract.signals import TABLES
+from .machine import KINDS, Machine
+
+# ----------------------------------------------------------------------
+# Counters of trouble on hardware that is well: they stand at 0 where the part has them, and are
+# missing where it has not.
+
+#: Another maker's driver, or another generation of links, as the catalogue marks it in the source.
+_ELSEWHERE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLink 5|links 0-11)\)")
+#: Further counters that an eight-GPU H100 machine with InfiniBand does not have.
+_LACKS = (
+    "rdma.congestion_*",  # of RoCE
+    "rdma.receive_icrc_errors",  # of RoCE
+    "pcie.aer_root_port_*",  # GPUs and NICs are no root ports
+    "gpu.retired_*",  # before Ampere
+    # Since Hopper the driver tells errors as those of DRAM and of SRAM (nvidia-smi -q of an H100).
+    "gpu.ecc_*_l1_errors",
+    "gpu.ecc_*_l2_errors",
+    "gpu.ecc_*_register_errors",
+    "gpu.ecc_*_texture_errors",
+    "gpu.ecc_*_cbu_errors",
+)
+
+
+def is_healthy_at_zero(signal: Signal) -> bool:
+    """Say whether *signal* counts trouble that a simulated host has the counter for."""
+    if signal.kind is not Kind.COUNTER or not (signal.on_change or signal.unit == "errors"):
+        return False
+    lacks = any(fnmatchcase(signal.name, pattern) for pattern in _LACKS)
+    return not lacks and not _ELSEWHERE.match(signal.source)
+
+
+Floats = npt.NDArray[np.float64]
+_ALL = slice(None)
+
+
+class _Table:
+    """One catalogue table of every host: cells as (hosts, columns, rows), and a block per host."""
+
+    def __init__(self, name: str, machines: Sequence[Machine]) -> None:
+        kind = TABLES[name][0].device_kind
+        self.blocks = [Block(name, machine.devices_of(kind)) for machine in machines]
+        shape = (len(TABLES[name]), self.blocks[0].rows)
+        self.ints = np.zeros((len(machines), *shape), np.uint64)
+        self.floats = self.ints.view(np.float64)
+        self.valid = np.zeros_like(self.ints, np.uint8)
+        self.revision = self.valid_revision = 0  # of the cells, and of which of them there are
+        self.there: set[tuple[int, int | None, int | None]] = set()  # columns, and rows of them
+        # Views of the blocks' own memory: handing out a block copies what changed, allocates nothing.
+        self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]
+        self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
+        self._ints_of, self._valid_of = list(self.ints), list(self.valid)
+        self._handed = [(0, 0)] * len(machines)  # revisions of each host's block
+
+    def block(self, host: int) -> Block:
+        revision, valid_revision = self._handed[host]
+        if revision != self.revision:
+            np.copyto(self._cells[host], self._ints_of[host])
+            if valid_revision != self.valid_revision:
+                np.copyto(self._valid[host], self._valid_of[host])
+            self._handed[host] = self.revision, self.valid_revision
+        return self.blocks[host]
+
+
+class Tables:
+    """Every table of a simulated host.
+
+    What was never put is missing, as it would be on a real one; but counters of trouble that the
+    hardware has and nothing disturbs stand at 0.
+    """
+
+    def __init__(self, machines: Sequence[Machine], only: Collection[str] = TABLES) -> None:
+        """*only*: tables that there are to be."""
+        known = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
+        names = [name for name in known if name in only]
+        self._tables = {name: _Table(name, machines) for name in names}
+        self._columns = {
+            signal.name: (self._tables[name], column, signal.kind is Kind.GAUGE)
+            for name in names
+            for column, signal in enumerate(TABLES[name])
+        }
+        self._by_period: dict[int, list[_Table]] = {}
+        for name in names:
+            period = PERIOD_SECONDS[TABLES[name][0].pace]
+            self._by_period.setdefault(period, []).append(self._tables[name])
+            for signal in filter(is_healthy_at_zero, TABLES[name]):
+                self.put(signal.name, 0)
+
+    def put(self, signal: str, values: npt.ArrayLike, rows: slice = _ALL) -> None:
+        """Set a signal of all hosts: a scalar, (hosts,) for all rows alike, or (hosts, rows).
+
+        Counters and states are cut to whole numbers. KeyError for an unknown signal.
+        """
+        table, column, is_float = self._columns[signal]
+        array = np.asarray(values)
+        if array.ndim == 1:
+            array = array[:, None]
+        (table.floats if is_float else table.ints)[:, column, rows] = array
+        table.revision += 1
+        there = column, rows.start, rows.stop
+        if there not in table.there:
+            table.there.add(there)
+            table.valid[:, column, rows] = 1
+            table.valid_revision += 1
+
+    def has(self, signal: str) -> bool:
+        """Say whether a signal is of a table that there is."""
+        return signal in self._columns
+
+    def read(self, signal: str) -> Floats:
+        """Return a copy of what was put, (hosts, rows). KeyError for an unknown signal."""
+        table, column, is_float = self._columns[signal]
+        return np.array((table.floats if is_float else table.ints)[:, column], np.float64)
+
+    def due(self, host: int, before_seconds: float, now_seconds: float) -> list[Block]:
+        """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative.
+
+        Slow tables of different hosts come at different seconds, as they do in a real fleet.
+        """
+        return [
+            table.block(host)
+            for period_seconds, tables in self._by_period.items()
+            if _is_due(period_seconds, host, before_seconds, now_seconds)
+            for table in tables
+        ]
+
+
+def _is_due(period_seconds: int, host: int, before_seconds: float, now_seconds: float) -> bool:
+    if before_seconds < 0 or period_seconds == 1:
+        return True
+    return (now_seconds + host) // period_seconds > (before_seconds + host) // period_seconds
+
+
+# ----------------------------------------------------------------------
+# RDMA ports, one beside each GPU: InfiniBand NDR at 400 Gbit/s. They have no RoCE congestion
+# counters.
+
+RATE_BYTES_PER_SECOND = 50e9
+#: What a port reaches in an exchange, of its rate.
+EXCHANGE_SHARE = 0.4
+#: Share of a step's bytes that travel while computing (parameters fetched ahead, as in FSDP).
+OVERLAPPED_SHARE = 0.35
+PACKET_BYTES = 4096
+MULTICAST_PACKETS = 900
+#: Retransmission counter -> its part in what is sent again.
+RETRANSMISSIONS = {
+    "rdma.ack_timeout_errors": 0.5,
+    "rdma.packet_sequence_errors": 1.0,
+    "rdma.out_of_sequence_packets": 0.8,
+    "rdma.adaptive_retransmissions_packets": 1.1,
+    "rdma.implied_nak_errors": 0.1,
+    "rdma.slow_restarts_events": 0.05,
+}
+#: What comes of that -> its part (assumed).
+CONSEQUENCES = {
+    "rdma.duplicate_requests_packets": 0.5,
+    "rdma.adaptive_retransmission_timeouts_events": 0.125,
+    "rdma.slow_restart_notifications_packets": 0.05,
+    "rdma.slow_restart_transitions_events": 0.025,
+}
+
+
+def publish(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:
+    """Put what is told beside bytes and errors. (hosts, 8): moved in either direction, and sent again, since the boot."""
+    packets = np.floor(moved_bytes / PACKET_BYTES)
+    for way in ("received", "transmitted"):
+        tables.put(f"rdma.{way}_packets", packets + MULTICAST_PACKETS)
+        tables.put(f"rdma.unicast_{way}_packets", packets)
+        tables.put(f"rdma.multicast_{way}_packets", MULTICAST_PACKETS)
+    for name, part in CONSEQUENCES.items():
+        tables.put(name, np.floor(resent * part))
+    tables.put("rdma.unnamed_counters_count", 0)

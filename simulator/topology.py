@@ -1,0 +1,57 @@
+"""Where each host stands: rack, power, cooling, leaf, spine, rails, NVLink domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .machine import GPUS
+from .scenario import FleetLayout
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one host stands, by name."""
+
+    rack: str
+    power_domain: str
+    cooling_domain: str
+    leaf: str  # the group of leaves; each rail has one of its own
+    spine: str
+    nvlink_domain: str
+    rails: tuple[str, ...]  # the leaf of each port
+
+
+class Places:
+    """The layout of *hosts* hosts, in order; arrays are (hosts,)."""
+
+    def __init__(self, layout: FleetLayout, hosts: int, nvlink_hosts: int = 1) -> None:
+        """*nvlink_hosts*: of an NVLink domain. Where they are several they fill a rack, and racks a leaf group."""
+        index = np.arange(hosts, dtype=np.int64)
+        is_rack_scale = nvlink_hosts > 1
+        rack_hosts = nvlink_hosts if is_rack_scale else layout.rack_hosts
+        leaf_hosts = layout.leaf_hosts
+        if is_rack_scale:
+            leaf_hosts = rack_hosts * max(leaf_hosts // rack_hosts, 1)
+        self.nvlink: Ints = index // nvlink_hosts
+        self.rack: Ints = index // rack_hosts
+        self.cooling: Ints = self.rack // layout.cooling_racks
+        self.leaf: Ints = index // leaf_hosts
+        self.spine: Ints = self.leaf // layout.spine_leaf_groups
+
+    def of(self, host: int) -> Place:
+        """Return the place of a host by its index."""
+        rack, leaf = int(self.rack[host]), int(self.leaf[host])
+        return Place(
+            rack=f"rack-{rack:03d}",
+            power_domain=f"power-{rack:03d}",
+            cooling_domain=f"cooling-{int(self.cooling[host]):02d}",
+            leaf=f"leaf-{leaf:02d}",
+            spine=f"spine-{int(self.spine[host])}",
+            nvlink_domain=f"nvlink-{int(self.nvlink[host]):04d}",
+            rails=tuple(f"leaf-{leaf:02d}-rail-{rail}" for rail in range(GPUS)),
+        )

@@ -1,0 +1,253 @@
+"""The world: what happens from a scenario's name and a seed, and what its hosts say where it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..agent.frame_builder import Framer
+from ..contract.signals import TABLES as ALL
+from ..contract.wire import telemetry_pb2
+from .faults import Ints
+from .incidents import Rows
+from .machine import Machine
+from .physics import Hardware
+from .readings import TABLES as JUDGED
+from .readings import Ranks, Readings, Whole, events
+from .scenario import HOSTS_MAX, Scenario, Settings, SettingsError
+from .scenario_file import load
+from .schedule import Schedule, build
+from .topology import Place
+from .window import Moment, Window
+
+SECOND_NS = 1_000_000_000
+STEP_SECONDS = 10.0
+#: When a world begins, if nobody says so: a moment that no store of a real fleet holds yet.
+START_WALL_NS = 1_900_000_000 * SECOND_NS
+
+
+class Delivery(NamedTuple):
+    """What one host's agent sends at one step."""
+
+    host: str
+    boot_id: bytes
+    booted_ns: int  # by the world's clock
+    starts: int  # of its agent since the world began: after each it registers anew, in the same boot or another
+    frame: bytes
+    events: list[telemetry_pb2.HealthEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One moment of some hosts: what arrives. A host that is silent is not among them."""
+
+    seconds: float
+    now_ns: int
+    deliveries: list[Delivery]
+
+
+class World:
+    """A fleet over months. The same scenario, seed and hosts give the same, byte for byte."""
+
+    def __init__(
+        self,
+        scenario: str,
+        seed: int,
+        *,
+        hosts: int | None = None,
+        settings: Settings | None = None,
+        start_wall_ns: int = START_WALL_NS,
+    ) -> None:
+        """*hosts*: instead of the scenario's own. Raises SettingsError for what makes no world."""
+        self.settings = settings or load()
+        self.scenario = _sized(self.settings.scenario(scenario), hosts)
+        if seed < 0:
+            raise SettingsError(f"seed {seed}: expected 0 or more")
+        self.seed, self.start_wall_ns = seed, start_wall_ns
+        self.schedule: Schedule = build(self.settings, self.scenario, seed)
+        self.hardware = Hardware(self.settings.spread, seed, self.scenario.hosts)
+
+    @property
+    def seconds(self) -> float:
+        """How long the world lasts."""
+        return self.schedule.seconds
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """All hosts, in order."""
+        return self.hardware.machines
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts' names, in order."""
+        return [machine.name for machine in self.machines]
+
+    def place(self, host: int) -> Place:
+        """Return where a host stands, by its index."""
+        return self.schedule.places.of(host)
+
+    def labels(self, host: int) -> dict[str, str]:
+        """Return what a host says of its place when it registers, by its index: as an operator's `labels` do."""
+        said = asdict(self.place(host))
+        rails = " ".join(said.pop("rails"))
+        return {f"gangline.{name}": value for name, value in (*said.items(), ("rails", rails))}
+
+    def devices(self, host: int) -> list[telemetry_pb2.Device]:
+        """Return what a host registers with, by its index."""
+        return self.machines[host].inventory()
+
+    def run_id(self, host: int) -> bytes:
+        """Return the id of a host's spool, which outlives boots and restarts."""
+        return self._bytes("run", host)
+
+    def boot(self, host: int, seconds: float) -> tuple[bytes, float]:
+        """Return a host's boot id, and when it booted: seconds of the world, negative for before it."""
+        boots, booted = self.schedule.booted(host, seconds)
+        if not boots:
+            booted = -float(np.round(self.hardware.uptime_seconds[host]))
+        return self._bytes("boot", host, boots), booted
+
+    def _bytes(self, *what: object) -> bytes:
+        words = " ".join(str(each) for each in (self.seed, *what))
+        return hashlib.blake2b(words.encode(), digest_size=16).digest()
+
+    def open(
+        self, hosts: Sequence[int], begin: float, end: float, uptime_seconds: float | None = None
+    ) -> View:
+        """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world.
+
+        *uptime_seconds*: that of all hosts at *begin*, where whole hosts are wanted; None for what judgement reads.
+        """
+        return View(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
+
+    def frames(
+        self, hosts: Sequence[int], begin: float, end: float, step_seconds: float = STEP_SECONDS
+    ) -> Iterator[Step]:
+        """Yield what *hosts* send from *begin* to before *end*: frames as on the wire, and events.
+
+        Volatile counters count from *begin* (or the host's boot after it): a reader begins anew with
+        each call, as with a fleet that it has not seen before.
+        """
+        view = self.open(hosts, begin, end)
+        edges = _edges(self)
+        senders = [_Sender(self, host, edges.get(host, [])) for host in view.hosts.tolist()]
+        steps = int(np.ceil((end - begin) / step_seconds))
+        before = -1.0
+        for number in range(steps):
+            seconds = begin + number * step_seconds
+            moment = view.step(seconds)
+            now_ns = self.start_wall_ns + round(seconds * 1e9)
+            found = [
+                sender.deliver(view, slot, moment, before)
+                for slot, sender in enumerate(senders)
+                if not moment.silent[slot]
+            ]
+            before = seconds
+            yield Step(seconds, now_ns, found)
+
+
+class View:
+    """Some hosts from one moment to another: their blocks and events, step by step."""
+
+    def __init__(
+        self, world: World, hosts: Ints, begin: float, end: float, uptime_seconds: float | None
+    ) -> None:
+        self.world, self.hosts = world, hosts
+        schedule = world.schedule
+        whole = uptime_seconds is not None
+        self._window = Window(schedule, world.hardware, world.seed, hosts, begin, end, whole)
+        rows = schedule.rows
+        earlier = np.isin(
+            rows["cls"], [n for n, c in enumerate(schedule.classes) if c.name == "hbm"]
+        )
+        earlier &= rows["begin"] + rows["onset"] < begin
+        self._ranks = Ranks(world.machines, world.schedule.jobs, hosts)
+        tables = JUDGED if uptime_seconds is None else ALL
+        self.readings = Readings(self._window, world.hardware, hosts.size, rows[earlier], tables)
+        self._whole: Whole | None = None
+        if uptime_seconds is not None:
+            self._whole = Whole(self.readings.tables, world.seed, hosts.size, uptime_seconds)
+        self._told: dict[int, list[telemetry_pb2.HealthEvent]] = {}
+
+    def step(self, seconds: float) -> Moment:
+        """Go on to *seconds*, later than before."""
+        moment = self._window.step(seconds)
+        self.readings.publish(moment)
+        self._told = {}
+        for row in moment.due:
+            for event in self._events(row):
+                self._told.setdefault(int(row["host"]), []).append(event)
+        if self._whole is not None:
+            xids = {slot: len(self.events(slot)) for slot in range(self.hosts.size)}
+            self._whole.publish(moment, self._window.physics.counters, xids)
+        for host, event in self._ranks.step(moment):
+            self._told.setdefault(host, []).append(event)
+        return moment
+
+    def events(self, slot: int) -> list[telemetry_pb2.HealthEvent]:
+        """Return what the host tells since the step before; no clock is set."""
+        return self._told.get(int(self.hosts[slot]), [])
+
+    def _events(self, row: np.void) -> Iterator[telemetry_pb2.HealthEvent]:
+        each = self.world.schedule.classes[int(row["cls"])]
+        machine = self.world.machines[int(row["host"])]
+        return events(each, machine, int(row["cause"]), int(row["part"]), float(row["variant"]))
+
+
+class _Sender:
+    """One host's agent: its run, its boot, its frames."""
+
+    def __init__(self, world: World, host: int, edges: list[float]) -> None:
+        """*edges*: when another boot or another run of the agent begins."""
+        self._world, self._host, self._name = world, host, world.machines[host].name
+        self._edges = edges
+        self._done = -1
+        self._boot_id, self._booted, self._sequence = b"", 0.0, 0
+        self._framer = Framer(bytes(16), bytes(16))
+
+    def deliver(self, view: View, slot: int, moment: Moment, before: float) -> Delivery:
+        """Return what the host sends now. After a start all of it, as an agent's first turn reads all."""
+        seconds = moment.seconds
+        edge = bisect_right(self._edges, seconds)
+        if edge != self._done:
+            self._done, before = edge, -1.0
+            self._boot_id, self._booted = self._world.boot(self._host, seconds)
+            self._framer = Framer(self._world.run_id(self._host), self._boot_id)
+        self._sequence += 1
+        boottime_ns = round((seconds - self._booted) * 1e9)
+        offset = round(float(moment.now.channels.offset_seconds[slot]) * 1e9)
+        now_ns = self._world.start_wall_ns + round(seconds * 1e9)
+        blocks = view.readings.blocks(slot, before, seconds)
+        frame = self._framer.frame(self._sequence, boottime_ns, now_ns + offset, blocks)
+        told = view.events(slot)
+        for event in told:
+            event.boottime_ns, event.wall_time_ns = boottime_ns, now_ns + offset
+        booted_ns = self._world.start_wall_ns + round(self._booted * 1e9)
+        return Delivery(self._name, self._boot_id, booted_ns, edge, frame, told)
+
+
+def _edges(world: World) -> dict[int, list[float]]:
+    """Return when another boot or another run of the agent begins, by host."""
+    rows: Rows = world.schedule.rows
+    number = next(
+        (n for n, c in enumerate(world.schedule.classes) if c.name == "agent_restart"), -1
+    )
+    found: dict[int, list[float]] = {}
+    for row in rows[rows["cls"] == number]:
+        found.setdefault(int(row["host"]), []).append(float(row["begin"]))
+    for host, absences in world.schedule.absences.items():
+        found.setdefault(host, []).extend(away.end for away in absences)
+    return {host: sorted(edges) for host, edges in found.items()}
+
+
+def _sized(scenario: Scenario, hosts: int | None) -> Scenario:
+    if hosts is None:
+        return scenario
+    if not 1 <= hosts <= HOSTS_MAX:
+        raise SettingsError(f"hosts {hosts}: expected 1 to {HOSTS_MAX}")
+    return replace(scenario, hosts=hosts)

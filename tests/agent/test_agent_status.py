@@ -1,0 +1,292 @@
+"""`gangline agent status`: connected or not, what waits, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline import cli
+from gangline.agent.collector import Outcome, Turn
+from gangline.agent.commands import check
+from gangline.agent.local import check as verdict
+from gangline.agent.local.host_status import GROUPS_MAX, SelfStatus, grouped
+from gangline.contract.wire.telemetry_pb2 import HostVerdict, IngestAck, RegisterNodeResponse
+from tests.agent.local_world import SECOND, Host
+from tests.agent.test_check import answers, second, status
+
+
+@dataclass
+class World:
+    """A connection, a spool and sources, as the daemon has them."""
+
+    target: str = "10.0.0.1:7600"
+    connected: bool = False
+    last_error: str = ""
+    unacknowledged_frames: int = 0
+    bytes: int = 0
+    dropped_frames: int = 0
+    refused_frames: int = 0
+    write_errors: int = 0
+    dropped_events: int = 0
+    sequence: int = 1
+    turns: list[Turn] = field(default_factory=list)
+
+    def next_sequence(self) -> int:
+        return self.sequence
+
+    def __len__(self) -> int:
+        return 3
+
+
+def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[str, Any]]]:
+    """Return a host, its answers, and what the status file says of the agent."""
+    host = Host()
+    made = answers(host, tmp_path)
+    made.itself = SelfStatus(world, world, world, lambda: world.turns, host)
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())["agent"]
+        assert found is not None
+        return found
+
+    return host, made, read
+
+
+def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
+    """An operator looks whether the agent is back, and must not wait for the next renewal of the file."""
+    world = World(last_error="10.0.0.1:7600: Connection refused")
+    host, made, read = shown(world, tmp_path)
+    second(host, made, 15)
+    assert (read()["connected"], read()["last_receipt_ns"]) == (False, None)
+    began = host.now_ns
+    world.connected, world.sequence, world.unacknowledged_frames = True, 9, 2
+    second(host, made)
+    found = read()
+    assert (found["connected"], found["since_ns"]) == (True, began + SECOND)
+    assert (found["waiting_frames"], found["last_receipt_ns"]) == (2, began + SECOND)
+    world.turns = [Turn("kernel_log", (), 0.1, Outcome.BLIND, "closed to us")]
+    second(host, made)
+    assert read()["sources_unread"][0]["names"] == ["kernel_log"]
+    writes = made.file.writes
+    world.turns = [Turn("kernel_log", (), 0.1, Outcome.BLIND, "closed to us, for 2 s")]
+    second(host, made, 3)
+    assert made.file.writes == writes, "words that change each second cost a write each"
+
+
+def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
+    """A full spool drops its oldest frames: nobody has had them."""
+    world = World(sequence=10, unacknowledged_frames=9)
+    host, made, read = shown(world, tmp_path)
+    world.sequence, world.unacknowledged_frames, world.dropped_frames = 20, 4, 15
+    second(host, made, 12)
+    assert (read()["lost_frames"], read()["last_receipt_ns"]) == (15, None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Outcome), st.text(max_size=3)), max_size=60))
+def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[Outcome, str]]) -> None:
+    turns = [Turn(f"s{n}", (), 0.0, *one) for n, one in enumerate(outcomes)]
+    groups = grouped(turns)
+    assert len(groups) <= GROUPS_MAX
+    assert [Outcome[one.outcome.upper()] for one in groups] == sorted(
+        (Outcome[one.outcome.upper()] for one in groups), reverse=True
+    )
+    named = [name for one in groups for name in one.names]
+    unread = {turn.collector for turn in turns if turn.outcome is not Outcome.OK}
+    assert len(named) == len({*named}) and {*named} <= unread
+    if len(groups) < GROUPS_MAX:
+        assert {*named} == unread
+
+
+# The command ---------------------------------------------------------------------------------
+
+
+def section(now_ns: int, **changes: Any) -> dict[str, Any]:
+    """Return what an agent that is well says of itself."""
+    return {
+        "pid": 42,
+        "aggregator": "10.0.0.1:7600",
+        "connected": True,
+        "since_ns": now_ns - 7200 * SECOND,
+        "last_error": "",
+        "last_receipt_ns": now_ns - 3 * SECOND,
+        "waiting_frames": 4,
+        "waiting_bytes": 8000,
+        "waiting_events": 1,
+        "lost_frames": 0,
+        "refused_frames": 0,
+        "lost_events": 0,
+        "write_errors": 0,
+        "sources_well": 31,
+        "verdict": None,
+        "sources_unread": [
+            {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]},
+            {"outcome": "no_data", "words": "no NVML", "names": [f"gpu_{n}s" for n in range(9)]},
+        ],
+        **changes,
+    }
+
+
+NOW = 50_000 * SECOND
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Return what runs a command over a status file with this section; it returns exit code and output."""
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _: NOW)
+
+    def ask(
+        agent: dict[str, Any] | None,
+        *arguments: str,
+        age: int = 0,
+        command: Sequence[str] = ("agent", "status"),
+    ) -> tuple[int, str]:
+        now_ns = NOW - age * SECOND
+        if agent is not None:
+            agent = section(now_ns, **agent)
+        written = status(
+            boottime_ns=now_ns, boot_id=check.boot_id() or "none", findings=[], agent=agent
+        )
+        (tmp_path / "status.json").write_text(json.dumps(written))
+        where = ["--run-folder", str(tmp_path)]
+        code = cli.main([*command, *where, *arguments])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return ask
+
+
+def test_what_a_person_reads(run: Callable[..., tuple[int, str]]) -> None:
+    code, said = run({})
+    assert (code, said.splitlines()[1:]) == (
+        cli.OK,
+        [
+            "connected to 10.0.0.1:7600 for 2 h, last receipt 3 s ago",
+            "waiting for a receipt: 4 frames (8 kB), 1 events",
+            "sources: 31 read",
+            "  blind: kernel_log: /dev/kmsg is closed to us",
+            "  no data: gpu_0s, gpu_1s, gpu_2s, gpu_3s, gpu_4s, gpu_5s and 3 more: no NVML",
+        ],
+    )
+    code, said = run({"connected": False, "last_error": "refused", "lost_frames": 7})
+    assert code == cli.OK, "that the aggregator is away is no failure of the question"
+    assert "NOT CONNECTED to 10.0.0.1:7600 for 2 h, last receipt 3 s ago: refused" in said
+    assert "LOST since the agent started: 7 frames dropped" in said
+
+
+def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
+    code, said = run({"last_receipt_ns": None}, "--json")
+    found = json.loads(said)
+    assert (code, found["format"], found["known"]) == (cli.OK, 1, True)
+    assert found["last_receipt_seconds"] is None and found["state_seconds"] == 7200.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "age", "words"),
+    [
+        ({}, 60, "the agent is down, or hangs"),
+        (None, 0, "of a version that does not say how it stands"),
+        ({"lost_frames": "many"}, 0, "of a version that does not say how it stands"),
+    ],
+)
+def test_where_no_agent_runs(
+    run: Callable[..., tuple[int, str]], agent: dict[str, Any] | None, age: int, words: str
+) -> None:
+    """Exit code 3, as where no aggregator answers, and why."""
+    code, said = run(agent, age=age)
+    assert code == cli.NO_ANSWER and said.startswith("gangline agent status: ") and words in said
+    code, said = run(agent, "--json", age=age)
+    assert (code, json.loads(said)["format"], json.loads(said)["known"]) == (3, 1, False)
+
+
+def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["agent", "status", "--run-folder", str(tmp_path)]) == cli.NO_ANSWER
+    assert "no agent runs here" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+# The aggregator's word -----------------------------------------------------------------------
+
+
+def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
+    """`gangline hosts` said WATCH, "host clock is kept by nobody", and `gangline check` on it "nothing is wrong"."""
+    host, made, read = shown(World(connected=True), tmp_path)
+    second(host, made)
+    writes = made.file.writes
+    made.take(RegisterNodeResponse())
+    made.take(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody")))
+    second(host, made)
+    assert made.file.writes == writes + 1
+    found = read()["verdict"]
+    assert (found["state"], found["reason"]) == ("WATCH", "kept by nobody")
+    made.take(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody, for 9 s")))
+    second(host, made)
+    assert made.file.writes == writes + 1, "words that change each second cost a write each"
+    made.take(IngestAck())  # an aggregator of an earlier version, or one that has not judged
+    second(host, made)
+    assert read()["verdict"] is None
+
+
+def said_by(state: str, reason: str = "", age: int = 1) -> dict[str, Any]:
+    at_ns = NOW - age * SECOND
+    return {"verdict": {"state": state, "reason": reason, "at_ns": at_ns}, "sources_unread": []}
+
+
+BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
+#: What the agent says of itself -> what a person reads below the line on the host.
+BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
+    (None, []),
+    (said_by("HEALTHY"), []),
+    (
+        said_by("WATCH", "host clock is not synchronized"),
+        ["the aggregator says WATCH: host clock is not synchronized (`gangline explain gpu-017`)"],
+    ),
+    (
+        said_by("WATCH", age=300),
+        ["the aggregator says nothing of this host, for 5 min: `gangline agent status`"],
+    ),
+    (
+        {**said_by("WATCH"), "connected": False, "last_error": "refused"},
+        ["the aggregator is away, for 2 h (refused): what it finds is not known here"],
+    ),
+    (
+        {**said_by("HEALTHY"), "sources_unread": [BLIND, {**BLIND, "outcome": "no_data"}]},
+        ["blind: kernel_log: /dev/kmsg is closed to us"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("agent", "lines"), BEYOND)
+def test_check_tells_a_person_what_it_cannot_see(
+    run: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    agent: dict[str, Any] | None,
+    lines: list[str],
+) -> None:
+    """On a terminal alone: a prolog's, a script's and cron's line is as it was, and so is each exit code."""
+    first = "gangline: gpu-017: nothing is wrong, as of 0 s ago"
+    for arguments in ((), ("--for", "prolog"), ("--for", "epilog")):
+        assert run(agent, *arguments, command=("check",)) == (0, f"{first}\n")
+    assert run(agent, "--for", "cron", command=("check",)) == (0, "")
+    assert "agent" not in json.loads(run(agent, "--json", command=("check",))[1])
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    for others in (("--for", "prolog"), ("--for", "cron"), ("--json",)):
+        assert lines == [] or lines[0] not in run(agent, *others, command=("check",))[1]
+    code, said = run(agent, command=("check",))
+    assert (code, said.splitlines()) == (0, [first, *(f"gangline: {line}" for line in lines)])
+
+
+def test_the_status_says_it_too(run: Callable[..., tuple[int, str]]) -> None:
+    assert "the aggregator says WATCH: no clock (1 s ago)\n" in run(said_by("WATCH", "no clock"))[1]
+    found = json.loads(run(said_by("WATCH", "no clock"), "--json")[1])["verdict"]
+    assert found == {"state": "WATCH", "reason": "no clock", "age_seconds": 1.0}

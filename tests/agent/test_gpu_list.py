@@ -1,0 +1,258 @@
+"""The GPUs that a host ever had, over boots: which are missing, and what only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collectors.gpu import GpuSecond
+from gangline.agent.config import AgentConfig
+from gangline.agent.hardware.files import Roots
+from gangline.agent.inventory import Device, Inventory
+from gangline.agent.latest import Latest
+from gangline.agent.local.gpu_list import FILE_NAME, GpuList, View, parse
+from gangline.agent.local.host_status import Answers, tables
+from gangline.agent.registration import Registration
+from gangline.contract.host_policy import Severity
+from tests.agent.local_world import BOOT, SECOND
+from tests.fake_nvml.scenario import Scenario, gpus
+
+MINUTE = 60 * SECOND
+UPTIME = 10_000 * SECOND
+EIGHT = {f"GPU-{number}": f"0000:{number:02x}:00.0" for number in range(8)}
+
+
+class Clock:
+    def __init__(self, now_ns: int = UPTIME) -> None:
+        self.now_ns = now_ns
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+
+class Machine:
+    """A host whose agent is started again and again, in one boot after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self._config = AgentConfig(
+            state_folder=folder / "state", run_folder=str(folder / "run"), host="h"
+        )
+        self.list = self._config.state_folder / FILE_NAME
+        self.boots = 0
+        self.boot()
+
+    def boot(self, uptime_ns: int = UPTIME) -> None:
+        self.boots += 1
+        self.clock = Clock(uptime_ns)
+        self.start()
+
+    def start(self) -> None:
+        boot_id = bytes([self.boots]) * 16
+        self.registration = Registration("h", b"r" * 16, boot_id, self.clock)
+        self.answers = Answers(
+            self._config, Latest(tables(self._config)), self.clock, boot_id,
+            gpus=self.registration.names, view=self.registration.view,
+        )  # fmt: skip
+        self.registration.remember(self.answers.gpu_list.expected)
+
+    def finds(
+        self, gpus: Mapping[str, str], *others: Device, words: str = "", **more: object
+    ) -> None:
+        """Its inventory finds these, and a disk."""
+        found = [Device("gpu", key, {"pci_address": at}) for key, at in gpus.items()]
+        devices = (*found, *others, Device("disk", "sda"))
+        self.registration.update(Inventory(devices, {}, words, **more))  # type: ignore[arg-type]
+
+    def after(self, minutes: float) -> list[str]:
+        """Let time pass; return the GPUs that stand as missing."""
+        for _ in range(round(minutes * 6)):
+            self.clock.now_ns += 10 * SECOND
+            self.answers.look()
+        return [one.device for one in self.answers.findings.findings if one.name == "gpu_missing"]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.finds(EIGHT)
+    assert made.after(5) == []
+    return made
+
+
+def without(*numbers: int) -> dict[str, str]:
+    return {key: at for key, at in EIGHT.items() if key not in {f"GPU-{n}" for n in numbers}}
+
+
+@pytest.mark.parametrize("boots", [True, False])
+@pytest.mark.parametrize("numbers", [(3,), tuple(range(8))], ids=["7 of 8", "0 of 8"])
+def test_a_gpu_that_was_there_before_is_missing(
+    machine: Machine, numbers: tuple[int, ...], boots: bool
+) -> None:
+    """A host booted with 7 of 8 GPUs, or its agent began with none: `gangline check` said that nothing is wrong."""
+    if boots:
+        machine.boot(20 * SECOND)
+    else:
+        machine.start()
+    machine.finds(without(*numbers))
+    assert machine.after(1.5 if not boots else 4) == [], (
+        "a driver that is loaded again takes as long"
+    )
+    gone = {f"GPU-{number}" for number in numbers}
+    assert set(machine.after(2)) == gone
+    first = machine.answers.findings.findings[0]
+    assert (first.severity, first.enforceable) == (Severity.FATAL, True)
+    machine.start()
+    machine.finds(without(*numbers))
+    assert set(machine.after(1)) == gone, "another agent of the same boot says so at once"
+    machine.finds(EIGHT)
+    assert machine.after(1) == []
+
+
+def _is_replaced(machine: Machine) -> None:
+    machine.boot()
+    machine.finds(without(3) | {"GPU-new": EIGHT["GPU-3"]})
+
+
+def _has_no_inventory(machine: Machine) -> None:
+    machine.boot()
+
+
+def _is_not_shown(machine: Machine) -> None:
+    machine.boot()
+    machine.finds({}, words="GPUs: NVMLError_NoPermission: Insufficient Permissions")
+
+
+def _is_left_alone(machine: Machine) -> None:
+    machine.start()
+    machine.finds(without(3), left_out=frozenset({EIGHT["GPU-3"]}))
+
+
+def _is_released(machine: Machine) -> None:
+    machine.start()
+    machine.finds({}, left_out=None)
+
+
+def _is_hidden(machine: Machine) -> None:
+    machine.boot()
+    told = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
+    machine.finds(without(3), Device("gpu", "GPU-3", told))
+
+
+def _is_passed_through(machine: Machine) -> None:
+    machine.boot()
+    machine.finds(without(3), Device("pcie", EIGHT["GPU-3"], {"driver": "vfio-pci"}))
+
+
+def _boots_slowly(machine: Machine) -> None:
+    machine.boot(10 * SECOND)
+    machine.finds({})
+    assert machine.after(4.6) == []
+    machine.finds(EIGHT)
+
+
+def _is_retired(machine: Machine) -> None:
+    machine.boot()
+    machine.finds(without(3))
+    assert machine.after(3) == ["GPU-3"]
+    machine.list.unlink()
+
+
+def _has_a_damaged_list(machine: Machine) -> None:
+    machine.list.write_bytes(b'{"gpus": 7}')
+    machine.boot()
+    assert "holds no list of GPUs" in machine.answers.gpu_list.last_error
+    machine.finds(without(3))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        _is_replaced, _has_no_inventory, _is_not_shown, _is_left_alone, _is_released, _is_hidden,
+        _is_passed_through, _boots_slowly, _is_retired, _has_a_damaged_list,
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_missing_gpu_and_is_not(
+    machine: Machine, what: Callable[[Machine], None]
+) -> None:
+    """A repair, a GPU that is let go of, a virtual machine, a driver that is still loading: nothing is missing."""
+    what(machine)
+    assert machine.after(10) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"gpus": [1]}', b'{"gpus": {"GPU-1": 7}}', b'{"gpus": {"sda": "x"}}', b"\xff" * 9,
+     b'{"gpus": {' + b", ".join(b'"GPU-%d": ""' % n for n in range(300)) + b"}}"],
+)  # fmt: skip
+def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Half a file after a power cut must not cost the agent its start."""
+    with pytest.raises(ValueError):
+        parse(content)
+    (tmp_path / FILE_NAME).write_bytes(content)
+    made = GpuList(tmp_path)
+    assert made.last_error and not list(made.look(View(EIGHT), (), UPTIME))
+    assert parse((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not made.last_error
+
+
+def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
+    """GPU 3 fell off the bus where /proc/driver/nvidia is not there: it stood under its UUID and under its address."""
+    address = EIGHT["GPU-3"]
+    machine.boot()
+    assert machine.registration.gpu_key(address) == "GPU-3"
+    machine.finds(without(3))
+    assert machine.registration.gpu_key(address) == "GPU-3"
+    assert machine.registration.names()["GPU-3"] == address
+    assert "GPU-3" not in machine.registration.gpus()
+    # The driver lists it, and never learned its UUID.
+    machine.finds(
+        without(3), Device("gpu", address, {"pci_address": address, "problem": "no answer"})
+    )
+    keys = [key for kind, key in machine.registration.attributes() if kind == "gpu"]
+    assert sorted(keys) == sorted(EIGHT)
+    machine.finds(without(3) | {"GPU-new": address})
+    assert machine.registration.gpu_key(address) == "GPU-new"
+
+
+def function(sys: Path, address: str, driver: str = "", vendor: str = "0x10de") -> None:
+    folder = sys / "bus/pci/devices" / address
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "class").write_text("0x030200\n")
+    if driver:
+        (folder / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+
+@pytest.mark.parametrize("why", ["no library", "error nvmlInitWithFlags 9", ""])
+@pytest.mark.parametrize(
+    ("functions", "outcome", "words"),
+    [
+        ({}, Outcome.NO_DATA, ""),
+        ({"0000:17:00.0": ""}, Outcome.BLIND, "1 NVIDIA GPUs are on the PCI bus, the first at 0000:17:00.0"),
+        ({"0000:17:00.0": "nouveau"}, Outcome.BLIND, "bound to nouveau"),
+        ({"0000:17:00.0": "vfio-pci"}, Outcome.NO_DATA, "passed through to virtual machines (vfio-pci)"),
+        ({"0000:17:00.0": "vfio-pci", "0000:18:00.0": ""}, Outcome.BLIND, "the first at 0000:18:00.0"),
+    ],
+)  # fmt: skip
+def test_gpus_on_the_bus_without_a_driver_are_blind(
+    why: str, functions: dict[str, str], outcome: Outcome, words: str, library: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A host whose driver did not come up had "none of it", and was the soundest of the fleet."""
+    sys = tmp_path / "sys"
+    for address, driver in functions.items():
+        function(sys, address, driver)
+    function(sys, "0000:01:00.0", "mgag200", vendor="0x102b")
+    Scenario(tmp_path / "scenario", gpus(0), host=why if why.startswith("error") else "")
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    nvml = str(tmp_path / "none.so") if why == "no library" else library
+    turn = take_turn(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), Clock())
+    assert turn.outcome is outcome and words in turn.words
+
+
+assert BOOT and MINUTE
