@@ -67,7 +67,7 @@ load: .venv/ready-dev
 
 fuzz: .venv/ready-dev
 	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)
-	$(BIN)/python -m tests.aggregator.advice.walk --steps 1000000 --seed $(SEED)
+	$(BIN)/python -m tests.aggregator.advisories.walk --steps 1000000 --seed $(SEED)
 
 # The tests of the store on DuckDB 2.0.x; `make test` runs a slice of it.
 test-duckdb2: .venv/ready-dev

@@ -33,7 +33,7 @@ class SystemClock:
 # When each collector's turn is: a pure schedule on a grid of boot time.
 
 
-class Schedule:
+class PeriodicSchedule:
     """Each name at its own period. Its turns stand on multiples of the period since boot.
 
     A name is due once in each slot between two grid points, at the first `due` in that slot; slots
@@ -54,7 +54,7 @@ class Schedule:
             self._names.setdefault(period, []).append(name)
         self._next_ns = dict.fromkeys(self._names, 0)  # grid points; 0 before the first `due`
         self._skipped = dict.fromkeys(self._names, 0)
-        self._hastened: set[str] = set()
+        self._forced_names: set[str] = set()
 
     @property
     def periods_ns(self) -> Mapping[str, int]:
@@ -63,29 +63,29 @@ class Schedule:
 
     def due(self, now_ns: int) -> list[str]:
         """Return the names whose turn it is; asked again in the same slot, it is nobody's."""
-        begun = [period for period, next_ns in self._next_ns.items() if now_ns >= next_ns]
-        for period in begun:
-            self._enter(period, now_ns // period)
-        if len(begun) < 2 and not self._hastened:
-            return list(self._names[begun[0]]) if begun else []
-        names = self._hastened.union(*[self._names[period] for period in begun])
-        self._hastened.clear()
+        due_periods = [period for period, next_ns in self._next_ns.items() if now_ns >= next_ns]
+        for period in due_periods:
+            self._advance(period, now_ns // period)
+        if len(due_periods) < 2 and not self._forced_names:
+            return list(self._names[due_periods[0]]) if due_periods else []
+        names = self._forced_names.union(*[self._names[period] for period in due_periods])
+        self._forced_names.clear()
         return [name for name in self._periods if name in names]
 
-    def _enter(self, period: int, slot: int) -> None:
+    def _advance(self, period: int, slot: int) -> None:
         if self._next_ns[period]:
             self._skipped[period] += slot - self._next_ns[period] // period
         self._next_ns[period] = (slot + 1) * period
 
-    def hasten(self, name: str) -> None:
+    def make_due(self, name: str) -> None:
         """Make *name* due at the next `due`, once; its grid stays. An unknown name is nobody."""
         if name in self._periods:
-            self._hastened.add(name)
+            self._forced_names.add(name)
 
     def next_ns(self) -> int:
         """Return the next grid point at which someone is due; 0 (at once) before the first `due`, or for one
         that was hastened."""
-        return 0 if self._hastened else min(self._next_ns.values(), default=0)
+        return 0 if self._forced_names else min(self._next_ns.values(), default=0)
 
     def skipped(self, name: str) -> int:
         """Return how many turns of *name* were left out. KeyError for an unknown name."""

@@ -13,29 +13,29 @@ from .clock import Clock
 from .hardware.files import device_key
 
 #: An error's words are cut here, so that one sensor cannot fill a log.
-WORDS_CHARACTERS_MAX = 240
+MESSAGE_CHARACTERS_MAX = 240
 
 
 class NoData(Exception):
     """There is nothing of this kind on this host. Not a failure."""
 
 
-class Blind(Exception):
+class AccessDenied(Exception):
     """The host has it but will not show it; the words say what would open it."""
 
 
-class Hung(Exception):
+class CallTimeout(Exception):
     """A call of this collector's own thread has not returned; the words say which, and for how long."""
 
 
-class StartAnew(Exception):
+class RestartRequired(Exception):
     """This process can go on no more, and another can: it has a library loaded that nothing unloads.
 
-    `take_turn` lets it through. A sampler ends on it, and another takes its lane over.
+    `run_collector` lets it through. A sampler ends on it, and another takes its lane over.
     """
 
 
-class Outcome(IntEnum):
+class CollectOutcome(IntEnum):
     """How a turn ended; the number travels as `collector.outcome_state`."""
 
     OK = 0
@@ -49,7 +49,7 @@ class Collector(Protocol):
     """One source of signals at one pace.
 
     `collect` fills and returns the collector's own blocks, the same objects every turn: read them
-    before the next turn. It raises NoData, Blind or OSError and the like; `take_turn` judges.
+    before the next turn. It raises NoData, AccessDenied or OSError and the like; `run_collector` judges.
     A collector that reads through a driver sets `enters_driver`: it is called in a process of its
     own that the daemon can leave behind, and enters the driver between `ext.place.enter` and `leave`.
     """
@@ -63,20 +63,20 @@ class Collector(Protocol):
     def collect(self) -> Sequence[Block]: ...
 
 
-class Seeing(Protocol):
+class SupportsAccessError(Protocol):
     """A collector that may see a part and be blind to the rest: one port of eight refuses, say."""
 
     @property
-    def blind_words(self) -> str:
+    def access_error(self) -> str:
         """What the last `collect` was not shown, and the line that would open it; empty: it saw all."""
         ...
 
 
 @runtime_checkable
-class Sparing(Protocol):
+class SupportsExclude(Protocol):
     """A collector that can leave some of its devices alone and go on with the others."""
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Do not enter the driver for *devices* from the next turn on; another call names others.
 
         They bear the names that were given to `ext.place.enter`. Their cells are missing, their rows
@@ -86,11 +86,11 @@ class Sparing(Protocol):
 
 
 @runtime_checkable
-class Timing(Protocol):
+class SupportsSlowDevices(Protocol):
     """A collector that measures its devices, and cuts short the one that would make its neighbours wait."""
 
     def slow_devices(self) -> frozenset[str]:
-        """Return those that had to be cut short again and again, by the names of `Sparing`. Never raises.
+        """Return those that had to be cut short again and again, by the names of `SupportsExclude`. Never raises.
 
         They are given a sampler of their own, at a longer period, which asks this too: none, and they come back.
         """
@@ -98,68 +98,68 @@ class Timing(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
+class SupportsIdle(Protocol):
     """A collector that has work of its own between the turns of its sampler: samples at 8 Hz."""
 
     @property
     def name(self) -> str: ...
-    def rest(self, until_ns: int) -> None:
+    def idle(self, until_ns: int) -> None:
         """Return at that boot time, soon after this process is called (`ext.place.call`), or at once where there is
         nothing to do. Never raises."""
         ...
 
 
 @runtime_checkable
-class Passing(Protocol):
+class SupportsSkip(Protocol):
     """A collector that knows when a turn is not worth its cost."""
 
-    def passes(self) -> bool:
+    def skip(self) -> bool:
         """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a
         look at anything. Now and then it takes its turn all the same. Never raises."""
         ...
 
 
 @runtime_checkable
-class Warming(Protocol):
+class SupportsWarmUp(Protocol):
     """A collector that can make ready before it is its sampler's turn: load a library, open a driver."""
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Do so, within `ext.place.enter` and `leave`, and without opening a device. Never raises."""
         ...
 
 
-class Turn(NamedTuple):
+class CollectResult(NamedTuple):
     """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
 
     collector: str
     blocks: Sequence[Block]
     seconds: float
-    outcome: Outcome
-    words: str = ""
+    outcome: CollectOutcome
+    message: str = ""
 
 
-def take_turn(collector: Collector, clock: Clock) -> Turn:
-    """Run one pass. Never raises but StartAnew: one broken sensor must not end the daemon."""
-    begin = clock.boottime_ns()
+def run_collector(collector: Collector, clock: Clock) -> CollectResult:
+    """Run one pass. Never raises but RestartRequired: one broken sensor must not end the daemon."""
+    began_ns = clock.boottime_ns()
     blocks: Sequence[Block] = ()
-    words = ""
+    message = ""
     try:
-        blocks, outcome = collector.collect(), Outcome.OK
-        # of `Seeing`; isinstance of a protocol costs more than some turns
-        words = getattr(collector, "blind_words", "")
-        outcome = Outcome.BLIND if words else outcome
+        blocks, outcome = collector.collect(), CollectOutcome.OK
+        # of `SupportsAccessError`; isinstance of a protocol costs more than some turns
+        message = getattr(collector, "access_error", "")
+        outcome = CollectOutcome.BLIND if message else outcome
     except NoData as reason:
-        outcome, words = Outcome.NO_DATA, str(reason)
-    except Blind as reason:
-        outcome, words = Outcome.BLIND, str(reason)
-    except Hung as reason:
-        outcome, words = Outcome.HUNG, str(reason)
-    except StartAnew:
+        outcome, message = CollectOutcome.NO_DATA, str(reason)
+    except AccessDenied as reason:
+        outcome, message = CollectOutcome.BLIND, str(reason)
+    except CallTimeout as reason:
+        outcome, message = CollectOutcome.HUNG, str(reason)
+    except RestartRequired:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
-        outcome, words = Outcome.ERROR, f"{type(error).__name__}: {error}"
-    seconds = (clock.boottime_ns() - begin) / 1e9
-    return Turn(collector.name, blocks, seconds, outcome, words[:WORDS_CHARACTERS_MAX])
+        outcome, message = CollectOutcome.ERROR, f"{type(error).__name__}: {error}"
+    seconds = (clock.boottime_ns() - began_ns) / 1e9
+    return CollectResult(collector.name, blocks, seconds, outcome, message[:MESSAGE_CHARACTERS_MAX])
 
 
 # ----------------------------------------------------------------------
@@ -170,12 +170,12 @@ def take_turn(collector: Collector, clock: Clock) -> Turn:
 NAME_BYTES_MAX = 63
 
 
-def place_name(name: str) -> str:
+def call_slot_name(name: str) -> str:
     """Return the name by which a device is told to the place, and named when it is to be spared."""
     return device_key(name, NAME_BYTES_MAX)
 
 
-class _Call:
+class _DriverCall:
     __slots__ = ("_call", "_device")
 
     def __init__(self, device: bytes, call: bytes) -> None:
@@ -188,23 +188,23 @@ class _Call:
         place.leave()
 
 
-def entering(device: str, call: str) -> _Call:
+def driver_call(device: str, call: str) -> _DriverCall:
     """Tell, within the context, that a call on *device* has begun and not returned. Not to be nested.
 
     *call*: what is called, as the one who mends it would look for it: `statvfs`, `ETHTOOL_GSTATS`, `read state`.
     """
-    return _Call(place_name(device).encode(), call.encode(errors="replace"))
+    return _DriverCall(call_slot_name(device).encode(), call.encode(errors="replace"))
 
 
-class Spares:
-    """A collector's `spare` (`agent.collector.Sparing`), and what it asks before it enters a device."""
+class ExcludesDevices:
+    """A collector's `exclude` (`agent.collector.SupportsExclude`), and what it asks before it enters a device."""
 
-    _spared: frozenset[str] = frozenset()
+    _excluded: frozenset[str] = frozenset()
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Leave these devices alone from the next turn on, and no others."""
-        self._spared = devices
+        self._excluded = devices
 
-    def is_spared(self, device: str) -> bool:
+    def is_excluded(self, device: str) -> bool:
         """Say whether no call on *device* may be made."""
-        return bool(self._spared) and place_name(device) in self._spared
+        return bool(self._excluded) and call_slot_name(device) in self._excluded

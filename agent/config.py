@@ -17,23 +17,25 @@ from .spool.lockdir import MEMORY_FOLDER
 # The run folder: where what is asked of the agent on its host is found.
 
 #: Of a service: systemd makes it (RuntimeDirectory=gangline), and gives it to the agent's user.
-SERVICE_FOLDER = Path("/run/gangline")
+SERVICE_RUN_FOLDER = Path("/run/gangline")
 #: Of an agent that somebody runs by hand with default settings, below where it was started.
-OWN_FOLDER = Path("var/agent/run")
-SOCKET = "agent.sock"
-STATUS = "status.json"
+DEFAULT_RUN_FOLDER = Path("var/agent/run")
+SOCKET_NAME = "agent.sock"
+STATUS_NAME = "status.json"
 
 
-def choose(setting: str, own: Path = OWN_FOLDER, service: Path = SERVICE_FOLDER) -> Path:
-    """Return the folder of this agent: as set, else the service's where that may be written, else *own*."""
-    if setting:
-        return Path(setting)
-    return service if os.access(service, os.W_OK | os.X_OK) else own
+def choose_run_folder(
+    configured: str, default: Path = DEFAULT_RUN_FOLDER, service: Path = SERVICE_RUN_FOLDER
+) -> Path:
+    """Return the folder of this agent: as set, else the service's where that may be written, else *default*."""
+    if configured:
+        return Path(configured)
+    return service if os.access(service, os.W_OK | os.X_OK) else default
 
 
-def candidates(setting: str = "") -> tuple[Path, ...]:
+def run_folder_candidates(setting: str = "") -> tuple[Path, ...]:
     """Return the folders where an agent may answer, the likeliest first. For those who ask."""
-    return (Path(setting),) if setting else (SERVICE_FOLDER, OWN_FOLDER)
+    return (Path(setting),) if setting else (SERVICE_RUN_FOLDER, DEFAULT_RUN_FOLDER)
 
 
 HOST_CHARACTERS_MAX = 253
@@ -94,7 +96,7 @@ def check_labels(labels: tuple[str, ...]) -> None:
         )
 
 
-def unread(label: str) -> str:
+def label_error(label: str) -> str:
     """Say why no aggregator reads *label*, which is one of ours; "": it is read, or another's.
 
     No reason not to start: a fleet whose newer settings reach older agents first would be blind.
@@ -103,7 +105,7 @@ def unread(label: str) -> str:
     known = [topology.LABEL_PREFIX + field for field in topology.FIELDS]
     if name.startswith(topology.LABEL_PREFIX) and name not in known:
         return f"{name}: expected one of {', '.join(known)}"
-    if name in known and not _is_place(label):
+    if name in known and not _is_accepted_label(label):
         return (
             f"{name}: expected at most {topology.NAME_CHARACTERS_MAX} characters "
             f"(of {_RAILS} up to {topology.RAILS_MAX} such names)"
@@ -111,7 +113,7 @@ def unread(label: str) -> str:
     return ""
 
 
-def _is_place(label: str) -> bool:
+def _is_accepted_label(label: str) -> bool:
     """Say whether an aggregator takes the whole of it."""
     name, _, value = label.partition("=")
     names = value.split() if name == _RAILS else [value]
@@ -130,101 +132,113 @@ class AgentConfig:
     """The agent's settings. Made by `contract.settings.load`, which checks each."""
 
     aggregator: str = setting(
-        "127.0.0.1:7600", check=check_address, says="where the aggregator listens, host:port"
+        "127.0.0.1:7600", check=check_address, description="where the aggregator listens, host:port"
     )
     allow_plaintext: bool = setting(
-        False, says="also send unencrypted to an aggregator that is not on this machine"
+        False, description="also send unencrypted to an aggregator that is not on this machine"
     )
     host: str = setting(
-        "", check=check_host, says="this host's name in the fleet; empty: the machine's own"
+        "", check=check_host, description="this host's name in the fleet; empty: the machine's own"
     )
     labels: tuple[str, ...] = setting(
         (),
         check=check_labels,
-        says="NAME=VALUE that this host registers with; gangline.rack, .power_domain, .cooling_domain, .leaf, "
+        description="NAME=VALUE that this host registers with; gangline.rack, .power_domain, .cooling_domain, .leaf, "
         ".spine, .core, .nvlink_domain, .nvlink_subdomain, .rails say where it stands",
     )
     spool_folder: Path = setting(  # noqa: RUF009 - a Path is immutable
-        Path("var/agent/spool"), says="frames wait here until the aggregator has them for good"
+        Path("var/agent/spool"),
+        description="frames wait here until the aggregator has them for good",
     )
     spool_head_folder: str = setting(
         str(MEMORY_FOLDER),
-        says="frames wait here, in memory, while receipts come; without one for 20 s they go on to "
+        description="frames wait here, in memory, while receipts come; without one for 20 s they go on to "
         "the spool folder. Empty: there at once",
     )
     events_folder: Path = setting(  # noqa: RUF009
-        Path("var/agent/events"), says="events wait here until the aggregator has them for good"
+        Path("var/agent/events"),
+        description="events wait here until the aggregator has them for good",
     )
     state_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/state"),
-        says="what must be remembered over a restart, as the kernel log's place",
+        description="what must be remembered over a restart, as the kernel log's place",
     )
     run_folder: str = setting(
         "",
-        says="where the agent answers on the host (agent.sock, status.json); empty: /run/gangline "
+        description="where the agent answers on the host (agent.sock, status.json); empty: /run/gangline "
         "where that is there and may be written, else `run` beside the state folder",
     )
     policy_file: str = setting(
-        "", says="a policy of findings in TOML, laid over the built-in one; empty: that one alone"
+        "",
+        description="a policy of findings in TOML, laid over the built-in one; empty: that one alone",
     )
     enforcing: tuple[str, ...] = setting(
         (),
-        says="findings by name for which `gangline check` may exit with 10, under a permit of the "
+        description="findings by name for which `gangline check` may exit with 10, under a permit of the "
         "aggregator, as xid79; none: report-only",
     )
     spool_bytes_max: int = setting(
-        256 << 20, low=1 << 20, high=1 << 40, says="a spool this full forgets its oldest frames"
+        256 << 20,
+        low=1 << 20,
+        high=1 << 40,
+        description="a spool this full forgets its oldest frames",
     )
-    collectors_off: tuple[str, ...] = setting((), says="names of collectors that are not to run")
-    sys_root: Path = setting(Path("/sys"), says="where the kernel shows its devices")  # noqa: RUF009
-    proc_root: Path = setting(Path("/proc"), says="where the kernel shows its state")  # noqa: RUF009
-    dev_root: Path = setting(Path("/dev"), says="where the device nodes are")  # noqa: RUF009
-    run_root: Path = setting(Path("/run"), says="where services keep their sockets")  # noqa: RUF009
+    collectors_off: tuple[str, ...] = setting(
+        (), description="names of collectors that are not to run"
+    )
+    sys_root: Path = setting(Path("/sys"), description="where the kernel shows its devices")  # noqa: RUF009
+    proc_root: Path = setting(Path("/proc"), description="where the kernel shows its state")  # noqa: RUF009
+    dev_root: Path = setting(Path("/dev"), description="where the device nodes are")  # noqa: RUF009
+    run_root: Path = setting(Path("/run"), description="where services keep their sockets")  # noqa: RUF009
     nvml_library: str = setting(
-        "", says="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
+        "", description="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
     )
     probe_deadline_seconds: float = setting(
         0.9,
         low=0.1,
         high=60.0,
-        says="a call into a driver that takes longer is hung: its sampler is left behind, its device left out",
+        description="a call into a driver that takes longer is hung: its sampler is left behind, its device left out",
     )
     probe_linger_seconds: float = setting(
-        0.5, low=0.0, high=0.9, says="how long a second's frame waits for the samplers"
+        0.5, low=0.0, high=0.9, description="how long a second's frame waits for the samplers"
     )
     read_ranks: bool = setting(
         False,
-        says="whether a helper reads rank and world size in the environments of processes on GPUs: "
+        description="whether a helper reads rank and world size in the environments of processes on GPUs: "
         "a fixed list of variables, nothing else (docs/jobs.md)",
     )
     inventory_deadline_seconds: float = setting(
-        30.0, low=1.0, high=300.0, says="the inventory's child is ended when it takes longer"
+        30.0, low=1.0, high=300.0, description="the inventory's child is ended when it takes longer"
     )
 
     metrics_listen: str = setting(
         "",
         check=check_listen,
-        says="where /metrics is served, 127.0.0.1:9476 or unix:PATH, to anybody who can reach it; "
+        description="where /metrics is served, 127.0.0.1:9476 or unix:PATH, to anybody who can reach it; "
         "empty: nowhere",
     )
     metrics_series_max: int = setting(
-        400, low=10, high=100_000, says="/metrics shows no more series, the most important first"
+        400,
+        low=10,
+        high=100_000,
+        description="/metrics shows no more series, the most important first",
     )
 
     # access
     tls_ca_file: str = setting(
         "",
-        says="the CA of the aggregator's certificate, PEM: then all is said by TLS; empty: plain text",
+        description="the CA of the aggregator's certificate, PEM: then all is said by TLS; empty: plain text",
     )
     tls_certificate_file: str = setting(
-        "", says="this host's certificate, PEM, by which the aggregator knows it"
+        "", description="this host's certificate, PEM, by which the aggregator knows it"
     )
-    tls_key_file: str = setting("", says="its key, PEM, not encrypted")
+    tls_key_file: str = setting("", description="its key, PEM, not encrypted")
     tls_server_name: str = setting(
-        "", says="the name in the aggregator's certificate; empty: the one in `aggregator`"
+        "", description="the name in the aggregator's certificate; empty: the one in `aggregator`"
     )
     token_file: str = setting(
-        "", says="a file with this host's token, by which the aggregator knows it; empty: none"
+        "",
+        description="a file with this host's token, by which the aggregator knows it; empty: none",
     )
 
     @property
@@ -247,7 +261,7 @@ class AgentConfig:
     @property
     def run_path(self) -> Path:
         """Where the agent answers on this host."""
-        return choose(self.run_folder, self.state_folder.parent / "run")
+        return choose_run_folder(self.run_folder, self.state_folder.parent / "run")
 
     @property
     def roots(self) -> Roots:

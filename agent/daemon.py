@@ -11,15 +11,15 @@ from typing import Protocol
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
 from ..contract.wire import telemetry_pb2
-from .clock import Clock, Schedule
-from .collector import Collector, Outcome, Turn, take_turn
-from .deadline_thread import Probe
-from .events import Teller
-from .frame_builder import Framer
-from .latest import Latest
+from .clock import Clock, PeriodicSchedule
+from .collector import Collector, CollectOutcome, CollectResult, run_collector
+from .deadline_thread import DeadlineThread
+from .events import EventPublisher
+from .frame_builder import FrameBuilder
+from .latest import LatestReadings
 from .registration import InventoryCollector
-from .sampler.messages import Timed
-from .self_metrics import OWN_SECONDS, Memory, Own, cpu_seconds
+from .sampler.messages import TimedResult
+from .self_metrics import SELF_METRICS_SECONDS, MemoryUsage, SelfMetrics, cpu_seconds
 
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
@@ -27,13 +27,13 @@ OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
 #: A device that comes and goes has the inventory read anew no more often than this.
 INVENTORY_NS_MIN = 10 * SECOND_NS
 #: The schedule's names for a frame's end, when all of its second are asked how it stands, and for the agent's own signals.
-BEAT, OWN = "", "agent"
+FRAME_TICK, SELF_TICK = "", "agent"
 
 log = logging.getLogger(__name__)
 
 
-class Spool(Protocol):
-    """What the loop needs of `agent.spool.spool.Spool`."""
+class FrameSink(Protocol):
+    """What the loop needs of `agent.spool.spool.FrameSink`."""
 
     @property
     def dropped_frames(self) -> int: ...
@@ -49,7 +49,7 @@ class Spool(Protocol):
     def bytes(self) -> int: ...  # last: within the class it hides the type
 
 
-class Events(Protocol):
+class DroppedEventCounter(Protocol):
     """What the loop needs of `agent.spool.event_queue.EventQueue`."""
 
     @property
@@ -57,21 +57,21 @@ class Events(Protocol):
     def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
 
 
-class Client(Protocol):
-    """What the loop needs of `agent.transport.client.Client`."""
+class ClientNotifier(Protocol):
+    """What the loop needs of `agent.transport.client.ClientNotifier`."""
 
     @property
     def reconnects(self) -> int: ...
     def notify(self) -> None: ...
 
 
-class Samplers(Protocol):
-    """What the loop needs of `agent.sampler.pool.Samplers`."""
+class SampleSource(Protocol):
+    """What the loop needs of `agent.sampler.pool.SampleSource`."""
 
     @property
     def collectors(self) -> Sequence[str]: ...
     @property
-    def more(self) -> bool: ...
+    def has_more(self) -> bool: ...
     @property
     def abandoned_count(self) -> int: ...
     @property
@@ -82,31 +82,31 @@ class Samplers(Protocol):
     def cpu_seconds(self) -> float: ...
     @property
     def memory_bytes(self) -> int: ...
-    def take(self, now_ns: int, ready: Collection[int] | None, /) -> Sequence[Timed]: ...
+    def poll(self, now_ns: int, ready: Collection[int] | None, /) -> Sequence[TimedResult]: ...
     def waiting(self, grid_ns: int) -> bool: ...
-    def late(self, now_ns: int, grid_ns: int) -> None: ...
+    def report_late(self, now_ns: int, grid_ns: int) -> None: ...
     def next_ns(self, now_ns: int) -> int | None: ...
     def blocks(self) -> Sequence[Block]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class LoopTimeouts:
     """How long the loop waits for turns that others take."""
 
     #: What the inventory may take: its child has a deadline of its own, shorter than this.
     inventory_deadline_ns: int = 40 * SECOND_NS
     #: A frame waits this long for the samplers' turns of its second; what comes later goes in one of its own.
-    linger_seconds: float = 0.5
+    frame_wait_seconds: float = 0.5
 
 
-class _Gathering:
+class _PendingFrame:
     """The frame that is being gathered."""
 
     def __init__(self) -> None:
         self.boottime_ns = 0
         self.until_ns = 0
         self.open = False
-        self.due: Collection[str] = ()  # of `BEAT` and `OWN`, and of others
+        self.due: Collection[str] = ()  # of `FRAME_TICK` and `SELF_TICK`, and of others
         self.blocks: list[Block] = []
         self.tables: set[str] = set()
 
@@ -128,66 +128,72 @@ class Daemon:
         collectors: Sequence[Collector],
         *,
         clock: Clock,
-        spool: Spool,
-        events: Events,
-        client: Client,
-        framer: Framer,
-        teller: Teller,
-        samplers: Samplers | None = None,
-        latest: Latest | None = None,
-        patience: Patience = Patience(),
-        between: Callable[[], int | None] = lambda: None,
-        look: Callable[[], None] = lambda: None,
-        barring: Callable[[], float] = lambda: 0.0,
+        spool: FrameSink,
+        events: DroppedEventCounter,
+        client: ClientNotifier,
+        frame_builder: FrameBuilder,
+        publisher: EventPublisher,
+        samplers: SampleSource | None = None,
+        latest: LatestReadings | None = None,
+        timeouts: LoopTimeouts = LoopTimeouts(),
+        on_wakeup: Callable[[], int | None] = lambda: None,
+        on_second: Callable[[], None] = lambda: None,
+        blocking_findings: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """*collectors* have names of their own, none of them `BEAT` or `OWN`; their turns come in this
-        order, but those of *samplers* come from there. *between* is called whenever the loop comes round, for what others
-        ask of this thread, and returns when it has to be again, if before the next second; *look* once a second, at the very end.
-        *barring*: how many findings bar this host from jobs."""
+        """*collectors* have names of their own, none of them `FRAME_TICK` or `SELF_TICK`; their turns come in this
+        order, but those of *samplers* come from there. *on_wakeup* is called whenever the loop comes round, for what others
+        ask of this thread, and returns when it has to be again, if before the next second; *on_second* once a second, at the very end.
+        *blocking_findings*: how many findings bar this host from jobs."""
         self._clock, self._spool = clock, spool
-        self._client, self._framer, self._teller = client, framer, teller
+        self._client, self._frame_builder, self._publisher = client, frame_builder, publisher
         self._connections = client.reconnects
-        self._samplers, self._latest = samplers, latest or Latest()
-        self._linger_ns = int(patience.linger_seconds * 1e9)
-        self._between, self._look = between, look
-        self._between_ns: int | None = None
-        self._inventory_why, self._inventory_ns = "", -INVENTORY_NS_MIN
-        sampled = set(samplers.collectors) if samplers else set()
-        here = [each for each in collectors if each.name not in sampled]
-        deadline_ns = patience.inventory_deadline_ns
-        self._probes = {
-            c.name: Probe(c, clock, deadline_ns=deadline_ns) for c in here if c.enters_driver
+        self._samplers, self._latest = samplers, latest or LatestReadings()
+        self._frame_wait_ns = int(timeouts.frame_wait_seconds * 1e9)
+        self._on_wakeup, self._on_second = on_wakeup, on_second
+        self._wakeup_ns: int | None = None
+        self._inventory_reason, self._inventory_ns = "", -INVENTORY_NS_MIN
+        sampled_names = set(samplers.collectors) if samplers else set()
+        local_collectors = [each for each in collectors if each.name not in sampled_names]
+        deadline_ns = timeouts.inventory_deadline_ns
+        self._deadline_threads = {
+            c.name: DeadlineThread(c, clock, deadline_ns=deadline_ns)
+            for c in local_collectors
+            if c.enters_driver
         }
-        self._collectors = {c.name: c for c in here if not c.enters_driver}
+        self._collectors = {c.name: c for c in local_collectors if not c.enters_driver}
         periods = {c.name: PERIOD_SECONDS[c.pace] * SECOND_NS for c in collectors}
-        own = {BEAT: SECOND_NS, OWN: OWN_SECONDS * SECOND_NS}
-        self._schedule = Schedule({c.name: periods[c.name] for c in here} | own)
-        self._sampled = Skips({name: periods[name] for name in periods if name in sampled})
-        self._own = Own(
-            list(periods),
-            _counts(spool, events, client, framer, samplers, barring),
-            lambda: (barring(), spool.dropped_frames),
+        ticks = {FRAME_TICK: SECOND_NS, SELF_TICK: SELF_METRICS_SECONDS * SECOND_NS}
+        self._schedule = PeriodicSchedule(
+            {c.name: periods[c.name] for c in local_collectors} | ticks
         )
-        self._gathering = _Gathering()
-        self._reported: dict[str, tuple[Outcome, int]] = {
-            name: (Outcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
+        self._skips = SkipCounter(
+            {name: periods[name] for name in periods if name in sampled_names}
+        )
+        self._self_metrics = SelfMetrics(
+            list(periods),
+            _agent_signals(spool, events, client, frame_builder, samplers, blocking_findings),
+            lambda: (blocking_findings(), spool.dropped_frames),
+        )
+        self._pending = _PendingFrame()
+        self._reported: dict[str, tuple[CollectOutcome, int]] = {
+            name: (CollectOutcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
         }
 
-    def turns(self) -> list[Turn]:
+    def last_results(self) -> list[CollectResult]:
         """Return the last turn of each collector that had one."""
-        return self._own.turns()
+        return self._self_metrics.last_results()
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
         """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
-        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`Samplers.take`).
+        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`SampleSource.take`).
         Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
         while not stop.is_set():
             ready = wait(self.tick(ready))
-        self._end()
+        self._flush_at_end()
 
-    def _end(self) -> None:
+    def _flush_at_end(self) -> None:
         """Send what was gathered when the end came."""
         try:
             self._flush(self._clock.boottime_ns())
@@ -200,140 +206,142 @@ class Daemon:
         try:
             self._tick(now_ns, ready)
         except Exception:
-            self._gathering.end()
+            self._pending.end()
             log.exception("a tick failed", extra={"cause": "daemon.tick"})
         return max(self._next_ns(now_ns), now_ns + 1)
 
     def _next_ns(self, now_ns: int) -> int:
         ends = [self._schedule.next_ns()]
-        if self._gathering.open:
-            ends.append(self._gathering.until_ns)
-        looked_at_ns = self._samplers.next_ns(now_ns) if self._samplers else None
-        return min([*ends, *filter(None, (looked_at_ns, self._between_ns))])
+        if self._pending.open:
+            ends.append(self._pending.until_ns)
+        samplers_ns = self._samplers.next_ns(now_ns) if self._samplers else None
+        return min([*ends, *filter(None, (samplers_ns, self._wakeup_ns))])
 
     def _tick(self, now_ns: int, ready: Collection[int] | None) -> None:
-        self._between_ns = None
-        self._between_ns = self._between()
-        self._renew_inventory(now_ns)
+        self._wakeup_ns = None
+        self._wakeup_ns = self._on_wakeup()
+        self._request_inventory(now_ns)
         due = self._schedule.due(now_ns)
         if due:
-            if self._gathering.open:  # the last frame still waits
+            if self._pending.open:  # the last frame still waits
                 self._flush(now_ns)
-            self._gathering.begin(now_ns, now_ns + self._linger_ns, due)
-            self._take_turns(due, now_ns)
-        self._take_samplers(now_ns, ready)
-        self._flush_if_whole(now_ns)
+            self._pending.begin(now_ns, now_ns + self._frame_wait_ns, due)
+            self._run_due(due, now_ns)
+        self._poll_samplers(now_ns, ready)
+        self._flush_if_complete(now_ns)
 
-    def _take_turns(self, due: Sequence[str], now_ns: int) -> None:
-        for probe in self._probes.values():
-            self._take(probe, now_ns)
+    def _run_due(self, due: Sequence[str], now_ns: int) -> None:
+        for deadline_thread in self._deadline_threads.values():
+            self._poll_thread(deadline_thread, now_ns)
         for name in due:
             if name in self._collectors:
-                self._turn(self._collectors[name], now_ns)
-            elif name in self._probes:
-                self._probes[name].begin(now_ns)
+                self._run(self._collectors[name], now_ns)
+            elif name in self._deadline_threads:
+                self._deadline_threads[name].begin(now_ns)
 
-    def _take_samplers(self, now_ns: int, ready: Collection[int] | None) -> None:
+    def _poll_samplers(self, now_ns: int, ready: Collection[int] | None) -> None:
         """Take what the samplers have sent: into the frame that is gathered, or one of its own."""
         while self._samplers:
-            for timed in self._samplers.take(now_ns, ready):
-                self._judge(timed.turn, self._sampled.count(timed), now_ns)
-                self._gather(timed.turn.blocks, timed.began_ns, now_ns)
-            if not self._samplers.more:
+            for timed in self._samplers.poll(now_ns, ready):
+                self._record_result(timed.result, self._skips.count(timed), now_ns)
+                self._gather(timed.result.blocks, timed.began_ns, now_ns)
+            if not self._samplers.has_more:
                 return
             self._flush(now_ns)  # the next round refills these blocks
             ready = ()
 
     def _gather(self, blocks: Sequence[Block], began_ns: int, now_ns: int) -> None:
         """Add blocks, whose offset is their boot time until it is known of which frame they are."""
-        gathering = self._gathering
+        pending = self._pending
         for block in blocks:
-            if block.table in gathering.tables:
+            if block.table in pending.tables:
                 self._flush(now_ns)
             block.offset_ns = began_ns
-            gathering.tables.add(block.table)
-            gathering.blocks.append(block)
+            pending.tables.add(block.table)
+            pending.blocks.append(block)
 
-    def _flush_if_whole(self, now_ns: int) -> None:
-        gathering = self._gathering
-        if not gathering.open:
+    def _flush_if_complete(self, now_ns: int) -> None:
+        pending = self._pending
+        if not pending.open:
             self._flush(now_ns)
             return
-        grid_ns = gathering.boottime_ns // SECOND_NS * SECOND_NS
-        waiting = self._samplers is not None and self._samplers.waiting(grid_ns)
-        if waiting and now_ns < gathering.until_ns:
+        grid_ns = pending.boottime_ns // SECOND_NS * SECOND_NS
+        is_waiting = self._samplers is not None and self._samplers.waiting(grid_ns)
+        if is_waiting and now_ns < pending.until_ns:
             return
-        if waiting and self._samplers:
-            self._samplers.late(now_ns, grid_ns)
+        if is_waiting and self._samplers:
+            self._samplers.report_late(now_ns, grid_ns)
         self._flush(now_ns)
 
     def _flush(self, now_ns: int) -> None:
         """Send what was gathered, if anything."""
-        at_ns = self._gathering.boottime_ns if self._gathering.open else now_ns
-        blocks, due = self._gathering.end()
+        at_ns = self._pending.boottime_ns if self._pending.open else now_ns
+        blocks, due = self._pending.end()
         for block in blocks:
             block.offset_ns -= at_ns
-        if BEAT in due:
-            blocks += self._own_blocks(OWN in due)
+        if FRAME_TICK in due:
+            blocks += self._self_blocks(SELF_TICK in due)
         if blocks:
-            self._latest.take(at_ns, blocks)
+            self._latest.update(at_ns, blocks)
             self._send(at_ns, blocks)
-        if BEAT in due:
-            self._look()
+        if FRAME_TICK in due:
+            self._on_second()
 
-    def _own_blocks(self, due: bool) -> list[Block]:
+    def _self_blocks(self, due: bool) -> list[Block]:
         """Return what the agent says of itself: when it is due, and sooner when there is news."""
-        blocks = self._own.blocks() if due or self._own.has_news else []
+        blocks = self._self_metrics.blocks() if due or self._self_metrics.has_changes else []
         blocks += self._samplers.blocks() if self._samplers else ()
         for block in blocks:
             block.offset_ns = 0
         return blocks
 
-    def _renew_inventory(self, now_ns: int) -> None:
+    def _request_inventory(self, now_ns: int) -> None:
         """Let the inventory have its turn now, when a collector has asked for it."""
-        self._inventory_why = self._inventory_why or self._teller.inventory_wanted()
-        if self._inventory_why and now_ns - self._inventory_ns >= INVENTORY_NS_MIN:
+        self._inventory_reason = self._inventory_reason or self._publisher.take_inventory_request()
+        if self._inventory_reason and now_ns - self._inventory_ns >= INVENTORY_NS_MIN:
             extra = {"cause": "inventory.renewed"}
-            log.info("reading the inventory anew: %s", self._inventory_why, extra=extra)
-            self._inventory_why, self._inventory_ns = "", now_ns
-            self._schedule.hasten(InventoryCollector.name)
+            log.info("reading the inventory anew: %s", self._inventory_reason, extra=extra)
+            self._inventory_reason, self._inventory_ns = "", now_ns
+            self._schedule.make_due(InventoryCollector.name)
 
-    def _turn(self, collector: Collector, now_ns: int) -> None:
+    def _run(self, collector: Collector, now_ns: int) -> None:
         began_ns = self._clock.boottime_ns()
-        turn = take_turn(collector, self._clock)
-        self._judge(turn, self._schedule.skipped(turn.collector), now_ns)
-        self._gather(turn.blocks, began_ns, now_ns)
+        result = run_collector(collector, self._clock)
+        self._record_result(result, self._schedule.skipped(result.collector), now_ns)
+        self._gather(result.blocks, began_ns, now_ns)
 
-    def _take(self, probe: Probe, now_ns: int) -> None:
-        turn = probe.take(self._clock.boottime_ns()) if probe.running else None
-        if turn is not None:
-            skipped = self._schedule.skipped(turn.collector) + probe.skipped
-            self._judge(turn, skipped, now_ns)
+    def _poll_thread(self, deadline_thread: DeadlineThread, now_ns: int) -> None:
+        result = (
+            deadline_thread.poll(self._clock.boottime_ns()) if deadline_thread.running else None
+        )
+        if result is not None:
+            skipped = self._schedule.skipped(result.collector) + deadline_thread.skipped
+            self._record_result(result, skipped, now_ns)
 
-    def _judge(self, turn: Turn, skipped: int, now_ns: int) -> None:
+    def _record_result(self, result: CollectResult, skipped: int, now_ns: int) -> None:
         """Note the turn, and report a change of outcome."""
-        self._own.record(turn, skipped)
-        outcome, reported_ns = self._reported[turn.collector]
-        if turn.outcome is not outcome and now_ns - reported_ns >= OUTCOME_EVENT_NS_MIN:
-            self._reported[turn.collector] = turn.outcome, now_ns
-            self._report(turn, now_ns)
+        self._self_metrics.record(result, skipped)
+        outcome, reported_ns = self._reported[result.collector]
+        if result.outcome is not outcome and now_ns - reported_ns >= OUTCOME_EVENT_NS_MIN:
+            self._reported[result.collector] = result.outcome, now_ns
+            self._publish_outcome(result, now_ns)
 
-    def _report(self, turn: Turn, now_ns: int) -> None:
-        level = logging.WARNING if turn.outcome >= Outcome.BLIND else logging.INFO
-        name, state = turn.collector, turn.outcome.name.lower()
+    def _publish_outcome(self, result: CollectResult, now_ns: int) -> None:
+        level = logging.WARNING if result.outcome >= CollectOutcome.BLIND else logging.INFO
+        name, state = result.collector, result.outcome.name.lower()
         extra = {
             "cause": f"collector.{name}.{state}",
             "topic": f"collector.{name}",
-            "well": turn.outcome < Outcome.BLIND,
+            "well": result.outcome < CollectOutcome.BLIND,
         }
-        log.log(level, "collector %s: %s %s", name, state, turn.words, extra=extra)
-        self._teller.tell(
+        log.log(level, "collector %s: %s %s", name, state, result.message, extra=extra)
+        self._publisher.publish(
             telemetry_pb2.HealthEvent(
                 device_kind="collector",
                 device=name,
                 name="collector.outcome",
-                code=int(turn.outcome),
-                message=turn.words,
+                code=int(result.outcome),
+                message=result.message,
                 boottime_ns=now_ns,
             )
         )
@@ -341,55 +349,55 @@ class Daemon:
     def _send(self, now_ns: int, blocks: Sequence[Block]) -> None:
         if self._client.reconnects != self._connections:  # what went before comes late there
             self._connections = self._client.reconnects
-            self._framer.begin_anew()
+            self._frame_builder.force_keyframes()
         sequence = self._spool.next_sequence()
-        frame = self._framer.frame(sequence, now_ns, self._wall_ns(now_ns), blocks)
+        frame = self._frame_builder.build(sequence, now_ns, self._wall_ns(now_ns), blocks)
         self._spool.append(sequence, frame)
         self._client.notify()
-        for table, why in self._framer.left_out:
-            log.error("left out: %s", why, extra={"cause": f"table.{table}"})
+        for table, reason in self._frame_builder.left_out:
+            log.error("left out: %s", reason, extra={"cause": f"table.{table}"})
 
     def _wall_ns(self, boottime_ns: int) -> int:
         """Return what the wall clock showed at *boottime_ns*, a moment ago."""
         return self._clock.wall_ns() - (self._clock.boottime_ns() - boottime_ns)
 
 
-class Skips:
+class SkipCounter:
     """Counts the turns that samplers have left out, from when those that they took began.
 
-    After one that found nothing none is missed: who has nothing to say may pass (`turn.Passing`).
+    After one that found nothing none is missed: who has nothing to say may pass (`result.Passing`).
     """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:
         self._periods = dict(periods_ns)
         self._slots: dict[str, int] = {}
-        self._passing: set[str] = set()
+        self._without_data: set[str] = set()
         self._skipped = dict.fromkeys(periods_ns, 0)
 
-    def count(self, timed: Timed) -> int:
+    def count(self, timed: TimedResult) -> int:
         """Return how many turns of this collector were left out so far."""
-        name = timed.turn.collector
-        if timed.turn.outcome is not Outcome.HUNG:
+        name = timed.result.collector
+        if timed.result.outcome is not CollectOutcome.HUNG:
             slot = timed.began_ns // self._periods[name]
             missed = slot - self._slots.get(name, slot - 1) - 1
             if missed >= 0:
                 self._slots[name] = slot
-                self._skipped[name] += 0 if name in self._passing else missed
-                found_nothing = timed.turn.outcome is Outcome.NO_DATA
-                (self._passing.add if found_nothing else self._passing.discard)(name)
+                self._skipped[name] += 0 if name in self._without_data else missed
+                no_data = timed.result.outcome is CollectOutcome.NO_DATA
+                (self._without_data.add if no_data else self._without_data.discard)(name)
         return self._skipped[name]
 
 
-def _counts(
-    spool: Spool,
-    events: Events,
-    client: Client,
-    framer: Framer,
-    samplers: Samplers | None,
-    barring: Callable[[], float],
+def _agent_signals(
+    spool: FrameSink,
+    events: DroppedEventCounter,
+    client: ClientNotifier,
+    frame_builder: FrameBuilder,
+    samplers: SampleSource | None,
+    blocking_findings: Callable[[], float],
 ) -> Callable[[], dict[str, float | None]]:
     """Return what returns every signal of `agent_10s`."""
-    memory = Memory(lambda: samplers.memory_bytes if samplers else 0)
+    memory = MemoryUsage(lambda: samplers.memory_bytes if samplers else 0)
     return lambda: {
         "agent.spool_bytes": spool.bytes,
         "agent.spool_dropped_frames": spool.dropped_frames,
@@ -400,9 +408,9 @@ def _counts(
         "agent.cpu_seconds": cpu_seconds() + (samplers.cpu_seconds if samplers else 0.0),
         "agent.memory_bytes": memory.bytes(),
         "agent.dropped_events": events.dropped_events,
-        "agent.left_out_count": framer.left_out_count,
+        "agent.left_out_count": frame_builder.left_out_count,
         "agent.sampler_abandoned_count": samplers.abandoned_count if samplers else 0,
         "agent.sampler_takeovers_count": samplers.takeovers_count if samplers else 0,
         "agent.processes_count": 1 + (samplers.processes if samplers else 0),
-        "agent.barring_findings_count": barring(),
+        "agent.barring_findings_count": blocking_findings(),
     }

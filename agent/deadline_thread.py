@@ -11,7 +11,7 @@ import queue
 import threading
 
 from .clock import Clock
-from .collector import Collector, Outcome, Turn, take_turn
+from .collector import Collector, CollectOutcome, CollectResult, run_collector
 
 #: Address space of a probe's thread; drivers' libraries use more than a few pages of it.
 STACK_BYTES = 1 << 20
@@ -19,11 +19,11 @@ STACK_BYTES = 1 << 20
 _STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size is one value for the whole process
 
 
-class Probe:
-    """One collector's turns, taken in a thread of its own. `begin`, `take` and `wait` never block
+class DeadlineThread:
+    """One collector's turns, taken in a thread of its own. `begin`, `poll` and `wait` never block
     longer than they are told to; all three belong to the daemon's thread.
 
-    The collector's blocks are the daemon's from `take` until the next `begin`.
+    The collector's blocks are the daemon's from `poll` until the next `begin`.
     """
 
     def __init__(self, collector: Collector, clock: Clock, *, deadline_ns: int) -> None:
@@ -34,9 +34,9 @@ class Probe:
         self.running = False  # a turn was begun and has not been taken
         self._clock = clock
         self._deadline_ns = deadline_ns
-        self._go: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._returned = threading.Event()
-        self._turn: Turn | None = None
+        self._result: CollectResult | None = None
         self._hung = False
         self._thread: threading.Thread | None = None
 
@@ -54,10 +54,10 @@ class Probe:
             return False
         self.began_ns, self.running = now_ns, True
         self._returned.clear()
-        self._go.put(None)
+        self._requests.put(None)
         return True
 
-    def take(self, now_ns: int) -> Turn | None:
+    def poll(self, now_ns: int) -> CollectResult | None:
         """Return the turn that came back, or a hung one if it is past its deadline, else None.
 
         What comes back after it was given up as hung is thrown away: its readings are of no known
@@ -67,15 +67,15 @@ class Probe:
             return None
         if self._returned.is_set():
             late, self.running, self._hung = self._hung, False, False
-            turn, self._turn = self._turn, None
-            return None if late else turn
+            result, self._result = self._result, None
+            return None if late else result
         waited_ns = now_ns - self.began_ns
         if waited_ns < self._deadline_ns:
             return None
         self._hung = True
         seconds, name = waited_ns / 1e9, self.collector.name
-        words = f"did not return for {seconds:.1f} s in {name}"
-        return Turn(name, (), seconds, Outcome.HUNG, words)
+        message = f"did not return for {seconds:.1f} s in {name}"
+        return CollectResult(name, (), seconds, CollectOutcome.HUNG, message)
 
     def wait(self, seconds_max: float) -> bool:
         """Wait for the turn that runs, if any, and return whether it is back. Not for a hung one."""
@@ -102,6 +102,6 @@ class Probe:
 
     def _serve(self) -> None:
         while True:
-            self._go.get()
-            self._turn = take_turn(self.collector, self._clock)
+            self._requests.get()
+            self._result = run_collector(self.collector, self._clock)
             self._returned.set()

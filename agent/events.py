@@ -22,19 +22,19 @@ def random_event_id() -> str:
     return os.urandom(16).hex()
 
 
-class Events(Protocol):
+class EventSink(Protocol):
     """What is needed of `agent.spool.event_queue.EventQueue`."""
 
     def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
 
 
-class Teller:
+class EventPublisher:
     """Takes events from any thread, brings them to disk and to the aggregator at once. Never raises."""
 
     def __init__(
         self,
         clock: Clock,
-        events: Events,
+        sink: EventSink,
         notify: Callable[[], None],
         event_id: Callable[[], str] = random_event_id,
         boot_id: bytes = b"",
@@ -42,9 +42,9 @@ class Teller:
         """*notify*: the client has something to send. *boot_id*: of this boot, 16 bytes."""
         self.clock = clock
         self._boot_id = boot_id
-        self._events, self._notify, self._event_id = events, notify, event_id
+        self._sink, self._notify, self._event_id = sink, notify, event_id
         self._lock = threading.Lock()
-        self._inventory_wanted = ""
+        self._inventory_reason = ""
         self._observers: tuple[Callable[[telemetry_pb2.HealthEvent], None], ...] = ()
 
     def observe(self, observer: Callable[[telemetry_pb2.HealthEvent], None]) -> None:
@@ -55,7 +55,7 @@ class Teller:
         with self._lock:
             self._observers += (observer,)
 
-    def tell(self, event: telemetry_pb2.HealthEvent) -> bool:
+    def publish(self, event: telemetry_pb2.HealthEvent) -> bool:
         """Put *event* on the fast lane. It is on disk when this returns, if the disk takes it.
 
         What it lacks of id, time and boot is filled in: a random id, now, this one. False: it is in memory only.
@@ -69,32 +69,32 @@ class Teller:
                 observer(event)
             except Exception:
                 log.exception("an observer of events failed", extra={"cause": "events.observer"})
-        durable = self._events.put(event) is not False
+        durable = self._sink.put(event) is not False
         self._notify()
         return durable
 
-    def renew_inventory(self, why: str) -> None:
+    def request_inventory(self, reason: str) -> None:
         """Ask for a new inventory at the next tick: a device came, went, or is another."""
         with self._lock:
-            self._inventory_wanted = self._inventory_wanted or why
+            self._inventory_reason = self._inventory_reason or reason
 
-    def inventory_wanted(self) -> str:
+    def take_inventory_request(self) -> str:
         """Return why a new inventory is asked for, once; empty when nobody asks."""
         with self._lock:
-            why, self._inventory_wanted = self._inventory_wanted, ""
-            return why
+            reason, self._inventory_reason = self._inventory_reason, ""
+            return reason
 
 
 @runtime_checkable
-class Listening(Protocol):
+class EventSource(Protocol):
     """A collector that tells events by itself, between its turns."""
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller, once, before the first turn; start a thread if need be. Never raises."""
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher, once, before the first turn; start a thread if need be. Never raises."""
         ...
 
     def close(self) -> None:
-        """End what `listen` started, within a second. Never raises."""
+        """End what `start` started, within a second. Never raises."""
         ...
 
 
@@ -107,14 +107,14 @@ class Listening(Protocol):
 
 SECOND_NS = 1_000_000_000
 #: The two words of one XID are no further apart than this, and NVML's is held back for as long.
-APART_NS_MAX = 2 * SECOND_NS
+DUPLICATE_NS_MAX = 2 * SECOND_NS
 #: The same thing, heard again, is told no more often than this; meanwhile it is counted.
-TOLD_AGAIN_NS_MIN = 10 * SECOND_NS
+REPEAT_NS_MIN = 10 * SECOND_NS
 #: GPUs times codes that are remembered; the oldest are forgotten.
-REMEMBERED_MAX = 1024
+ENTRIES_MAX = 1024
 
 
-class XidWitness:
+class XidDeduplicator:
     """What the kernel log showed of late. For all threads, and for processes forked later; never raises.
 
     The daemon reads the kernel log, a child of it NVML. One process writes: an entry is void until it is whole.
@@ -124,7 +124,7 @@ class XidWitness:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._memory = mmap.mmap(-1, 8 + REMEMBERED_MAX * self._ENTRY.size)
+        self._memory = mmap.mmap(-1, 8 + ENTRIES_MAX * self._ENTRY.size)
         self._count = 0
 
     @property
@@ -136,31 +136,31 @@ class XidWitness:
     def reads_the_kernel_log(self, reads: bool) -> None:
         self._memory[0] = int(reads)
 
-    def saw(self, address: str, code: int, boottime_ns: int) -> None:
+    def record(self, address: str, code: int, boottime_ns: int) -> None:
         """Note that the kernel log shows XID *code* of the GPU at a PCI address, at a boot time."""
         with self._lock:
-            at = 8 + self._count % REMEMBERED_MAX * self._ENTRY.size
+            at = 8 + self._count % ENTRIES_MAX * self._ENTRY.size
             self._count += 1
             name = address.encode(errors="replace")[:16]
             self._memory[at : at + 8] = bytes(8)
             self._ENTRY.pack_into(self._memory, at, 0, name, code & (1 << 64) - 1)
             struct.pack_into("<q", self._memory, at, max(1, boottime_ns))
 
-    def shows(self, address: str, code: int, boottime_ns: int) -> bool:
+    def was_recorded(self, address: str, code: int, boottime_ns: int) -> bool:
         """Say whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
-        name, since_ns = address.encode(errors="replace")[:16], boottime_ns - APART_NS_MAX
+        name, since_ns = address.encode(errors="replace")[:16], boottime_ns - DUPLICATE_NS_MAX
         return any(
-            at_ns and at_ns >= since_ns and number == code and said.rstrip(b"\0") == name
-            for at_ns, said, number in self._ENTRY.iter_unpack(self._memory[8:])
+            at_ns and at_ns >= since_ns and number == code and recorded_name.rstrip(b"\0") == name
+            for at_ns, recorded_name, number in self._ENTRY.iter_unpack(self._memory[8:])
         )
 
 
 #: Of this process and those forked from it: the reader of the kernel log and the reader of NVML's events share it.
-WITNESS = XidWitness()
+XID_DEDUPLICATOR = XidDeduplicator()
 
 
 @dataclass(slots=True)
-class Heard:
+class PendingReport:
     """Something that was heard, once or more, since it was last told."""
 
     first_ns: int
@@ -169,33 +169,33 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Hearings:
+class PendingReports:
     """What NVML said and was not told yet, by what it is about. Pure: times are handed in; for one thread."""
 
-    _waiting: dict[Hashable, Heard] = field(default_factory=dict[Hashable, Heard])
-    _told_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _waiting: dict[Hashable, PendingReport] = field(default_factory=dict[Hashable, PendingReport])
+    _published_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     dropped: int = 0  # hearings beyond REMEMBERED_MAX different things
 
-    def heard(self, about: Hashable, now_ns: int) -> None:
+    def add(self, key: Hashable, now_ns: int) -> None:
         """Note that it was said now."""
-        known = self._waiting.get(about)
+        known = self._waiting.get(key)
         if known:
             known.last_ns, known.count = now_ns, known.count + 1
-        elif len(self._waiting) < REMEMBERED_MAX:
-            self._waiting[about] = Heard(now_ns, now_ns)
+        elif len(self._waiting) < ENTRIES_MAX:
+            self._waiting[key] = PendingReport(now_ns, now_ns)
         else:
             self.dropped += 1
 
-    def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, Heard]]:
+    def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, PendingReport]]:
         """Return what has waited *hold_ns*, and longer if it was told lately. It is told by that."""
         due = [
-            (about, heard)
-            for about, heard in self._waiting.items()
-            if now_ns >= heard.first_ns + hold_ns
-            and now_ns >= self._told_ns.get(about, now_ns - TOLD_AGAIN_NS_MIN) + TOLD_AGAIN_NS_MIN
+            (key, report)
+            for key, report in self._waiting.items()
+            if now_ns >= report.first_ns + hold_ns
+            and now_ns >= self._published_ns.get(key, now_ns - REPEAT_NS_MIN) + REPEAT_NS_MIN
         ]
-        for about, _ in due:
-            del self._waiting[about]
-        told = {a: ns for a, ns in self._told_ns.items() if now_ns - ns < TOLD_AGAIN_NS_MIN}
-        self._told_ns = told | {about: now_ns for about, _ in due}
+        for key, _ in due:
+            del self._waiting[key]
+        recent = {a: ns for a, ns in self._published_ns.items() if now_ns - ns < REPEAT_NS_MIN}
+        self._published_ns = recent | {key: now_ns for key, _ in due}
         return due

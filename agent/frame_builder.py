@@ -17,12 +17,12 @@ from ..ext import columns
 KEYFRAME_NS = 60_000_000_000
 
 #: What says that blocks are no frame: a FrameError, a name that is no UTF-8, a count past 16 bits.
-NO_FRAME = (ValueError, OverflowError, struct.error)
+ENCODE_ERRORS = (ValueError, OverflowError, struct.error)
 
 _ON_CHANGE = frozenset(name for name, signals in TABLES.items() if signals[0].on_change)
 
 
-def dictionary() -> list[telemetry_pb2.SignalDefinition]:
+def signal_dictionary() -> list[telemetry_pb2.SignalDefinition]:
     """Return what this agent's signal ids mean, for RegisterNode."""
     return [
         telemetry_pb2.SignalDefinition(
@@ -36,7 +36,7 @@ def dictionary() -> list[telemetry_pb2.SignalDefinition]:
     ]
 
 
-class _Sent:
+class _SentTable:
     """What a reader that applied every frame holds of an on-change table."""
 
     __slots__ = ("cells", "devices", "keyframe", "signal_ids", "valid")
@@ -53,7 +53,7 @@ class _Sent:
         return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
 
 
-class Framer:
+class FrameBuilder:
     """Makes the frames of one run.
 
     A reader that applies the frames in order, each row replacing the one before of its table and
@@ -68,10 +68,10 @@ class Framer:
         self.left_out_count = 0  # tables, since the start
         self._run_id = run_id
         self._boot_id = boot_id
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, _SentTable] = {}
         self._encoder = frames.Encoder()
 
-    def frame(
+    def build(
         self, sequence: int, boottime_ns: int, wall_ns: int, blocks: Sequence[Block]
     ) -> bytes:
         """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
@@ -85,17 +85,17 @@ class Framer:
         dropped: dict[int, str] = {}
         try:
             data = self._encoder.encode(stamp, parts, deflate=False)
-        except NO_FRAME as error:
-            data, dropped = self._encode_what_fits(stamp, parts, str(error))
-            left_out += [(parts[i].table, why) for i, why in sorted(dropped.items())]
+        except ENCODE_ERRORS as error:
+            data, dropped = self._encode_fitting(stamp, parts, str(error))
+            left_out += [(parts[i].table, reason) for i, reason in sorted(dropped.items())]
         self.left_out = tuple(left_out)
         self.left_out_count += len(left_out)
         for i, block in on_change.items():
             if i not in dropped:
-                self._sent[block.table] = _Sent(block, keyframe)
+                self._sent[block.table] = _SentTable(block, keyframe)
         return data
 
-    def begin_anew(self) -> None:
+    def force_keyframes(self) -> None:
         """Let each on-change table travel whole when it comes next: a reader that heard nothing of before would know
         of no device, and take the first count of an error for where the counter stands."""
         for sent in self._sent.values():
@@ -131,7 +131,7 @@ class Framer:
         if sent is None:
             return block
         if not sent.same_keys(block):
-            return _with_gone(block, sent.devices)
+            return _with_removed_rows(block, sent.devices)
         if sent.keyframe != keyframe:
             return block
         if sent.cells == block.cells and sent.valid == block.valid:
@@ -142,35 +142,39 @@ class Framer:
         )
         return block.select(rows) if rows else None
 
-    def _encode_what_fits(
-        self, stamp: frames.Stamp, parts: Sequence[Block], why: str
+    def _encode_fitting(
+        self, stamp: frames.Stamp, parts: Sequence[Block], reason: str
     ) -> tuple[bytes, dict[int, str]]:
         """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
-        while the rest is too much together (*why*), the largest."""
+        while the rest is too much together (*reason*), the largest."""
         dropped = {
-            i: words for i, part in enumerate(parts) if (words := self._try(stamp, [part])[1])
+            i: error
+            for i, part in enumerate(parts)
+            if (error := self._try_encode(stamp, [part])[1])
         }
-        kept = sorted(set(range(len(parts))) - dropped.keys(), key=lambda i: len(parts[i].cells))
-        while (data := self._try(stamp, [parts[i] for i in sorted(kept)])[0]) is None:
-            dropped[kept.pop()] = why
+        remaining = sorted(
+            set(range(len(parts))) - dropped.keys(), key=lambda i: len(parts[i].cells)
+        )
+        while (data := self._try_encode(stamp, [parts[i] for i in sorted(remaining)])[0]) is None:
+            dropped[remaining.pop()] = reason
         return data, dropped
 
-    def _try(self, stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
+    def _try_encode(self, stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
         try:
             return self._encoder.encode(stamp, parts, deflate=False), ""
-        except NO_FRAME as error:
+        except ENCODE_ERRORS as error:
             return None, str(error)
 
 
-def _with_gone(block: Block, before: Sequence[str]) -> Block:
+def _with_removed_rows(block: Block, before: Sequence[str]) -> Block:
     """Return *block* with a row of missing cells for each device of *before* that it lacks."""
-    gone = [device for device in before if device not in block.devices]
-    if not gone:
+    removed = [device for device in before if device not in block.devices]
+    if not removed:
         return block
-    whole = Block(block.table, [*block.devices, *gone], block.signal_ids)
-    whole.offset_ns = block.offset_ns
+    extended = Block(block.table, [*block.devices, *removed], block.signal_ids)
+    extended.offset_ns = block.offset_ns
     for column in range(len(block.signal_ids)):
-        source, target = column * block.rows, column * whole.rows
-        whole.ints[target : target + block.rows] = block.ints[source : source + block.rows]
-        whole.valid[target : target + block.rows] = block.valid[source : source + block.rows]
-    return whole
+        source, target = column * block.rows, column * extended.rows
+        extended.ints[target : target + block.rows] = block.ints[source : source + block.rows]
+        extended.valid[target : target + block.rows] = block.valid[source : source + block.rows]
+    return extended

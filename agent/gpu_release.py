@@ -29,7 +29,7 @@ from ..ext.hostfiles import Glance
 from . import inventory
 from .clock import Clock
 from .hardware.files import Roots, names_in
-from .hardware.nvidia import blocking, driver_gpus, holders, own_processes
+from .hardware.nvidia import agent_processes, blocking, driver_gpus, open_handles
 
 # ----------------------------------------------------------------------
 # Which GPU is to be left alone after what its driver said, and when that is said anew. Pure: events
@@ -41,7 +41,7 @@ from .hardware.nvidia import blocking, driver_gpus, holders, own_processes
 
 SECOND_NS = 1_000_000_000
 #: XIDs after which every call may hang, and why, in words.
-CODES = {
+HANGING_XIDS = {
     79: "XID 79: it fell off the bus",
     119: "XID 119: its firmware (GSP) does not answer",
     120: "XID 120: its firmware (GSP) failed",
@@ -50,7 +50,7 @@ LOST = "gpu.lost"
 #: What was said longer ago is old news, as the log of hours ago that is read at a start: the samplers know better.
 FRESH_NS_MAX = 60 * SECOND_NS
 #: A storm about one GPU is one cause.
-AGAIN_NS_MIN = 10 * SECOND_NS
+REPEAT_NS_MIN = 10 * SECOND_NS
 GPUS_MAX = 256
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -68,37 +68,37 @@ def address_of(event: HealthEvent) -> str:
     return ""
 
 
-def reason_of(event: HealthEvent) -> str:
+def quarantine_reason(event: HealthEvent) -> str:
     """Return in words why the event's GPU is to be left alone; empty when it is not."""
     if event.attributes.get("previous_boot") == "yes":
         return ""
     if event.name == "gpu.xid":
-        return CODES.get(event.code, "")
+        return HANGING_XIDS.get(event.code, "")
     # the collector's own word says "back" as well; it needs no second opinion
     lost = event.name == LOST and "state" not in event.attributes
-    return CODES[79].replace("XID 79", "the driver") if lost else ""
+    return HANGING_XIDS[79].replace("XID 79", "the driver") if lost else ""
 
 
-class LeftAlone:
+class XidQuarantine:
     """Remembers what was said of each GPU of late, so that a storm begins one rest."""
 
     def __init__(self) -> None:
         self._began_ns: dict[str, int] = {}
 
-    def take(self, event: HealthEvent, now_ns: int) -> tuple[str, str] | None:
+    def check(self, event: HealthEvent, now_ns: int) -> tuple[str, str] | None:
         """Return (PCI address, why) when a GPU is to be left alone from now on; else None."""
-        why, address = reason_of(event), address_of(event)
-        said_ns = max(event.boottime_ns, event.last_boottime_ns)
-        if not why or not address or now_ns - said_ns > FRESH_NS_MAX:
+        reason, address = quarantine_reason(event), address_of(event)
+        reported_ns = max(event.boottime_ns, event.last_boottime_ns)
+        if not reason or not address or now_ns - reported_ns > FRESH_NS_MAX:
             return None
         began_ns = self._began_ns.get(address)
-        if began_ns is not None and now_ns - began_ns < AGAIN_NS_MIN:
+        if began_ns is not None and now_ns - began_ns < REPEAT_NS_MIN:
             return None
         self._began_ns.pop(address, None)
         self._began_ns[address] = now_ns
         if len(self._began_ns) > GPUS_MAX:
             del self._began_ns[next(iter(self._began_ns))]
-        return address, why
+        return address, reason
 
 
 # ----------------------------------------------------------------------
@@ -106,16 +106,16 @@ class LeftAlone:
 # of themselves.
 
 #: States of a device in which a process of ours is in a call on it (`agent.sampler.quarantine.State`).
-STUCK = frozenset(("HUNG", "ABANDONED"))
+STUCK_STATES = frozenset(("HUNG", "ABANDONED"))
 
 
-class DeviceState(Protocol):
+class SampledDevice(Protocol):
     """What is needed of the samplers' word on a device."""
 
     @property
     def device(self) -> str: ...
     @property
-    def lane(self) -> str: ...
+    def group(self) -> str: ...
     @property
     def state(self) -> IntEnum: ...
     @property
@@ -128,48 +128,48 @@ class DeviceState(Protocol):
     def next_try_ns(self) -> int: ...
 
 
-class Samplers(Protocol):
-    """What is needed of `agent.sampler.pool.Samplers`. Devices are PCI addresses; None stands for all GPUs."""
+class GpuSamplers(Protocol):
+    """What is needed of `agent.sampler.pool.GpuSamplers`. Devices are PCI addresses; None stands for all GPUs."""
 
     @property
     def abandoned_count(self) -> int: ...
     def release(self, devices: frozenset[str] | None, seconds: float) -> None: ...
     def resume(self, devices: frozenset[str] | None) -> None: ...
     def released(self) -> Mapping[str | None, int]: ...
-    def held(self, devices: frozenset[str] | None) -> bool: ...
-    def leave_alone(self, device: str, why: str) -> None: ...
-    def states(self) -> Sequence[DeviceState]: ...
+    def may_hold(self, devices: frozenset[str] | None) -> bool: ...
+    def quarantine_gpu(self, device: str, reason: str) -> None: ...
+    def states(self) -> Sequence[SampledDevice]: ...
 
 
-class StillHeld(NamedTuple):
+class UnreleasedHandle(NamedTuple):
     """A process of ours that has not let go. `address` empty: of the driver as a whole; `process_id` 0: not known."""
 
     address: str
     process_id: int
-    words: str
+    detail: str
 
 
-def still_held(
-    samplers: Samplers, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
-) -> Sequence[StillHeld]:
+def unreleased_handles(
+    samplers: GpuSamplers, roots: Roots, nodes: Mapping[str, str], devices: frozenset[str] | None
+) -> Sequence[UnreleasedHandle]:
     """Return who of us has one of *devices* (None: any, or the driver) open, by the kernel's word and by what the
     samplers know, and what they are stuck in. *nodes*: `nvidia3` -> PCI address."""
-    stuck = _stuck(samplers)
-    found = holders(roots.proc, roots.dev, own_processes(roots.proc)).found
-    in_the_way = blocking(found, nodes, devices)
-    held = sorted({(address, holder.process_id) for holder, address in in_the_way})
-    if not held and samplers.held(devices):
-        return [StillHeld("", 0, stuck or "a sampler has not let go")]
-    return [StillHeld(address, process_id, stuck) for address, process_id in held]
+    stuck = _stuck_calls(samplers)
+    found = open_handles(roots.proc, roots.dev, agent_processes(roots.proc)).found
+    blockers = blocking(found, nodes, devices)
+    pairs = sorted({(address, holder.process_id) for holder, address in blockers})
+    if not pairs and samplers.may_hold(devices):
+        return [UnreleasedHandle("", 0, stuck or "a sampler has not let go")]
+    return [UnreleasedHandle(address, process_id, stuck) for address, process_id in pairs]
 
 
-def _stuck(samplers: Samplers) -> str:
+def _stuck_calls(samplers: GpuSamplers) -> str:
     """Return the calls that do not return, in words."""
     return "; ".join(
         f"{state.call} on {state.device or 'the driver'} has not returned "
         f"for {state.hung_seconds:.0f} s"
         for state in samplers.states()
-        if state.state.name in STUCK
+        if state.state.name in STUCK_STATES
     )
 
 
@@ -178,62 +178,65 @@ def _stuck(samplers: Samplers) -> str:
 
 SECOND_NS = 1_000_000_000
 #: A driver that was said to go and is still there after this long has stayed.
-STAYS_NS = 10 * SECOND_NS
+UNBIND_NS_MAX = 10 * SECOND_NS
 #: Of the line that nv-pci.c writes before it waits until nobody has the GPU open.
-WAITS = "non-zero usage count"
+UNBIND_WAIT_MESSAGE = "non-zero usage count"
 
 
-def is_taken_off(event: HealthEvent) -> bool:
+def is_unbind(event: HealthEvent) -> bool:
     """Say whether the event tells that the driver is being taken off its GPU, and may wait for us."""
     if event.name == "gpu.driver_binding":
         return event.attributes.get("state") == "unbind"
-    return event.name == "gpu.driver_message" and WAITS in event.message
+    return event.name == "gpu.driver_message" and UNBIND_WAIT_MESSAGE in event.message
 
 
-def is_put_on(event: HealthEvent) -> bool:
+def is_bind(event: HealthEvent) -> bool:
     """Say whether the event tells that a driver is on its GPU again."""
     return event.name == "gpu.driver_binding" and event.attributes.get("state") == "bind"
 
 
-class Unbinding:
+class DriverUnbindTracker:
     """What is known of it. PCI addresses; times are boot time, handed in."""
 
     def __init__(self, bound: frozenset[str]) -> None:
         """*bound*: the GPUs that the driver is on now, by sysfs."""
-        self._bound = self._ever = bound
+        self._bound = self._ever_bound = bound
         self._since_ns: dict[str, int] = {}  # those that it is being, or was, taken off
 
-    def taken_off(self, addresses: Iterable[str], now_ns: int) -> frozenset[str]:
+    def unbind_started(self, addresses: Iterable[str], now_ns: int) -> frozenset[str]:
         """Return those of *addresses* that are to be let go of: of each unbind once."""
         new = frozenset(addresses) - self._since_ns.keys()
         for address in sorted(new)[: GPUS_MAX - len(self._since_ns)]:
             self._since_ns[address] = now_ns
         return new
 
-    def put_on(self, addresses: Iterable[str]) -> frozenset[str]:
+    def bound_again(self, addresses: Iterable[str]) -> frozenset[str]:
         """Return those of *addresses* that may be taken back: sysfs has the last word."""
-        on = [each for each in addresses if not self.is_without(each)]
-        return frozenset(each for each in on if self._since_ns.pop(each, None) is not None)
+        bound = [each for each in addresses if not self.is_unbound(each)]
+        return frozenset(each for each in bound if self._since_ns.pop(each, None) is not None)
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a GPU is being, or was, taken off: `look` is to be asked also when sysfs shows what it showed."""
+    def has_unbound(self) -> bool:
+        """Whether a GPU is being, or was, taken off: `update` is to be asked also when sysfs shows what it showed."""
         return bool(self._since_ns)
 
-    def look(self, bound: frozenset[str], now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
+    def update(self, bound: frozenset[str], now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
         """Take what sysfs shows now, and return what is to be let go of, and what may be taken back."""
-        gone, back = self._bound - bound, bound - self._bound
-        stayed = {
+        unbound, rebound = self._bound - bound, bound - self._bound
+        never_unbound = {
             address
             for address, since_ns in self._since_ns.items()
-            if address in bound and now_ns - since_ns >= STAYS_NS
+            if address in bound and now_ns - since_ns >= UNBIND_NS_MAX
         }
-        self._bound, self._ever = bound, frozenset(sorted(self._ever | bound)[:GPUS_MAX])
-        return self.taken_off(gone, now_ns), self.put_on(back | stayed)
+        self._bound, self._ever_bound = (
+            bound,
+            frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX]),
+        )
+        return self.unbind_started(unbound, now_ns), self.bound_again(rebound | never_unbound)
 
-    def is_without(self, address: str) -> bool:
+    def is_unbound(self, address: str) -> bool:
         """Say whether a GPU that had the driver has none now, as far as sysfs shows."""
-        return address in self._ever and address not in self._bound
+        return address in self._ever_bound and address not in self._bound
 
 
 # ----------------------------------------------------------------------
@@ -245,56 +248,60 @@ FILE_NAME = "released.json"
 #: A larger file is not ours: a GPU has 200 bytes in it.
 FILE_BYTES_MAX = 1 << 16
 RELEASED_GPUS_MAX = 65
-WHY_CHARACTERS_MAX = 120
+REASON_CHARACTERS_MAX = 120
 #: A day is the most that may be asked for.
-SECONDS_MAX = 86_400.0
+RELEASE_SECONDS_MAX = 86_400.0
 
 log = logging.getLogger(__name__)
 
 
-class Released(NamedTuple):
+class ReleasedGpu(NamedTuple):
     """A GPU that was let go of. `address` None: all of them."""
 
     address: str | None
     until_ns: int
-    why: str
+    reason: str
 
 
-def format_released(boot_id: bytes, released: Iterable[Released]) -> bytes:
+def format_released(boot_id: bytes, released: Iterable[ReleasedGpu]) -> bytes:
     """Return the file's content."""
-    gpus = [{"gpu": each.address, "until_ns": each.until_ns, "why": each.why} for each in released]
+    gpus = [
+        {"gpu": each.address, "until_ns": each.until_ns, "why": each.reason} for each in released
+    ]
     return json.dumps({"boot_id": boot_id.hex(), "released": gpus}).encode()
 
 
-def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[Released]:
+def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[ReleasedGpu]:
     """Return what is let go of at *now_ns*; nothing of another boot. Raises ValueError for what is no such file."""
     try:
-        said = json.loads(content)
-        if said["boot_id"] != boot_id.hex():
+        document = json.loads(content)
+        if document["boot_id"] != boot_id.hex():
             return []
-        found = [_released(each) for each in said["released"][:RELEASED_GPUS_MAX]]
+        found = [_parse_entry(each) for each in document["released"][:RELEASED_GPUS_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is no list of released GPUs: {str(error)[:200]}") from error
-    latest_ns = now_ns + int(SECONDS_MAX * 1e9)
+    latest_ns = now_ns + int(RELEASE_SECONDS_MAX * 1e9)
     return [each for each in found if now_ns < each.until_ns <= latest_ns]
 
 
-def _released(said: dict[str, object]) -> Released:
-    address, until_ns, why = said["gpu"], said["until_ns"], said["why"]
+def _parse_entry(entry: dict[str, object]) -> ReleasedGpu:
+    address, until_ns, reason = entry["gpu"], entry["until_ns"], entry["why"]
     if address is not None and not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
         raise ValueError(f"{str(address)[:40]!r} is no PCI address")
-    if not isinstance(until_ns, int) or not isinstance(why, str):
+    if not isinstance(until_ns, int) or not isinstance(reason, str):
         raise TypeError("a time or a reason is none")
-    return Released(address, until_ns, "".join(filter(str.isprintable, why))[:WHY_CHARACTERS_MAX])
+    return ReleasedGpu(
+        address, until_ns, "".join(filter(str.isprintable, reason))[:REASON_CHARACTERS_MAX]
+    )
 
 
-class ReleasedFile:
+class ReleaseStateFile:
     """The file in *folder*. Neither method raises: without the file a release holds as long as the agent lives."""
 
     def __init__(self, folder: Path, boot_id: bytes) -> None:
         self._path, self._boot_id = folder / FILE_NAME, boot_id
 
-    def read(self, now_ns: int) -> list[Released]:
+    def read(self, now_ns: int) -> list[ReleasedGpu]:
         """Return what is let go of at this boot time, as an agent before this one noted it."""
         try:
             with open(self._path, "rb") as file:
@@ -309,57 +316,59 @@ class ReleasedFile:
         """Return the same as address -> until when."""
         return {each.address: each.until_ns for each in self.read(now_ns)}
 
-    def write(self, released: Iterable[Released]) -> None:
+    def write(self, released: Iterable[ReleasedGpu]) -> None:
         """Replace the file; it is not synced, as no boot but this one reads it."""
         new = self._path.with_name(f".{FILE_NAME}")
         try:
             new.write_bytes(format_released(self._boot_id, released))
             new.replace(self._path)
         except OSError as error:
-            words = f"{self._path}: {error.strerror}; after a restart the GPUs would be taken back"
-            log.warning("%s", words, extra={"cause": "released.file"})
+            message = (
+                f"{self._path}: {error.strerror}; after a restart the GPUs would be taken back"
+            )
+            log.warning("%s", message, extra={"cause": "released.file"})
 
 
 # ----------------------------------------------------------------------
 # What other threads ask of the daemon's own: put in from anywhere, done between its turns.
 
 #: More are not taken: who asks is told so.
-LETTERS_MAX = 1024
+CALLBACKS_MAX = 1024
 
 log = logging.getLogger(__name__)
 
 
-class Mailbox:
-    """`put` from any thread; `do` in the daemon's, whenever `descriptor` can be read."""
+class CallbackQueue:
+    """`post` from any thread; `run` in the daemon's, whenever `descriptor` can be read."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._letters: deque[Callable[[], None]] = deque()
+        self._callbacks: deque[Callable[[], None]] = deque()
         self._lock = (
             threading.Lock()
         )  # the descriptor can be read while there are letters, and only then
 
-    def put(self, letter: Callable[[], None]) -> bool:
-        """Have *letter* called soon. False when too many wait. Never blocks, never raises."""
+    def post(self, callback: Callable[[], None]) -> bool:
+        """Have *callback* called soon. False when too many wait. Never blocks, never raises."""
         with self._lock:
-            if len(self._letters) >= LETTERS_MAX:
+            if len(self._callbacks) >= CALLBACKS_MAX:
                 return False
-            self._letters.append(letter)
+            self._callbacks.append(callback)
             with suppress(OSError, ValueError):  # closed: nobody reads any more
                 os.eventfd_write(self.descriptor, 1)
         return True
 
-    def do(self) -> None:
+    def run(self) -> None:
         """Call what was put in, in order. Never raises."""
-        if not self._letters:
+        if not self._callbacks:
             return
         with self._lock:
-            letters, self._letters = self._letters, deque()
+            callbacks, self._callbacks = self._callbacks, deque()
             with suppress(OSError, ValueError):
                 os.eventfd_read(self.descriptor)
-        for letter in letters:
+        for callback in callbacks:
             try:
-                letter()
+                callback()
             except Exception:
                 log.exception("what was asked of the daemon failed", extra={"cause": "mailbox"})
 
@@ -371,147 +380,154 @@ class Mailbox:
 
 
 #: What is let go of without a time is taken back after a quarter of an hour.
-SECONDS_DEFAULT = 900.0
+RELEASE_SECONDS_DEFAULT = 900.0
 #: A sampler that has not let go by then is stuck in the driver: who asked is told so.
-LET_GO_NS_MAX = 5 * SECOND_NS
+RELEASE_NS_MAX = 5 * SECOND_NS
 #: Looked at so often while somebody waits for it.
-LOOK_NS = 20_000_000
+HANDLE_POLL_NS = 20_000_000
 #: The driver's links to its devices are looked at so often.
-BOUND_NS = SECOND_NS
+BINDING_CHECK_NS = SECOND_NS
 #: What is to be kept longer is asked for anew so long before its end.
-RENEW_NS = 10 * SECOND_NS
+EXTEND_NS = 10 * SECOND_NS
 #: States of a device that nobody but the samplers' own trials is to enter (`agent.sampler.quarantine.State`). One that is
 #: HUNG is not yet: it may only be slow to open.
-NOT_ENTERED = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
+EXCLUDED_STATES = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
 GPU = "gpu"  # their lane
-NOBODY: frozenset[str] = frozenset()
-UNBIND = "the driver is being taken off it"
+NO_GPUS: frozenset[str] = frozenset()
+UNBIND_REASON = "the driver is being taken off it"
 
 
-class Told(Protocol):
+class ReleaseEventSink(Protocol):
     """What is needed of `agent.events.Teller`."""
 
-    def tell(self, event: HealthEvent) -> object: ...
-    def renew_inventory(self, why: str) -> None: ...
+    def publish(self, event: HealthEvent) -> object: ...
+    def request_inventory(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingRelease:
     devices: frozenset[str] | None
     until_ns: int
-    tell: Callable[[Sequence[StillHeld]], None]
+    on_done: Callable[[Sequence[UnreleasedHandle]], None]
 
 
-class NotInTheWay:
+class GpuReleaser:
     """Belongs to the daemon's thread, but for `observe`."""
 
     def __init__(
         self,
-        samplers: Samplers,
-        mailbox: Mailbox,
+        samplers: GpuSamplers,
+        callbacks: CallbackQueue,
         clock: Clock,
         roots: Roots,
-        teller: Told,
-        file: ReleasedFile,
+        publisher: ReleaseEventSink,
+        file: ReleaseStateFile,
         nodes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """*samplers* have let go of what *file* has from an agent before this one. *teller* is told of each GPU that
+        """*samplers* have let go of what *file* has from an agent before this one. *publisher* is told of each GPU that
         was let go of or taken back. *nodes*: of the driver -> PCI address, `nvidia3` -> `0000:9b:00.0`, asked of nobody
         who may hang."""
-        self._samplers, self._mailbox, self._clock, self._roots = samplers, mailbox, clock, roots
-        self._teller, self._file, self._nodes = teller, file, nodes
-        self._left_alone = LeftAlone()
+        self._samplers, self._callbacks, self._clock, self._roots = (
+            samplers,
+            callbacks,
+            clock,
+            roots,
+        )
+        self._publisher, self._file, self._nodes = publisher, file, nodes
+        self._xid_quarantine = XidQuarantine()
         before = file.read(clock.boottime_ns())
-        self._why = {each.address: each.why for each in before}  # of what is let go of
-        self._asked: list[_Asked] = []
+        self._reasons = {each.address: each.reason for each in before}  # of what is let go of
+        self._pending: list[_PendingRelease] = []
         self._drivers_folder = roots.sys / "bus/pci/drivers/nvidia"
-        self._glance = Glance(self._drivers_folder)
-        self._glanced = self._glance.look()
-        self._bound = self._listed()
-        self._unbinding = Unbinding(self._bound)
-        off = [each.address for each in before if each.address and each.why == UNBIND]
-        self._unbinding.taken_off(off, clock.boottime_ns())
-        self._looked = -1  # the second of the last look
+        self._folder_watch = Glance(self._drivers_folder)
+        self._folder_version = self._folder_watch.look()
+        self._bound = self._bound_gpus()
+        self._unbind_tracker = DriverUnbindTracker(self._bound)
+        unbound = [each.address for each in before if each.address and each.reason == UNBIND_REASON]
+        self._unbind_tracker.unbind_started(unbound, clock.boottime_ns())
+        self._checked_second = -1  # the second of the last look
         #: GPUs that nobody is to touch now, by PCI address; None: any, nor their driver. To be read from any thread.
-        self.avoided: frozenset[str] | None = NOBODY
-        self._avoid()
+        self.avoided: frozenset[str] | None = NO_GPUS
+        self._update_avoided()
 
     # From any thread -----------------------------------------------------------------------
 
     def observe(self, event: HealthEvent) -> None:
-        """Look at an event that was told: an observer of the `Teller`. Quick, and never raises."""
-        if reason_of(event):
-            said = HealthEvent()
-            said.CopyFrom(event)
-            self._mailbox.put(lambda: self._leave_alone(said))
-        elif is_taken_off(event) and (address := address_of(event)):
-            self._mailbox.put(lambda: self._taken_off(address))
-        elif is_put_on(event) and (address := address_of(event)):
-            self._mailbox.put(lambda: self._take_back(self._unbinding.put_on((address,))))
+        """Look at an event that was told: an observer of the `EventPublisher`. Quick, and never raises."""
+        if quarantine_reason(event):
+            copy = HealthEvent()
+            copy.CopyFrom(event)
+            self._callbacks.post(lambda: self._quarantine_gpu(copy))
+        elif is_unbind(event) and (address := address_of(event)):
+            self._callbacks.post(lambda: self._on_unbind(address))
+        elif is_bind(event) and (address := address_of(event)):
+            self._callbacks.post(
+                lambda: self._resume_rebound(self._unbind_tracker.bound_again((address,)))
+            )
 
     # The daemon's thread -------------------------------------------------------------------
 
-    def turn(self) -> int | None:
-        """Do what was asked and what is due: at each tick, whenever the mailbox can be read, and at the time that
+    def tick(self) -> int | None:
+        """Do what was asked and what is due: at each tick, whenever the callback queue can be read, and at the time that
         this returns, if any."""
-        self._mailbox.do()
+        self._callbacks.run()
         now_ns = self._clock.boottime_ns()
-        if now_ns // BOUND_NS != self._looked:
-            self._looked = now_ns // BOUND_NS
-            self._look_at_the_driver(now_ns)
-            if self._why:
-                self._keep_off_the_unbound(now_ns)
-                self._forget_the_expired()
-            if self.avoided != NOBODY or self._samplers.states():
-                self._avoid()
-        if self._asked:
-            self._settle(now_ns)
-        return now_ns + LOOK_NS if self._asked else None
+        if now_ns // BINDING_CHECK_NS != self._checked_second:
+            self._checked_second = now_ns // BINDING_CHECK_NS
+            self._check_driver_binding(now_ns)
+            if self._reasons:
+                self._extend_unbound(now_ns)
+                self._record_expired()
+            if self.avoided != NO_GPUS or self._samplers.states():
+                self._update_avoided()
+        if self._pending:
+            self._complete_pending(now_ns)
+        return now_ns + HANDLE_POLL_NS if self._pending else None
 
     def release(
         self,
         devices: frozenset[str] | None,
         seconds: float,
-        why: str,
-        tell: Callable[[Sequence[StillHeld]], None],
+        reason: str,
+        on_done: Callable[[Sequence[UnreleasedHandle]], None],
     ) -> None:
-        """Let go of *devices* (None: all GPUs) for *seconds*, and *tell* once nothing is held, or who still does.
+        """Let go of *devices* (None: all GPUs) for *seconds*, and *on_done* once nothing is held, or who still does.
 
         A longer time that somebody asked for before stands.
         """
-        self._let_go(devices, seconds, why)
+        self._release(devices, seconds, reason)
         now_ns = self._clock.boottime_ns()
-        self._asked.append(_Asked(devices, now_ns + LET_GO_NS_MAX, tell))
-        self._settle(now_ns)
+        self._pending.append(_PendingRelease(devices, now_ns + RELEASE_NS_MAX, on_done))
+        self._complete_pending(now_ns)
 
     def before_reset(
-        self, devices: frozenset[str], tell: Callable[[Sequence[StillHeld]], None]
+        self, devices: frozenset[str], on_done: Callable[[Sequence[UnreleasedHandle]], None]
     ) -> None:
         """Let go of GPUs that are about to be reset by an instruction that was accepted."""
-        self.release(devices, SECONDS_DEFAULT, "reset", tell)
+        self.release(devices, RELEASE_SECONDS_DEFAULT, "reset", on_done)
 
-    def heed_the_file(self) -> None:
+    def apply_state_file(self) -> None:
         """Let go of what `gangline release` noted there while nobody answered: since this agent began to sample."""
         now_ns, released = self._clock.boottime_ns(), self._samplers.released()
-        for address, until_ns, why in self._file.read(now_ns):
+        for address, until_ns, reason in self._file.read(now_ns):
             if until_ns > released.get(address, 0):
                 devices = None if address is None else frozenset((address,))
-                self._let_go(devices, (until_ns - now_ns) / 1e9, why)
+                self._release(devices, (until_ns - now_ns) / 1e9, reason)
 
     def resume(self, devices: frozenset[str] | None) -> Sequence[str | None]:
         """Take *devices* back (None: all), and return those that had been let go of."""
-        taken = [d for d in self._samplers.released() if devices is None or d in devices]
-        if taken:
+        resumed = [d for d in self._samplers.released() if devices is None or d in devices]
+        if resumed:
             self._samplers.resume(devices)
-            self._note(taken, "resumed", "")
-            self._avoid()
-        return taken
+            self._record(resumed, "resumed", "")
+            self._update_avoided()
+        return resumed
 
-    def released(self) -> list[Released]:
+    def released(self) -> list[ReleasedGpu]:
         """Return what is let go of now."""
         released = self._samplers.released().items()
         return [
-            Released(address, until_ns, self._why.get(address, ""))
+            ReleasedGpu(address, until_ns, self._reasons.get(address, ""))
             for address, until_ns in sorted(released, key=lambda each: each[0] or "")
         ]
 
@@ -520,106 +536,110 @@ class NotInTheWay:
         """How many samplers were ever left behind in a driver."""
         return self._samplers.abandoned_count
 
-    def troubles(self) -> Sequence[DeviceState]:
+    def unhealthy_devices(self) -> Sequence[SampledDevice]:
         """Return the devices with which not all is well, or was not a minute ago."""
         return self._samplers.states()
 
-    def _let_go(self, devices: frozenset[str] | None, seconds: float, why: str) -> None:
+    def _release(self, devices: frozenset[str] | None, seconds: float, reason: str) -> None:
         until_ns, before = self._clock.boottime_ns() + int(seconds * 1e9), self._samplers.released()
         if devices is None:
             if before.get(None, 0) < until_ns:
                 self._samplers.release(None, seconds)
         elif new := frozenset(each for each in devices if before.get(each, 0) < until_ns):
             self._samplers.release(new, seconds)
-        self._note([None] if devices is None else sorted(devices), "released", why)
-        self._avoid()
+        self._record([None] if devices is None else sorted(devices), "released", reason)
+        self._update_avoided()
 
-    def _avoid(self) -> None:
+    def _update_avoided(self) -> None:
         """Say which GPUs nobody is to touch; end an inventory that does, and have one read when they are fewer."""
-        states = [each for each in self._samplers.states() if each.lane == GPU]
-        unwell = {each.device for each in states if each.state.name in NOT_ENTERED}
-        avoided = unwell | self._samplers.released().keys()
-        whole = None in avoided or "" in avoided
+        states = [each for each in self._samplers.states() if each.group == GPU]
+        unhealthy = {each.device for each in states if each.state.name in EXCLUDED_STATES}
+        avoided = unhealthy | self._samplers.released().keys()
+        avoids_all = None in avoided or "" in avoided
         before = self.avoided
-        self.avoided = None if whole else frozenset(each for each in avoided if each)
+        self.avoided = None if avoids_all else frozenset(each for each in avoided if each)
         inventory.interrupt(self.avoided)
         if not inventory.is_within(before, self.avoided):  # after a repair it may be another GPU
-            self._teller.renew_inventory("GPUs that were left out may be asked again")
+            self._publisher.request_inventory("GPUs that were left out may be asked again")
 
-    def _note(self, addresses: Iterable[str | None], state: str, why: str) -> None:
+    def _record(self, addresses: Iterable[str | None], state: str, reason: str) -> None:
         """Remember why, and tell it of each GPU."""
         for address in addresses:
             if state == "released":
-                self._why[address] = why
+                self._reasons[address] = reason
             else:
-                self._why.pop(address, None)
-            words = f"{state}: {address or 'all GPUs'}{why and f' ({why})'}"
-            log.info("%s", words, extra={"cause": f"gpu.{state}.{address or 'all'}"})
+                self._reasons.pop(address, None)
+            message = f"{state}: {address or 'all GPUs'}{reason and f' ({reason})'}"
+            log.info("%s", message, extra={"cause": f"gpu.{state}.{address or 'all'}"})
             for gpu in [address] if address else driver_gpus(self._roots.proc) or ["host"]:
                 event = HealthEvent(device_kind="gpu", device=gpu, name="gpu.released")
-                event.code, event.message = int(state == "resumed"), words
-                self._teller.tell(event)
+                event.code, event.message = int(state == "resumed"), message
+                self._publisher.publish(event)
         self._file.write(self.released())
 
-    def _forget_the_expired(self) -> None:
+    def _record_expired(self) -> None:
         """The samplers take back by themselves what is over."""
         released = self._samplers.released()
-        if over := [address for address in self._why if address not in released]:
-            self._note(over, "resumed", "its time is over")
+        if expired := [address for address in self._reasons if address not in released]:
+            self._record(expired, "resumed", "its time is over")
 
-    def _settle(self, now_ns: int) -> None:
+    def _complete_pending(self, now_ns: int) -> None:
         """Answer who asked, once nothing is held, or when the time is over."""
-        for asked in list(self._asked):
-            is_over = now_ns >= asked.until_ns
-            if self._samplers.held(asked.devices) and not is_over:
+        for pending in list(self._pending):
+            is_over = now_ns >= pending.until_ns
+            if self._samplers.may_hold(pending.devices) and not is_over:
                 continue
-            held = still_held(self._samplers, self._roots, self._nodes(), asked.devices)
-            if held and not is_over:
+            handles = unreleased_handles(
+                self._samplers, self._roots, self._nodes(), pending.devices
+            )
+            if handles and not is_over:
                 continue
-            self._asked.remove(asked)
-            asked.tell(held)
+            self._pending.remove(pending)
+            pending.on_done(handles)
 
     # By itself -----------------------------------------------------------------------------
 
-    def _leave_alone(self, event: HealthEvent) -> None:
-        found = self._left_alone.take(event, self._clock.boottime_ns())
+    def _quarantine_gpu(self, event: HealthEvent) -> None:
+        found = self._xid_quarantine.check(event, self._clock.boottime_ns())
         if found:
             log.warning("GPU %s is left alone: %s", *found, extra={"cause": "gpu.left_alone"})
-            self._samplers.leave_alone(*found)
-            self._avoid()
+            self._samplers.quarantine_gpu(*found)
+            self._update_avoided()
 
-    def _listed(self) -> frozenset[str]:
+    def _bound_gpus(self) -> frozenset[str]:
         return frozenset(filter(is_address, names_in(self._drivers_folder)))
 
-    def _look_at_the_driver(self, now_ns: int) -> None:
-        before, self._glanced = self._glanced, self._glance.look()
-        if self._glanced != before:
-            self._bound = self._listed()
-        if self._glanced != before or self._unbinding.is_under_way:
-            gone, back = self._unbinding.look(self._bound, now_ns)
-            self._let_go_for_unbind(gone)
-            self._take_back(back)
+    def _check_driver_binding(self, now_ns: int) -> None:
+        before, self._folder_version = self._folder_version, self._folder_watch.look()
+        if self._folder_version != before:
+            self._bound = self._bound_gpus()
+        if self._folder_version != before or self._unbind_tracker.has_unbound:
+            unbound, rebound = self._unbind_tracker.update(self._bound, now_ns)
+            self._release_for_unbind(unbound)
+            self._resume_rebound(rebound)
 
-    def _keep_off_the_unbound(self, now_ns: int) -> None:
+    def _extend_unbound(self, now_ns: int) -> None:
         """Let go anew of what has no driver yet as its time ends."""
         for address, until_ns in self._samplers.released().items():
-            if address is None or self._why.get(address) != UNBIND:
+            if address is None or self._reasons.get(address) != UNBIND_REASON:
                 continue
-            if until_ns - now_ns < RENEW_NS and self._unbinding.is_without(address):
+            if until_ns - now_ns < EXTEND_NS and self._unbind_tracker.is_unbound(address):
                 # the removal may still wait for another process: our handle would prolong that
-                self._samplers.release(frozenset((address,)), SECONDS_DEFAULT)
+                self._samplers.release(frozenset((address,)), RELEASE_SECONDS_DEFAULT)
                 self._file.write(self.released())
 
-    def _taken_off(self, address: str) -> None:
+    def _on_unbind(self, address: str) -> None:
         now_ns = self._clock.boottime_ns()
-        self._let_go_for_unbind(self._unbinding.taken_off((address,), now_ns))
+        self._release_for_unbind(self._unbind_tracker.unbind_started((address,), now_ns))
 
-    def _let_go_for_unbind(self, addresses: frozenset[str]) -> None:
+    def _release_for_unbind(self, addresses: frozenset[str]) -> None:
         released = self._samplers.released()
         if None not in released and (new := addresses - released.keys()):
-            self._let_go(new, SECONDS_DEFAULT, UNBIND)
+            self._release(new, RELEASE_SECONDS_DEFAULT, UNBIND_REASON)
 
-    def _take_back(self, addresses: frozenset[str]) -> None:
+    def _resume_rebound(self, addresses: frozenset[str]) -> None:
         """What an operator released meanwhile stays so."""
-        if ours := frozenset(a for a in addresses if self._why.get(a) == UNBIND):
-            self.resume(ours)
+        if released_for_unbind := frozenset(
+            a for a in addresses if self._reasons.get(a) == UNBIND_REASON
+        ):
+            self.resume(released_for_unbind)

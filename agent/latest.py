@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..contract.block import Block, is_float
 
 
-class Readings(NamedTuple):
+class TableSnapshot(NamedTuple):
     """A table as it was at `boottime_ns`; cells as in a `Block`."""
 
     table: str
@@ -43,21 +43,21 @@ class Readings(NamedTuple):
                 yield device, number
 
 
-class Latest:
+class LatestReadings:
     """`tables` by name; a table that no longer comes keeps its last time."""
 
     def __init__(self, wanted: Container[str] | None = None) -> None:
         """*wanted*: the tables that somebody may ask for; None: all."""
-        self.tables: dict[str, Readings] = {}
+        self.tables: dict[str, TableSnapshot] = {}
         self._wanted = wanted
 
-    def take(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
+    def update(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
         """Keep a copy of those of these blocks, of a tick at *boottime_ns*, that are wanted."""
         wanted = self._wanted
         for block in blocks:
             table = block.table
             if wanted is None or table in wanted:
-                self.tables[table] = Readings(
+                self.tables[table] = TableSnapshot(
                     table,
                     boottime_ns + block.offset_ns,
                     block.devices,

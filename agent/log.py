@@ -15,8 +15,8 @@ from typing import TextIO
 REPEAT_SECONDS_MIN = 60.0
 #: Of more different causes within a minute, all further ones are told as one.
 CAUSES_MAX = 256
-OTHERS = "log.others"
-WORDS_CHARACTERS_MAX = 1000
+OTHERS_CAUSE = "log.others"
+MESSAGE_CHARACTERS_MAX = 1000
 #: Shorter values of the environment are no secrets, but words that occur anywhere.
 SECRET_CHARACTERS_MIN = 6
 HIDDEN = "***"
@@ -31,7 +31,7 @@ _SECRET = re.compile(
 )
 
 
-class OncePerMinute(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets the first record of a cause through, and then one a minute that tells how many it stands
     for. The cause is the record's `cause` (`extra={"cause": ...}`), else where it was logged.
 
@@ -44,79 +44,85 @@ class OncePerMinute(logging.Filter):
         self._monotonic = monotonic
         self._lock = threading.Lock()
         # cause -> (when last let through, how many kept back since); the least lately seen is first
-        self._seen: dict[str, tuple[float, int]] = {}
-        self._ill: dict[str, bool] = {}  # topic -> whether its last line told of trouble
+        self._causes: dict[str, tuple[float, int]] = {}
+        self._failing_topics: dict[str, bool] = {}  # topic -> whether its last line told of trouble
 
     def filter(self, record: logging.LogRecord) -> bool:
         cause = getattr(record, "cause", f"{record.name}:{record.lineno}")
         topic, well = getattr(record, "topic", ""), getattr(record, "well", False)
         with self._lock:
             now = self._monotonic()
-            if cause not in self._seen and not self._has_room(now):
-                cause = OTHERS
-            at, kept_back = self._seen.pop(cause, (now - REPEAT_SECONDS_MIN, 0))
-            passes = now - at >= REPEAT_SECONDS_MIN or (well and self._ill.get(topic, False))
-            if topic and passes and (topic in self._ill or len(self._ill) < CAUSES_MAX):
-                self._ill[topic] = not well
-            self._seen[cause] = (now, 0) if passes else (at, kept_back + 1)
-        record.cause, record.repeated = cause, kept_back
+            if cause not in self._causes and not self._has_room(now):
+                cause = OTHERS_CAUSE
+            passed_at, suppressed = self._causes.pop(cause, (now - REPEAT_SECONDS_MIN, 0))
+            passes = now - passed_at >= REPEAT_SECONDS_MIN or (
+                well and self._failing_topics.get(topic, False)
+            )
+            if (
+                topic
+                and passes
+                and (topic in self._failing_topics or len(self._failing_topics) < CAUSES_MAX)
+            ):
+                self._failing_topics[topic] = not well
+            self._causes[cause] = (now, 0) if passes else (passed_at, suppressed + 1)
+        record.cause, record.repeated = cause, suppressed
         return passes
 
     def _has_room(self, now: float) -> bool:
         """Make room for one more cause; False if each of them has been told within the last minute."""
-        if len(self._seen) < CAUSES_MAX:
+        if len(self._causes) < CAUSES_MAX:
             return True
-        oldest = next(iter(self._seen))
-        at, kept_back = self._seen[oldest]
-        if now - at < REPEAT_SECONDS_MIN:
+        oldest = next(iter(self._causes))
+        passed_at, suppressed = self._causes[oldest]
+        if now - passed_at < REPEAT_SECONDS_MIN:
             return False
-        del self._seen[oldest]
-        if kept_back:  # what it would have told when it spoke again is told with the others
-            at, others = self._seen.get(OTHERS, (now - REPEAT_SECONDS_MIN, 0))
-            self._seen[OTHERS] = at, others + kept_back
+        del self._causes[oldest]
+        if suppressed:  # what it would have told when it spoke again is told with the others
+            passed_at, others = self._causes.get(OTHERS_CAUSE, (now - REPEAT_SECONDS_MIN, 0))
+            self._causes[OTHERS_CAUSE] = passed_at, others + suppressed
         return True
 
 
-class Line(logging.Formatter):
+class LogfmtFormatter(logging.Formatter):
     """`time=... level=... cause=... words="..."`: one line, whatever the words hold."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """What looks like a secret in *environment* is in no line."""
         super().__init__()
-        self._secrets = secrets_of(environment or {})
+        self._secrets = secret_values(environment or {})
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        words = self._clean(record.getMessage()[: 4 * WORDS_CHARACTERS_MAX])
+        message = self._redact(record.getMessage()[: 4 * MESSAGE_CHARACTERS_MAX])
         line = f"time={when} level={record.levelname.lower()}"
         line += f" cause={getattr(record, 'cause', record.name)}"
-        line += f" words={json.dumps(words[:WORDS_CHARACTERS_MAX])}"
+        line += f" words={json.dumps(message[:MESSAGE_CHARACTERS_MAX])}"
         if repeated := getattr(record, "repeated", 0):
             line += f" repeated={repeated}"
         if record.exc_info and record.exc_info[0]:
-            frames = self._clean("".join(traceback.format_exception(*record.exc_info)))
-            line += f" trace={json.dumps(frames[-4 * WORDS_CHARACTERS_MAX :])}"
+            frames = self._redact("".join(traceback.format_exception(*record.exc_info)))
+            line += f" trace={json.dumps(frames[-4 * MESSAGE_CHARACTERS_MAX :])}"
         return line
 
-    def _clean(self, words: str) -> str:
-        return redacted(words, self._secrets)
+    def _redact(self, text: str) -> str:
+        return redact(text, self._secrets)
 
 
-def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of variables that are named as secrets are, the longest first."""
     named = re.compile(_SECRET_NAME, re.IGNORECASE)
     values = {value for name, value in environment.items() if named.fullmatch(name)}
     return tuple(sorted((v for v in values if len(v) >= SECRET_CHARACTERS_MIN), key=len))[::-1]
 
 
-def redacted(words: str, secrets: tuple[str, ...] = ()) -> str:
-    """Return *words* without *secrets*, and without what a name, a header or an address says is one."""
+def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
+    """Return *text* without *secrets*, and without what a name, a header or an address says is one."""
     for secret in secrets:
-        words = words.replace(secret, HIDDEN)
-    return _SECRET.sub(_hidden, words)
+        text = text.replace(secret, HIDDEN)
+    return _SECRET.sub(_replacement, text)
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _replacement(match: re.Match[str]) -> str:
     if match["name"] is None and match["scheme"] is None:
         return f"{HIDDEN}@"
     return f"{match['name'] or match['scheme']}{HIDDEN}"
@@ -126,12 +132,12 @@ def start(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
     """Send the records of the whole house to *stream*; return the handler, for `stop`."""
     logging.raiseExceptions = False  # a log that cannot be written must not matter
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(Line(os.environ))
-    handler.addFilter(OncePerMinute())
-    house = logging.getLogger(__name__.partition(".")[0])
-    house.setLevel(level)
-    house.propagate = False
-    house.addHandler(handler)
+    handler.setFormatter(LogfmtFormatter(os.environ))
+    handler.addFilter(RateLimitFilter())
+    package_logger = logging.getLogger(__name__.partition(".")[0])
+    package_logger.setLevel(level)
+    package_logger.propagate = False
+    package_logger.addHandler(handler)
     return handler
 
 

@@ -18,39 +18,40 @@ from . import inventory, service
 from . import registration as identity
 from .clock import Clock, SystemClock
 from .collector import Collector
-from .config import AgentConfig, unread
-from .daemon import SECOND_NS, Daemon, Patience
-from .events import Listening, Teller
-from .frame_builder import Framer
-from .gpu_release import Mailbox, NotInTheWay, ReleasedFile
+from .config import AgentConfig, label_error
+from .daemon import SECOND_NS, Daemon, LoopTimeouts
+from .events import EventPublisher, EventSource
+from .frame_builder import FrameBuilder
+from .gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
+from .hardware.host import boot_id as read_boot_id
 from .hardware.nvidia import driver_gpus, pci_gpus
-from .latest import Latest
+from .latest import LatestReadings
 from .local.attach import attach
-from .local.host_status import Answers, SelfStatus, tables
-from .prefork import Early, begin, switched_off
+from .local.host_status import HostStatus, SelfStatus, judged_tables
+from .prefork import Prefork, disabled_collectors, prefork
 from .registration import InventoryCollector, Registration
-from .sampler.abandoned import LeftBehindFile
+from .sampler.abandoned import AbandonedProcessFile
 from .sampler.pool import SamplerPool
-from .self_metrics import Troubles
+from .self_metrics import ConnectionLog
 from .service import Reload
 from .spool.event_queue import EventQueue
 from .spool.spool import Spool
 from .transport.client import Client, TargetError, on_loopback, parse_target
 from .transport.credentials import Credentials
-from .transport.protocol import Permitted
+from .transport.protocol import PermitHandler
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
 #: Samplers begin with the second, and have spoken by then, those of eight GPUs (30 ms) too. Who comes sooner has to come
 #: again, and a waking costs more than a reading so much older is worth.
-TOGETHER_NS = 50_000_000
+SAMPLER_GRACE_NS = 50_000_000
 #: The inventory's child ends by itself at its deadline; past this much more its thread is hung.
 INVENTORY_GRACE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
 
-class Signals:
+class ProcessSignals:
     """SIGTERM and SIGINT end the wait and set `stop`; a sampler that speaks only ends it. SIGHUP sets
     `stop` too, once the settings of now are found to be good: the run then begins anew.
 
@@ -63,8 +64,8 @@ class Signals:
         is closed is to end what was started in it."""
         self.stop = threading.Event()
         self._clock = clock
-        self._reload, self._anew = reload, False
-        self._asked: collections.deque[int] = collections.deque(maxlen=16)
+        self._reload, self._restart = reload, False
+        self._received: collections.deque[int] = collections.deque(maxlen=16)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors: Callable[[], Sequence[int]] = tuple
         self._polled: list[int] = []
@@ -74,11 +75,11 @@ class Signals:
     def caught(self) -> Iterator[None]:
         """Catch them within the context. For the main thread."""
         before = [
-            signal.signal(each, lambda number, _: self._asked.append(number))
+            signal.signal(each, lambda number, _: self._received.append(number))
             for each in service.SIGNALS
         ]
         pipe = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        service.let_through()  # one that came while the run before this ended
+        service.unblock_signals()  # one that came while the run before this ended
         try:
             yield
         finally:
@@ -89,12 +90,12 @@ class Signals:
             os.close(self._wake)
             os.close(self._waker)
 
-    def listen(self, descriptors: Callable[[], Sequence[int]]) -> None:
+    def watch_descriptors(self, descriptors: Callable[[], Sequence[int]]) -> None:
         """Let the wait end, too, when one of *descriptors* can be read; they are asked for each time."""
         self._descriptors = descriptors
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return at that boot time (for a second's beginning, `TOGETHER_NS` after it), or sooner: with `stop` set when a
+        """Return at that boot time (for a second's beginning, `SAMPLER_GRACE_NS` after it), or sooner: with `stop` set when a
         signal has come, else when somebody spoke.
 
         Returns the descriptors that can be read.
@@ -105,130 +106,144 @@ class Signals:
             for descriptor in descriptors:
                 self._poll.register(descriptor, select.POLLIN)
         if until_ns % SECOND_NS == 0:
-            until_ns += TOGETHER_NS
+            until_ns += SAMPLER_GRACE_NS
         left_ns = max(0, until_ns - self._clock.boottime_ns())
         ready = [descriptor for descriptor, _ in self._poll.poll(left_ns / 1e6)]
         if self._wake in ready:
             os.read(self._wake, 512)
-        while self._asked:
-            self._obey(self._asked.popleft())
+        while self._received:
+            self._handle(self._received.popleft())
         return ready
 
-    def _obey(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         if number == signal.SIGHUP and self._reload is not None:
             if self.stop.is_set() or not self._reload():
                 return
-            self._anew = True
+            self._restart = True
         else:
             log.info("stopping on %s", signal.Signals(number).name, extra={"cause": "agent.stop"})
-            self._anew = False
+            self._restart = False
         self.stop.set()
 
-    def begins_anew(self) -> bool:
+    def restart_requested(self) -> bool:
         """Return whether the run ends to begin anew, and nobody has asked since that it should only end."""
-        return self._anew and not {signal.SIGTERM, signal.SIGINT} & set(self._asked)
+        return self._restart and not {signal.SIGTERM, signal.SIGINT} & set(self._received)
 
 
 def check(config: AgentConfig) -> None:
     """Raise SettingsError for what a run with these settings would end with, as far as it shows beforehand."""
     _ = config.host_name
-    switched_off(config)
-    for words in filter(None, map(unread, config.labels)):
-        raise SettingsError(f"labels: {words}")
+    disabled_collectors(config)
+    for message in filter(None, map(label_error, config.labels)):
+        raise SettingsError(f"labels: {message}")
     try:
         secure = bool(config.tls_ca_file)
         parse_target(config.aggregator, allow_plaintext=config.allow_plaintext or secure)
         _credentials(config)
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    refusals = () if config.policy_file else map(builtin().refusal, config.enforcing)
-    for words in filter(None, refusals):
-        raise SettingsError(f"enforcing: {words}")
+    refusals = () if config.policy_file else map(builtin().enforce_error, config.enforcing)
+    for message in filter(None, refusals):
+        raise SettingsError(f"enforcing: {message}")
 
 
 def run(
-    config: AgentConfig, read: Callable[[], AgentConfig] | None = None, early: Early | None = None
+    config: AgentConfig,
+    read: Callable[[], AgentConfig] | None = None,
+    preforked: Prefork | None = None,
 ) -> bool:
     """Sample and send until SIGTERM or SIGINT, then flush and return within 5 s.
 
-    For the main thread. *early*: what `begin` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
-    Returns whether the run ended to begin anew with them (`service.begin_anew`). Raises SettingsError, and FolderError when spool
+    For the main thread. *preforked*: what `prefork` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
+    Returns whether the run ended to begin anew with them (`service.reexec`). Raises SettingsError, and FolderError when spool
     or events cannot be held.
     """
     clock = SystemClock()
     notifier = service.Notifier(clock.boottime_ns)
-    signals = Signals(clock, Reload(read, check, notifier).asked if read else None)
+    signals = ProcessSignals(clock, Reload(read, check, notifier).try_reload if read else None)
     with signals.caught():
         with ExitStack() as stack:
             stack.callback(notifier.close)
-            daemon = build(config, clock, stack, signals, notifier.turned, early)
-            what = "host %s, aggregator %s"
-            log.info(what, config.host_name, config.aggregator, extra={"cause": "agent"})
+            daemon = build(config, clock, stack, signals, notifier.heartbeat, preforked)
+            template = "host %s, aggregator %s"
+            log.info(template, config.host_name, config.aggregator, extra={"cause": "agent"})
             daemon.run(signals.stop, signals.wait)
-            if not signals.begins_anew():
+            if not signals.restart_requested():
                 notifier.stopping()
         # An end that is asked for from here on is the next image's to hear, or asked for in vain.
-        service.hold_back(*service.SIGNALS)
-        anew = signals.begins_anew()
-        if not anew:
-            service.let_through()
-        return anew
+        service.block_signals(*service.SIGNALS)
+        restart = signals.restart_requested()
+        if not restart:
+            service.unblock_signals()
+        return restart
 
 
 def read_labels(labels: Iterable[str]) -> dict[str, str]:
     """Return name -> value of those that an aggregator reads; others are told of in the log."""
-    for words in filter(None, map(unread, labels)):
-        log.error("the label %s; it is left out", words, extra={"cause": "labels"})
-    return dict(one.split("=", 1) for one in labels if not unread(one))
+    for message in filter(None, map(label_error, labels)):
+        log.error("the label %s; it is left out", message, extra={"cause": "labels"})
+    return dict(one.split("=", 1) for one in labels if not label_error(one))
 
 
 def build(
     config: AgentConfig,
     clock: Clock,
     stack: ExitStack,
-    signals: Signals | None = None,
-    turned: Callable[[], None] = lambda: None,
-    early: Early | None = None,
+    signals: ProcessSignals | None = None,
+    on_second: Callable[[], None] = lambda: None,
+    preforked: Prefork | None = None,
 ) -> Daemon:
     """Open everything, start the samplers and the client, and return the daemon; *stack* closes what was opened.
 
-    Raises as `run` does. *signals*, if given, wait for the samplers too. *turned* is called each second that the loop turns.
+    Raises as `run` does. *signals*, if given, wait for the samplers too. *on_second* is called each second that the loop turns.
     """
     host = config.host_name
-    boot_id = identity.boot_id(config.proc_root)
+    boot_id = read_boot_id(config.proc_root)
     spool = _spool(config, boot_id)
     stack.callback(spool.close)
     events = EventQueue.open(config.events_folder)
     stack.callback(events.close)
     registration = Registration(host, spool.run_id, boot_id, clock, read_labels(config.labels))
-    early = early or begin(config, clock)
-    samplers = _samplers(config, early, clock, registration)
+    preforked = preforked or prefork(config, clock)
+    samplers = _samplers(config, preforked, clock, registration)
     stack.callback(samplers.close)
-    collectors = [*early.collectors]
-    released = ReleasedFile(config.run_path, boot_id)
+    collectors = [*preforked.collectors]
+    released = ReleaseStateFile(config.run_path, boot_id)
     samplers.start(released.until_ns(clock.boottime_ns()))  # before anything that starts a thread
-    latest = Latest(tables(config))
-    answers = _answers(config, latest, clock, boot_id, registration, samplers)
-    stack.callback(answers.close)
-    client = _client(config, registration, spool, events, answers.take)
+    latest = LatestReadings(judged_tables(config))
+    host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
+    stack.callback(host_status.close)
+    client = _client(config, registration, spool, events, host_status.on_response)
     if InventoryCollector.name in config.collectors_off:
-        registration.proceed()
+        registration.stop_waiting()
     else:
         collectors.append(
-            InventoryCollector(lambda: _inventory(config, way), registration, client.reregister)
+            InventoryCollector(
+                lambda: _inventory(config, releaser), registration, client.reregister
+            )
         )
     client.start()
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
-    teller = Teller(clock, events, client.notify, boot_id=boot_id)
-    teller.observe(answers.findings.observe)
-    samplers.listen(teller)
-    way, mailbox = attach(
-        config, samplers, clock, teller, stack, registration, released, answers.answer, latest
+    publisher = EventPublisher(clock, events, client.notify, boot_id=boot_id)
+    publisher.observe(host_status.findings.observe)
+    samplers.publish_to(publisher)
+    releaser, callbacks = attach(
+        config,
+        samplers,
+        clock,
+        publisher,
+        stack,
+        registration,
+        released,
+        host_status.health_check,
+        latest,
     )
     if signals:
-        signals.listen(_polled(samplers, mailbox))
-    _listen([each for each in collectors if each.name not in samplers.collectors], teller, stack)
-    stack.callback(registration.proceed)  # the client may be waiting for it
+        signals.watch_descriptors(_descriptors(samplers, callbacks))
+    _start_sources(
+        [each for each in collectors if each.name not in samplers.collectors], publisher, stack
+    )
+    stack.callback(registration.stop_waiting)  # the client may be waiting for it
     if config.metrics_listen:
         from .local import metrics  # its modules cost memory that only those pay who want it
 
@@ -239,16 +254,18 @@ def build(
         spool=spool,
         events=events,
         client=client,
-        framer=Framer(spool.run_id, boot_id),
-        teller=teller,
+        frame_builder=FrameBuilder(spool.run_id, boot_id),
+        publisher=publisher,
         samplers=samplers,
         latest=latest,
-        patience=_patience(config),
-        between=way.turn,
-        barring=answers.barring,
-        look=_in_turn(answers.look, _troubles(client, spool, events).look, turned),
+        timeouts=_loop_timeouts(config),
+        on_wakeup=releaser.tick,
+        blocking_findings=host_status.blocking_findings,
+        on_second=_call_each(
+            host_status.update, _connection_log(client, spool, events).update, on_second
+        ),
     )
-    answers.itself = SelfStatus(client, spool, events, daemon.turns, clock)
+    host_status.self_status = SelfStatus(client, spool, events, daemon.last_results, clock)
     return daemon
 
 
@@ -258,72 +275,74 @@ def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
         bytes_max=config.spool_bytes_max,
         boot_id=boot_id,
         owner=identity.machine_owner(config.sys_root, config.proc_root),
-        head_folder=config.spool_head_path,
+        memory_folder=config.spool_head_path,
     )
     if spool.notice:
         log.warning("%s", spool.notice, extra={"cause": "spool"})
     return spool
 
 
-def _answers(
-    config: AgentConfig, latest: Latest, clock: Clock, boot_id: bytes, registration: Registration,
+def _host_status(
+    config: AgentConfig, latest: LatestReadings, clock: Clock, boot_id: bytes, registration: Registration,
     samplers: SamplerPool,
-) -> Answers:  # fmt: skip
+) -> HostStatus:  # fmt: skip
     """Return what this host says of itself; the GPUs that it ever had are known by name from then on."""
-    answers = Answers(
+    host_status = HostStatus(
         config, latest, clock, boot_id,
-        gpus=registration.names, view=registration.view, devices=samplers.states,
+        gpus=registration.known_gpus, gpu_inventory=registration.gpu_inventory, devices=samplers.states,
     )  # fmt: skip
-    registration.remember(answers.gpu_list.expected)
-    return answers
+    registration.restore_gpus(host_status.gpu_list.expected)
+    return host_status
 
 
-def _polled(samplers: SamplerPool, mailbox: Mailbox) -> Callable[[], Sequence[int]]:
+def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[], Sequence[int]]:
     """Return what returns what the wait is ended by."""
-    return lambda: [*samplers.descriptors(), mailbox.descriptor]
+    return lambda: [*samplers.descriptors(), callbacks.descriptor]
 
 
-def _in_turn(*looks: Callable[[], None]) -> Callable[[], None]:
-    """Return what calls each of *looks*."""
+def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
+    """Return what calls each of *callbacks*."""
 
-    def look() -> None:
-        for each in looks:
-            each()
+    def call() -> None:
+        for callback in callbacks:
+            callback()
 
-    return look
+    return call
 
 
-def _inventory(config: AgentConfig, way: NotInTheWay) -> inventory.Inventory:
+def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:
     """Read it without the GPUs that nobody is to touch; once more, if there are others of these meanwhile. In a
     thread of its own."""
     seconds_max = config.inventory_deadline_seconds
-    found = inventory.read(config.roots, seconds_max, lambda: way.avoided)
-    if inventory.is_within(way.avoided, found.left_out):
-        return found
-    return inventory.read(config.roots, seconds_max, lambda: way.avoided)
+    result = inventory.read(config.roots, seconds_max, lambda: releaser.avoided)
+    if inventory.is_within(releaser.avoided, result.left_out):
+        return result
+    return inventory.read(config.roots, seconds_max, lambda: releaser.avoided)
 
 
 def _samplers(
-    config: AgentConfig, early: Early, clock: Clock, registration: Registration
+    config: AgentConfig, preforked: Prefork, clock: Clock, registration: Registration
 ) -> SamplerPool:
     return SamplerPool(
-        early.lanes,
-        early.nursery,
+        preforked.groups,
+        preforked.fork_server,
         clock,
         deadline_seconds=config.probe_deadline_seconds,
         devices_of=lambda: driver_gpus(config.proc_root) or pci_gpus(config.sys_root),
         key_of=registration.gpu_key,
-        left_behind=LeftBehindFile(config.state_folder, identity.boot_id(config.proc_root)),
+        abandoned_file=AbandonedProcessFile(config.state_folder, read_boot_id(config.proc_root)),
     )
 
 
-def _listen(collectors: Sequence[Collector], teller: Teller, stack: ExitStack) -> None:
-    """Give the teller to each collector that tells events by itself. One that fails harms no other."""
+def _start_sources(
+    collectors: Sequence[Collector], publisher: EventPublisher, stack: ExitStack
+) -> None:
+    """Give the publisher to each collector that tells events by itself. One that fails harms no other."""
     for collector in collectors:
-        if isinstance(collector, Listening):
+        if isinstance(collector, EventSource):
             stack.callback(collector.close)
             try:
-                collector.listen(teller)
+                collector.start(publisher)
             except Exception:
                 cause = f"collector.{collector.name}.listen"
                 log.exception("collector %s cannot listen", collector.name, extra={"cause": cause})
@@ -334,7 +353,7 @@ def _client(
     registration: Registration,
     spool: Spool,
     events: EventQueue,
-    answered: Permitted,
+    on_response: PermitHandler,
 ) -> Client:
     try:
         return Client(
@@ -344,7 +363,7 @@ def _client(
             events,
             random_source=random.Random(),
             allow_plaintext=config.allow_plaintext,
-            permitted=answered,
+            on_permit=on_response,
             credentials=_credentials(config),
         )
     except TargetError as error:
@@ -364,8 +383,8 @@ def _credentials(config: AgentConfig) -> Credentials:
     return credentials
 
 
-def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
-    return Troubles(
+def _connection_log(client: Client, spool: Spool, events: EventQueue) -> ConnectionLog:
+    return ConnectionLog(
         client,
         {
             "frames not written": lambda: spool.last_error,
@@ -386,9 +405,9 @@ def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
     )
 
 
-def _patience(config: AgentConfig) -> Patience:
+def _loop_timeouts(config: AgentConfig) -> LoopTimeouts:
     inventory_seconds = config.inventory_deadline_seconds + INVENTORY_GRACE_SECONDS
-    return Patience(
+    return LoopTimeouts(
         inventory_deadline_ns=int(inventory_seconds * SECOND_NS),
-        linger_seconds=config.probe_linger_seconds,
+        frame_wait_seconds=config.probe_linger_seconds,
     )

@@ -1,7 +1,7 @@
-"""What is done before the daemon is imported: its collectors are made, and the nursery is forked.
+"""What is done before the daemon is imported: its collectors are made, and the fork server is forked.
 
 A page that the daemon writes to is copied, and what it imports after the fork its samplers never carry: so the
-nursery is forked from a process that holds what samplers need, and nothing else.
+fork server is forked from a process that holds what samplers need, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .collectors import COLLECTORS
 from .collectors.counter_files import DESCRIPTORS_MAX
 from .config import AgentConfig
 from .hardware.files import Roots
-from .sampler.forkserver import Nursery
-from .sampler.messages import PROCESSES_MAX, Lanes, lanes_of
+from .sampler.forkserver import ForkServer
+from .sampler.messages import PROCESSES_MAX, CollectorGroups, group_collectors
 
 #: The daemon has one more collector, made when there is a client to tell.
 INVENTORY = "inventory"
 
 
-class Broken:
+class FailedCollector:
     """Stands for a collector that could not even be made: says so each minute, harms no other."""
 
     pace = Pace.MINUTE
@@ -35,62 +35,66 @@ class Broken:
 
     def __init__(self, name: str, error: Exception) -> None:
         self.name = name
-        self._words = f"could not be made: {type(error).__name__}: {error}"
+        self._message = f"could not be made: {type(error).__name__}: {error}"
 
     def collect(self) -> Sequence[Block]:
-        raise RuntimeError(self._words)
+        raise RuntimeError(self._message)
 
 
-def collectors_of(config: AgentConfig) -> list[Collector]:
+def create_collectors(config: AgentConfig) -> list[Collector]:
     """Return the collectors that are not switched off, by name (`gpu_10s`) or all of a kind (`gpu`).
 
     Raises SettingsError for a name that is neither.
     """
-    off = switched_off(config)
-    return [_made(name, make, config.roots) for name, make in COLLECTORS.items() if name not in off]
+    disabled = disabled_collectors(config)
+    return [
+        _create(name, make, config.roots)
+        for name, make in COLLECTORS.items()
+        if name not in disabled
+    ]
 
 
-def switched_off(config: AgentConfig) -> set[str]:
+def disabled_collectors(config: AgentConfig) -> set[str]:
     """Return the names of the collectors that are not to be. Raises SettingsError."""
-    off: set[str] = set()
+    disabled: set[str] = set()
     names = [*COLLECTORS, INVENTORY]
     for wanted in config.collectors_off:
         matching = {n for n in names if wanted in (n, n.rpartition("_")[0])}
         if not matching:
             raise SettingsError(f"collectors_off: no {wanted!r}; there are: {', '.join(names)}")
-        off |= matching
-    return off
+        disabled |= matching
+    return disabled
 
 
-def _made(name: str, make: Callable[[Roots], Collector], roots: Roots) -> Collector:
+def _create(name: str, make: Callable[[Roots], Collector], roots: Roots) -> Collector:
     try:
         return make(roots)
     except Exception as error:  # noqa: BLE001 - whatever a driver's library does when looked for
-        return Broken(name, error)
+        return FailedCollector(name, error)
 
 
 @dataclass(frozen=True)
-class Early:
-    """What the daemon begins with. `nursery` is forked already."""
+class Prefork:
+    """What the daemon begins with. `fork_server` is forked already."""
 
     collectors: list[Collector]
-    lanes: Lanes
-    nursery: Nursery
+    groups: CollectorGroups
+    fork_server: ForkServer
 
 
-def begin(config: AgentConfig, clock: Clock) -> Early:
-    """Make the collectors and fork the nursery. Before any thread is. Raises SettingsError.
+def prefork(config: AgentConfig, clock: Clock) -> Prefork:
+    """Make the collectors and fork the fork server. Before any thread is. Raises SettingsError.
 
-    A nursery that could not be forked is tried again by `Samplers`.
+    A fork server that could not be forked is tried again by `SamplerPool`.
     """
     raise_descriptor_limit()
-    collectors = collectors_of(config)
-    lanes = lanes_of(collectors)
-    nursery = Nursery(lanes, clock, PROCESSES_MAX + 1)
-    if lanes:
+    collectors = create_collectors(config)
+    groups = group_collectors(collectors)
+    fork_server = ForkServer(groups, clock, PROCESSES_MAX + 1)
+    if groups:
         with suppress(OSError):
-            nursery.start()
-    return Early(collectors, lanes, nursery)
+            fork_server.start()
+    return Prefork(collectors, groups, fork_server)
 
 
 def raise_descriptor_limit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,16 +14,16 @@ from ..contract.gpu_set import GPUS_MAX, PASSTHROUGH_DRIVERS, is_uuid
 from ..contract.signal import Pace
 from ..contract.wire import telemetry_pb2
 from .clock import Clock
-from .frame_builder import dictionary
+from .frame_builder import signal_dictionary
+from .gpu_list import GpuInventory
 from .hardware.files import read_text
-from .local.gpu_list import View
 
 PROTOCOL_VERSION = 1
 #: The first connection waits this long for the first inventory, rather than being made twice.
 FIRST_INVENTORY_SECONDS_MAX = 5.0
 
 
-class Device(Protocol):
+class DeviceRecord(Protocol):
     """A part of the host."""
 
     @property
@@ -35,15 +34,15 @@ class Device(Protocol):
     def attributes(self) -> Mapping[str, str]: ...
 
 
-class Inventory(Protocol):
-    """What `agent.inventory.read` returns; *words* say why it is not whole."""
+class InventoryResult(Protocol):
+    """What `agent.inventory.read` returns; *reason* say why it is not whole."""
 
     @property
-    def devices(self) -> Sequence[Device]: ...
+    def devices(self) -> Sequence[DeviceRecord]: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
     @property
-    def words(self) -> str: ...
+    def reason(self) -> str: ...
     @property
     def left_out(self) -> frozenset[str] | None: ...  # GPUs of which nobody was asked; None: all
 
@@ -78,36 +77,36 @@ class Registration:
             run_id=run_id,
             boot_id=boot_id,
             agent_version=version(),
-            signals=dictionary(),
+            signals=signal_dictionary(),
             labels=labels,
         )
         self._clock = clock
         self._lock = threading.Lock()
-        self._known = threading.Event()
-        self._told: bytes | None = None  # what the last request said of devices and labels
+        self._inventory_read = threading.Event()
+        self._sent: bytes | None = None  # what the last request said of devices and labels
         self._gpus: dict[str, str] = {}
         #: The same, with GPUs of before at addresses where no other is now.
-        self._names: Mapping[str, str] = {}
-        self._view: View | None = None
+        self._known_gpus: Mapping[str, str] = {}
+        self._gpu_inventory: GpuInventory | None = None
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
         """Return the request as of now. Waits up to 5 s for the first inventory, and no longer."""
-        self._known.wait(FIRST_INVENTORY_SECONDS_MAX)
+        self._inventory_read.wait(FIRST_INVENTORY_SECONDS_MAX)
         with self._lock:
             request = telemetry_pb2.RegisterNodeRequest()
             request.CopyFrom(self._request)
-            self._told = self._request.SerializeToString(deterministic=True)
+            self._sent = self._request.SerializeToString(deterministic=True)
         request.boottime_ns = self._clock.boottime_ns()
         request.wall_time_ns = self._clock.wall_ns()
         return request
 
-    def update(self, inventory: Inventory) -> bool:
+    def update(self, inventory: InventoryResult) -> bool:
         """Take over devices and labels; return whether the last request, if any, told others.
 
         Of a GPU that was left out stands what was known before.
         """
         with self._lock:
-            before = list(_of_gpus(self._request.devices, inventory.left_out))
+            before = list(_copies_of_gpus(self._request.devices, inventory.left_out))
             del self._request.devices[:]
             for device in [*inventory.devices, *before]:
                 self._request.devices.add(
@@ -117,15 +116,15 @@ class Registration:
             self._request.labels.update(inventory.labels)
             self._request.labels.update(self._labels)
             now = self._request.SerializeToString(deterministic=True)
-            outdated = self._told is not None and self._told != now
+            outdated = self._sent is not None and self._sent != now
             self._gpus = {
                 device.key: device.attributes.get("pci_address", "")
                 for device in self._request.devices
                 if device.kind == "gpu"
             }
-            self._names = _named(self._gpus, self._names)
-            self._view = _view(inventory, self._request.devices)
-        self._known.set()
+            self._known_gpus = _merged_gpus(self._gpus, self._known_gpus)
+            self._gpu_inventory = _gpu_inventory_of(inventory, self._request.devices)
+        self._inventory_read.set()
         return outdated
 
     def attributes(self) -> dict[tuple[str, str], dict[str, str]]:
@@ -137,27 +136,27 @@ class Registration:
         """Return UUID -> PCI address of the GPUs that the last inventory found; another one when that changes."""
         return self._gpus
 
-    def names(self) -> Mapping[str, str]:
+    def known_gpus(self) -> Mapping[str, str]:
         """Return the same with GPUs that are gone, by where they were; another one when that changes."""
-        return self._names
+        return self._known_gpus
 
-    def remember(self, gpus: Mapping[str, str]) -> None:
+    def restore_gpus(self, gpus: Mapping[str, str]) -> None:
         """Take which GPU (UUID) was at which PCI address before this agent was started."""
         with self._lock:
-            self._names = _named(self._gpus, {**gpus, **self._names})
+            self._known_gpus = _merged_gpus(self._gpus, {**gpus, **self._known_gpus})
 
-    def view(self) -> View | None:
+    def gpu_inventory(self) -> GpuInventory | None:
         """Return which GPUs answer, by the last inventory; None where it could not tell."""
-        return self._view
+        return self._gpu_inventory
 
-    def _key(self, device: Device) -> str:
+    def _key(self, device: DeviceRecord) -> str:
         """Return the key of *device*; of a GPU that does not say who it is, that of the one that was at its address."""
         if device.kind != "gpu" or is_uuid(device.key):
             return device.key
         return self._gpu_at(device.attributes.get("pci_address", "")) or device.key
 
     def _gpu_at(self, address: str) -> str:
-        return next((key for key, at in self._names.items() if at and at == address), "")
+        return next((key for key, at in self._known_gpus.items() if at and at == address), "")
 
     def nodes(self) -> dict[str, str]:
         """Return `nvidia3` -> PCI address of the GPUs whose minor number the last inventory found."""
@@ -173,37 +172,39 @@ class Registration:
         """Return the UUID of the GPU at a PCI address, or of the one that was there last; else the address."""
         return self._gpu_at(address) or address
 
-    def proceed(self) -> None:
+    def stop_waiting(self) -> None:
         """Do not wait for an inventory any more: there is none to be had now."""
-        self._known.set()
+        self._inventory_read.set()
 
 
-def _named(gpus: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def _merged_gpus(gpus: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """Return *gpus* (UUID -> PCI address), and those of *before* at whose address none of them is."""
     now = {key: at for key, at in gpus.items() if is_uuid(key)}
-    taken = frozenset(now.values())
-    gone = {key: at for key, at in before.items() if key not in now and at not in taken}
-    return {**dict(list(gone.items())[:GPUS_MAX]), **now}
+    occupied = frozenset(now.values())
+    removed = {key: at for key, at in before.items() if key not in now and at not in occupied}
+    return {**dict(list(removed.items())[:GPUS_MAX]), **now}
 
 
-def _view(inventory: Inventory, devices: Iterable[telemetry_pb2.Device]) -> View | None:
+def _gpu_inventory_of(
+    inventory: InventoryResult, devices: Iterable[telemetry_pb2.Device]
+) -> GpuInventory | None:
     """Return which of *devices* are GPUs that answer; None where *inventory* could not ask."""
-    if inventory.left_out is None or "GPUs" in inventory.words:
+    if inventory.left_out is None or "GPUs" in inventory.reason:
         return None
     found: dict[str, str] = {}
-    unasked = set(inventory.left_out)
+    unqueried = set(inventory.left_out)
     for device in devices:
-        told = device.attributes
-        if device.kind == "gpu" and "hidden" in told:
-            unasked.add(told.get("pci_address", ""))
-        elif device.kind == "gpu" and "problem" not in told and is_uuid(device.key):
-            found[device.key] = told.get("pci_address", "")
-        elif device.kind == "pcie" and told.get("driver", "") in PASSTHROUGH_DRIVERS:
-            unasked.add(device.key)
-    return View(found, frozenset(unasked))
+        attributes = device.attributes
+        if device.kind == "gpu" and "hidden" in attributes:
+            unqueried.add(attributes.get("pci_address", ""))
+        elif device.kind == "gpu" and "problem" not in attributes and is_uuid(device.key):
+            found[device.key] = attributes.get("pci_address", "")
+        elif device.kind == "pcie" and attributes.get("driver", "") in PASSTHROUGH_DRIVERS:
+            unqueried.add(device.key)
+    return GpuInventory(found, frozenset(unqueried))
 
 
-def _of_gpus(
+def _copies_of_gpus(
     devices: Iterable[telemetry_pb2.Device], addresses: frozenset[str] | None
 ) -> Iterator[telemetry_pb2.Device]:
     """Yield the GPUs at *addresses* (None: all), and their parts; copies, that outlive the originals."""
@@ -229,35 +230,34 @@ class InventoryCollector:
 
     def __init__(
         self,
-        read: Callable[[], Inventory],
+        read: Callable[[], InventoryResult],
         registration: Registration,
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        """*changed* is called when devices or labels are not those that the last request told."""
+        """*on_change* is called when devices or labels are not those that the last request told."""
         self._read = read
         self._registration = registration
-        self._changed = changed
+        self._on_change = on_change
 
     def collect(self) -> Sequence[Block]:
         try:
             inventory = self._read()
         except BaseException:
-            self._registration.proceed()
+            self._registration.stop_waiting()
             raise
-        if inventory.words and not inventory.devices:
+        if inventory.reason and not inventory.devices:
             # Nothing was read: what was known before stands.
-            self._registration.proceed()
+            self._registration.stop_waiting()
         elif self._registration.update(inventory):
-            self._changed()
-        if inventory.words:
-            raise RuntimeError(inventory.words)
+            self._on_change()
+        if inventory.reason:
+            raise RuntimeError(inventory.reason)
         return ()
 
 
 # ----------------------------------------------------------------------
 # Which machine this is, and which boot of it.
 
-BOOT_ID_BYTES = 16
 #: What boards report whose maker never set a UUID; it would make strangers look alike.
 _PLACEHOLDERS = frozenset(
     (
@@ -311,19 +311,6 @@ def _physical_cards(sys_root: Path) -> Iterator[Path]:
     for card in cards:
         if (card / "device").exists():
             yield card
-
-
-def boot_id(proc_root: Path = Path("/proc")) -> bytes:
-    """Return the 16 bytes that the kernel drew at this boot. Never raises.
-
-    Where it shows none (some sandboxes), 16 random bytes: each start then counts as a boot of its
-    own, which wastes a few sequence numbers and is otherwise harmless.
-    """
-    try:
-        boot = bytes.fromhex(_text(proc_root / "sys/kernel/random/boot_id").replace("-", ""))
-    except ValueError:
-        boot = b""
-    return boot if len(boot) == BOOT_ID_BYTES else os.urandom(BOOT_ID_BYTES)
 
 
 def _text(path: Path) -> str:

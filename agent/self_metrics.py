@@ -12,19 +12,23 @@ from typing import Protocol
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS
 from ..contract.signals import TABLES
-from .collector import Turn
-from .collectors.block_writer import places_of
-from .hardware.files import KeptFile
+from .collector import CollectResult
+from .collectors.block_writer import row_writer
+from .hardware.files import OpenFile
 
 log = logging.getLogger(__name__)
 
-_STATM = KeptFile(Path("/proc/self/statm"))
+_STATM = OpenFile(Path("/proc/self/statm"))
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 #: That there is no connection is told no more often, so that the log lets it through.
-AWAY_SECONDS_MIN = 60.0
+DISCONNECT_LOG_SECONDS_MIN = 60.0
 #: Both tables are told so often, and sooner when an outcome has changed.
-OWN_SECONDS = PERIOD_SECONDS[TABLES["agent_10s"][0].pace]
-_OF_A_TURN = ("collector.turn_seconds", "collector.outcome_state", "collector.skipped_events")
+SELF_METRICS_SECONDS = PERIOD_SECONDS[TABLES["agent_10s"][0].pace]
+_COLLECTOR_SIGNALS = (
+    "collector.turn_seconds",
+    "collector.outcome_state",
+    "collector.skipped_events",
+)
 
 
 def cpu_seconds() -> float:
@@ -32,7 +36,7 @@ def cpu_seconds() -> float:
     return time.process_time()
 
 
-def memory_bytes() -> float | None:
+def rss_bytes() -> float | None:
     """Return resident memory: the second number of statm, in pages. None where it is not shown."""
     try:
         return float(int(_STATM.read().split()[1]) * _PAGE_BYTES)
@@ -40,7 +44,7 @@ def memory_bytes() -> float | None:
         return None
 
 
-def share_bytes() -> float | None:
+def pss_bytes() -> float | None:
     """Return this process's share of memory (PSS): what it shares with its forks counts in parts.
 
     Of /proc/self/smaps_rollup (Linux 4.14), which costs about a millisecond; resident memory where there is none.
@@ -50,27 +54,27 @@ def share_bytes() -> float | None:
             shares = [line for line in file if line.startswith(b"Pss:")]
         return float(shares[0].split()[1]) * 1024
     except (OSError, IndexError, ValueError):
-        return memory_bytes()
+        return rss_bytes()
 
 
-class Memory:
+class MemoryUsage:
     """What all processes of the agent cost in memory; looking at it is not free, so not each time."""
 
-    CALLS = 300 // OWN_SECONDS
+    CALLS = 300 // SELF_METRICS_SECONDS
 
     def __init__(self, others: Callable[[], int]) -> None:
         """*others*: bytes of the other processes."""
-        self._others, self._calls, self._own = others, 0, share_bytes()
+        self._others, self._calls, self._own_bytes = others, 0, pss_bytes()
 
     def bytes(self) -> float | None:
         """Return it as of five minutes ago, or sooner; None where it is not shown."""
         self._calls += 1
-        if self._calls % self.CALLS == 0 or self._own is None:
-            self._own = share_bytes()
-        return None if self._own is None else self._own + self._others()
+        if self._calls % self.CALLS == 0 or self._own_bytes is None:
+            self._own_bytes = pss_bytes()
+        return None if self._own_bytes is None else self._own_bytes + self._others()
 
 
-class Own:
+class SelfMetrics:
     """Fills `collector_10s`, a row per collector, and `agent_10s`. A collector that has had no turn
     yet has no valid cell."""
 
@@ -90,40 +94,42 @@ class Own:
             )
         self._counts, self._urgent = counts, urgent
         self._rows = {name: row for row, name in enumerate(collectors)}
-        self._last: dict[str, tuple[Turn, int]] = {}  # of each collector, and its turns left out
-        self._changed = False  # an outcome, since `blocks`
-        self._told: object = None  # of what is urgent
-        self._turns = Block("collector_10s", collectors)
-        self._turns_places = places_of(self._turns, _OF_A_TURN)
-        self._agent = Block("agent_10s", ["agent"])
-        self._agent_places = places_of(self._agent, names)
+        self._last: dict[
+            str, tuple[CollectResult, int]
+        ] = {}  # of each collector, and its turns left out
+        self._outcome_changed = False  # an outcome, since `blocks`
+        self._published: object = None  # of what is urgent
+        self._collector_block = Block("collector_10s", collectors)
+        self._collector_cells = row_writer(self._collector_block, _COLLECTOR_SIGNALS)
+        self._agent_block = Block("agent_10s", ["agent"])
+        self._agent_cells = row_writer(self._agent_block, names)
 
-    def record(self, turn: Turn, skipped: int) -> None:
+    def record(self, result: CollectResult, skipped: int) -> None:
         """Note how a turn went. *skipped*: the collector's turns left out since the start."""
-        before = self._last.get(turn.collector)
-        if before is None or turn.outcome is not before[0].outcome:
-            self._changed = True
-        self._last[turn.collector] = turn, skipped
+        before = self._last.get(result.collector)
+        if before is None or result.outcome is not before[0].outcome:
+            self._outcome_changed = True
+        self._last[result.collector] = result, skipped
 
-    def turns(self) -> list[Turn]:
+    def last_results(self) -> list[CollectResult]:
         """Return the last turn of each collector that had one."""
-        return [turn for turn, _ in self._last.values()]
+        return [result for result, _ in self._last.values()]
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether an outcome has changed since `blocks`, or what is urgent."""
-        return self._changed or self._urgent() != self._told
+        return self._outcome_changed or self._urgent() != self._published
 
     def blocks(self) -> list[Block]:
         """Return both blocks as of now."""
-        self._changed, self._told = False, self._urgent()
-        for name, (turn, skipped) in self._last.items():
-            self._turns_places.put(self._rows[name], (turn.seconds, turn.outcome, skipped))
-        self._agent_places.put(0, tuple(self._counts().values()))
-        return [self._turns, self._agent]
+        self._outcome_changed, self._published = False, self._urgent()
+        for name, (result, skipped) in self._last.items():
+            self._collector_cells.put(self._rows[name], (result.seconds, result.outcome, skipped))
+        self._agent_cells.put(0, tuple(self._counts().values()))
+        return [self._collector_block, self._agent_block]
 
 
-class Connection(Protocol):
+class ConnectionHealth(Protocol):
     """How it stands with the aggregator."""
 
     @property
@@ -132,48 +138,50 @@ class Connection(Protocol):
     def last_error(self) -> str: ...
 
 
-class Troubles:
+class ConnectionLog:
     """Says in the log what changed between the agent, its aggregator and its disk."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ConnectionHealth,
         losses: Mapping[str, Callable[[], str]],
         counts: Callable[[], tuple[int, ...]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """*losses*: what is lost, in words -> the words of the last; *counts* of them so far, in this order."""
         self._monotonic = monotonic
-        self._away_at = -AWAY_SECONDS_MIN
+        self._disconnect_logged_at = -DISCONNECT_LOG_SECONDS_MIN
         self._connection, self._losses, self._counts = connection, losses, counts
-        self._lost: tuple[int, ...] = (0,) * len(losses)
-        self._told: tuple[bool, str] = (False, "")
+        self._loss_counts: tuple[int, ...] = (0,) * len(losses)
+        self._logged: tuple[bool, str] = (False, "")
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Log what changed since the last look."""
-        self._look_at_connection()
-        before, self._lost = self._lost, self._counts()
-        if self._lost != before:
-            self._tell(before)
+        self._log_connection()
+        before, self._loss_counts = self._loss_counts, self._counts()
+        if self._loss_counts != before:
+            self._log_losses(before)
 
-    def _look_at_connection(self) -> None:
+    def _log_connection(self) -> None:
         """What the log says last is how it stands: at once when it is well again, else within a minute."""
         connected, error = now = self._connection.connected, self._connection.last_error
-        if now == self._told:
+        if now == self._logged:
             return
         if connected:
             extra = {"cause": "aggregator.connected", "topic": "aggregator", "well": True}
             log.info("connected", extra=extra)
-        elif self._monotonic() - self._away_at >= AWAY_SECONDS_MIN:
-            self._away_at = self._monotonic()
+        elif self._monotonic() - self._disconnect_logged_at >= DISCONNECT_LOG_SECONDS_MIN:
+            self._disconnect_logged_at = self._monotonic()
             extra = {"cause": "aggregator.away", "topic": "aggregator", "well": False}
             log.warning("not connected: %s", error, extra=extra)
         else:
             return
-        self._told = now
+        self._logged = now
 
-    def _tell(self, before: tuple[int, ...]) -> None:
-        for (what, why), count, known in zip(self._losses.items(), self._lost, before, strict=True):
+    def _log_losses(self, before: tuple[int, ...]) -> None:
+        for (loss, reason), count, known in zip(
+            self._losses.items(), self._loss_counts, before, strict=True
+        ):
             if count != known:
-                extra = {"cause": what.replace(" ", ".")}
-                log.warning("%d %s so far; %s", count, what, why(), extra=extra)
+                extra = {"cause": loss.replace(" ", ".")}
+                log.warning("%d %s so far; %s", count, loss, reason(), extra=extra)

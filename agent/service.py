@@ -16,7 +16,7 @@ from ..contract.settings import SettingsError
 from .config import AgentConfig
 
 #: How much longer the manager waits than we let it: it gives WatchdogSec, and we speak this often within it.
-WATCHDOG_TIMES = 3
+WATCHDOG_DIVISOR = 3
 #: Reload, and two ways to end.
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 #: Children that sit in a driver and do not die of SIGKILL are left behind after this long.
@@ -37,38 +37,38 @@ class Notifier:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
         self._socket: socket.socket | None = None
         self._watchdog_ns = _watchdog_ns(environment)
-        self._watched_ns = 0
-        self._turning = False
+        self._watchdog_sent_ns = 0
+        self._is_ready = False
 
-    def turned(self) -> None:
+    def heartbeat(self) -> None:
         """The loop has turned: READY the first time, and WATCHDOG as often as the manager wants it.
 
         To be called by the loop itself and by nothing else, so that one that stands still is noticed.
         """
         now_ns = self._boottime_ns()
-        if not self._turning:
-            self._turning = True
-            self._watched_ns = now_ns
-            self._say("READY=1\nSTATUS=sampling")
-        elif self._watchdog_ns and now_ns - self._watched_ns >= self._watchdog_ns:
-            self._watched_ns = now_ns
-            self._say("WATCHDOG=1")
+        if not self._is_ready:
+            self._is_ready = True
+            self._watchdog_sent_ns = now_ns
+            self._send("READY=1\nSTATUS=sampling")
+        elif self._watchdog_ns and now_ns - self._watchdog_sent_ns >= self._watchdog_ns:
+            self._watchdog_sent_ns = now_ns
+            self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
         """The same process will begin anew; READY ends it."""
         # MONOTONIC_USEC lets the manager tell this reload from one before it (systemd 253 and later).
         monotonic = _monotonic_microseconds()
-        self._say(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=beginning anew")
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=beginning anew")
 
-    def refused(self, words: str) -> None:
+    def reload_failed(self, reason: str) -> None:
         """A reload was asked for and is not made: the agent goes on as it was."""
         monotonic = _monotonic_microseconds()
-        self._say(f"RELOADING=1\nMONOTONIC_USEC={monotonic}")
-        self._say(f"READY=1\nSTATUS=not reloaded: {' '.join(words.split())}")
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic}")
+        self._send(f"READY=1\nSTATUS=not reloaded: {' '.join(reason.split())}")
 
     def stopping(self) -> None:
         """The agent ends."""
-        self._say("STOPPING=1\nSTATUS=sending what is left")
+        self._send("STOPPING=1\nSTATUS=sending what is left")
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -76,20 +76,20 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _say(self, words: str) -> None:
+    def _send(self, message: str) -> None:
         if self._address:
             with contextlib.suppress(OSError):
                 if self._socket is None:
                     kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
                     self._socket = socket.socket(socket.AF_UNIX, kind)
-                self._socket.sendto(words.encode(errors="replace"), self._address)
+                self._socket.sendto(message.encode(errors="replace"), self._address)
 
 
-def _address(given: str) -> str | bytes:
+def _address(path: str) -> str | bytes:
     """Return where to send to; `@` begins the name of an abstract socket. Empty: to nobody."""
-    if given.startswith("@"):
-        return b"\0" + os.fsencode(given[1:])
-    return given if given.startswith("/") else ""
+    if path.startswith("@"):
+        return b"\0" + os.fsencode(path[1:])
+    return path if path.startswith("/") else ""
 
 
 def _watchdog_ns(environment: Mapping[str, str]) -> int:
@@ -97,14 +97,14 @@ def _watchdog_ns(environment: Mapping[str, str]) -> int:
     given, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (given.isascii() and given.isdigit()) or process not in ("", str(os.getpid())):
         return 0
-    return int(given) * 1000 // WATCHDOG_TIMES
+    return int(given) * 1000 // WATCHDOG_DIVISOR
 
 
 def _monotonic_microseconds() -> int:
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
-def begin_anew() -> None:
+def reexec() -> None:
     """Become the same command again, as the same process: with the settings and the code of now.
 
     For the main thread, when everything is closed and signals are held back: what comes meanwhile waits
@@ -132,12 +132,12 @@ def _end_children() -> None:
                 time.sleep(0.01)
 
 
-def hold_back(*numbers: int) -> None:
+def block_signals(*numbers: int) -> None:
     """Let these signals wait: their default action would end a process that has no handler for them yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
-def let_through() -> None:
+def unblock_signals() -> None:
     """Let the signals of a service come, with those that waited."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
@@ -167,7 +167,7 @@ class Reload:
         self._check = check
         self._notifier = notifier
 
-    def asked(self) -> bool:
+    def try_reload(self) -> bool:
         """Return whether the run is to end and begin anew. Never raises.
 
         If so, a further SIGHUP waits for the one that begins.
@@ -178,11 +178,11 @@ class Reload:
             check_folders(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, going on is better
             log.error("not reloaded, going on as before: %s", error, extra={"cause": "reload"})
-            self._notifier.refused(str(error))
+            self._notifier.reload_failed(str(error))
             return False
         log.info("beginning anew with the settings as they are now", extra={"cause": "reload.anew"})
         self._notifier.reloading()
-        hold_back(signal.SIGHUP)
+        block_signals(signal.SIGHUP)
         return True
 
 
@@ -190,8 +190,8 @@ def check_folders(config: AgentConfig) -> None:
     """Raise SettingsError for a folder that could neither be used nor made."""
     for name in ("spool_folder", "events_folder", "state_folder"):
         folder: Path = getattr(config, name)
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise SettingsError(
                 f"{name} = {str(folder)!r}: expected a folder that process {os.getpid()} may write"
             )

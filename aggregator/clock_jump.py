@@ -11,22 +11,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 #: Less makes nobody silent, and may be what passes between two looks at two clocks on a busy machine.
-LEAP_NS_MIN = 5_000_000_000
+JUMP_NS_MIN = 5_000_000_000
 #: Clocks that are read further apart than this are not compared: we were stopped between them.
-APART_NS_MAX = 1_000_000_000
+READ_SPREAD_NS_MAX = 1_000_000_000
 #: They are read again so often.
 READS_MAX = 3
 
 
-class Leap(NamedTuple):
+class ClockJump(NamedTuple):
     """What the wall clock says, by how much it was set forward since the last look, and for how long we stood still."""
 
     now_ns: int
-    leapt_ns: int = 0
-    stood_ns: int = 0
+    jump_ns: int = 0
+    suspended_ns: int = 0
 
 
-class Leaps:
+class ClockJumpDetector:
     """Belongs to one thread."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Leaps:
         self._boottime_ns = boottime_ns or steady_ns
         self._before: tuple[int, ...] | None = None  # the clocks, at the last look
 
-    def look(self) -> Leap:
+    def check(self) -> ClockJump:
         """Return what the wall clock says, and what it leapt by since the last look; 0: it did not.
 
         Where we are stopped between clocks each time, the last look is the one before: a stop is no leap, now or next time.
@@ -50,20 +50,22 @@ class Leaps:
         for _ in range(READS_MAX):
             begin_ns = self._boottime_ns()
             steady_ns, now_ns, boottime_ns = self._steady_ns(), self._wall_ns(), self._boottime_ns()
-            if boottime_ns - begin_ns <= APART_NS_MAX:
+            if boottime_ns - begin_ns <= READ_SPREAD_NS_MAX:
                 return self._since_last(now_ns, steady_ns, boottime_ns)
-        return Leap(now_ns)
+        return ClockJump(now_ns)
 
-    def _since_last(self, *clocks: int) -> Leap:
+    def _since_last(self, *clocks: int) -> ClockJump:
         before, self._before = self._before, clocks
         if before is None:
-            return Leap(clocks[0])
+            return ClockJump(clocks[0])
         wall_ns, steady_ns, boottime_ns = (
             now - then for now, then in zip(clocks, before, strict=True)
         )
-        stood_ns = _leap(min(boottime_ns, wall_ns) - steady_ns)
-        return Leap(clocks[0], _leap(wall_ns - steady_ns - stood_ns), stood_ns)
+        suspended_ns = _significant_ns(min(boottime_ns, wall_ns) - steady_ns)
+        return ClockJump(
+            clocks[0], _significant_ns(wall_ns - steady_ns - suspended_ns), suspended_ns
+        )
 
 
-def _leap(ns: int) -> int:
-    return ns if ns >= LEAP_NS_MIN else 0
+def _significant_ns(ns: int) -> int:
+    return ns if ns >= JUMP_NS_MIN else 0

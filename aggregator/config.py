@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.settings import SettingsError, setting
-from .auth.principal import check_patterns, check_trust_domain
+from .principal import check_name_patterns, check_trust_domain
 
 # ----------------------------------------------------------------------
 # What `address:port` a server may listen on, by its settings.
@@ -67,311 +67,354 @@ def check_ops_seconds(seconds: float) -> None:
 class AggregatorConfig:
     """Every limit of the service, with its unit. Filled by `contract.settings.load`."""
 
-    listen: str = setting("127.0.0.1:7600", says="address:port; port 0 takes any free one")
+    listen: str = setting("127.0.0.1:7600", description="address:port; port 0 takes any free one")
     listen_beyond_loopback: bool = setting(
         False,
-        says="allow plain text on an address that other machines reach; with TLS it is not needed",
+        description="allow plain text on an address that other machines reach; with TLS it is not needed",
     )
     data: Path = setting(  # noqa: RUF009 - a Path is immutable
-        Path("var/aggregator"), says="folder of the store, made if missing"
+        Path("var/aggregator"), description="folder of the store, made if missing"
     )
     commit_seconds: float = setting(
         2.0,
         low=0.01,
         high=60,
-        says="a commit at least this often while something waits; two and a half times as long while that is little",
+        description="a commit at least this often while something waits; two and a half times as long while that is little",
     )
     commit_rows: int = setting(
         122_880,
         low=1,
         high=1_000_000,
-        says="a commit as soon as so many rows wait; a row group of DuckDB costs least a row",
+        description="a commit as soon as so many rows wait; a row group of DuckDB costs least a row",
     )
     queue_bytes_max: int = setting(
         256 << 20,
         low=1 << 20,
-        says="readings in memory that wait for a commit; at the limit streams are not read further",
+        description="readings in memory that wait for a commit; at the limit streams are not read further",
     )
     retention_hours: int = setting(
         24,
         low=1,
         high=24 * 366,
-        says="hours that readings stay in the live file where none of them can leave for Parquet",
+        description="hours that readings stay in the live file where none of them can leave for Parquet",
     )
     history_days: int = setting(
         14,
         low=1,
         high=3660,
-        says="days of scores, evidence, events and cleared findings kept; of advice at least a month, of advisories 400",
+        description="days of scores, evidence, events and cleared findings kept; of advice at least a month, of advisories 400",
     )
     credit_frames: int = setting(
-        64, low=1, high=4096, says="frames a host may have on their way without a receipt"
+        64, low=1, high=4096, description="frames a host may have on their way without a receipt"
     )
-    hosts_max: int = setting(20_000, low=1, says="hosts; a further one is refused")
+    hosts_max: int = setting(20_000, low=1, description="hosts; a further one is refused")
     ops_seconds: float = setting(
         15.0,
         low=0,
         high=3600,
         check=check_ops_seconds,
-        says="maximum age of the operators' file that a query reads; without queries it is written once in eight times as long; "
+        description="maximum age of the operators' file that a query reads; without queries it is written once in eight times as long; "
         "0: never written, and gangline sql, explain and Query do not work",
     )
     ops_rows_max: int = setting(
         200_000,
         low=1000,
         high=5_000_000,
-        says="readings of the last minutes per table in the operators' file; fewer minutes beyond",
+        description="readings of the last minutes per table in the operators' file; fewer minutes beyond",
     )
     permit_unhealthy_share_max: float = setting(
         0.05,
         low=0.0,
         high=1.0,
-        says="with more of the hosts UNHEALTHY (and more than one) a permit to enforce is withheld",
+        description="with more of the hosts UNHEALTHY (and more than one) a permit to enforce is withheld",
     )
-    judge_seconds: float = setting(1.0, low=0.05, high=60, says="how often all hosts are judged")
+    judge_seconds: float = setting(
+        1.0, low=0.05, high=60, description="how often all hosts are judged"
+    )
     # Late frames and agents that come back
     backlog_frames_per_second: int = setting(
         2,
         low=1,
         high=10_000,
-        says="late frames taken of a host, or two for each live one; the rest wait, live ones do not",
+        description="late frames taken of a host, or two for each live one; the rest wait, live ones do not",
     )
     reconnects_per_second: int = setting(
         200,
         low=1,
         high=100_000,
-        says="registrations taken a second; of more each agent is told when to come",
+        description="registrations taken a second; of more each agent is told when to come",
     )
 
     # access
     tls_certificate_file: str = setting(
-        "", says="the server's certificate with its chain, PEM; empty: plain text"
+        "", description="the server's certificate with its chain, PEM; empty: plain text"
     )
-    tls_key_file: str = setting("", says="its key, PEM, not encrypted")
+    tls_key_file: str = setting("", description="its key, PEM, not encrypted")
     tls_client_ca_file: str = setting(
         "",
-        says="the CA of callers' certificates, PEM: on `listen` a caller must then show one; empty: "
+        description="the CA of callers' certificates, PEM: on `listen` a caller must then show one; empty: "
         "callers log in with a token",
     )
     listen_tokens: str = setting(
         "",
-        says="address:port of a second port, for callers with a token in place of a certificate; "
+        description="address:port of a second port, for callers with a token in place of a certificate; "
         "empty: none",
     )
     certificate_names: tuple[str, ...] = setting(
         (),
-        check=check_patterns,
-        says="ROLE=PATTERN with {name}, for certificates without a spiffe:// name, as "
+        check=check_name_patterns,
+        description="ROLE=PATTERN with {name}, for certificates without a spiffe:// name, as "
         "agent={name}.gpu.example",
     )
     trust_domain: str = setting(
         "",
         check=check_trust_domain,
-        says="the trust domain of spiffe:// names; empty: any that the CA signs",
+        description="the trust domain of spiffe:// names; empty: any that the CA signs",
     )
     access_look_seconds: float = setting(
         2.0,
         low=0.1,
         high=60,
-        says="how often certificates, tokens and connections are looked at",
+        description="how often certificates, tokens and connections are looked at",
     )
     login_seconds_max: float = setting(
         30.0,
         low=1,
         high=600,
-        says="a connection on which nobody has logged in is ended after so long",
+        description="a connection on which nobody has logged in is ended after so long",
     )
     connections_max: int = setting(
-        30_000, low=16, high=1_000_000, says="connections to a port; a further one is refused"
+        30_000,
+        low=16,
+        high=1_000_000,
+        description="connections to a port; a further one is refused",
     )
     connections_unknown_max: int = setting(
-        1024, low=1, says="connections on which nobody has logged in yet; the oldest are ended"
+        1024,
+        low=1,
+        description="connections on which nobody has logged in yet; the oldest are ended",
     )
     connections_unknown_per_address_max: int = setting(
-        128, low=1, says="of them from one address; the newest are ended"
+        128, low=1, description="of them from one address; the newest are ended"
     )
     connections_per_caller_max: int = setting(
-        8, low=1, says="connections of one login; the oldest are ended"
+        8, low=1, description="connections of one login; the oldest are ended"
     )
     calls_per_caller_max: int = setting(
-        64, low=1, says="calls of one login at once, streams too; a further one is refused"
+        64, low=1, description="calls of one login at once, streams too; a further one is refused"
     )
     streams_per_connection_max: int = setting(
-        100, low=1, high=10_000, says="calls on one connection at once; further ones wait"
+        100, low=1, high=10_000, description="calls on one connection at once; further ones wait"
     )
     message_bytes_max: int = setting(
         4 << 20,
         low=1 << 20,
         high=64 << 20,
-        says="a longer message is refused by gRPC itself: a frame has 1 MiB, a registration less",
+        description="a longer message is refused by gRPC itself: a frame has 1 MiB, a registration less",
     )
     agent_calls_per_minute_max: float = setting(
         600.0,
         low=1,
-        says="calls of an agent that has logged in: registrations, streams, events; 20 s' worth at once",
+        description="calls of an agent that has logged in: registrations, streams, events; 20 s' worth at once",
     )
     agent_frames_per_second_max: float = setting(
-        20.0, low=1, says="frames of an agent that has logged in; further ones are read later"
+        20.0,
+        low=1,
+        description="frames of an agent that has logged in; further ones are read later",
     )
     agent_bytes_per_second_max: float = setting(
-        float(2 << 20), low=1 << 16, says="bytes of its messages; further ones are read later"
+        float(2 << 20),
+        low=1 << 16,
+        description="bytes of its messages; further ones are read later",
     )
     agent_rows_per_second_max: float = setting(
-        4000.0, low=100, says="readings' rows of its frames; further ones are read later"
+        4000.0, low=100, description="readings' rows of its frames; further ones are read later"
     )
     # own health
     metrics_listen: str = setting(
         "",
         check=check_metrics,
-        says="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
+        description="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
         "whoever reaches it; empty: off",
     )
     metrics_hosts: bool = setting(
         False,
-        says="on /metrics also state, score, hazard, relative speed, silence and open advice of each host, by its name: "
+        description="on /metrics also state, score, hazard, relative speed, silence and open advice of each host, by its name: "
         "six series a host at most",
     )
 
     # query: SQL through the service
     query_seconds: float = setting(
-        10.0, low=0.1, high=3600, says="a query through the service is cut off after so long"
+        10.0, low=0.1, high=3600, description="a query through the service is cut off after so long"
     )
     query_running_max: int = setting(
-        4, low=1, high=64, says="queries that run at once; a further one is told to try again"
+        4,
+        low=1,
+        high=64,
+        description="queries that run at once; a further one is told to try again",
     )
     query_running_per_caller_max: int = setting(
-        2, low=1, high=64, says="of them of one login; a further one is told to wait for its own"
+        2,
+        low=1,
+        high=64,
+        description="of them of one login; a further one is told to wait for its own",
     )
     query_memory_bytes_max: int = setting(
-        2 << 30, low=128 << 20, says="memory of one query; past it the query ends, with words"
+        2 << 30,
+        low=128 << 20,
+        description="memory of one query; past it the query ends, with words",
     )
-    query_threads: int = setting(2, low=1, high=64, says="threads of one query")
+    query_threads: int = setting(2, low=1, high=64, description="threads of one query")
     query_rows_max: int = setting(
-        1_000_000, low=1, says="rows of one answer; there it is cut, and says so"
+        1_000_000, low=1, description="rows of one answer; there it is cut, and says so"
     )
     query_bytes_max: int = setting(
-        256 << 20, low=1 << 20, says="bytes of one answer; there it is cut, and says so"
+        256 << 20, low=1 << 20, description="bytes of one answer; there it is cut, and says so"
     )
     query_log_bytes_max: int = setting(
-        16 << 20, low=1 << 16, says="size of queries.log; three older ones are kept beside it"
+        16 << 20,
+        low=1 << 16,
+        description="size of queries.log; three older ones are kept beside it",
     )
     # history
     history_on: bool = setting(
         True,
-        says="closed five minutes of readings leave the live file for Parquet, and are rolled up",
+        description="closed five minutes of readings leave the live file for Parquet, and are rolled up",
     )
     history_seconds: float = setting(
-        5.0, low=0.1, high=3600, says="how often history looks whether there is something to do"
+        5.0,
+        low=0.1,
+        high=3600,
+        description="how often history looks whether there is something to do",
     )
     history_rows_max: int = setting(
         122_880,
         low=1000,
         high=10_000_000,
-        says="readings sorted at a time for a Parquet file, fewer of wide tables; 1 to 3 kB of memory each",
+        description="readings sorted at a time for a Parquet file, fewer of wide tables; 1 to 3 kB of memory each",
     )
     history_memory_bytes_max: int = setting(
         384 << 20,
         low=64 << 20,
         high=1 << 40,
-        says="memory that DuckDB sorts them in; what needs more is spilled to disk",
+        description="memory that DuckDB sorts them in; what needs more is spilled to disk",
     )
     live_bytes_max: int = setting(
         64 << 30,
         low=64 << 20,
         high=1 << 50,
-        says="bytes of the live file in use; beyond, its oldest closed five minutes are dropped",
+        description="bytes of the live file in use; beyond, its oldest closed five minutes are dropped",
     )
     segments_hours: int = setting(
         72,
         low=1,
         high=24 * 3660,
-        says="hours of readings kept as Parquet, by when they were received",
+        description="hours of readings kept as Parquet, by when they were received",
     )
     segments_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
     )
-    rollups_1m_days: int = setting(14, low=1, high=3660, says="days of rollups by minute kept")
+    rollups_1m_days: int = setting(
+        14, low=1, high=3660, description="days of rollups by minute kept"
+    )
     rollups_1m_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
     )
-    rollups_1h_days: int = setting(400, low=1, high=36_600, says="days of rollups by hour kept")
+    rollups_1h_days: int = setting(
+        400, low=1, high=36_600, description="days of rollups by hour kept"
+    )
     rollups_1h_bytes_max: int = setting(
-        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+        1 << 40, low=1 << 20, high=1 << 60, description="bytes of them; beyond, the oldest go"
     )
     disk_free_bytes_min: int = setting(
         20 << 30,
         low=0,
         high=1 << 50,
-        says="with less free the disk is almost full: the oldest readings go first (the lesser of "
+        description="with less free the disk is almost full: the oldest readings go first (the lesser of "
         "this and disk_free_share_min counts)",
     )
     disk_free_share_min: float = setting(
-        0.05, low=0.0, high=0.9, says="the same as a share of the disk"
+        0.05, low=0.0, high=0.9, description="the same as a share of the disk"
     )
 
     # backup
     backup_wal_bytes_max: int = setting(
         2 << 30,
         low=1 << 20,
-        says="a backup is ended, with words, once so much came in while it copied the live file",
+        description="a backup is ended, with words, once so much came in while it copied the live file",
     )
 
     # declared: what people say of hosts (docs/declared.md)
     declared: str = setting(
         "",
-        says="a folder of .toml, .csv and .json files, or one of them, with places, expected hardware, "
+        description="a folder of .toml, .csv and .json files, or one of them, with places, expected hardware, "
         "maintenance, overrides, thresholds; read again when it changes and on SIGHUP; empty: none",
     )
 
     # advice
     advice_shadow: bool = setting(
         False,
-        says="advice is worked out and kept, and nobody is told: ops.advice_shadow reports it",
+        description="advice is worked out and kept, and nobody is told: ops.advice_shadow reports it",
     )
     advice_rack_hosts_max: int = setting(
-        2, low=1, high=10_000, says="hosts of a rack that may be out at once, whoever took them out"
+        2,
+        low=1,
+        high=10_000,
+        description="hosts of a rack that may be out at once, whoever took them out",
     )
     advice_job_hosts_max: int = setting(
-        2, low=1, high=10_000, says="hosts of a job that may be out at once"
+        2, low=1, high=10_000, description="hosts of a job that may be out at once"
     )
     advice_cluster_share_max: float = setting(
         0.02,
         low=0.0,
         high=1.0,
-        says="share of all hosts that may be out at once; one may be always",
+        description="share of all hosts that may be out at once; one may be always",
     )
     advice_hosts_per_hour_max: int = setting(
-        8, low=1, high=10_000, says="hosts that advice takes out in an hour; then a breaker opens"
+        8,
+        low=1,
+        high=10_000,
+        description="hosts that advice takes out in an hour; then a breaker opens",
     )
     advice_proposal_seconds: float = setting(
-        3600.0, low=60, high=86_400, says="advice that nobody answers expires after so long"
+        3600.0, low=60, high=86_400, description="advice that nobody answers expires after so long"
     )
     advice_lease_seconds: float = setting(
-        600.0, low=10, high=86_400, says="who accepted advice and is silent for so long has lost it"
+        600.0,
+        low=10,
+        high=86_400,
+        description="who accepted advice and is silent for so long has lost it",
     )
     advice_hold_seconds: float = setting(
         7200.0,
         low=120,
         high=604_800,
-        says="what advice set on a host ends after so long, unless renewed",
+        description="what advice set on a host ends after so long, unless renewed",
     )
     advice_verify_seconds: float = setting(
-        900.0, low=10, high=604_800, says="a host is well for so long before its return is proposed"
+        900.0,
+        low=10,
+        high=604_800,
+        description="a host is well for so long before its return is proposed",
     )
     advice_probation_seconds: float = setting(
-        604_800.0, low=60, high=31_536_000, says="a host that came back is on probation for so long"
+        604_800.0,
+        low=60,
+        high=31_536_000,
+        description="a host that came back is on probation for so long",
     )
     outcomes_half_life_days: float = setting(
         90.0,
         low=1,
         high=3650,
-        says="an outcome that schedulers reported counts half after so many days; none counts after 400",
+        description="an outcome that schedulers reported counts half after so many days; none counts after 400",
     )
 
     # scores: a process of its own for whoever asks for them often
     listen_scores: str = setting(
         "",
-        says="address:port where a process of its own answers ScoreService, beside `listen`, which answers it too: "
+        description="address:port where a process of its own answers ScoreService, beside `listen`, which answers it too: "
         "judging and ingest do not hold it up; with TLS as on `listen`; empty: none",
     )
 

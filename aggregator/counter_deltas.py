@@ -17,10 +17,10 @@ from ..contract.counters import (
     BLANK_64,
     BLANK_FROM,
     BLANK_TO,
-    SLACK_SECONDS,
+    TIME_SLACK_SECONDS,
     WRAP_SHARE_MAX,
-    Nature,
-    Outcome,
+    CounterSpec,
+    StepOutcome,
 )
 from ..contract.signal import Signal
 
@@ -30,7 +30,7 @@ from ..contract.signal import Signal
 Floats = NDArray[np.float64]
 #: Of events and the like; seven digits are more than a rule needs.
 Sums = NDArray[np.float32]
-Words = NDArray[np.uint64]
+Uint64s = NDArray[np.uint64]
 Times = NDArray[np.int64]
 Indexes = NDArray[np.intp]
 Codes = NDArray[np.int32]
@@ -70,7 +70,7 @@ def grown(array: Array, capacity: int) -> Array:
     return wider  # type: ignore[return-value]
 
 
-def put(array: Array, rows: Indexes, values: Array) -> None:
+def write_changed(array: Array, rows: Indexes, values: Array) -> None:
     """Set *rows* (the last axis) of *array*, but write to no cell that has its value.
 
     What is zero from the beginning on, as the errors of most devices are, has no memory then.
@@ -82,7 +82,7 @@ def put(array: Array, rows: Indexes, values: Array) -> None:
             to[rows[changed]] = column[changed]
 
 
-def room(needed: int, capacity: int) -> int:
+def capacity_for(needed: int, capacity: int) -> int:
     """Return a capacity that holds *needed*: doubling, so that growth is rare."""
     while capacity < needed:
         capacity *= 2
@@ -97,7 +97,7 @@ RATES_MAX = {
     "gpu.pcie_transmitted_bytes": 1.28e11,
     "gpu.pcie_received_bytes": 1.28e11,
 }
-HELD_DOWN = ("gpu.violation_", "_nanoseconds")
+THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
 #: What no device can count: so many rows of spare memory (all ones of a register that is gone).
 VALUES_MAX = {
     "gpu.remapped_correctable_rows": 0xFFFE,
@@ -105,15 +105,15 @@ VALUES_MAX = {
 }
 
 
-def nature_of(signal: Signal) -> Nature:
+def nature_of(signal: Signal) -> CounterSpec:
     """Return what is known of the counter behind *signal*."""
-    begin, end = HELD_DOWN
-    held = signal.name.startswith(begin) and signal.name.endswith(end)
-    return Nature(
+    begin, end = THROTTLE_COUNTER_AFFIXES
+    is_throttle_counter = signal.name.startswith(begin) and signal.name.endswith(end)
+    return CounterSpec(
         signal.width_bits,
         signal.sticks,
         value_max=VALUES_MAX.get(signal.name, BLANK_64),
-        rate_max=1e9 if held else RATES_MAX.get(signal.name, float("inf")),
+        rate_max=1e9 if is_throttle_counter else RATES_MAX.get(signal.name, float("inf")),
     )
 
 
@@ -121,51 +121,51 @@ class Steps(NamedTuple):
     """Outcome and count of every cell; the count is 0 unless it is a delta."""
 
     outcome: Bytes
-    counts: Words
+    counts: Uint64s
 
 
 class Shape(NamedTuple):
     """The natures of counter columns, as column vectors."""
 
-    ceiling: Words  # 2**width - 1
+    ceiling: Uint64s  # 2**width - 1
     sticks: Flags
-    turn: Words  # 0: does not begin again
-    value_max: Words
+    turn: Uint64s  # 0: does not begin again
+    value_max: Uint64s
     rate_max: Floats
 
     @staticmethod
-    def of(natures: Sequence[Nature]) -> Shape:
+    def of(natures: Sequence[CounterSpec]) -> Shape:
         """Return the shape of counters of *natures*."""
 
-        def column(values: list[int]) -> Words:
+        def column(values: list[int]) -> Uint64s:
             return np.array(values, dtype=np.uint64).reshape(-1, 1)
 
         narrow = [n.sticks and n.width_bits < 64 for n in natures]
         return Shape(
             column([(1 << n.width_bits) - 1 for n in natures]),
             np.array(narrow, dtype=bool).reshape(-1, 1),
-            column([n.turn for n in natures]),
+            column([n.modulus for n in natures]),
             column([n.value_max for n in natures]),
             np.array([n.rate_max for n in natures], dtype=np.float64).reshape(-1, 1),
         )
 
 
-def unusable(value: Words, valid: Flags, shape: Shape) -> Bytes:
-    """Return per cell why the value alone can not be used (an Outcome), or DELTA if it can."""
+def unusable(value: Uint64s, valid: Flags, shape: Shape) -> Bytes:
+    """Return per cell why the value alone can not be used (a StepOutcome), or DELTA if it can."""
     result = np.zeros(value.shape, dtype=np.uint8)
     blank = (value == BLANK_32) | (value == np.uint64(BLANK_64)) | (value > shape.value_max)
     blank |= (value >= BLANK_FROM) & (value <= BLANK_TO)
     blank |= (value >= BLANK_31_FROM) & (value <= BLANK_31_TO)
-    result[blank] = Outcome.BLANK
-    result[shape.sticks & (value == shape.ceiling)] = Outcome.SATURATED
-    result[~valid] = Outcome.UNSUPPORTED
+    result[blank] = StepOutcome.BLANK
+    result[shape.sticks & (value == shape.ceiling)] = StepOutcome.SATURATED
+    result[~valid] = StepOutcome.UNSUPPORTED
     return result
 
 
 def compare(
-    older: Words,
+    older: Uint64s,
     older_usable: Flags,
-    newer: Words,
+    newer: Uint64s,
     newer_valid: Flags,
     same: Flags,
     elapsed_ns: Times,
@@ -175,8 +175,8 @@ def compare(
 
     *older_usable* says that the older cell held a number (`unusable` gave DELTA then).
     """
-    standing = unusable(newer, newer_valid, shape)
-    usable = standing == Outcome.DELTA
+    outcome = unusable(newer, newer_valid, shape)
+    usable = outcome == StepOutcome.DELTA
     start_over = usable & ~(same & older_usable)
     stale = usable & ~start_over & (elapsed_ns <= 0)
     live = usable & ~start_over & ~stale
@@ -189,16 +189,16 @@ def compare(
     once = ~(bounded & turns & (reach >= shape.turn))
     wrapped = live & once & fell & turns & (older < shape.turn) & (turned <= limit)
     rose = live & once & ~fell & (~bounded | (step <= reach))
-    standing[start_over | (live & ~rose & ~wrapped)] = Outcome.RESET
-    standing[stale] = Outcome.STALE
-    standing[wrapped] = Outcome.WRAPPED
-    return Steps(standing, np.where(rose, step, np.where(wrapped, turned, np.uint64(0))))
+    outcome[start_over | (live & ~rose & ~wrapped)] = StepOutcome.RESET
+    outcome[stale] = StepOutcome.STALE
+    outcome[wrapped] = StepOutcome.WRAPPED
+    return Steps(outcome, np.where(rose, step, np.where(wrapped, turned, np.uint64(0))))
 
 
-def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Words]:
-    """Return where it is known how far a counter can have counted, and how far (`Nature.reach`)."""
+def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Uint64s]:
+    """Return where it is known how far a counter can have counted, and how far (`CounterSpec.reach`)."""
     bounded = np.isfinite(shape.rate_max)
-    seconds = np.maximum(elapsed_ns, 0) / 1e9 + SLACK_SECONDS
+    seconds = np.maximum(elapsed_ns, 0) / 1e9 + TIME_SLACK_SECONDS
     bound = np.where(bounded, shape.rate_max, 0.0) * seconds
     return np.broadcast_to(bounded, bound.shape), np.minimum(bound, 2.0**63).astype(np.uint64)
 

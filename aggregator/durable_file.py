@@ -24,14 +24,14 @@ def sync_folder(folder: Path) -> None:
 CHUNK_BYTES = 4 << 20
 
 #: Called with bytes that were just read.
-Seen = Callable[[int], None]
+OnBytesRead = Callable[[int], None]
 
 
 class CopyError(Exception):
     """A copy cannot be made, or is not what it should be; the words say why and what to do."""
 
 
-def why(error: OSError) -> str:
+def os_error_message(error: OSError) -> str:
     """Return in words what the machine did not let us do to a file, and what to do."""
     if isinstance(error, PermissionError):
         return "permission denied; run it as the aggregator's user, or as root"
@@ -40,14 +40,16 @@ def why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def copied(source: Path, target: Path, seen: Seen, bytes_max: int | None = None) -> tuple[int, str]:
+def copy_with_checksum(
+    source: Path, target: Path, on_bytes_read: OnBytesRead, bytes_max: int | None = None
+) -> tuple[int, str]:
     """Copy *source*, at most its first *bytes_max* bytes, durably; return (bytes, SHA-256 in hex).
 
     Raises OSError, and then may leave a part of *target*.
     """
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as reading, open(target, "xb") as writing:
-        for chunk in chunks(reading, seen, bytes_max):
+        for chunk in chunks(reading, on_bytes_read, bytes_max):
             digest.update(chunk)
             writing.write(chunk)
             size += len(chunk)
@@ -56,17 +58,17 @@ def copied(source: Path, target: Path, seen: Seen, bytes_max: int | None = None)
     return size, digest.hexdigest()
 
 
-def checked(path: Path, seen: Seen) -> tuple[int, str]:
+def file_checksum(path: Path, on_bytes_read: OnBytesRead) -> tuple[int, str]:
     """Read the file at *path*; return (bytes, SHA-256 in hex). Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as reading:
-        for chunk in chunks(reading, seen, None):
+        for chunk in chunks(reading, on_bytes_read, None):
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()
 
 
-def written(target: Path, data: bytes) -> tuple[int, str]:
+def write_new_file(target: Path, data: bytes) -> tuple[int, str]:
     """Write *data* to a new file, durably; return (bytes, SHA-256 in hex). Raises OSError."""
     with open(target, "xb") as writing:
         writing.write(data)
@@ -75,11 +77,13 @@ def written(target: Path, data: bytes) -> tuple[int, str]:
     return len(data), hashlib.sha256(data).hexdigest()
 
 
-def chunks(reading: IO[bytes], seen: Seen, bytes_max: int | None) -> Iterator[bytes]:
-    """Yield what is read, up to *bytes_max* bytes, telling *seen* of each piece."""
+def chunks(
+    reading: IO[bytes], on_bytes_read: OnBytesRead, bytes_max: int | None
+) -> Iterator[bytes]:
+    """Yield what is read, up to *bytes_max* bytes, telling *on_bytes_read* of each piece."""
     left = bytes_max
     while chunk := reading.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
-        seen(len(chunk))
+        on_bytes_read(len(chunk))
         yield chunk
         if left is not None:
             left -= len(chunk)
@@ -91,7 +95,7 @@ def free_bytes(folder: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def words_of_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return a size as people say it: 1.4 GB."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:

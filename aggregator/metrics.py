@@ -37,11 +37,11 @@ class Histogram:
         last bucket, which has no end, the longest ever observed.
         """
         earlier = before or [0] * len(self.counts)
-        came = [now - then for now, then in zip(self.counts, earlier, strict=True)]
-        wanted, seen = share * sum(came), 0
-        for at, count in enumerate(came):
-            seen += count
-            if count and seen >= wanted:
+        added = [now - then for now, then in zip(self.counts, earlier, strict=True)]
+        wanted, cumulative = share * sum(added), 0
+        for at, count in enumerate(added):
+            cumulative += count
+            if count and cumulative >= wanted:
                 return self.bounds[at] if at < len(self.bounds) else self.max
         return None
 
@@ -50,12 +50,12 @@ class Histogram:
 # gRPC calls counted: by method, and those that failed by status code.
 
 
-class Calls:
+class CallCounters:
     """Written by the loop's thread, read by any. Methods and codes are ours: their number is bounded."""
 
     def __init__(self) -> None:
         #: `TelemetryService/RegisterNode` -> calls begun.
-        self.begun: Counter[str] = Counter()
+        self.started: Counter[str] = Counter()
         #: (method, `RESOURCE_EXHAUSTED`) -> calls that ended so.
         self.failed: Counter[tuple[str, str]] = Counter()
 
@@ -64,10 +64,10 @@ class Calls:
 # Open files: as many as the system allows, and words when that is too few for the fleet.
 
 #: Beside one connection a host: the store, its spill files, the journal, the API's callers.
-BESIDE = 512
+RESERVED_DESCRIPTORS = 512
 
 
-def raise_limit() -> tuple[int, int]:
+def raise_open_files_limit() -> tuple[int, int]:
     """Raise the soft limit of open files to the hard one. Return both as they are then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -75,13 +75,13 @@ def raise_limit() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def words(allowed: int, hosts_max: int) -> str:
+def open_files_warning(allowed: int, hosts_max: int) -> str:
     """Return what to tell when *allowed* open files are too few for *hosts_max* hosts; else ""."""
-    if allowed == resource.RLIM_INFINITY or allowed >= hosts_max + BESIDE:
+    if allowed == resource.RLIM_INFINITY or allowed >= hosts_max + RESERVED_DESCRIPTORS:
         return ""
-    hosts = max(0, allowed - BESIDE)
+    hosts = max(0, allowed - RESERVED_DESCRIPTORS)
     return (
-        f"{allowed} open files are allowed, hosts_max = {hosts_max} needs {hosts_max + BESIDE}: the "
+        f"{allowed} open files are allowed, hosts_max = {hosts_max} needs {hosts_max + RESERVED_DESCRIPTORS}: the "
         f"connection of about the {hosts + 1}th host will not be accepted; raise the hard limit "
-        f"(LimitNOFILE={hosts_max + BESIDE} in the unit, or ulimit -Hn), or lower hosts_max"
+        f"(LimitNOFILE={hosts_max + RESERVED_DESCRIPTORS} in the unit, or ulimit -Hn), or lower hosts_max"
     )

@@ -5,22 +5,43 @@ The enumerations follow `contract/wire/score.proto`, number by number (a test ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from math import exp, nan
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 #: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
 #: beside it.
-OURSELVES = "(aggregator)"
+AGGREGATOR_HOST = "(aggregator)"
 #: Finding about ourselves: two hosts that are heard have one GPU; its subject is the one that came later.
 DUPLICATE_GPU = "identity.duplicate_gpu"
 #: What ended it, where the one that came later has the GPU now: history follows it.
-LET_GO = "the other was silent, or registered without it"
+GPU_RELEASED = "the other was silent, or registered without it"
 
 
-class State(IntEnum):
+#: An unchanged score is written again after this long; hosts are spread over it by their index.
+UNCHANGED_SCORE_SECONDS = 300
+#: The kind of a GPU among a host's devices in the store that the host had, and did not register with.
+EXPECTED_KIND = "gpu_expected"
+
+T = TypeVar("T")
+
+
+class TransactionalStore(Protocol):
+    """The store, to those below it. A connection is DuckDB's."""
+
+    def in_transaction(self, work: Callable[[Any], T]) -> T:
+        """Run *work* durably."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Any]:
+        """Return a context with a cursor for reading."""
+        ...
+
+
+class HealthState(IntEnum):
     """HealthState of the wire."""
 
     HEALTHY = 1
@@ -36,15 +57,15 @@ class State(IntEnum):
 
 #: Bad to good: how tables are sorted before the score decides.
 SEVERITY = (
-    State.UNHEALTHY,
-    State.SUSPECT,
-    State.DEGRADED,
-    State.STALE,
-    State.WATCH,
-    State.PROBATION,
-    State.UNKNOWN,
-    State.MAINTENANCE,
-    State.HEALTHY,
+    HealthState.UNHEALTHY,
+    HealthState.SUSPECT,
+    HealthState.DEGRADED,
+    HealthState.STALE,
+    HealthState.WATCH,
+    HealthState.PROBATION,
+    HealthState.UNKNOWN,
+    HealthState.MAINTENANCE,
+    HealthState.HEALTHY,
 )
 
 
@@ -100,7 +121,7 @@ class Evidence:
     observed_ns: int  # aggregator's clock
     sql: str  # returns the rows it was computed from
     #: Of its GPU, where this is of the reason of it, as far as that is stored (`store/score_rows.py`).
-    gpu_state: State | None = None
+    gpu_state: HealthState | None = None
     #: What it adds to the hazard per hour: without its fault the hazard is lower by this. NaN: stored before version 13.
     hazard_delta: float = 0.0
     #: How many devices of the host show this one fault. More than 1: they share its cause, and none of them is at fault.
@@ -141,7 +162,7 @@ class GpuScore:
 
     gpu: str
     host: int  # node index
-    state: State
+    state: HealthState
     reason: Reason
     hazard_per_hour: float
     hazard_lower: float
@@ -161,13 +182,13 @@ class HostScore:
     score: float  # P(no health-caused interruption over the horizon)
     score_lower: float
     score_upper: float
-    state: State
+    state: HealthState
     hazard_per_hour: float
     relative_speed: float  # NaN where nothing is known
     reason: Reason
-    reason_words: str
+    reason_message: str
     clears_when: str
-    heard_ns: int  # last live frame, aggregator's clock; 0: never
+    last_received_ns: int  # last live frame, aggregator's clock; 0: never
     evidence: tuple[Evidence, ...] = ()
     speed_lower: float = nan  # 90 % interval of the relative speed
     speed_upper: float = nan
@@ -197,10 +218,10 @@ class Snapshot:
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
     alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
 
-    def lists(self, host: HostScore) -> bool:
+    def is_listed(self, host: HostScore) -> bool:
         """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
-        silent_seconds = (self.computed_ns - host.heard_ns) / 1e9
-        ended = host.heard_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
+        silent_seconds = (self.computed_ns - host.last_received_ns) / 1e9
+        ended = host.last_received_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
         return not (host.simulated and ended)
 
 
@@ -211,7 +232,7 @@ class Finding:
     host: str
     name: str  # identity.duplicate_name, clock.offset: one of a kind per host and subject
     subject: str  # what else it is about: the other's address, a device; may be empty
-    words: str  # what is wrong and what to do
+    message: str  # what is wrong and what to do
     since_ns: int
     cleared_ns: int = 0  # 0: still so
     clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"
@@ -221,7 +242,7 @@ class Finding:
 # What fleet and declarations need of the wire's messages, so that they can be fed without gRPC.
 
 
-class DeviceLike(Protocol):
+class RegisteredDevice(Protocol):
     """`telemetry_pb2.Device`."""
 
     @property
@@ -232,7 +253,7 @@ class DeviceLike(Protocol):
     def attributes(self) -> Mapping[str, str]: ...
 
 
-class EventLike(Protocol):
+class ReceivedEvent(Protocol):
     """`telemetry_pb2.HealthEvent`."""
 
     @property

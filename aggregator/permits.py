@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..contract.wire import telemetry_pb2
-from .errors import Invalid
-from .model import Snapshot, State
+from .errors import InvalidArgument
+from .model import HealthState, Snapshot
 from .scoring.results import columns_of
 
 #: A grant ends by itself; whoever wants it longer looks at the fleet again.
@@ -62,58 +62,62 @@ class Permits:
         self._path = folder / FILE_NAME
         self._boot_id = _boot_id() if boot_id is None else boot_id
         self._share_max, self._snapshot, self._wall_ns = unhealthy_share_max, snapshot, wall_ns
-        self._judged: tuple[Snapshot | None, str] = (None, "")
-        self.grant_now = _load(self._path, self._boot_id)
+        self._withheld_cache: tuple[Snapshot | None, str] = (None, "")
+        self.active_grant = _load(self._path, self._boot_id)
 
     def seconds_left(self) -> int:
         """Return the seconds left of what is granted."""
-        return self.grant_now.seconds_left(self._wall_ns())
+        return self.active_grant.seconds_left(self._wall_ns())
 
     def grant(self, seconds: int, reason: str) -> None:
-        """Grant it from now on. Raises Invalid, OSError where it cannot be kept."""
+        """Grant it from now on. Raises InvalidArgument, OSError where it cannot be kept."""
         self.check(seconds, reason)
         now_ns = self._wall_ns()
-        self._keep(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
+        self._store(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
         log.warning("hosts may enforce for %d s: %s", seconds, reason)
 
     def check(self, seconds: int, reason: str) -> None:
-        """Raise Invalid where it may not be granted so."""
+        """Raise InvalidArgument where it may not be granted so."""
         if not 0 < seconds <= GRANT_SECONDS_MAX:
-            raise Invalid("seconds", f"expected 1 to {GRANT_SECONDS_MAX}, which is seven days")
+            raise InvalidArgument(
+                "seconds", f"expected 1 to {GRANT_SECONDS_MAX}, which is seven days"
+            )
         if not 0 < len(reason) <= REASON_CHARACTERS_MAX or not reason.isprintable():
-            raise Invalid("reason", f"who and why, in 1 to {REASON_CHARACTERS_MAX} characters")
+            raise InvalidArgument(
+                "reason", f"who and why, in 1 to {REASON_CHARACTERS_MAX} characters"
+            )
 
     def revoke(self, reason: str) -> None:
         """Take it back, also where that cannot be kept on disk: then until we are started again."""
-        said = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
-        self.grant_now = Grant(reason=said or "revoked")
-        log.warning("hosts may enforce no more: %s", self.grant_now.reason)
-        self._keep(self.grant_now)
+        printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
+        self.active_grant = Grant(reason=printable or "revoked")
+        log.warning("hosts may enforce no more: %s", self.active_grant.reason)
+        self._store(self.active_grant)
 
     def lease(self) -> telemetry_pb2.Permit | None:
         """Return what a host is given with a message now; None: nothing."""
         seconds = self.seconds_left()
-        if not seconds or self.withheld():
+        if not seconds or self.withheld_reason():
             return None
         return telemetry_pb2.Permit(
-            seconds=min(seconds, LEASE_SECONDS), reason=self.grant_now.reason
+            seconds=min(seconds, LEASE_SECONDS), reason=self.active_grant.reason
         )
 
-    def withheld(self) -> str:
+    def withheld_reason(self) -> str:
         """Return why no host is given it for now; "" if nothing is against it."""
         snapshot = self._snapshot()
         if snapshot is None:
             return "no host has been judged yet"
-        if self._judged[0] is not snapshot:
-            self._judged = snapshot, self._doubt(snapshot)
-        return self._judged[1]
+        if self._withheld_cache[0] is not snapshot:
+            self._withheld_cache = snapshot, self._evaluate_fleet(snapshot)
+        return self._withheld_cache[1]
 
-    def _doubt(self, snapshot: Snapshot) -> str:
+    def _evaluate_fleet(self, snapshot: Snapshot) -> str:
         if snapshot.degraded_reason:
             return f"the fleet's picture is degraded: {snapshot.degraded_reason}"
         columns = columns_of(snapshot)
         count = int((~columns.ended).sum())
-        bad = int(((columns.state == State.UNHEALTHY) & ~columns.ended).sum())
+        bad = int(((columns.state == HealthState.UNHEALTHY) & ~columns.ended).sum())
         most = max(1.0, self._share_max * count)
         if bad > most:
             return (
@@ -122,11 +126,11 @@ class Permits:
             )
         return ""
 
-    def _keep(self, grant: Grant) -> None:
+    def _store(self, grant: Grant) -> None:
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps({**grant._asdict(), "boot_id": self._boot_id}))
         new.replace(self._path)
-        self.grant_now = grant
+        self.active_grant = grant
 
 
 def _boot_id() -> str:
@@ -142,10 +146,16 @@ def _load(path: Path, boot_id: str) -> Grant:
         with open(path, "rb") as file:
             fields = json.loads(file.read(FILE_BYTES_MAX))
         grant = Grant(fields["granted_ns"], fields["until_ns"], fields["reason"])
-        whole = type(grant.granted_ns) is int and type(grant.until_ns) is int
-        short = whole and grant.until_ns - grant.granted_ns <= GRANT_SECONDS_MAX * SECOND_NS
+        is_typed = type(grant.granted_ns) is int and type(grant.until_ns) is int
+        is_within_limit = (
+            is_typed and grant.until_ns - grant.granted_ns <= GRANT_SECONDS_MAX * SECOND_NS
+        )
         if fields["boot_id"] != boot_id:
             return Grant(reason="none was granted since this machine booted")
-        if short and isinstance(grant.reason, str) and len(grant.reason) <= REASON_CHARACTERS_MAX:
+        if (
+            is_within_limit
+            and isinstance(grant.reason, str)
+            and len(grant.reason) <= REASON_CHARACTERS_MAX
+        ):
             return grant
     return Grant()

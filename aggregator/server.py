@@ -22,27 +22,34 @@ from grpc_health.v1 import health, health_pb2
 from ..contract.metrics_http import Family
 from . import metrics as descriptors
 from .advisories.advisory import limits_of
-from .advisories.engine import Book
+from .advisories.engine import AdvisoryEngine
 from .advisories.observer import Observer
-from .advisories.workloads import Gangs, Works
-from .auth.access import Door
-from .clock_jump import Leaps
+from .advisories.workloads import ScheduledGangs, WorkloadLookup
+from .auth.access import AccessControl
+from .clock_jump import ClockJumpDetector
 from .config import AggregatorConfig, declared_path, parse_listen
-from .declared.live import Live
+from .declared_reload import DeclaredReloader
 from .fleet.fleet import Fleet
-from .hazard.models import Models
+from .hazard.models import ModelRegistry
 from .ingest.clocks import ClockWriter
 from .ingest.ingest import Ingest
-from .judge_loop import Holder, Judging, remember
-from .metrics import Calls
+from .judge_loop import JudgeLoop, SnapshotHolder, restore_from_store
+from .metrics import CallCounters
 from .monitoring.host_metrics import host_families
-from .monitoring.metrics import Parts
-from .monitoring.monitor import Changes, MetricsServer, OwnHealth, Watch, listener, tell
-from .monitoring.probes import LoopLag, Machine, look
+from .monitoring.metrics import MetricSources
+from .monitoring.monitor import (
+    AggregatorMetricsServer,
+    AlarmChanges,
+    MonitorThread,
+    SelfMonitor,
+    listener,
+    record_alarms,
+)
+from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
 from .scoring.declared import rule_names
 from .scoring.evaluate import FAULT_RULES
-from .scoring.restart import Before
+from .scoring.restart import RestartState
 from .service.admin import AdminService, PermitService
 from .service.advisory import AdvisoryService
 from .service.grpc_server import (
@@ -61,7 +68,7 @@ from .service.query import QueryService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
-from .service.telemetry import TelemetryService, Turns
+from .service.telemetry import AdmissionControl, TelemetryService
 from .store.store import Store
 
 # ----------------------------------------------------------------------
@@ -73,7 +80,7 @@ class StartError(Exception):
     """The service cannot start; the words say why and what to do."""
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where something is to listen. *option*: what is written before an address to name another place."""
 
     address: str
@@ -81,22 +88,24 @@ class Place(NamedTuple):
     option: str
 
 
-def places(config: AggregatorConfig) -> list[Place]:
+def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
     """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
     named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
-    return [_place(config, name, option) for name, option in named if getattr(config, name)]
+    return [
+        _listen_endpoint(config, name, option) for name, option in named if getattr(config, name)
+    ]
 
 
-def scores_place(config: AggregatorConfig) -> Place | None:
+def scores_endpoint(config: AggregatorConfig) -> Endpoint | None:
     """Return where a process of its own is to answer for scores; None: nowhere. Raises SettingsError."""
     if not config.listen_scores:
         return None
-    return _place(config, "listen_scores", "--set listen_scores=")
+    return _listen_endpoint(config, "listen_scores", "--set listen_scores=")
 
 
-def _place(config: AggregatorConfig, name: str, option: str) -> Place:
+def _listen_endpoint(config: AggregatorConfig, name: str, option: str) -> Endpoint:
     beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
-    return Place(*parse_listen(getattr(config, name), beyond_loopback=beyond, name=name), option)
+    return Endpoint(*parse_listen(getattr(config, name), beyond_loopback=beyond, name=name), option)
 
 
 def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
@@ -118,17 +127,17 @@ def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
         ) from error
 
 
-def refuse_taken(place: Place) -> None:
+def check_endpoint_free(endpoint: Endpoint) -> None:
     """Raise StartError if nobody could listen there."""
     try:
-        _probe(place.address, place.port)
+        _probe(endpoint.address, endpoint.port)
     except OSError as error:
-        raise cannot_listen(place, error) from error
+        raise listen_error(endpoint, error) from error
 
 
-def cannot_listen(place: Place, error: Exception) -> StartError:
+def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
     """Return *error*, of who tried to listen there, with what to do about it."""
-    address, port, option = place
+    address, port, option = endpoint
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
         remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
@@ -144,12 +153,12 @@ def cannot_listen(place: Place, error: Exception) -> StartError:
 
 def _probe(address: str, port: int) -> None:
     """Raise OSError if nobody could listen there: gRPC would write its own words to stderr."""
-    family, kind, _, _, where = socket.getaddrinfo(
+    family, kind, _, _, socket_address = socket.getaddrinfo(
         address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)
+        probe.bind(socket_address)
         probe.listen(1)
 
 
@@ -178,32 +187,34 @@ class Aggregator:
     ) -> None:
         """*steady_ns*: None: as the wall clock, where that is one that is handed in, and never set."""
         if steady_ns is None and wall_ns is time.time_ns:
-            self._leaps = Leaps(wall_ns, time.monotonic_ns, _boottime_ns)
+            self._jump_detector = ClockJumpDetector(wall_ns, time.monotonic_ns, _boottime_ns)
         else:
-            self._leaps = Leaps(wall_ns, steady_ns or wall_ns)
+            self._jump_detector = ClockJumpDetector(wall_ns, steady_ns or wall_ns)
         # Node indexes begin anew with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
-        self.holder = Holder()
+        self.snapshot_holder = SnapshotHolder()
         self.port = self.token_port = 0
         #: Where /metrics is served; 0: it is not.
         self.metrics_port = 0
         self.scores: ScoreProcess | None = None
         self._config, self._wall_ns = config, wall_ns
         self._servers: list[grpc.aio.Server] = []
-        self._calls, self._lag = Calls(), LoopLag()
+        self._calls, self._lag = CallCounters(), LoopLag()
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
         """Open the store and serve. Raises SettingsError, StoreError or StartError, with words; then nothing is left."""
         config = self._config
-        self.door = Door(config, lambda: self._wall_ns() / 1e9)
-        where, scores = places(config), scores_place(config)
-        for place in (*where, *([scores] if scores else ())):
-            refuse_taken(place)  # before anything is written
+        self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
+        endpoints, scores = listen_endpoints(config), scores_endpoint(config)
+        for endpoint in (*endpoints, *([scores] if scores else ())):
+            check_endpoint_free(endpoint)  # before anything is written
         if scores is not None:
-            self.scores = ScoreProcess(config, scores[:2], self.door, self._calls)
-        if few := descriptors.words(descriptors.raise_limit()[0], config.hosts_max):
-            log.warning("%s", few)
+            self.scores = ScoreProcess(config, scores[:2], self.access_control, self._calls)
+        if warning := descriptors.open_files_warning(
+            descriptors.raise_open_files_limit()[0], config.hosts_max
+        ):
+            log.warning("%s", warning)
         async with AsyncExitStack() as undo:
             metrics = metrics_socket(config)
             if metrics is not None:
@@ -211,8 +222,8 @@ class Aggregator:
                 self.metrics_port = int(metrics.getsockname()[1])
             self._open(undo)
             self._make_services(undo)
-            await self._listen(where, undo)
-            self._look_after(metrics)
+            await self._listen(endpoints, undo)
+            self._make_monitoring(metrics)
             undo.pop_all()
         await self._run()
 
@@ -225,16 +236,18 @@ class Aggregator:
         undo.callback(self.store.close)
         self._ingest = Ingest(self.fleet, self.store, config, self._wall_ns)
         undo.callback(self._ingest.close)
-        self._clocks = ClockWriter(self._ingest.heard_clocks, self.store)
-        self.declared = Live(declared_path(config), self.fleet, self.store, rule_names())
+        self._clocks = ClockWriter(self._ingest.clock_samples, self.store)
+        self.declared = DeclaredReloader(
+            declared_path(config), self.fleet, self.store, rule_names()
+        )
         self.declared.begin(self._wall_ns())
-        self.models = Models(self.store, FAULT_RULES, self._wall_ns)
+        self.models = ModelRegistry(self.store, FAULT_RULES, self._wall_ns)
         self.models.load()
-        gangs = Gangs()
-        self._works = Works(self.fleet, gangs)
-        observer = Observer(lambda: self.fleet.declared, self._works)
+        gangs = ScheduledGangs()
+        self._workloads = WorkloadLookup(self.fleet, gangs)
+        observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:
-            self.book = Book(
+            self.advisory_engine = AdvisoryEngine(
                 self.store, limits_of(config), observer, self._wall_ns(),
                 shadow=config.advice_shadow, gangs=gangs,
                 outcomes_half_life_days=config.outcomes_half_life_days,
@@ -248,61 +261,68 @@ class Aggregator:
     def _make_services(self, undo: AsyncExitStack) -> None:
         config, wall_ns = self._config, self._wall_ns
         self._permits = Permits(
-            config.data, config.permit_unhealthy_share_max, lambda: self.holder.snapshot, wall_ns
+            config.data,
+            config.permit_unhealthy_share_max,
+            lambda: self.snapshot_holder.snapshot,
+            wall_ns,
         )
-        self.turns = Turns(self._ingest, self.store, self.fleet, config)
-        undo.callback(self.turns.stop)
+        self.admission_control = AdmissionControl(self._ingest, self.store, self.fleet, config)
+        undo.callback(self.admission_control.stop)
         self._telemetry = TelemetryService(
-            self._ingest, self.turns, self._permits.lease, self.door.pace,
-            lambda host: verdict_of(self.holder.snapshot, self.fleet.index, host),
+            self._ingest, self.admission_control, self._permits.lease, self.access_control.rate_limit,
+            lambda host: verdict_of(self.snapshot_holder.snapshot, self.fleet.index, host),
         )  # fmt: skip
         self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
-        before = remember(self.fleet, self.store, self._ingest.findings, wall_ns())
-        self.store.forget_before()
-        self.judging = self._make_judging(before)
-        self.judging.begin()
+        restart_state = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
+        self.store.release_restored_state()
+        self.judge_loop = self._make_judge_loop(restart_state)
+        self.judge_loop.begin()
         self._services = {
             TELEMETRY: self._telemetry,
-            SCORE: ScoreService(self.holder),
+            SCORE: ScoreService(self.snapshot_holder),
             PERMIT: PermitService(self._permits),
-            ADVISORY: AdvisoryService(self.book, wall_ns, self._works.member),
-            OUTCOME: OutcomeService(self.book, wall_ns),
+            ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
+            OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
             QUERY: self.query,
             ADMIN: AdminService(self.store, config.backup_wal_bytes_max, self.models),
         }
 
-    def _make_judging(self, before: Before) -> Judging:
-        return Judging(
-            self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.door,
-            self.declared, self.models, self.book, self._telemetry, self.holder, self.scores, self._health,
-            lambda: self._own.words, before, self._leaps,
+    def _make_judge_loop(self, restart_state: RestartState) -> JudgeLoop:
+        return JudgeLoop(
+            self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
+            self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
+            lambda: self._self_monitor.messages, restart_state, self._jump_detector,
         )  # fmt: skip
 
-    async def _listen(self, where: list[Place], undo: AsyncExitStack) -> None:
+    async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:
         """Answer in all places, the score process's among them."""
         if (
             self.scores is not None
         ):  # first: gRPC keeps a port that it was bound to and does not serve
             await self._start_scores(self.scores)
             undo.push_async_callback(self.scores.close)
-        self._servers = [self._bind(place, by_token=at > 0) for at, place in enumerate(where)]
-        self.door.listens([self.port, self.token_port])
+        self._servers = [
+            self._bind(endpoint, by_token=at > 0) for at, endpoint in enumerate(endpoints)
+        ]
+        self.access_control.watch_ports([self.port, self.token_port])
         for server in self._servers:
             await server.start()
             undo.push_async_callback(server.stop, None)
 
-    def _bind(self, place: Place, *, by_token: bool) -> grpc.aio.Server:
+    def _bind(self, endpoint: Endpoint, *, by_token: bool) -> grpc.aio.Server:
         """Return a server that is to answer there; behind the first of all places callers need no token."""
-        denied = {f"/{QUERY}/Query": self.query.denied}
-        server = make_server(self._config, self.door, self._calls, by_token=by_token, denied=denied)
+        denied = {f"/{QUERY}/Query": self.query.log_denied}
+        server = make_server(
+            self._config, self.access_control, self._calls, by_token=by_token, denied=denied
+        )
         serve_on(server, self._services, self._health)
         try:
-            self.token_port = self.door.bind(
-                server, f"{place.address}:{place.port}", by_token=by_token
+            self.token_port = self.access_control.bind(
+                server, f"{endpoint.address}:{endpoint.port}", by_token=by_token
             )
         except RuntimeError as error:
-            raise cannot_listen(place, error) from error
+            raise listen_error(endpoint, error) from error
         if not by_token:
             self.port = self.token_port
         return server
@@ -313,51 +333,57 @@ class Aggregator:
         except (ScoreProcessError, OSError) as error:
             raise StartError(f"listen_scores = {self._config.listen_scores!r}: {error}") from error
 
-    def _look_after(self, metrics: socket.socket | None) -> None:
+    def _make_monitoring(self, metrics: socket.socket | None) -> None:
         """Make what looks at ourselves."""
-        parts = Parts(
+        parts = MetricSources(
             self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
-            self.door, self.turns, self.query.processes,
-            lambda: self._telemetry.streams, lambda: self.judging.seconds, self.scores,
+            self.access_control, self.admission_control, self.query.pool,
+            lambda: self._telemetry.streams, lambda: self.judge_loop.turn_seconds, self.scores,
         )  # fmt: skip
 
-        def machine(now_ns: int) -> Machine:
+        def resource_usage(now_ns: int) -> ResourceUsage:
             ports = {self.port, self.token_port, *([self.scores.port] if self.scores else ())}
-            return look(self._config.data, ports, now_ns)
+            return read_resource_usage(self._config.data, ports, now_ns)
 
         hosts = self._host_families if self._config.metrics_hosts else lambda _: ()
-        self._own = OwnHealth(parts, machine, self._wall_ns, hosts=hosts)
+        self._self_monitor = SelfMonitor(parts, resource_usage, self._wall_ns, hosts=hosts)
         loop = asyncio.get_running_loop()
-        server = MetricsServer(metrics, self._own.render) if metrics else None
-        self._watch = Watch(self._own, lambda changes: self._hear(loop, changes), server)
+        server = AggregatorMetricsServer(metrics, self._self_monitor.render) if metrics else None
+        self._monitor_thread = MonitorThread(
+            self._self_monitor, lambda changes: self._on_alarm_changes(loop, changes), server
+        )
 
     def _host_families(self, now_ns: int) -> list[Family]:
         """Return the series of each host. For the thread that answers /metrics."""
-        advisories = [] if self.book.shadow else list(self.book.machine.memory.advisories.values())
-        return host_families(self.holder.snapshot, advisories, now_ns)
+        advisories = (
+            []
+            if self.advisory_engine.shadow
+            else list(self.advisory_engine.machine.state.advisories.values())
+        )
+        return host_families(self.snapshot_holder.snapshot, advisories, now_ns)
 
-    def _hear(self, loop: asyncio.AbstractEventLoop, changes: Changes) -> None:
+    def _on_alarm_changes(self, loop: asyncio.AbstractEventLoop, changes: AlarmChanges) -> None:
         """Take changes of alarms over, from the watch's thread into the loop's."""
         with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
-            loop.call_soon_threadsafe(lambda: tell(self.fleet, changes, self._wall_ns()))
+            loop.call_soon_threadsafe(lambda: record_alarms(self.fleet, changes, self._wall_ns()))
 
     # While it runs -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         """Begin what goes on by itself, and say that we serve."""
         self._lag.start()
-        self._watch.start()
+        self._monitor_thread.start()
         for name in ("", TELEMETRY, QUERY):
             await self._health.set(name, _SERVING)
-        await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
+        await self._health.set(SCORE, _SERVING if self.snapshot_holder.snapshot else _NOT_SERVING)
         self._tasks = [
-            asyncio.create_task(self.judging.run()),
-            asyncio.create_task(self.door.watch()),
+            asyncio.create_task(self.judge_loop.run()),
+            asyncio.create_task(self.access_control.watch()),
         ]
 
     def reload(self) -> None:
         """Read what people declared again, with the next judgement."""
-        self.judging.reload()
+        self.judge_loop.reload()
 
     async def close(self) -> str:
         """Stop accepting, commit what waits, send its receipts, close the store: within 5 s, or 25 s of a disk that hangs.
@@ -368,12 +394,12 @@ class Aggregator:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        await self.judging.telling.end()
+        await self.judge_loop.publisher.close()
         self._lag.stop()
-        self._watch.close()
+        self._monitor_thread.close()
         await self._health.enter_graceful_shutdown()
         self._telemetry.stop_reading()
-        self.store.hurry()
+        self.store.request_commit()
         await self.query.close()
         if self.scores is not None:
             await self.scores.close()
@@ -382,8 +408,10 @@ class Aggregator:
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
         rest = max(STORE_CLOSE_SECONDS_MIN, CLOSE_SECONDS - (time.monotonic() - begin))
         # In each thread of the loop's own somebody may wait for the store.
-        with ThreadPoolExecutor(1) as apart:
-            return await asyncio.get_running_loop().run_in_executor(apart, self.store.close, rest)
+        with ThreadPoolExecutor(1) as executor:
+            return await asyncio.get_running_loop().run_in_executor(
+                executor, self.store.close, rest
+            )
 
 
 async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> str:

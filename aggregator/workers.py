@@ -1,4 +1,4 @@
-"""What a query's process takes from itself before it reads the question: its priority, its limits, its rights."""
+"""What every worker process is started with, and what it takes from itself: its priority, its limits, its rights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,21 @@ import time
 from contextlib import suppress
 
 from ..ext import process
-from .query.messages import KILL_AFTER_SECONDS
 
+#: A query that does not end when it is interrupted is killed after so long.
+KILL_AFTER_SECONDS = 1.0
+#: What libraries would start threads for, which a fork server must not have; and malloc gives memory back.
+_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "MALLOC_ARENA_MAX": "4",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+#: What of ours a fork server needs to find Python, its libraries and its language. Nothing else goes with it: a token
+#: (GANGLINE_TOKEN), a cloud's keys or a proxy's password would stand in the environment of a stranger's query.
+_INHERITED = frozenset(("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SYSTEMROOT"))
+_INHERITED_PREFIXES = ("PYTHON", "LC_", "LD_", "COV_", "COVERAGE")
 _PR_SET_NO_NEW_PRIVS = 38
 #: ioprio_set(2) by machine; elsewhere the disk is shared as everybody's.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
@@ -34,19 +47,19 @@ def confine(memory_bytes_max: int, parent: int) -> None:
     if os.getppid() != parent:
         raise SystemExit(1)
     process.name(b"gangline-query")
-    go_last()
-    die_first()
+    lower_priority()
+    raise_oom_score()
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("prctl(PR_SET_NO_NEW_PRIVS)")
-    limit(resource.RLIMIT_AS, address_space_bytes() + memory_bytes_max)
-    limit(resource.RLIMIT_FSIZE, 0)
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_NOFILE, FILES_MAX)
+    set_limit(resource.RLIMIT_AS, address_space_bytes() + memory_bytes_max)
+    set_limit(resource.RLIMIT_FSIZE, 0)
+    set_limit(resource.RLIMIT_CORE, 0)
+    set_limit(resource.RLIMIT_NOFILE, FILES_MAX)
 
 
 def limit_cpu(seconds: float, threads: int) -> None:
     """End this process when it has used all processors it may have for longer than it may run."""
-    limit(resource.RLIMIT_CPU, math.ceil((seconds + KILL_AFTER_SECONDS) * (threads + 1)))
+    set_limit(resource.RLIMIT_CPU, math.ceil((seconds + KILL_AFTER_SECONDS) * (threads + 1)))
 
 
 def address_space_bytes() -> int:
@@ -55,22 +68,22 @@ def address_space_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def die_first() -> None:
+def raise_oom_score() -> None:
     """Be what the kernel ends first when memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
-def processors() -> set[int]:
+def query_processors() -> set[int]:
     """Return on which of the processors that this process may use all queries together may run: half of them.
 
     The caches and the wake-ups of the other half are for what stores, also while every place has a bomb.
     """
-    ours = sorted(os.sched_getaffinity(0))
-    return set(ours[len(ours) // 2 :])
+    cpus = sorted(os.sched_getaffinity(0))
+    return set(cpus[len(cpus) // 2 :])
 
 
-def let_session_go_last() -> None:
+def lower_session_priority() -> None:
     """Give the session of this process, its leader, a tenth of a usual session's share of the processors.
 
     Linux shares them by session before it looks at priorities (sched_autogroup_enabled, on nearly everywhere): with a
@@ -90,7 +103,7 @@ def let_session_go_last() -> None:
             return
 
 
-def go_last() -> None:
+def lower_priority() -> None:
     """Let this process and the threads it will have come last at the processors and the disk.
 
     SCHED_IDLE: what stores takes a processor from it at once, not after the rest of its slice. Where the kernel refuses,
@@ -101,13 +114,23 @@ def go_last() -> None:
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
-        os.sched_setaffinity(0, processors())
+        os.sched_setaffinity(0, query_processors())
     if _IOPRIO_SET is not None:
         ctypes.CDLL(None).syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
-def limit(what: int, wanted: int) -> None:
+def set_limit(what: int, wanted: int) -> None:
     """Let this process have no more than *wanted* of a resource, or what less it may have."""
     _, high = resource.getrlimit(what)
     value = wanted if high == resource.RLIM_INFINITY else min(wanted, high)
     resource.setrlimit(what, (value, value))
+
+
+def environment() -> dict[str, str]:
+    """Return what a process of ours that holds DuckDB and Arrow is started with."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+    return {**inherited, **_ENVIRONMENT}

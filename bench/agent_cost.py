@@ -23,7 +23,7 @@ from tests.fake_nvml.scenario import Scenario, gpus
 
 from . import node_exporter
 from .folder_host import FILES_MIN, PORTS, files_of, make_host
-from .measure import Calls, Cost, Result, family
+from .measure import CallTimer, ProcessCost, Result, family
 
 GPUS = 8
 WARM_UP_SECONDS = 12
@@ -60,9 +60,9 @@ class Ground:
             raise RuntimeError(f"the host has {count} files that are read, {FILES_MIN} are wanted")
         return cls(folder, roots.sys.parent, run_folder, build(folder / "nvml"), files)
 
-    def gpus(self, name: str) -> Calls:
+    def gpus(self, name: str) -> CallTimer:
         """Make the scenario of GPUs for one process family, whose calls are counted."""
-        return Calls(self.library, Scenario(self.folder / name, gpus(GPUS)).path)
+        return CallTimer(self.library, Scenario(self.folder / name, gpus(GPUS)).path)
 
 
 @contextmanager
@@ -82,11 +82,11 @@ def _command(log: Path, *arguments: str, **environment: str) -> Iterator[int]:
 def _service_environment() -> dict[str, str]:
     """Return what the service is started with."""
     lines = (line.partition("Environment=") for line in UNIT.read_text().splitlines())
-    return dict(words.split("=", 1) for before, key, words in lines if key and not before)
+    return dict(assignment.split("=", 1) for before, key, assignment in lines if key and not before)
 
 
 @contextmanager
-def _agent(ground: Ground, calls: Calls) -> Iterator[int]:
+def _agent(ground: Ground, calls: CallTimer) -> Iterator[int]:
     """Run an agent of that host; yields its pid once it has been at work for a while."""
     folder, root = ground.folder, ground.root
     settings = {
@@ -95,8 +95,8 @@ def _agent(ground: Ground, calls: Calls) -> Iterator[int]:
         "events_folder": folder / "events", "state_folder": folder / "state",
         "run_folder": ground.run_folder,
     }  # fmt: skip
-    words = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
-    arguments = ("agent", *words, "--aggregator", AGGREGATOR)
+    options = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
+    arguments = ("agent", *options, "--aggregator", AGGREGATOR)
     log = folder / "agent.log"
     environment = {**_service_environment(), "GANGLINE_FAKE_NVML": str(calls.scenario)}
     with _command(log, *arguments, **environment) as pid:
@@ -105,7 +105,7 @@ def _agent(ground: Ground, calls: Calls) -> Iterator[int]:
 
 
 @contextmanager
-def _floor(ground: Ground, calls: Calls, wanted: Mapping[str, float]) -> Iterator[int]:
+def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Iterator[int]:
     """Run the C program with *wanted* calls a GPU and second; yields its pid."""
     program = ground.folder / "floor"
     options = ["-O2", f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program), "-ldl"]
@@ -161,18 +161,20 @@ def run(seed: int) -> list[Result]:
 
 
 def _measure(
-    pids: Mapping[str, int], calls: Mapping[str, Calls]
-) -> tuple[dict[str, Cost], dict[str, float]]:
+    pids: Mapping[str, int], calls: Mapping[str, CallTimer]
+) -> tuple[dict[str, ProcessCost], dict[str, float]]:
     """Return each family's cost over the same seconds, and each one's calls a GPU and second."""
-    before = {name: Cost.now(family(pid)) for name, pid in pids.items()}
+    before = {name: ProcessCost.now(family(pid)) for name, pid in pids.items()}
     counted = {name: each.counts() for name, each in calls.items()}
     time.sleep(MEASURED_SECONDS)
     now = {name: sum(each.counts()) - sum(counted[name]) for name, each in calls.items()}
-    costs = {name: Cost.now(family(pids[name])).since(before[name]) for name in pids}
+    costs = {name: ProcessCost.now(family(pids[name])).since(before[name]) for name in pids}
     return costs, {name: count / MEASURED_SECONDS / GPUS for name, count in now.items()}
 
 
-def _results(ground: Ground, costs: Mapping[str, Cost], made: Mapping[str, float]) -> list[Result]:
+def _results(
+    ground: Ground, costs: Mapping[str, ProcessCost], made: Mapping[str, float]
+) -> list[Result]:
     agent, floor = costs["agent"], costs["floor"]
     if abs(made["floor"] / made["agent"] - 1) > CALLS_SHARE_MAX:
         raise RuntimeError(

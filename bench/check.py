@@ -37,7 +37,7 @@ def run(seed: int) -> list[Result]:
         _show(where)
         tree = Path(sys.executable).with_name("gangline")
         arguments = ("check", "--run-folder", folder)
-        taken = _in_turn(
+        durations = _in_turn(
             {
                 "installed": (str(_installed(where / "installed")), *arguments),
                 "tree": (str(tree), *arguments),
@@ -45,11 +45,13 @@ def run(seed: int) -> list[Result]:
                 "bare": BARE,
             }
         )
-    peer, bare = " ".join(BARE), 1000 * taken["bare"]
-    floor = f"of it {1000 * taken['pass']:.1f} ms are this tree's own `python -c pass`"
+    peer, bare = " ".join(BARE), 1000 * durations["bare"]
+    floor = f"of it {1000 * durations['pass']:.1f} ms are this tree's own `python -c pass`"
     return [
-        Result("gangline check, installed", 1000 * taken["installed"], "ms", peer, bare, "<= 3"),
-        Result("gangline check, editable tree", 1000 * taken["tree"], "ms", peer, bare, floor),
+        Result(
+            "gangline check, installed", 1000 * durations["installed"], "ms", peer, bare, "<= 3"
+        ),
+        Result("gangline check, editable tree", 1000 * durations["tree"], "ms", peer, bare, floor),
     ]
 
 
@@ -90,10 +92,10 @@ def _show(folder: Path) -> None:
 
 def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Return the median seconds of each; in turn, so that what else runs here meets all alike."""
-    taken: dict[str, list[float]] = {name: [] for name in commands}
+    durations: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(RUNS):
         for name, command in commands.items():
             begin = time.perf_counter()
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-            taken[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(each) for name, each in taken.items()}
+            durations[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(each) for name, each in durations.items()}

@@ -164,7 +164,7 @@ def _plain(source: random.Random, blocks: Sequence[Block]) -> list[bytes]:
 def _stream(source: random.Random, name: str, blocks: Sequence[Block]) -> list[Result]:
     """Measure a stream past its first two frames, which name its tables; what comes out is what went in."""
     sent = _plain(source, blocks)
-    whole = [frames.deflated(frame) for frame in sent]
+    whole = [frames.deflate_frame(frame) for frame in sent]
     encode, decode, differences = [], [], list[bytes]()
     for _ in range(PASSES):
         sender, receiver = Sender(CONTEXT_BYTES_MAX), Receiver()
@@ -179,8 +179,8 @@ def _stream(source: random.Random, name: str, blocks: Sequence[Block]) -> list[R
         encode.append((between - begin) / len(differences) / 1e3)
         decode.append((end - between) / len(differences) / 1e3)
     a_row = sum(map(len, differences)) / len(differences) / blocks[0].rows
-    deflate = _microseconds(partial(frames.deflated, sent[-1]))
-    inflate = _microseconds(partial(frames.inflated, whole[-1]))
+    deflate = _microseconds(partial(frames.deflate_frame, sent[-1]))
+    inflate = _microseconds(partial(frames.inflate_frame, whole[-1]))
     what = f"{name}, a second of 8 GPUs"
     notes = f"deflated whole: {len(whole[-1]) / blocks[0].rows:.1f} B a row"
     return [
@@ -194,25 +194,25 @@ def _stream(source: random.Random, name: str, blocks: Sequence[Block]) -> list[R
 def run(seed: int) -> list[Result]:
     """Measure bytes a row, and encode and decode CPU a frame."""
     block = gpu_block(random.Random(seed))
-    ours = frames.encode(STAMP, [block])
+    encoded = frames.encode(STAMP, [block])
     encode = _microseconds(partial(frames.encode, STAMP, [block]))
-    decode = _microseconds(partial(frames.decode, ours))
+    decode = _microseconds(partial(frames.decode, encoded))
     results = []
     for name, (other_encode, other_decode) in {
         "protobuf packed columns": _protobuf(block),
         "Arrow IPC": _arrow(block),
     }.items():
-        theirs = other_encode()
+        other_encoded = other_encode()
         results += [
-            Result("frame of 8 GPUs: bytes a row", len(ours) / 8, "B", name, len(theirs) / 8),
+            Result("frame of 8 GPUs: bytes a row", len(encoded) / 8, "B", name, len(other_encoded) / 8),
             Result("frame of 8 GPUs: encode", encode, "us CPU", name, _microseconds(other_encode)),
             Result(
                 "frame of 8 GPUs: decode", decode, "us CPU", name,
-                _microseconds(partial(other_decode, theirs)),
+                _microseconds(partial(other_decode, other_encoded)),
             ),
         ]  # fmt: skip
     source = random.Random(seed)
-    drawn = [block for block, _ in zip(gpu_blocks(source), range(STREAM_SECONDS), strict=False)]
-    results += _stream(source, "values drawn anew", drawn)
+    blocks = [block for block, _ in zip(gpu_blocks(source), range(STREAM_SECONDS), strict=False)]
+    results += _stream(source, "values drawn anew", blocks)
     results += _stream(source, "simulated host", _simulated(seed))
     return results

@@ -61,12 +61,12 @@ def run(seed: int) -> list[Result]:
 
 
 def _result(pace: str, found: dict[str, float]) -> Result:
-    own = {name: value for name, value in found.items() if name.endswith(f"_{pace}")}
-    words = ", ".join(
+    paced = {name: value for name, value in found.items() if name.endswith(f"_{pace}")}
+    text = ", ".join(
         f"{name.removesuffix(f'_{pace}')} {value:.0f}"
-        for name, value in sorted(own.items(), key=lambda item: -item[1])
+        for name, value in sorted(paced.items(), key=lambda item: -item[1])
     )
     return Result(
-        f"collectors of files, a turn of all at {pace}", sum(own.values()), "us CPU",
-        "one C pass, same files kept open", found[pace], words, own,
+        f"collectors of files, a turn of all at {pace}", sum(paced.values()), "us CPU",
+        "one C pass, same files kept open", found[pace], text, paced,
     )  # fmt: skip

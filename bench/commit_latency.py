@@ -11,7 +11,7 @@ from collections.abc import Callable
 from .load.aggregator import Running
 from .load.fleet_run import run as run_load
 from .measure import Result
-from .turns import Sample, Turns, results
+from .turns import MeasuredTurns, Sample, results
 
 #: Some eighth of what this machine sustains (`make load`), so that what is measured is no queue of its own.
 HOSTS = 50
@@ -50,7 +50,7 @@ def spread_out(counts: Buckets) -> list[float]:
     return seconds
 
 
-class Beside:
+class BackgroundLoad:
     """One load, and turns without and with what *start* starts; then what commits and receipts took."""
 
     def __init__(self, start: Callable[[Running], Callable[[], None]], hosts: int = HOSTS) -> None:
@@ -58,7 +58,7 @@ class Beside:
         self._start, self._hosts = start, hosts
         self._marks: list[Buckets] = []
         self._receipts: list[Sample] = []
-        self._turns = Turns(lambda: lambda: None)
+        self._turns = MeasuredTurns(lambda: lambda: None)
 
     def measure(self, seed: int, settings: tuple[str, ...]) -> None:
         """Run it all."""
@@ -66,7 +66,7 @@ class Beside:
             math.ceil(self._turns.whole_seconds) + WARM_SECONDS + CHANGE_SECONDS * self._turns.pairs
         )
         report = run_load(
-            [(self._hosts, length)], seed, probe=False, settings=settings, beside=self._begin
+            [(self._hosts, length)], seed, probe=False, settings=settings, background=self._begin
         )
         (step,) = report.steps()
         self.rows = step["rows"]
@@ -100,7 +100,7 @@ class _Operator:
     """Who asks, by turns."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.queries = 0
 
     def start(self, running: Running) -> Callable[[], None]:
         child = subprocess.Popen(
@@ -109,8 +109,8 @@ class _Operator:
         )  # fmt: skip
 
         def end() -> None:
-            said, _ = child.communicate("stop\n")
-            self.asked += int(said)
+            output, _ = child.communicate("stop\n")
+            self.queries += int(output)
 
         return end
 
@@ -118,10 +118,10 @@ class _Operator:
 def run(seed: int) -> list[Result]:
     """Measure commits and receipts."""
     operator = _Operator()
-    beside = Beside(operator.start)
-    beside.measure(seed, (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}"))
+    background = BackgroundLoad(operator.start)
+    background.measure(seed, (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}"))
     notes = (
-        f"{HOSTS} hosts, {beside.rows:.0f} rows/s of all tables; {operator.asked} questions over the "
+        f"{HOSTS} hosts, {background.rows:.0f} rows/s of all tables; {operator.queries} questions over the "
         f"operators' file, which is written anew each {OPS_SECONDS} s throughout"
     )
-    return beside.results("while operators ask", notes)
+    return background.results("while operators ask", notes)

@@ -24,13 +24,13 @@ from typing import Any
 from bench.measure import Result, percentile, pss_bytes
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.events import Teller
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
-from gangline.agent.kernel_log.reader import Follower, Keeper, Stamps
+from gangline.agent.kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.transport.client import Client
-from gangline.agent.transport.grpc_http2 import EVENTS, Answer, Session
+from gangline.agent.transport.grpc_http2 import EVENTS, CallResponse, ClientSession
 from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
@@ -50,11 +50,11 @@ class TimedQueue:
 
     def __init__(self, queue: EventQueue) -> None:
         self._queue = queue
-        self.came = self.durable = self.receipted = 0.0
+        self.queued_seconds = self.durable = self.acknowledged = 0.0
         self.done = threading.Event()
 
     def put(self, event: HealthEvent) -> bool:
-        self.came = time.perf_counter()
+        self.queued_seconds = time.perf_counter()
         durable = self._queue.put(event)
         self.durable = time.perf_counter()
         return durable
@@ -66,12 +66,12 @@ class TimedQueue:
     def pending(self, count_max: int) -> list[HealthEvent]:
         return self._queue.pending(count_max)
 
-    def receipt(self, event_ids: Iterable[str]) -> None:
-        self.receipted = time.perf_counter()
-        self._queue.receipt(event_ids)
+    def acknowledge(self, event_ids: Iterable[str]) -> None:
+        self.acknowledged = time.perf_counter()
+        self._queue.acknowledge(event_ids)
         self.done.set()
 
-    def refused(self, event_ids: Iterable[str], reason: str) -> None:
+    def mark_refused(self, event_ids: Iterable[str], reason: str) -> None:
         raise AssertionError(reason)
 
 
@@ -87,17 +87,17 @@ class NoFrames:
     def pending(self, after: int, count_max: int) -> list[Any]:
         return []
 
-    def receipt(self, first: int, last: int) -> None: ...
-    def refused(self, sequence: int, reason: str) -> None: ...
+    def acknowledge(self, first: int, last: int) -> None: ...
+    def mark_refused(self, sequence: int, reason: str) -> None: ...
 
 
-class Echo:
+class EchoLane:
     """A bare unary call by the agent's HTTP/2 session over a socket that blocks."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._session = Session(f"127.0.0.1:{port}")
+        self._session = ClientSession(f"127.0.0.1:{port}")
 
     def seconds(self, event: HealthEvent) -> float:
         """Send the event, wait for the answer."""
@@ -105,7 +105,7 @@ class Echo:
         self._session.call(EVENTS, telemetry_pb2.ReportEventsRequest(events=[event]))
         self._socket.sendall(self._session.data_to_send())
         while not any(
-            isinstance(a, Answer) for a in self._session.receive(self._socket.recv(1 << 16))
+            isinstance(a, CallResponse) for a in self._session.receive(self._socket.recv(1 << 16))
         ):
             self._socket.sendall(self._session.data_to_send())
         seconds = time.perf_counter() - begin
@@ -131,7 +131,7 @@ def _server(folder: Path) -> Iterator[tuple[int, int, list[float]]]:
         appends += json.loads(child.stdout.readline())
 
 
-class Lane:
+class EventLaneBed:
     """The agent's half: a log to write to, its reader, its queue and its client."""
 
     def __init__(self, folder: Path, client: Client, queue: TimedQueue, number: int) -> None:
@@ -139,12 +139,12 @@ class Lane:
         self.totals: list[float] = []
         self._queue = queue
         self._number = number
-        ours, self._log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        descriptor = ours.detach()
+        local_socket, self._log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptor = local_socket.detach()
         self._reader = KernelLog(
             Roots(state=folder / f"state-{number}"), lambda path: Kmsg(descriptor)
         )
-        self._reader.listen(Teller(SystemClock(), queue, client.notify))
+        self._reader.start(EventPublisher(SystemClock(), queue, client.notify))
 
     def seconds(self, sequence: int) -> float:
         """Write a record, wait for its receipt."""
@@ -157,11 +157,11 @@ class Lane:
         self._log.send(record)
         if not queue.done.wait(SECONDS_MAX):
             raise TimeoutError(f"no receipt within {SECONDS_MAX:g} s")
-        self.totals.append(queue.receipted - begin)
+        self.totals.append(queue.acknowledged - begin)
         for name, part in (
-            ("parse", queue.came - begin),
-            ("agent fsync", queue.durable - queue.came),
-            ("call", queue.receipted - queue.durable),
+            ("parse", queue.queued_seconds - begin),
+            ("agent fsync", queue.durable - queue.queued_seconds),
+            ("call", queue.acknowledged - queue.durable),
         ):
             self.parts[name].append(part)
         return self.totals[-1]
@@ -178,7 +178,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], dict[str, list[flo
     parts: dict[str, list[float]] = {}
     with _server(folder / "aggregator") as (port, echo_port, appends):
         queue = EventQueue.open(folder / "events")
-        timed, frames, echo = TimedQueue(queue), NoFrames(), Echo(echo_port)
+        timed, frames, echo = TimedQueue(queue), NoFrames(), EchoLane(echo_port)
         client = Client(
             f"127.0.0.1:{port}", _registration, frames, timed, random_source=random.Random(1)
         )
@@ -186,7 +186,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], dict[str, list[flo
         while not client.connected:
             time.sleep(0.01)
         for number in range(ROUNDS):
-            lane = Lane(folder, client, timed, number)
+            lane = EventLaneBed(folder, client, timed, number)
             for sequence in range(EVENTS_PER_ROUND):
                 event = HealthEvent(event_id="x" * 40, message=LINE, name="gpu.xid")
                 echoed, total = echo.seconds(event), lane.seconds(sequence)
@@ -210,43 +210,45 @@ def _registration() -> telemetry_pb2.RegisterNodeRequest:
     )  # fmt: skip
 
 
-def _follower(told: list[HealthEvent]) -> Follower:
-    def tell(event: HealthEvent) -> bool:
-        told.append(event)
+def _follower(events: list[HealthEvent]) -> LogReader:
+    def publish(event: HealthEvent) -> bool:
+        events.append(event)
         return True
 
-    follower = Follower(bytes(16), tell, Keeper(None), SystemClock(), Stamps())
-    follower.opened()
+    follower = LogReader(
+        bytes(16), publish, CheckpointFile(None), SystemClock(), TimestampConverter()
+    )
+    follower.on_open()
     return follower
 
 
-def _take(follower: Follower, records: list[bytes]) -> float:
+def _take(follower: LogReader, records: list[bytes]) -> float:
     """Return the seconds of CPU for records at hand."""
     begin = time.process_time()
     for record in records:
-        follower.take(record, live=False)
-    follower.settle()
+        follower.feed(record, live=False)
+    follower.flush_due()
     return time.process_time() - begin
 
 
 def _storm() -> tuple[float, float, list[HealthEvent]]:
     """Return the microseconds of CPU a line, the bytes that the process grew by, what was told."""
-    told: list[HealthEvent] = []
-    follower = _follower(told)
-    words = [f"{chr(97 + n // 6)}{chr(103 + n % 6)}" for n in range(STORM_FORMS)]
+    events: list[HealthEvent] = []
+    follower = _follower(events)
+    tokens = [f"{chr(97 + n // 6)}{chr(103 + n % 6)}" for n in range(STORM_FORMS)]
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     spent = 0.0
     memory = pss_bytes([os.getpid()])
     for at in range(0, STORM_LINES, 1000):
         group = [
             f"3,{n},{stamp},-;NVRM: Xid (PCI:0000:9b:00): 95, pid={n}, name=python, Uncontained: "
-            f"{words[n % STORM_FORMS]}. RST: Yes, D-RST: No (0x{n:x})\n".encode()
+            f"{tokens[n % STORM_FORMS]}. RST: Yes, D-RST: No (0x{n:x})\n".encode()
             for n in range(at, at + 1000)
         ]
         spent += _take(follower, group)
     grown = pss_bytes([os.getpid()]) - memory
     follower.finish()
-    return spent / STORM_LINES * 1e6, grown, told
+    return spent / STORM_LINES * 1e6, grown, events
 
 
 def _ordinary(lines: int) -> float:
@@ -262,11 +264,11 @@ def run(seed: int) -> list[Result]:
     """Measure the lane and the storm. *seed* changes nothing here."""
     with tempfile.TemporaryDirectory() as folder:
         lane, echo, parts = _measure(Path(folder))
-    words = ", ".join(
+    text = ", ".join(
         f"{name} {percentile(times, 0.5) * 1e6:.0f}/{percentile(times, 0.99) * 1e6:.0f}"
         for name, times in parts.items()
     )
-    notes = f"{len(lane)} events, each its own incident; p50/p99 us of the parts: {words}"
+    notes = f"{len(lane)} events, each its own incident; p50/p99 us of the parts: {text}"
     results = [
         Result(
             f"record to receipt, p{share * 100:.0f}", percentile(lane, share) * 1e6, "us",
@@ -274,11 +276,11 @@ def run(seed: int) -> list[Result]:
         )
         for share in (0.5, 0.99)
     ]  # fmt: skip
-    cost, grown, told = _storm()
-    last = told[-1]
+    cost, grown, events = _storm()
+    last = events[-1]
     notes = (
-        f"{last.count} lines of {len({e.event_id for e in told})} incident, {last.forms_count} forms, "
-        f"told {len(told)} times; the process grew by {grown / 1e6:.1f} MB"
+        f"{last.count} lines of {len({e.event_id for e in events})} incident, {last.forms_count} forms, "
+        f"told {len(events)} times; the process grew by {grown / 1e6:.1f} MB"
     )
     results.append(
         Result(

@@ -24,7 +24,7 @@ from gangline.aggregator.store.journal import EventJournal, StoredEvent
 from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
 
 
-class Echo(telemetry_pb2_grpc.TelemetryServiceServicer):
+class EchoServicer(telemetry_pb2_grpc.TelemetryServiceServicer):
     """Answers the same call without looking at it."""
 
     async def ReportEvents(self, request: Any, context: Any) -> Any:
@@ -51,7 +51,7 @@ async def serve(folder: Path) -> None:
     aggregator = Aggregator(AggregatorConfig(listen="127.0.0.1:0", data=folder))
     await aggregator.start()
     echo = grpc.aio.server()
-    telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(Echo(), echo)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(EchoServicer(), echo)  # type: ignore[no-untyped-call]
     echo_port = echo.add_insecure_port("127.0.0.1:0")
     await echo.start()
     print(aggregator.port, echo_port, flush=True)

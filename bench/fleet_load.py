@@ -22,8 +22,8 @@ def run(seed: int) -> list[Result]:
     """Measure; 40 s of load."""
     report = run_load([(hosts, STEP_SECONDS) for hosts in STEPS], seed, warm=STEP_SECONDS)
     steps = report.steps()
-    kept_up = [step for step in steps if step["sustained"]]
-    best = kept_up[-1] if kept_up else steps[0]
+    sustained = [step for step in steps if step["sustained"]]
+    best = sustained[-1] if sustained else steps[0]
     cost = best["aggregator_cpu"] / best["rows"] * 1e6
     notes = (
         f"{'at least' if steps[-1]['sustained'] else 'largest'} {best['hosts']:.0f} hosts = "

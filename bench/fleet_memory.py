@@ -83,9 +83,9 @@ def _resident_bytes() -> int:
 def _child(hosts: int) -> dict[str, float]:
     """Return what the state takes in this process, in bytes, and how long a judgement takes."""
     from gangline.aggregator.fleet.fleet import Fleet
-    from gangline.aggregator.fleet.tracked_signals import KEPT
+    from gangline.aggregator.fleet.tracked_signals import TRACKED_SIGNALS
     from gangline.aggregator.ingest.frame_reader import CATALOGUE
-    from gangline.aggregator.scoring.evaluate import judge
+    from gangline.aggregator.scoring.evaluate import evaluate
     from gangline.aggregator.server import Aggregator  # noqa: F401 - as the service has it
     from gangline.contract import frame as frames
     from gangline.contract.frame import Stamp, decode
@@ -122,13 +122,13 @@ def _child(hosts: int) -> dict[str, float]:
             if host % 1000 == 999:
                 fleet.advance(1000 * SECOND_NS)
     begin = time.perf_counter()
-    judgement = judge(fleet, 1001 * SECOND_NS, None)
+    judgement = evaluate(fleet, 1001 * SECOND_NS, None)
     first = time.perf_counter() - begin
     begin = time.perf_counter()
-    judgement = judge(fleet, 1002 * SECOND_NS, judgement)
+    judgement = evaluate(fleet, 1002 * SECOND_NS, judgement)
     seconds = time.perf_counter() - begin
     cells = sum(
-        DEVICES[kind] * sum(signal.name in KEPT for signal in TABLES[table])
+        DEVICES[kind] * sum(signal.name in TRACKED_SIGNALS for signal in TABLES[table])
         for table, kind in tables
     )
     arrays = sum(

@@ -8,9 +8,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.agent.collector import Blind, Collector, NoData
+from gangline.agent.collector import AccessDenied, Collector, NoData
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.counter_files import FolderCollector
+from gangline.agent.collectors.counter_files import CounterFileCollector
 from gangline.agent.hardware.files import Roots
 from tests.hosts import unpack
 
@@ -36,7 +36,7 @@ def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
     for name, make in COLLECTORS.items():
         if not name.startswith(NOT_OF_FILES) and name.endswith(pace):
             collector = make(roots)
-            with suppress(NoData, Blind):
+            with suppress(NoData, AccessDenied):
                 collector.collect()
                 found[name] = collector
     return found
@@ -52,9 +52,14 @@ def files_of(roots: Roots, pace: str) -> set[str]:
     root = str(roots.sys.parent)
     made = collectors_of_files(roots, pace)
     found = {
-        path for each in made.values() if isinstance(each, FolderCollector) for path in each.paths
+        path
+        for each in made.values()
+        if isinstance(each, CounterFileCollector)
+        for path in each.paths
     }
-    kept = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    open_files = {
+        os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+    }
     # Real paths, as the links in /proc/self/fd are: most devices of /sys/class are links.
-    found = {os.path.realpath(path) for path in found} | kept
+    found = {os.path.realpath(path) for path in found} | open_files
     return {path for path in found if path.startswith(root) and os.path.isfile(path)}

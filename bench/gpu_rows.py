@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from .ingest_cost import GPUS, Host, Shape, connections, hosts_of
+from .ingest_cost import GPUS, FrameShape, IngestHost, connections, hosts_of
 
 #: With a credit of 64 frames each: 1,000 frames/s, and receipts after some seconds.
 STREAMS = 128
@@ -30,7 +30,7 @@ MAKING_SECONDS = 20.0
 
 
 @dataclass
-class Paced(Host):
+class Paced(IngestHost):
     """A host whose frames come when their stamps say, as far as its credit goes."""
 
     begin: float = 0.0  # time.time()
@@ -49,7 +49,7 @@ def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
     """Return the hosts, each with its messages; they begin within one period of one another."""
     period_seconds, begin = STREAMS * ROWS / rows_per_second, time.time() + MAKING_SECONDS
     frames = round(seconds / period_seconds)
-    shape = Shape("", MOMENTS, frames, streams=STREAMS, step_ns=round(period_seconds * 1e9))
+    shape = FrameShape("", MOMENTS, frames, streams=STREAMS, step_ns=round(period_seconds * 1e9))
     return [
         Paced(
             f"gpus-{at}", host.run_id, host.boot_id, host.messages,
@@ -59,7 +59,7 @@ def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
     ]  # fmt: skip
 
 
-async def _tell(hosts: list[Paced], seconds: int) -> None:
+async def _send(hosts: list[Paced], seconds: int) -> None:
     """Print a line a second, from the first frame on."""
     begin = min(host.begin for host in hosts)
     for second in range(1, seconds + 1):
@@ -76,7 +76,7 @@ async def _run(address: str, hosts: list[Paced], seconds: int) -> None:
             *(host.run(each) for host, each in zip(hosts, channels, strict=True))
         )
         print(json.dumps({"connected": len(hosts)}), flush=True)
-        await _tell(hosts, seconds)
+        await _send(hosts, seconds)
         await sending
 
 

@@ -31,17 +31,17 @@ import grpc
 
 from bench.load.aggregator import STORE, Running, aggregator
 from bench.measure import HEADING, Result
-from bench.turns import SETTLE_SECONDS, TURN_SECONDS, Sample, Turns, results
-from gangline.agent.frame_builder import dictionary
+from bench.turns import SETTLE_SECONDS, TURN_SECONDS, MeasuredTurns, Sample, results
+from gangline.agent.frame_builder import signal_dictionary
 from gangline.aggregator.auth import tokens
 from gangline.aggregator.auth.access import tokens_file
-from gangline.aggregator.auth.ca import Authority, make_authority, pair
-from gangline.aggregator.auth.principal import Role
+from gangline.aggregator.auth.ca import Authority, certificate_paths, make_authority
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.principal import Role
 from gangline.contract import frame as frames
 from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
-from tests.aggregator.access.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
+from tests.aggregator.auth.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
 #: Honest agents, each of which sends a frame every so often, whether it has its receipts or not: 80 frames a second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
@@ -53,7 +53,7 @@ CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class World:
+class HostileWorld:
     """An aggregator in a folder of its own, and everybody's tokens."""
 
     running: Running
@@ -63,7 +63,7 @@ class World:
     @property
     def ca(self) -> Path:
         """The certificate of its CA."""
-        return pair(self.folder, "ca").certificate
+        return certificate_paths(self.folder, "ca").certificate
 
     @property
     def port(self) -> int:
@@ -73,7 +73,7 @@ class World:
     def attacked(self, attacks: Sequence[str], seconds: float) -> subprocess.Popen[str]:
         """Start the hostile agents; return once it begins."""
         hostile = [
-            "-m", "bench.load.lowest", "tests.aggregator.access.hostile", ",".join(attacks), str(self.port),
+            "-m", "bench.load.lowest", "tests.aggregator.auth.hostile", ",".join(attacks), str(self.port),
             str(self.ca), str(self.folder), str(seconds),
         ]  # fmt: skip
         control = ["-m", "bench.load.lowest", "burn", str(seconds)]
@@ -87,14 +87,16 @@ class World:
 
 
 @contextmanager
-def world(attacks: Sequence[str]) -> Iterator[World]:
+def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
     """Run one until the end of the block."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_authority(folder, "bench", datetime.now(UTC))
         server = Authority(folder, datetime.now(UTC)).issue_server(["localhost", "127.0.0.1"], 1)
-        secrets, kept = _tokens([*map(host_of, attacks), *(f"honest-{n}" for n in range(HOSTS))])
-        tokens.change(tokens_file(folder / STORE), lambda _: kept)
+        secrets, token_rows = _tokens(
+            [*map(host_of, attacks), *(f"honest-{n}" for n in range(HOSTS))]
+        )
+        tokens.update_tokens(tokens_file(folder / STORE), lambda _: token_rows)
         for attack in attacks:
             (folder / f"{attack}.token").write_text(secrets[host_of(attack)])
         settings = (
@@ -102,19 +104,19 @@ def world(attacks: Sequence[str]) -> Iterator[World]:
             f"commit_seconds={COMMIT_SECONDS}", "ops_seconds=3600", RECONNECTS,
         )  # fmt: skip
         with aggregator(folder, *settings) as running:
-            yield World(running, folder, secrets)
+            yield HostileWorld(running, folder, secrets)
 
 
 def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
     """Return the secrets of agents by name, and what an aggregator keeps of them."""
-    made = {name: tokens.make(Role.AGENT, name, 1, int(time.time())) for name in names}
-    return {name: secret for name, (secret, _) in made.items()}, [kept for _, kept in made.values()]
+    made = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
+    return {name: secret for name, (secret, _) in made.items()}, [row for _, row in made.values()]
 
 
 class Honest:
     """Honest agents in a thread: they send by the clock, so that a slow time has as many frames as a quick one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: HostileWorld) -> None:
         self.samples: list[Sample] = []
         self.lost = 0
         self._world = world
@@ -140,7 +142,7 @@ class Honest:
         run_id = name.encode().ljust(16)[:16]
         request = wire.RegisterNodeRequest(
             protocol_version=1, node=name, run_id=run_id, boot_id=BOOT, agent_version="x",
-            signals=dictionary(), boottime_ns=HOUR_NS, wall_time_ns=time.time_ns(),
+            signals=signal_dictionary(), boottime_ns=HOUR_NS, wall_time_ns=time.time_ns(),
         )  # fmt: skip
         target = f"localhost:{world.port}"
         async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
@@ -201,13 +203,13 @@ def measured(name: str, attacks: Sequence[str]) -> list[Result]:
 
         with Honest(it) as honest:
             time.sleep(2 * SETTLE_SECONDS)
-            turns = Turns(start, each)
+            turns = MeasuredTurns(start, each)
             turns.run()
             assert not honest.lost, "an honest frame was refused"
     seconds = [two - one for one, two in zip(spent[::2], spent[1::2], strict=True)]
-    without, beside = (sum(seconds[at::2]) / len(seconds[at::2]) / TURN_SECONDS for at in (0, 1))
+    without, attacked = (sum(seconds[at::2]) / len(seconds[at::2]) / TURN_SECONDS for at in (0, 1))
     notes = (
-        f"the aggregator's cores {without:.2f} without, {beside:.2f} with; memory "
+        f"the aggregator's cores {without:.2f} without, {attacked:.2f} with; memory "
         f"{memory[0] / 1e6:.0f} MB at first, {max(memory) / 1e6:.0f} at most; it was answered "
         f"{ {one: dict(answers) for one, answers in tally.items()} }"
     )
@@ -220,9 +222,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ways = [CONTROL, *ATTACKS]
-    parser.add_argument("attack", nargs="*", choices=[*ways, []], default=[])
-    attacks = parser.parse_args().attack or ways
+    scenarios = [CONTROL, *ATTACKS]
+    parser.add_argument("attack", nargs="*", choices=[*scenarios, []], default=[])
+    attacks = parser.parse_args().attack or scenarios
     print(HEADING)
     for at, attack in enumerate(attacks, 1):
         print(f"[{at}/{len(attacks)}] {attack}", file=sys.stderr, flush=True)

@@ -32,8 +32,14 @@ import pyarrow as pa
 from bench.load.aggregator import Running, aggregator
 from bench.measure import Result
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.grpc_http2 import REGISTER, STREAM, Answer, Ended, Session
-from gangline.agent.transport.protocol import Conversation, QueuedEvents
+from gangline.agent.transport.grpc_http2 import (
+    REGISTER,
+    STREAM,
+    CallEnd,
+    CallResponse,
+    ClientSession,
+)
+from gangline.agent.transport.protocol import QueuedEvents, TelemetryProtocol
 from gangline.aggregator.ingest.backlog import BACKLOG_FRAMES
 from gangline.contract import frame as frames
 from gangline.contract.block import Block, is_float
@@ -60,7 +66,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-class Shape(NamedTuple):
+class FrameShape(NamedTuple):
     """How rows come."""
 
     name: str
@@ -71,12 +77,12 @@ class Shape(NamedTuple):
     step_ns: int = STEP_NS  # between two frames, by their stamps
 
 
-LIVE_SECOND = Shape("1 s of 8 GPUs a frame", 1, 240)
+LIVE_SECOND = FrameShape("1 s of 8 GPUs a frame", 1, 240)
 SHAPES = (
-    Shape("10 s of 8 GPUs a frame", 10, 40),
+    FrameShape("10 s of 8 GPUs a frame", 10, 40),
     LIVE_SECOND,
-    Shape("backlog: 1 s of 8 GPUs a frame, as the agent sends it", 1, 240, LATE_FRAMES_MAX),
-    Shape("backlog: 1 s of 8 GPUs a frame, as agents of before", 1, 240, 0),
+    FrameShape("backlog: 1 s of 8 GPUs a frame, as the agent sends it", 1, 240, LATE_FRAMES_MAX),
+    FrameShape("backlog: 1 s of 8 GPUs a frame, as agents of before", 1, 240, 0),
 )
 
 
@@ -85,17 +91,17 @@ def readings(source: random.Random, name: str, count: int) -> list[Block]:
 
     A gauge is a decimal of few places, as drivers give them; one in four counters stands still.
     """
-    drawn = np.random.default_rng(source.getrandbits(64))
+    generator = np.random.default_rng(source.getrandbits(64))
     devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{at}" for at in range(GPUS)]
     signals = TABLES["gpu_1s"]
     cells = np.zeros((count, len(signals), GPUS), np.uint64)
     for column, signal in enumerate(signals):
         level = source.choice((1.0, 60.0, 700.0, 1.98e9))
         if signal.kind is Kind.GAUGE:
-            noise = np.round(level * (1 + drawn.normal(0, 0.02, (count, GPUS))), 2)
-            cells[:, column] = np.where(drawn.random((count, GPUS)) < 0.7, noise, level).view(np.uint64)  # fmt: skip
+            noise = np.round(level * (1 + generator.normal(0, 0.02, (count, GPUS))), 2)
+            cells[:, column] = np.where(generator.random((count, GPUS)) < 0.7, noise, level).view(np.uint64)  # fmt: skip
         elif signal.kind is Kind.COUNTER and column % 4:
-            cells[:, column] = np.cumsum(drawn.integers(0, 10**6, (count, GPUS)), 0) + 10**12
+            cells[:, column] = np.cumsum(generator.integers(0, 10**6, (count, GPUS)), 0) + 10**12
     found = []
     for at in range(count):
         block = Block("gpu_1s", devices)
@@ -106,7 +112,7 @@ def readings(source: random.Random, name: str, count: int) -> list[Block]:
 
 
 @dataclass
-class Host:
+class IngestHost:
     """One host's stream: sends while there is credit, ends with the last receipt."""
 
     name: str
@@ -162,7 +168,7 @@ class Host:
         await self.done.wait()
 
 
-def hosts_of(seed: int, shape: Shape, begin_ns: int | None = None) -> list[Host]:
+def hosts_of(seed: int, shape: FrameShape, begin_ns: int | None = None) -> list[IngestHost]:
     """Return the hosts with their messages, made by the wall clock from *begin_ns* on (None: now)."""
     source = random.Random(seed)
     wall = begin_ns or time.time_ns()
@@ -178,7 +184,7 @@ def hosts_of(seed: int, shape: Shape, begin_ns: int | None = None) -> list[Host]
             )  # fmt: skip
             made = _frames(stamps, templates[at % TEMPLATES], shape.moments)
             messages = _live(made) if shape.late_frames is None else agent.backlog(made)
-            hosts.append(Host(f"bench-{at}", agent.spool.run_id, bytes(16), messages))
+            hosts.append(IngestHost(f"bench-{at}", agent.spool.run_id, bytes(16), messages))
             agent.close()
     return hosts
 
@@ -186,10 +192,10 @@ def hosts_of(seed: int, shape: Shape, begin_ns: int | None = None) -> list[Host]
 def _frames(stamps: Iterator[Stamp], blocks: list[Block], moments: int) -> Iterator[bytes]:
     encoder = frames.Encoder()
     for at, stamp in enumerate(stamps):
-        mine = blocks[at * moments : (at + 1) * moments]
-        for moment, block in enumerate(mine, 1):
-            block.offset_ns = (moment - len(mine)) * 10**9
-        yield encoder.encode(stamp, mine, deflate=False)
+        host_blocks = blocks[at * moments : (at + 1) * moments]
+        for moment, block in enumerate(host_blocks, 1):
+            block.offset_ns = (moment - len(host_blocks)) * 10**9
+        yield encoder.encode(stamp, host_blocks, deflate=False)
 
 
 def _live(made: Iterator[bytes]) -> list[tuple[int, bytes]]:
@@ -211,15 +217,15 @@ class Agent:
         self._folder = folder / "spool"
         self.spool = Spool.open(self._folder, bytes_max=1 << 30, boot_id=bytes(16), owner="bench")
         self._late_frames_max = late_frames_max
-        self._said: list[wire.TelemetryBatch] = []
-        self._heard: list[Answer | Ended] = []
+        self._sent: list[wire.TelemetryBatch] = []
+        self._received: list[CallResponse | CallEnd] = []
 
     def backlog(self, made: Iterator[bytes]) -> list[tuple[int, bytes]]:
         """Return what an agent says that finds these frames in its spool when it connects."""
         for frame in made:
             self.spool.append(self.spool.next_sequence(), frame)
-        conversation = Conversation(
-            cast(Session, self), wire.RegisterNodeRequest, self.spool, cast(QueuedEvents, self),
+        conversation = TelemetryProtocol(
+            cast(ClientSession, self), wire.RegisterNodeRequest, self.spool, cast(QueuedEvents, self),
             live_hertz=1.0,
         )  # fmt: skip
         conversation.step(0.0)
@@ -227,7 +233,7 @@ class Agent:
             session="bench", credit_frames=CREDIT_FRAMES, backlog_frames=BACKLOG_FRAMES,
             stream_context_bytes=CONTEXT_BYTES_MAX, late_frames_max=self._late_frames_max,
         )  # fmt: skip
-        self._heard.append(Answer(1, REGISTER, registered))
+        self._received.append(CallResponse(1, REGISTER, registered))
         second = 0.0
         while self.spool.unacknowledged_frames:
             conversation.receive(b"", second)
@@ -235,8 +241,8 @@ class Agent:
             conversation.step(second)
             durable = [wire.SequenceRange(first=1, last=self.spool.next_sequence())]
             ack = wire.IngestAck(durable=durable, backlog_frames=BACKLOG_FRAMES)
-            self._heard.append(Answer(3, STREAM, ack))
-        return [(len(batch.late) or 1, batch.SerializeToString()) for batch in self._said]
+            self._received.append(CallResponse(3, STREAM, ack))
+        return [(len(batch.late) or 1, batch.SerializeToString()) for batch in self._sent]
 
     def close(self) -> None:
         """Leave nothing to the next."""
@@ -255,25 +261,25 @@ class Agent:
 
     def send(self, _: int, message: wire.TelemetryBatch) -> None:
         """Keep a message."""
-        self._said.append(message)
+        self._sent.append(message)
 
     def data_to_send(self) -> bytes:
         """Return nothing."""
         return b""
 
-    def receive(self, _: bytes) -> list[Answer | Ended]:
+    def receive(self, _: bytes) -> list[CallResponse | CallEnd]:
         """Return what the aggregator would have said."""
-        heard, self._heard = self._heard, []
-        return heard
+        received, self._received = self._received, []
+        return received
 
 
-def _ours(hosts: list[Host]) -> tuple[float, float]:
+def _ingest_seconds(hosts: list[IngestHost]) -> tuple[float, float]:
     """Return CPU seconds (the aggregator's, ours)."""
     with aggregator(None, *SETTINGS) as running:
         _rest(running)  # after its first judgement, and the operators' file of an empty store
-        (begin, _), own = running.cpu(), time.process_time()
+        (begin, _), own_cpu_seconds = running.cpu(), time.process_time()
         asyncio.run(_send(running.address, hosts))
-        return running.cpu()[0] - begin, time.process_time() - own
+        return running.cpu()[0] - begin, time.process_time() - own_cpu_seconds
 
 
 def _rest(running: Running) -> None:
@@ -296,7 +302,7 @@ async def connections(address: str, count: int) -> AsyncIterator[list[grpc.aio.C
     await asyncio.gather(*(channel.close() for channel in channels))
 
 
-async def _send(address: str, hosts: list[Host]) -> None:
+async def _send(address: str, hosts: list[IngestHost]) -> None:
     async with connections(address, len(hosts)) as channels:
         await asyncio.gather(
             *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
@@ -349,15 +355,15 @@ def raw_costs(seed: int) -> dict[int, float]:
     return {rows: _raw(table, rows) for rows in BATCHES_ROWS}
 
 
-def cost(seed: int, shape: Shape) -> tuple[float, str]:
+def cost(seed: int, shape: FrameShape) -> tuple[float, str]:
     """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
     hosts = hosts_of(seed, shape)
     rows = STREAMS * shape.frames * shape.moments * GPUS
     sent_bytes = sum(len(message) for host in hosts for _, message in host.messages)
-    ours, own = (seconds / rows * 1e6 for seconds in _ours(hosts))
-    return ours, (
+    ingest, generator = (seconds / rows * 1e6 for seconds in _ingest_seconds(hosts))
+    return ingest, (
         f"{rows} rows, {STREAMS} streams, {sent_bytes / rows:.1f} B a row on the wire; "
-        f"the sender's own {own:.2f} us a row not counted"
+        f"the sender's own {generator:.2f} us a row not counted"
     )
 
 
@@ -366,10 +372,10 @@ def run(seed: int) -> list[Result]:
     raw = raw_costs(seed)
     results = []
     for shape in SHAPES:
-        ours, notes = cost(seed, shape)
+        ingest, notes = cost(seed, shape)
         for batch_rows, peer in raw.items():
             results.append(
-                Result(f"aggregator, wire to durable, {shape.name}", ours, "us CPU a row",
+                Result(f"aggregator, wire to durable, {shape.name}", ingest, "us CPU a row",
                        f"raw Arrow insert, {batch_rows} rows a commit", peer, notes)
             )  # fmt: skip
     return results

@@ -45,7 +45,7 @@ def fill(hosts: int) -> Any:
     kinds = [
         kind for kind in DEVICES if kind in fleet.devices and kind != "probe"
     ]  # only of the sick
-    first = {table.devices.kind: table for table in fleet.tables.values() if table.is_kept}
+    first = {table.devices.kind: table for table in fleet.tables.values() if table.is_tracked}
     for host in range(hosts):
         named = _names(host)
         fleet.register(
@@ -53,12 +53,12 @@ def fill(hosts: int) -> Any:
         )
         for kind in kinds:
             if kind in first:
-                first[kind].places(host, tuple(named[kind]))
+                first[kind].ensure_rows(host, tuple(named[kind]))
     fleet._boottime_ns[:hosts] = UPTIME_NS
     fleet._booted_ns[:hosts] = START_NS - UPTIME_NS
-    fleet._first_ns[:hosts] = fleet._heard_ns[:hosts] = START_NS
+    fleet._first_received_ns[:hosts] = fleet._last_received_ns[:hosts] = START_NS
     for table in fleet.tables.values():
-        if table.is_kept and table.name != "gpu_1s_probe":
+        if table.is_tracked and table.name != "gpu_1s_probe":
             _furnish(table, fleet)
     return fleet
 
@@ -102,9 +102,9 @@ def move(fleet: Any, second: int) -> int:
     """Let a second of frames come; return what time it is."""
     hosts, now_ns = len(fleet), START_NS + second * SECOND_NS
     fleet._boottime_ns[:hosts] = UPTIME_NS + second * SECOND_NS
-    fleet._heard_ns[:hosts] = now_ns
+    fleet._last_received_ns[:hosts] = now_ns
     for table in fleet.tables.values():
-        if not table.is_kept or not table.devices.count or table.name == "gpu_1s_probe":
+        if not table.is_tracked or not table.devices.count or table.name == "gpu_1s_probe":
             continue
         host = table.devices.host
         share = 60 if table.on_change else round(table.period_seconds)
@@ -126,7 +126,7 @@ def one_pass(fleet: Any) -> float:
     begin = time.thread_time()
     for table in fleet.tables.values():
         count = table.devices.count
-        if table.is_kept and count:
+        if table.is_tracked and count:
             for bits, valid in zip(table._bits, table._valid, strict=True):
                 np.where(valid[:count], bits[:count], 0).max()
     return time.thread_time() - begin
@@ -135,8 +135,8 @@ def one_pass(fleet: Any) -> float:
 def _child(hosts: int, seconds: int) -> dict[str, float]:
     import resource
 
-    from gangline.aggregator.scoring.evaluate import judge
-    from gangline.aggregator.store.score_rows import ScoreLog
+    from gangline.aggregator.scoring.evaluate import evaluate
+    from gangline.aggregator.scoring.score_rows import ScoreLog
 
     fleet, written = fill(hosts), ScoreLog()
     judgement: Any = None
@@ -149,8 +149,8 @@ def _child(hosts: int, seconds: int) -> dict[str, float]:
         begin, wall = time.process_time(), time.perf_counter()
         for _ in fleet.advance_ahead():
             pass
-        judgement = judge(fleet, now_ns, judgement)
-        written.changed(judgement)
+        judgement = evaluate(fleet, now_ns, judgement)
+        written.take_changed(judgement)
         spent.append(time.process_time() - begin)
         walls.append(time.perf_counter() - wall)
     return {

@@ -10,7 +10,7 @@ import grpc
 
 from gangline.agent.local import agent_service
 from gangline.agent.local.grpc_session import Method
-from gangline.agent.local.server import Server
+from gangline.agent.local.server import LocalServer
 
 ECHO = "/bench.Bench/Echo"
 
@@ -27,10 +27,12 @@ def main() -> None:
     kind, path = sys.argv[1], Path(sys.argv[2])
     if kind == "agent":
         methods = {
-            agent_service.PATH: agent_service.method(agent_service.healthy),
+            agent_service.HEALTH_CHECK_PATH: agent_service.health_check_method(
+                agent_service.healthy_result
+            ),
             ECHO: Method(lambda message, peer: message),
         }
-        server = Server(path, methods)
+        server = LocalServer(path, methods)
         server.start()
     else:
         other = grpc.server(futures.ThreadPoolExecutor(1), [_Echo()])

@@ -29,7 +29,7 @@ SECONDS_MAX = 30.0
 @contextmanager
 def _agent(folder: Path) -> Iterator[Path]:
     names = ("spool", "events", "state", "run")
-    sets = [word for n in names for word in ("--set", f"{n}_folder={folder / n}")]
+    sets = [option for n in names for option in ("--set", f"{n}_folder={folder / n}")]
     command = [sys.executable, "-m", "gangline.cli", "agent", "--aggregator", "127.0.0.1:9", *sets]
     with open(folder / "log", "wb") as log, subprocess.Popen(command, stderr=log) as child:
         path, end = folder / "run/agent.sock", time.monotonic() + SECONDS_MAX
@@ -55,24 +55,24 @@ def _server(kind: str, folder: Path) -> Iterator[tuple[Path, int]]:
 def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return the seconds of each call by what was called, and the servers' CPU seconds a call."""
     with ExitStack() as stack:
-        ours, our_pid = stack.enter_context(_server("agent", folder))
+        agent_socket, agent_pid = stack.enter_context(_server("agent", folder))
         grpcios, their_pid = stack.enter_context(_server("grpcio", folder))
         whole = stack.enter_context(_agent(folder))
         whole_channel = stack.enter_context(grpc.insecure_channel(f"unix:{whole}"))
-        our_channel = stack.enter_context(grpc.insecure_channel(f"unix:{ours}"))
+        agent_channel = stack.enter_context(grpc.insecure_channel(f"unix:{agent_socket}"))
         their_channel = stack.enter_context(grpc.insecure_channel(f"unix:{grpcios}"))
         request = HealthCheckRequest(args=["--no-slurm"]).SerializeToString()
         answer = HealthCheckResponse(
-            success=True, output=agent_service.Healthy().output
+            success=True, output=agent_service.HealthyResult().output
         ).SerializeToString()
         calls: dict[str, tuple[Callable[..., bytes], bytes]] = {
-            "health": (our_channel.unary_unary(agent_service.PATH), request),
-            "echo": (our_channel.unary_unary(ECHO), answer),
-            "agent": (whole_channel.unary_unary(agent_service.PATH), request),
+            "health": (agent_channel.unary_unary(agent_service.HEALTH_CHECK_PATH), request),
+            "echo": (agent_channel.unary_unary(ECHO), answer),
+            "agent": (whole_channel.unary_unary(agent_service.HEALTH_CHECK_PATH), request),
             "grpcio": (their_channel.unary_unary(ECHO), answer),
         }
         seconds: dict[str, list[float]] = {name: [] for name in calls}
-        before = cpu_seconds(our_pid), cpu_seconds(their_pid)
+        before = cpu_seconds(agent_pid), cpu_seconds(their_pid)
         for number in range(CALLS + WARM_UP_CALLS):
             # each comes first in turn: who follows a call to the same server finds it awake
             at = number % len(calls)
@@ -85,7 +85,7 @@ def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
                     seconds[name].append(time.perf_counter() - began)
         made = CALLS + WARM_UP_CALLS
         spent = {
-            "ours": (cpu_seconds(our_pid) - before[0]) / (2 * made),
+            "ours": (cpu_seconds(agent_pid) - before[0]) / (2 * made),
             "grpcio": (cpu_seconds(their_pid) - before[1]) / made,
         }
     return seconds, spent
@@ -98,14 +98,14 @@ def run(seed: int) -> list[Result]:
     results = [
         Result(
             f"{what}, p{share * 100:g}",
-            percentile(seconds[ours], share) * 1e6,
+            percentile(seconds[label], share) * 1e6,
             "us",
             peer,
             percentile(seconds[name], share) * 1e6,
             f"{CALLS} calls each, in turn",
         )
         for share in (0.5, 0.99)
-        for ours, what, name, peer in (
+        for label, what, name, peer in (
             ("health", "health check", "echo", "echo on the same socket"),
             ("health", "health check", "grpcio", "bare grpcio echo"),
             ("agent", "health check of an agent at work", "grpcio", "bare grpcio echo"),

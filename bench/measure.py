@@ -80,7 +80,7 @@ def family(pid: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProcessCost:
     """What processes have cost together since they were started, and what they hold now."""
 
     cpu_seconds: float
@@ -94,7 +94,7 @@ class Cost:
     threads: int
 
     @classmethod
-    def now(cls, pids: Sequence[int]) -> Cost:
+    def now(cls, pids: Sequence[int]) -> ProcessCost:
         """Return the cost of living processes until now."""
         tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
         io = [_numbers(Path(f"/proc/{pid}/io")) for pid in pids]
@@ -110,7 +110,7 @@ class Cost:
             len(tasks),
         )
 
-    def since(self, before: Cost) -> Cost:
+    def since(self, before: ProcessCost) -> ProcessCost:
         """Return what was spent since then, and what is held now."""
         return replace(
             self,
@@ -131,7 +131,7 @@ def _numbers(path: Path) -> dict[str, int]:
     return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
 
 
-class Calls:
+class CallTimer:
     """How often each function of the stand-in NVML was called by all processes that play a scenario."""
 
     def __init__(self, library: Path, scenario: Path) -> None:

@@ -39,9 +39,9 @@ def find(folder: Path) -> Path | None:
 @contextmanager
 def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
     """Run it over a host's folder, scraped once a second; yields its pid and the size of each answer in bytes."""
-    words = [f"--path.sysfs={root}/sys", f"--path.procfs={root}/proc", f"--path.rootfs={root}"]
+    options = [f"--path.sysfs={root}/sys", f"--path.procfs={root}/proc", f"--path.rootfs={root}"]
     child = subprocess.Popen(
-        [program, *words, f"--web.listen-address={ADDRESS}"],
+        [program, *options, f"--web.listen-address={ADDRESS}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     stop, sizes = threading.Event(), list[int]()

@@ -28,7 +28,7 @@ REPEATS = 7
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryCase:
     """A question, by view or macro and by hand."""
 
     name: str
@@ -92,16 +92,16 @@ ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'P
 """
 
 
-def _questions(folder: Path, device: str) -> list[Asked]:
+def _questions(folder: Path, device: str) -> list[QueryCase]:
     minutes = f"read_parquet('{folder}/minutes/*.parquet')"
     day = f"make_timestamp({(LAST_S - 86_400) * 1_000_000})"
     since = f"make_timestamp({(LAST_S - 300) * 1_000_000})"
     return [
-        Asked(
+        QueryCase(
             "latest of all", "operators.duckdb", f"SELECT {_COLUMNS} FROM latest.gpu_1s",
             f"SELECT {_COLUMNS} FROM latest.gpu_1s", "the operators' file has it as a table: the same query twice",
         ),
-        Asked(
+        QueryCase(
             "every GPU and what it is", "operators.duckdb", "FROM ops.gpus",
             "SELECT d.host, d.device, d.attributes['name'], g.sm_clock_hertz / 1e6, g.power_watts, "
             "g.temperature_celsius, g.utilization_ratio, g.clock_event_reasons_flags, g.processes_count, "
@@ -111,7 +111,7 @@ def _questions(folder: Path, device: str) -> list[Asked]:
             "LEFT JOIN latest.gpu_1s AS g USING (host, device) WHERE d.kind = 'gpu' "
             "ORDER BY d.host, slot, d.device",
         ),
-        Asked(
+        QueryCase(
             "latest of all, out of all readings", "gangline.duckdb",
             f"SELECT {_COLUMNS} FROM latest.gpu_1s",
             f"SELECT {', '.join(f'r.{c}' for c in _COLUMNS.split(', '))} FROM readings.gpu_1s AS r JOIN "
@@ -119,9 +119,9 @@ def _questions(folder: Path, device: str) -> list[Asked]:
             "USING (host, device, time)",
             "after the service has ended; of the last second alone it would be a scan of one tick",
         ),
-        Asked("every GPU's score", "operators.duckdb", "FROM ops.gpu_scores", _GPU_SCORES_BY_HAND, f"{GPUS:,} GPUs"),
-        Asked("worst twenty", "operators.duckdb", "FROM ops.worst(n := 20)", _WORST_BY_HAND, f"{HOSTS:,} hosts"),
-        Asked(
+        QueryCase("every GPU's score", "operators.duckdb", "FROM ops.gpu_scores", _GPU_SCORES_BY_HAND, f"{GPUS:,} GPUs"),
+        QueryCase("worst twenty", "operators.duckdb", "FROM ops.worst(n := 20)", _WORST_BY_HAND, f"{HOSTS:,} hosts"),
+        QueryCase(
             "one GPU's last day, by minute", "gangline.duckdb", f"FROM ops.gpu_minutes('{device}')",
             "SELECT time, host, sm_clock_hertz_mean / 1e6, sm_clock_hertz_min / 1e6, power_watts_mean, "
             "power_watts_max, temperature_celsius_max, utilization_ratio_mean, "
@@ -129,14 +129,14 @@ def _questions(folder: Path, device: str) -> list[Asked]:
             f"device FROM {minutes} WHERE device = '{device}' AND time > {day} ORDER BY time",
             f"of {MINUTES_GPUS_MAX:,} at most: 24 Parquet files, sorted by device",
         ),
-        Asked(
+        QueryCase(
             "five minutes, six aggregates over all", "gangline.duckdb", "FROM ops.window(minutes := 5)",
             f"SELECT {_SIX} FROM readings.gpu_1s WHERE time > {since}",
         ),
     ]  # fmt: skip
 
 
-def _ask(folder: Path, one: Asked, rows: int) -> Result:
+def _ask(folder: Path, one: QueryCase, rows: int) -> Result:
     with duckdb.connect(str(folder / one.file), read_only=True, config=CONFIG) as connection:
         counts = [connection.sql(q).to_arrow_table().num_rows for q in (one.view, one.by_hand)]
         assert counts[0] == counts[1] > 0, (one.name, counts)
@@ -149,13 +149,13 @@ def _ask(folder: Path, one: Asked, rows: int) -> Result:
 
 def _times(connection: Any, queries: Sequence[str]) -> list[float]:
     """Return the median seconds of CPU of each, asked in turn: a busy machine does not change them."""
-    taken: list[list[float]] = [[] for _ in queries]
+    durations: list[list[float]] = [[] for _ in queries]
     for _ in range(REPEATS):
-        for query, times in zip(queries, taken, strict=True):
+        for query, times in zip(queries, durations, strict=True):
             begin = time.process_time()
             connection.sql(query).to_arrow_table()
             times.append(time.process_time() - begin)
-    return [statistics.median(times) for times in taken]
+    return [statistics.median(times) for times in durations]
 
 
 def _some_device(folder: Path) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bench.fleet_store import FILES_SECONDS, GPUS, HOSTS, LAST_S, LINKS, OTHERS, TABLES
 from bench.measure import Result, percentile
-from gangline.aggregator.store.snapshot_file import OpsFile, taken_is
+from gangline.aggregator.store.snapshot_file import OpsFile, taken_macro
 from gangline.aggregator.store.writer import Writer
 
 #: How `gangline sql` opens a file.
@@ -30,7 +30,7 @@ def write_file(folder: Path) -> list[Result]:
     before = _memory_bytes("VmRSS")
     with _Gil() as gil:
         again = _cost(lambda: file.write(now_ns))
-    taken = _memory_bytes("VmHWM") - before
+    used_bytes = _memory_bytes("VmHWM") - before
     latest = _written(folder / "operators.duckdb")
     bare = _cost(lambda: _bare(folder / "bare.duckdb", latest))
     writer.transact(lambda connection: _show(connection, folder / "minutes"))
@@ -45,7 +45,7 @@ def write_file(folder: Path) -> list[Result]:
     arrow = sum(table.nbytes for table in latest)
     return [
         Result(what, again, "s", "the same last readings alone by DuckDB", bare, notes),
-        Result("memory while it is written, at most", taken / 1e6, "MB", "those readings in Arrow", arrow / 1e6),
+        Result("memory while it is written, at most", used_bytes / 1e6, "MB", "those readings in Arrow", arrow / 1e6),
     ]  # fmt: skip
 
 
@@ -105,4 +105,4 @@ def _show(connection: Any, folder: Path) -> None:
     for grain in ("1m", "1h"):
         view = f"rollups.gpu_1s_{grain} AS FROM read_parquet('{folder}/*.parquet')"
         connection.execute(f"CREATE OR REPLACE VIEW {view}")
-    connection.execute(taken_is(LAST_S * 1_000_000))
+    connection.execute(taken_macro(LAST_S * 1_000_000))

@@ -30,9 +30,9 @@ STEPS, SECONDS = (250, 1000), 6
 WARM_SECONDS = 9
 VARIANTS = 16
 #: A second's scrapes must all have come: Prometheus leaves out what it has no time for.
-KEPT_UP_SHARE = 0.95
+SUSTAINED_SHARE = 0.95
 #: Samples that Prometheus adds of its own to each scrape: up, scrape_duration_seconds, and three more.
-OWN_SAMPLES = 5
+SELF_SAMPLES = 5
 _NAMES = [f"gangline_gpu_{signal.column}" for signal in TABLES["gpu_1s"]]
 
 
@@ -83,31 +83,35 @@ def _metric(port: int, name: str) -> float:
     return sum(float(x.split()[-1]) for x in lines if x.split("{")[0].split(" ")[0] == name)
 
 
-def _theirs(hosts: int, seed: int) -> tuple[float, float]:
+def _prometheus_cost(hosts: int, seed: int) -> tuple[float, float]:
     """Return (CPU us a row, share of the rows that it took) of Prometheus at so many targets."""
     program = shutil.which("prometheus")
     assert program
     with _targets(seed) as port, tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "prometheus.yml"
         config.write_text(_config(hosts, port))
-        own = port + 1
+        metrics_port = port + 1
         child = subprocess.Popen(
             [program, f"--config.file={config}", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address=127.0.0.1:{own}"],
+             f"--web.listen-address=127.0.0.1:{metrics_port}"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            _ready(own)
+            _ready(metrics_port)
             time.sleep(WARM_SECONDS)
             name = "prometheus_tsdb_head_samples_appended_total"
-            begin, before, spent = time.monotonic(), _metric(own, name), cpu_seconds(child.pid)
+            begin, before, spent = (
+                time.monotonic(),
+                _metric(metrics_port, name),
+                cpu_seconds(child.pid),
+            )
             time.sleep(SECONDS)
             seconds = time.monotonic() - begin
-            samples, spent = _metric(own, name) - before, cpu_seconds(child.pid) - spent
+            samples, spent = _metric(metrics_port, name) - before, cpu_seconds(child.pid) - spent
         finally:
             child.send_signal(signal.SIGTERM)
             child.wait(30)
-    rows = samples / (GPUS * len(_NAMES) + OWN_SAMPLES) * GPUS
+    rows = samples / (GPUS * len(_NAMES) + SELF_SAMPLES) * GPUS
     return spent / rows * 1e6, rows / (hosts * GPUS * seconds)
 
 
@@ -132,14 +136,16 @@ def run(seed: int) -> list[Result]:
         return []
     best = 0, 0.0, 0.0
     for hosts in STEPS:
-        theirs, share = _theirs(hosts, seed)
-        if share < KEPT_UP_SHARE and best[0]:
+        prometheus, share = _prometheus_cost(hosts, seed)
+        if share < SUSTAINED_SHARE and best[0]:
             break
-        best = hosts, theirs, share
-    ours, came = cost(seed, LIVE_SECOND)
+        best = hosts, prometheus, share
+    gangline, came = cost(seed, LIVE_SECOND)
     notes = (
         f"{best[0] * GPUS} rows of {len(_NAMES)} values each second, {best[2]:.0%} of them taken; "
         f"scraping, parsing and the head block; ours from the wire to durable, {came}"
     )
     what = f"aggregator, wire to durable, {LIVE_SECOND.name}"
-    return [Result(what, ours, "us CPU a row", "Prometheus, scraped each second", best[1], notes)]
+    return [
+        Result(what, gangline, "us CPU a row", "Prometheus, scraped each second", best[1], notes)
+    ]

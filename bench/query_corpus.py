@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
-from .commit_latency import COMMIT_SECONDS, HOSTS, OPS_SECONDS, Beside
+from .commit_latency import COMMIT_SECONDS, HOSTS, OPS_SECONDS, BackgroundLoad
 from .load.aggregator import Running
 from .measure import Result
 
@@ -31,8 +31,8 @@ class Corpus:
         child.stdout.readline()
 
         def end() -> None:
-            said, _ = child.communicate()
-            self.answers.update(json.loads(said))
+            output, _ = child.communicate()
+            self.answers.update(json.loads(output))
 
         return end
 
@@ -40,9 +40,9 @@ class Corpus:
 def run(seed: int) -> list[Result]:
     """Measure receipts and commits."""
     corpus = Corpus(seed)
-    beside = Beside(corpus.start)
+    background = BackgroundLoad(corpus.start)
     settings = (f"commit_seconds={COMMIT_SECONDS}", f"ops_seconds={OPS_SECONDS}")
-    beside.measure(seed, settings)
+    background.measure(seed, settings)
     answers = ", ".join(f"{name} {count}" for name, count in sorted(corpus.answers.items()))
-    notes = f"{HOSTS} hosts, {beside.rows:.0f} rows/s, a commit each {COMMIT_SECONDS} s; answered {answers}"
-    return beside.results("while the hostile corpus runs", notes)
+    notes = f"{HOSTS} hosts, {background.rows:.0f} rows/s, a commit each {COMMIT_SECONDS} s; answered {answers}"
+    return background.results("while the hostile corpus runs", notes)

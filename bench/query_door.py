@@ -44,19 +44,19 @@ async def _measure(folder: Path) -> list[Result]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
             stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
             results = [await _against(stub, folder / FILE, sql) for sql in (SMALL, LARGE)]
-        spare = pss_bytes([aggregator.query.processes.nursery_pid])
+        fork_server_bytes = pss_bytes([aggregator.query.pool.fork_server_pid])
         bare = await _bare_bytes()
     finally:
         await aggregator.close()
     notes = "proportional set size; it stands ready so that a query need not load DuckDB and Arrow"
     return [
         *results,
-        Result("memory of the spare process", spare / 2**20, "MiB", "a bare interpreter", bare / 2**20, notes),
+        Result("memory of the spare process", fork_server_bytes / 2**20, "MiB", "a bare interpreter", bare / 2**20, notes),
     ]  # fmt: skip
 
 
 async def _against(stub: Any, file: Path, sql: str) -> Result:
-    ours, theirs = [], []
+    service_seconds, duckdb_seconds = [], []
     for at in range(QUERIES + 3):
         begin = time.perf_counter()
         rows = [one async for one in stub.Query(query_pb2.QueryRequest(sql=sql))][-1].summary
@@ -65,12 +65,12 @@ async def _against(stub: Any, file: Path, sql: str) -> Result:
         end = time.perf_counter()
         assert rows.row_count == count
         if at >= 3:
-            ours.append(between - begin)
-            theirs.append(end - between)
-    notes = f"median of {QUERIES}, alternating; through the door p99 {percentile(ours, 0.99) * 1e3:.0f} ms"
+            service_seconds.append(between - begin)
+            duckdb_seconds.append(end - between)
+    notes = f"median of {QUERIES}, alternating; through the door p99 {percentile(service_seconds, 0.99) * 1e3:.0f} ms"
     return Result(
-        f"`{sql[:30]}` through Query", percentile(ours, 0.5) * 1e3, "ms",
-        "opening the file and asking in process", percentile(theirs, 0.5) * 1e3, notes,
+        f"`{sql[:30]}` through Query", percentile(service_seconds, 0.5) * 1e3, "ms",
+        "opening the file and asking in process", percentile(duckdb_seconds, 0.5) * 1e3, notes,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ HOSTS = 10_000
 PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
 #: Of so many rounds one goes to the aggregator's own port also: an odd number, so that it is in the way of both alike.
-OWN_EVERY = 11
+SERVICE_EVERY = 11
 #: Hosts that send all their tables each second, beside those that are judged; and what as many GPUs as are judged send.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
@@ -51,9 +51,9 @@ Call = Callable[[bytes], bytes]
 class Times:
     """Seconds of calls: to the score process, to the echo, to the aggregator's own port."""
 
-    ours: list[float] = field(default_factory=list[float])
+    score_process: list[float] = field(default_factory=list[float])
     echo: list[float] = field(default_factory=list[float])
-    own: list[float] = field(default_factory=list[float])
+    service: list[float] = field(default_factory=list[float])
 
 
 @contextmanager
@@ -86,34 +86,36 @@ def _seconds(call: Call) -> float:
 class Callers:
     """One client that asks in a loop; of the aggregator's own port, which may take seconds, beside that."""
 
-    def __init__(self, ours: Call, echo: Call, own: Any) -> None:
-        self._ours, self._echo, self._own = ours, echo, own
-        self._asked: Any = None
+    def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
+        self._score_process, self._echo, self._service = score_process, echo, service
+        self._pending: Any = None
         for at in range(WARM_UP_CALLS):
             self._round(Times(), at)
 
     def _round(self, times: Times, at: int) -> None:
         """Ask both, one first in one round and the other in the next: what comes before a round is in the way of the first."""
-        asked = [(times.ours, self._ours), (times.echo, self._echo)]
-        for found, call in asked[:: 1 if at % 2 == 0 else -1]:
+        calls = [(times.score_process, self._score_process), (times.echo, self._echo)]
+        for found, call in calls[:: 1 if at % 2 == 0 else -1]:
             found.append(_seconds(call))
 
-    def _ask_own(self, times: Times) -> None:
+    def _call_service(self, times: Times) -> None:
         """Ask the own port, unless it has not answered yet."""
-        if self._asked is None or self._asked.done():
+        if self._pending is None or self._pending.done():
             begin = time.perf_counter()
-            self._asked = self._own.future(b"")
-            self._asked.add_done_callback(lambda _: times.own.append(time.perf_counter() - begin))
+            self._pending = self._service.future(b"")
+            self._pending.add_done_callback(
+                lambda _: times.service.append(time.perf_counter() - begin)
+            )
 
     def ask(self, seconds: float = PHASE_SECONDS) -> Times:
         """Return what as many calls took as there is time for."""
         times, end, at = Times(), time.monotonic() + seconds, 0
         while time.monotonic() < end:
-            if at % OWN_EVERY == 0:
-                self._ask_own(times)
+            if at % SERVICE_EVERY == 0:
+                self._call_service(times)
             self._round(times, at)
             at += 1
-        self._asked.result()
+        self._pending.result()
         return times
 
 
@@ -139,22 +141,22 @@ async def _watch(address: str, seconds: float) -> list[float]:
 
 
 def _rows(calls: Times, what: str, limit: float) -> list[Result]:
-    p50, p99 = (percentile(calls.ours, 0.5), percentile(calls.ours, 0.99))
+    p50, p99 = (percentile(calls.score_process, 0.5), percentile(calls.score_process, 0.99))
     echo50, echo99 = (percentile(calls.echo, 0.5), percentile(calls.echo, 0.99))
-    over, echo_over, own_over = (
+    over, echo_over, service_over = (
         sum(each > BUDGET_SECONDS for each in times) / len(times)
-        for times in (calls.ours, calls.echo, calls.own)
+        for times in (calls.score_process, calls.echo, calls.service)
     )
     notes = (
-        f"{what}; {len(calls.ours)} calls; wanted: at most {limit:g}; beyond {BUDGET_SECONDS * 1e3:g} ms "
+        f"{what}; {len(calls.score_process)} calls; wanted: at most {limit:g}; beyond {BUDGET_SECONDS * 1e3:g} ms "
         f"{over:.2%} of ours, {echo_over:.2%} of the echo's"
     )
-    own = f"{what}; {len(calls.own)} calls; beyond {BUDGET_SECONDS * 1e3:g} ms {own_over:.2%}; worst {max(calls.own):.3f} s"
+    service_text = f"{what}; {len(calls.service)} calls; beyond {BUDGET_SECONDS * 1e3:g} ms {service_over:.2%}; worst {max(calls.service):.3f} s"
     peer = "echo of as many bytes"
     return [
         Result("ScoreNodes p50 at the client", p50 * 1e6, "us", peer, echo50 * 1e6, what),
         Result("ScoreNodes p99 at the client", p99 * 1e6, "us", peer, echo99 * 1e6, notes),
-        Result("the same by the aggregator's own port, p99", percentile(calls.own, 0.99) * 1e6, "us", peer, echo99 * 1e6, own),
+        Result("the same by the aggregator's own port, p99", percentile(calls.service, 0.99) * 1e6, "us", peer, echo99 * 1e6, service_text),
     ]  # fmt: skip
 
 
@@ -174,14 +176,14 @@ def _loaded(
     load: tuple[str, ...], callers: Callers, watched: str
 ) -> tuple[Times, list[float], str]:
     """Return what calls took while frames came, how late changes were then, and the rates of rows sent and receipted."""
-    with _child(*load) as (said, says):
-        says.readline()  # connected
-        said.write("go\n")
-        said.flush()
-        lines = [json.loads(says.readline())]
+    with _child(*load) as (stdin, address):
+        address.readline()  # connected
+        stdin.write("go\n")
+        stdin.flush()
+        lines = [json.loads(address.readline())]
         times = callers.ask()
         late = asyncio.run(_watch(watched, WATCH_SECONDS))
-        lines += [json.loads(says.readline()) for _ in range(LOAD_SECONDS - 1)]
+        lines += [json.loads(address.readline()) for _ in range(LOAD_SECONDS - 1)]
     sent, receipted = (
         (lines[-1][name] - lines[0][name]) / (len(lines) - 1) for name in ("rows", "receipted_rows")
     )
@@ -199,27 +201,31 @@ def _watched(late: list[float], what: str) -> Result:
 def run(seed: int) -> list[Result]:
     """Return p50 and p99 of the call in each state, watchers, and memory of the process."""
     with ExitStack() as stack:
-        said, says = stack.enter_context(_child("score_server", "scores", "--hosts", str(HOSTS)))
-        found = json.loads(says.readline())
-        scores, whole = (f"127.0.0.1:{found[name]}" for name in ("port", "whole"))
-        ours = _call(stack.enter_context(grpc.insecure_channel(scores)), SCORE_NODES)
-        own = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
-        answer = ours(b"")
-        assert len(score_pb2.ScoreNodesResponse.FromString(answer).node_index) == HOSTS
-        _, heard = stack.enter_context(_child("score_server", "echo", "--bytes", str(len(answer))))
-        echo = stack.enter_context(
-            grpc.insecure_channel(f"127.0.0.1:{json.loads(heard.readline())['port']}")
+        stdin, address = stack.enter_context(
+            _child("score_server", "scores", "--hosts", str(HOSTS))
         )
-        callers = Callers(ours, _call(echo, ECHO), own)
+        found = json.loads(address.readline())
+        scores, whole = (f"127.0.0.1:{found[name]}" for name in ("port", "whole"))
+        score_process = _call(stack.enter_context(grpc.insecure_channel(scores)), SCORE_NODES)
+        service = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
+        answer = score_process(b"")
+        assert len(score_pb2.ScoreNodesResponse.FromString(answer).node_index) == HOSTS
+        _, echo_address = stack.enter_context(
+            _child("score_server", "echo", "--bytes", str(len(answer)))
+        )
+        echo = stack.enter_context(
+            grpc.insecure_channel(f"127.0.0.1:{json.loads(echo_address.readline())['port']}")
+        )
+        callers = Callers(score_process, _call(echo, ECHO), service)
         idle = callers.ask()
-        said.write("judge\n")
-        said.flush()
+        stdin.write("judge\n")
+        stdin.flush()
         judged = callers.ask()
         size = f"{HOSTS} hosts, {len(answer)} bytes"
         under_load: list[Result] = []
-        for words, load in _loads(whole, seed).items():
+        for load_name, load in _loads(whole, seed).items():
             loaded, late, rates = _loaded(load, callers, scores)
-            what = f"{size}; judged each second; {rates} {words}"
+            what = f"{size}; judged each second; {rates} {load_name}"
             under_load += [*_rows(loaded, what, LOADED_RATIO), _watched(late, what)]
         memory = pss_bytes([found["pid"]])
     return [

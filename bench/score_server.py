@@ -4,7 +4,7 @@
     python -m bench.score_server echo --bytes 300000
 
 `scores` is an aggregator with a fleet whose readings move each second; it begins to judge each second with the line
-`judge` on its standard input. Each prints a line of JSON once it serves, and does until its standard input closes.
+`evaluate` on its standard input. Each prints a line of JSON once it serves, and does until its standard input closes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bench import judging
 from gangline.aggregator import judge_loop as turns
 from gangline.aggregator import server as aggregator_server
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.judge_loop import Judging
-from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.judge_loop import JudgeLoop
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.server import Aggregator
 
 #: Hosts whose score is another one with each judgement.
@@ -38,20 +38,20 @@ ECHO = "/bench.Echo/Echo"
 RECONNECTS = 100_000
 
 
-class Judged(Judging):
+class ScoreJudge(JudgeLoop):
     """Judges each second only once it is told to; before that, once."""
 
-    is_told = False
+    is_requested = False
 
     async def turn(self) -> None:
         """Judge, or not."""
-        if Judged.is_told or self.holder.snapshot is None:
+        if ScoreJudge.is_requested or self.snapshot_holder.snapshot is None:
             await super().turn()
 
 
 def _changing(*given: Any, **named: Any) -> Judgement:
     """Judge, and let some hosts be another one each time, in place of faults that come and go."""
-    judgement = judge(*given, **named)
+    judgement = evaluate(*given, **named)
     columns = judgement.columns._replace(score=judgement.columns.score.copy())
     columns.score[:: len(columns.score) // CHANGES] = 0.5 + 0.1 * (judgement.version % 2)
     return replace(judgement, columns=columns)
@@ -63,7 +63,7 @@ async def _move(aggregator: Aggregator) -> None:
     while True:
         await asyncio.sleep(1.0)
         second = max(second + 1, (time.time_ns() - judging.START_NS) // 10**9)
-        if Judged.is_told:
+        if ScoreJudge.is_requested:
             judging.move(aggregator.fleet, second)
 
 
@@ -79,8 +79,8 @@ def _made(hosts: int) -> Iterator[Aggregator]:
         made = Aggregator(config)
         judging.START_NS = time.time_ns()
         made.fleet = judging.fill(hosts)
-        turns.judge = _changing  # type: ignore[attr-defined]
-        aggregator_server.Judging = Judged  # type: ignore[attr-defined]
+        turns.evaluate = _changing  # type: ignore[attr-defined]
+        aggregator_server.JudgeLoop = ScoreJudge  # type: ignore[attr-defined]
         yield made
 
 
@@ -99,7 +99,7 @@ async def _scores(hosts: int) -> None:
         print(json.dumps(ports), flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            Judged.is_told = line == "judge\n"
+            ScoreJudge.is_requested = line == "judge\n"
         moving.cancel()
         await aggregator.close()
 

@@ -23,10 +23,10 @@ import numpy as np
 from bench.measure import Result, cpu_seconds
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.frame_reader import CATALOGUE
-from gangline.aggregator.store.duckdb_file import FILE, size_of, wal_of
+from gangline.aggregator.store.duckdb_file import STORE_FILE, size_of, wal_of
 from gangline.aggregator.store.parquet.history import History
-from gangline.aggregator.store.parquet.segment_store import Doors
-from gangline.aggregator.store.parquet.worker_client import Packing
+from gangline.aggregator.store.parquet.segment_store import StoreAccess
+from gangline.aggregator.store.parquet.worker_client import PackerProcess
 from gangline.aggregator.store.store import Store
 from gangline.contract import frame as frames
 from gangline.contract.frame import Stamp
@@ -45,7 +45,7 @@ TURNS = 8
 
 
 @dataclass
-class Host:
+class SegmentHost:
     """A host's clocks: its second begins at its own moment, and its readings a little late."""
 
     offset_ns: int
@@ -68,8 +68,8 @@ class Fed:
         self._readers = dict[str, Reader]()  # as each host's stream has one
 
     def _new_history(self) -> History:
-        doors = Doors(self.store.in_transaction, self.store.reading)
-        return History(self.store.folder, self._config, doors, lambda _: None)
+        access = StoreAccess(self.store.in_transaction, self.store.reading)
+        return History(self.store.folder, self._config, access, lambda _: None)
 
     def stop_history(self) -> None:
         """End the history's thread, and have another that can be started."""
@@ -80,7 +80,7 @@ class Fed:
         live = LiveWorld(World("three", seed, hosts=HOSTS))
         draw = self._source
         hosts = {
-            name: Host(draw.randrange(900_000_000), draw.randrange(10**14, 10**16))
+            name: SegmentHost(draw.randrange(900_000_000), draw.randrange(10**14, 10**16))
             for name in live.names
         }
         for second in range(SECONDS):
@@ -100,7 +100,7 @@ class Fed:
             done = (lambda _: last.set()) if at == len(fed) else (lambda _: None)
             while not self.store.submit_frame(name, frame, offset_ns, done):
                 time.sleep(0.01)
-        self.store.hurry()
+        self.store.request_commit()
         assert last.wait(120), "not durable within two minutes"
         return sum(frame.rows for _, frame, _ in fed)
 
@@ -144,13 +144,13 @@ def _live_bytes(store: Store, table: str) -> float:
 
 def _export(one: Fed) -> float:
     """Export all that is closed; return the CPU seconds of this process and the packer's, its start apart."""
-    packing = one.history._packing
-    assert isinstance(packing, Packing)
+    packing = one.history._packer
+    assert isinstance(packing, PackerProcess)
     packing.start()
     packing.call("discard", "nothing")  # it answers: it has started
     begin = _spent_seconds() + cpu_seconds(packing.pid)
     one.history.turn(one.now_ns, 600)
-    packing.rest()  # it is counted once it has ended
+    packing.release()  # it is counted once it has ended
     return _spent_seconds() - begin
 
 
@@ -211,7 +211,7 @@ def _weights(one: Fed) -> tuple[list[Result], float]:
 
 def _commits(one: Fed, some: Sequence[Any], begin_ns: int) -> dict[bool, list[float]]:
     """Commit COMMITS times about COMMIT_ROWS rows; return ms, by whether a commit folded in the WAL."""
-    honest, wal = one.store._writer.commit, wal_of(one.store.folder / FILE)
+    honest, wal = one.store._writer.commit, wal_of(one.store.folder / STORE_FILE)
     spent: dict[bool, list[float]] = {False: [], True: []}
 
     def timed(*arguments: Any) -> None:
@@ -228,10 +228,10 @@ def _commits(one: Fed, some: Sequence[Any], begin_ns: int) -> dict[bool, list[fl
 
 
 def _against(
-    beside: dict[bool, list[float]], alone: dict[bool, list[float]], percent: int, folding: bool
+    loaded: dict[bool, list[float]], alone: dict[bool, list[float]], percent: int, folding: bool
 ) -> tuple[float, str, str, float]:
     return (
-        float(np.percentile(beside[folding], percent)), "ms", "alone",
+        float(np.percentile(loaded[folding], percent)), "ms", "alone",
         float(np.percentile(alone[folding], percent)),
     )  # fmt: skip
 
@@ -247,7 +247,7 @@ def _felt(one: Fed) -> list[Result]:
     ]
     some = gpus[: COMMIT_ROWS // 8]
     alone: dict[bool, list[float]] = {False: [], True: []}
-    beside: dict[bool, list[float]] = {False: [], True: []}
+    loaded: dict[bool, list[float]] = {False: [], True: []}
     exported, exported_seconds = 0, 0.0
     for turn in range(TURNS):
         at_ns = (turn + 1) * 10**13
@@ -258,21 +258,21 @@ def _felt(one: Fed) -> list[Result]:
         begin = time.perf_counter()
         one.history.start(lambda: one.now_ns)
         for folding, spent in _commits(one, some, at_ns + 10**12).items():
-            beside[folding] += spent
+            loaded[folding] += spent
         exported += one.history.exported_rows
         exported_seconds += time.perf_counter() - begin
         one.stop_history()
     note = f"{COMMIT_ROWS} rows each; beside them {exported / exported_seconds:.0f} rows/s were exported"
-    folds = f"{len(beside[True])} and {len(alone[True])} of {TURNS * COMMITS}"
+    folds = f"{len(loaded[True])} and {len(alone[True])} of {TURNS * COMMITS}"
     results = [
         Result(
-            f"commit p{percent} beside an export", *_against(beside, alone, percent, False), note
+            f"commit p{percent} beside an export", *_against(loaded, alone, percent, False), note
         )
         for percent in (50, 99)
     ]
-    if beside[True] and alone[True]:
+    if loaded[True] and alone[True]:
         name = "commit that folds in the WAL, beside an export"
-        results.append(Result(name, *_against(beside, alone, 50, True), f"{folds}; p50"))
+        results.append(Result(name, *_against(loaded, alone, 50, True), f"{folds}; p50"))
     return results
 
 

@@ -17,7 +17,7 @@ from .measure import Result, cpu_seconds, family, pss_bytes
 HOSTS = 33
 #: Hosts register, tell all their tables, and are judged.
 WARM_SECONDS = 60
-SECONDS, LOOK_SECONDS = 300, 5
+SECONDS, POLL_SECONDS = 300, 5
 #: Wanted of a machine that does something else beside.
 CPU_SHARE, MEMORY_BYTES = 0.06, 250e6
 
@@ -42,7 +42,7 @@ def _measured(running: Running) -> list[Result]:
     begin, cpu, memory = time.monotonic(), _cpu(running), list[int]()
     while (now := time.monotonic()) < begin + SECONDS:
         memory.append(_memory(running))
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     share = (_cpu(running) - cpu) / (now - begin)
     figures = running.figures()
     notes = (

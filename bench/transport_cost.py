@@ -68,7 +68,7 @@ async def serve(folder: Path) -> None:
     await server.stop(None)
 
 
-class Frames:
+class FrameServicer:
     """A spool in memory: what is measured is the way, not the disk."""
 
     run_id = boot_id = bytes(16)
@@ -85,10 +85,10 @@ class Frames:
         """The frames past *after*, as a spool gives them."""
         return [(n, self._frame) for n in range(after + 1, min(self.made, after + count_max) + 1)]
 
-    def receipt(self, first: int, last: int) -> None:
+    def acknowledge(self, first: int, last: int) -> None:
         self.credit.release(last - first + 1)
 
-    def refused(self, sequence: int, reason: str) -> None:
+    def mark_refused(self, sequence: int, reason: str) -> None:
         raise AssertionError(reason)
 
 
@@ -100,16 +100,16 @@ class NoEvents:
     def pending(self, count_max: int) -> list[Any]:
         return []
 
-    def receipt(self, event_ids: object) -> None: ...
-    def refused(self, event_ids: object, reason: str) -> None: ...
+    def acknowledge(self, event_ids: object) -> None: ...
+    def mark_refused(self, event_ids: object, reason: str) -> None: ...
 
 
-def stream_ours(port: int, hertz: float, count: int, ca: str = "") -> float:
+def stream_gangline(port: int, hertz: float, count: int, ca: str = "") -> float:
     """Send by the agent's client, frames made in this thread, by TLS if given a CA; return the seconds of CPU."""
     from gangline.agent.transport.client import Client
     from gangline.agent.transport.credentials import Credentials
 
-    frames = Frames(os.urandom(FRAME_BYTES))
+    frames = FrameServicer(os.urandom(FRAME_BYTES))
     client = Client(
         f"127.0.0.1:{port}",
         lambda: telemetry_pb2.RegisterNodeRequest(node="bench"),
@@ -206,14 +206,14 @@ def run(seed: int) -> list[Result]:
         Authority(folder, now).issue_server(["127.0.0.1"], 1)
         with _server(folder) as (port, secure):
             for hertz, count in PACES.items():
-                ours, memory = _client("ours", port, hertz, count)
-                theirs, their_memory = _client("grpclib", port, hertz, count)
+                gangline, memory = _client("ours", port, hertz, count)
+                grpclib, grpclib_memory = _client("grpclib", port, hertz, count)
                 by_tls, tls_memory = _client("tls", secure, hertz, count, ca)
                 pace = f"at {hertz} Hz" if hertz else "as fast as receipts come"
                 what = f"a frame of 2 KB to the server, {pace}"
-                results.append(Result(what, ours, "us CPU", "grpclib", theirs))
-                results.append(Result(f"{what}, by TLS", by_tls, "us CPU", "plain text", ours))
-                memories = memory, their_memory, tls_memory
+                results.append(Result(what, gangline, "us CPU", "grpclib", grpclib))
+                results.append(Result(f"{what}, by TLS", by_tls, "us CPU", "plain text", gangline))
+                memories = memory, grpclib_memory, tls_memory
     what = "memory of the client's process, PSS"
     results.append(Result(what, memories[0], "MB", "grpclib", memories[1]))
     results.append(Result(f"{what}, with TLS", memories[2], "MB", "without", memories[0]))
@@ -223,7 +223,7 @@ def run(seed: int) -> list[Result]:
 def main(role: str, port: str = "", hertz: str = "", count: str = "", ca: str = "") -> None:
     """Play a role. asyncio is imported by those that use it: it would be memory of ours too."""
     if role in ("ours", "tls"):
-        seconds = stream_ours(int(port), float(hertz), int(count), ca)
+        seconds = stream_gangline(int(port), float(hertz), int(count), ca)
     else:
         import asyncio
 

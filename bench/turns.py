@@ -23,12 +23,12 @@ Sample = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Turn:
+class MeasuredTurn:
     """From *begin* to *end* by the monotonic clock. *idle_share*: of all processors' time."""
 
     begin: float
     end: float
-    beside: bool
+    is_loaded: bool
     idle_share: float
 
     def of(self, samples: Sequence[Sample]) -> list[float]:
@@ -37,7 +37,7 @@ class Turn:
 
 
 @dataclass
-class Turns:
+class MeasuredTurns:
     """Runs them: without, with, without, with. *each* is called at the begin and at the end of every turn."""
 
     start: Start
@@ -45,7 +45,7 @@ class Turns:
     pairs: int = PAIRS
     seconds: float = TURN_SECONDS
     settle_seconds: float = SETTLE_SECONDS
-    done: list[Turn] = field(default_factory=list[Turn])
+    done: list[MeasuredTurn] = field(default_factory=list[MeasuredTurn])
 
     @property
     def whole_seconds(self) -> float:
@@ -55,12 +55,12 @@ class Turns:
     def run(self) -> None:
         """Do them all."""
         for _ in range(self.pairs):
-            self._turn(beside=False)
+            self._turn(is_loaded=False)
             end = self.start()
-            self._turn(beside=True)
+            self._turn(is_loaded=True)
             end()
 
-    def _turn(self, *, beside: bool) -> None:
+    def _turn(self, *, is_loaded: bool) -> None:
         time.sleep(self.settle_seconds)
         self.each()
         begin, before = time.monotonic(), _processors()
@@ -68,23 +68,23 @@ class Turns:
         end, after = time.monotonic(), _processors()
         self.each()
         idle, whole = (two - one for one, two in zip(before, after, strict=True))
-        self.done.append(Turn(begin, end, beside, idle / whole))
+        self.done.append(MeasuredTurn(begin, end, is_loaded, idle / whole))
 
-    def idle_share(self, *, beside: bool) -> float:
+    def idle_share(self, *, is_loaded: bool) -> float:
         """Return what of all processors nobody used."""
-        found = [turn.idle_share for turn in self.done if turn.beside == beside]
+        found = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
         return sum(found) / len(found)
 
 
 def _processors() -> tuple[float, float]:
     """Return (idle, all) ticks of all processors since the machine started."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
 
 
 def results(
     name: str,
-    turns: Turns,
+    turns: MeasuredTurns,
     by_turn: Sequence[Sequence[float]],
     notes: str = "",
     shares: Sequence[float] = SHARES,
@@ -93,24 +93,24 @@ def results(
 
     The notes say from where to where the ratio went by pair, and how idle the machine was.
     """
-    without, beside = [list(by_turn[at::2]) for at in (0, 1)]
-    said = (
-        f"{len(without)} pairs; machine {turns.idle_share(beside=False):.0%} idle without, "
-        f"{turns.idle_share(beside=True):.0%} with, load average {os.getloadavg()[0]:.1f}"
+    without, loaded = [list(by_turn[at::2]) for at in (0, 1)]
+    summary = (
+        f"{len(without)} pairs; machine {turns.idle_share(is_loaded=False):.0%} idle without, "
+        f"{turns.idle_share(is_loaded=True):.0%} with, load average {os.getloadavg()[0]:.1f}"
     )
     found = []
     for share in shares:
         pooled = [
-            percentile([v for each in side for v in each], share) for side in (beside, without)
+            percentile([v for each in side for v in each], share) for side in (loaded, without)
         ]
         pairs = sorted(
             percentile(list(w), share) / percentile(list(o), share)
-            for o, w in zip(without, beside, strict=True)
+            for o, w in zip(without, loaded, strict=True)
         )
-        spread = f"by pair {pairs[0]:.2f} to {pairs[-1]:.2f}, {sum(map(len, without))} and {sum(map(len, beside))}"
-        words = "; ".join(filter(None, (spread, said, notes))) if share == shares[0] else spread
+        spread = f"by pair {pairs[0]:.2f} to {pairs[-1]:.2f}, {sum(map(len, without))} and {sum(map(len, loaded))}"
+        text = "; ".join(filter(None, (spread, summary, notes))) if share == shares[0] else spread
         found.append(
             Result(f"{name}, p{share * 100:.0f}", 1e3 * pooled[0], "ms", "the same without",
-                   1e3 * pooled[1], words)
+                   1e3 * pooled[1], text)
         )  # fmt: skip
     return found

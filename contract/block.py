@@ -78,8 +78,8 @@ class Block:
         part = Block(self.table, [self.devices[r] for r in chosen], self.signal_ids)
         part.offset_ns = self.offset_ns
         for column in range(len(self.signal_ids)):
-            for to, row in enumerate(chosen):
-                source, target = column * self.rows + row, column * part.rows + to
+            for target_row, row in enumerate(chosen):
+                source, target = column * self.rows + row, column * part.rows + target_row
                 part.ints[target] = self.ints[source]
                 part.valid[target] = self.valid[source]
         return part

@@ -49,8 +49,8 @@ DEVICE_BYTES_MAX = 96
 
 _HEADER = struct.Struct("<4sIBBHI16s16sQQQ")
 _SHAPE = struct.Struct("<qHH")
-_CRC_FROM = 8
-_CODING_AT = 9
+_CRC_OFFSET = 8
+_CODING_OFFSET = 9
 _DEFLATED = 1
 
 
@@ -80,7 +80,7 @@ class Encoder:
     """Makes the frames of one host: mostly of the same tables, whose names and keys are kept as bytes."""
 
     def __init__(self) -> None:
-        self._tables = columns.Tables(_constant_part)
+        self._tables = columns.Tables(_table_header)
 
     def encode(self, stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
         """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold.
@@ -99,7 +99,7 @@ class Encoder:
         )  # fmt: skip
         frame = self._tables.frame(header)
         if deflate or length > PLAIN_BYTES_MAX:
-            frame = deflated(frame)
+            frame = deflate_frame(frame)
         if len(frame) > FRAME_BYTES_MAX:
             raise FrameError(f"frame of {len(frame)} bytes: at most {FRAME_BYTES_MAX}")
         return frame
@@ -110,56 +110,56 @@ def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> by
     return Encoder().encode(stamp, blocks, deflate=deflate)
 
 
-def _shorter(header: bytes, payload: bytes | bytearray) -> bytes:
+def _deflate_if_shorter(header: bytes, payload: bytes | bytearray) -> bytes:
     """Return the frame deflated, unless that makes it longer."""
-    deflated = zlib.compress(payload, 1, -15)
-    if len(deflated) >= len(payload):
-        return _sealed(header, payload)
-    return _sealed(_recoded(header, _DEFLATED), deflated)
+    body = zlib.compress(payload, 1, -15)
+    if len(body) >= len(payload):
+        return _with_checksum(header, payload)
+    return _with_checksum(_with_coding(header, _DEFLATED), body)
 
 
-def _recoded(header: bytes, coding: int) -> bytes:
-    return header[:_CODING_AT] + bytes((coding,)) + header[_CODING_AT + 1 :]
+def _with_coding(header: bytes, coding: int) -> bytes:
+    return header[:_CODING_OFFSET] + bytes((coding,)) + header[_CODING_OFFSET + 1 :]
 
 
-def _sealed(header: bytes, body: bytes | bytearray) -> bytes:
-    crc = zlib.crc32(body, zlib.crc32(header[_CRC_FROM:]))
-    return b"".join((header[:4], crc.to_bytes(4, "little"), header[_CRC_FROM:], body))
+def _with_checksum(header: bytes, body: bytes | bytearray) -> bytes:
+    crc = zlib.crc32(body, zlib.crc32(header[_CRC_OFFSET:]))
+    return b"".join((header[:4], crc.to_bytes(4, "little"), header[_CRC_OFFSET:], body))
 
 
 def is_plain(frame: bytes) -> bool:
     """Say whether this is a frame of ours whose payload is not deflated."""
-    return frame[:4] == MAGIC and frame[8 : _CODING_AT + 1] == bytes((VERSION, 0))
+    return frame[:4] == MAGIC and frame[8 : _CODING_OFFSET + 1] == bytes((VERSION, 0))
 
 
-def deflated(frame: bytes) -> bytes:
+def deflate_frame(frame: bytes) -> bytes:
     """Return a frame that `encode` made plain as it would have been made deflated.
 
     Anything else is returned as it is. Never raises.
     """
     if not is_plain(frame):
         return frame
-    return _shorter(frame[: _HEADER.size], frame[_HEADER.size :])
+    return _deflate_if_shorter(frame[: _HEADER.size], frame[_HEADER.size :])
 
 
-def inflated(frame: bytes) -> bytes:
+def inflate_frame(frame: bytes) -> bytes:
     """Return a frame that `encode` made deflated as it would have been made plain.
 
     Anything else, and what would be longer than PLAIN_BYTES_MAX, is returned as it is. Never raises.
     """
-    if len(frame) < _HEADER.size or not is_plain(_recoded(frame[: _HEADER.size], 0)):
+    if len(frame) < _HEADER.size or not is_plain(_with_coding(frame[: _HEADER.size], 0)):
         return frame
     length = _HEADER.unpack_from(frame)[5]
-    if frame[_CODING_AT] != _DEFLATED or length > PLAIN_BYTES_MAX:
+    if frame[_CODING_OFFSET] != _DEFLATED or length > PLAIN_BYTES_MAX:
         return frame
     try:
         payload = _inflate(frame[_HEADER.size :], _DEFLATED, length)
     except FrameError:
         return frame
-    return _sealed(_recoded(frame[: _HEADER.size], 0), payload)
+    return _with_checksum(_with_coding(frame[: _HEADER.size], 0), payload)
 
 
-def _constant_part(
+def _table_header(
     table: str, signal_ids: tuple[int, ...], devices: tuple[str, ...]
 ) -> tuple[bytes, bytes]:
     """Return what a table's bytes begin with, and its keys."""
@@ -182,7 +182,7 @@ def read_stamp(data: bytes) -> Stamp:
     magic, crc, version, _, _, _, run, boot, sequence, boottime, wall = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise FrameError(f"foreign protocol: begins with {magic!r}, a frame begins with {MAGIC!r}")
-    if zlib.crc32(memoryview(data)[_CRC_FROM:]) != crc:
+    if zlib.crc32(memoryview(data)[_CRC_OFFSET:]) != crc:
         raise FrameError("checksum does not match: the frame was damaged or cut off on its way")
     if version != VERSION:
         raise FrameError(f"frame version {version}: this side reads version {VERSION}")
@@ -192,71 +192,71 @@ def read_stamp(data: bytes) -> Stamp:
 def decode(data: bytes) -> Frame:
     """Return the frame. Raises FrameError for anything that is not one; never anything else."""
     stamp = read_stamp(data)
-    _, _, _, deflated, tables, length, *_ = _HEADER.unpack_from(data)
+    _, _, _, coding, tables, length, *_ = _HEADER.unpack_from(data)
     if tables > TABLES_MAX or length > PAYLOAD_BYTES_MAX:
         raise FrameError(f"{tables} tables of {length} bytes: more than a frame may hold")
-    payload = _inflate(data[_HEADER.size :], deflated, length)
-    reader = _Reader(payload)
+    payload = _inflate(data[_HEADER.size :], coding, length)
+    reader = _PayloadReader(payload)
     blocks = tuple(reader.table() for _ in range(tables))
-    if reader.at != len(payload):
-        raise FrameError(f"{len(payload) - reader.at} bytes are left over after the last table")
+    if reader.offset != len(payload):
+        raise FrameError(f"{len(payload) - reader.offset} bytes are left over after the last table")
     return Frame(stamp, blocks)
 
 
-def _inflate(body: bytes, deflated: int, length: int) -> bytes:
-    if deflated == _DEFLATED:
+def _inflate(body: bytes, coding: int, length: int) -> bytes:
+    if coding == _DEFLATED:
         inflater = zlib.decompressobj(-15)
         try:
             body = inflater.decompress(body, length + 1)
         except zlib.error as error:
             raise FrameError(f"payload does not inflate: {error}") from error
-    elif deflated:
-        raise FrameError(f"payload coding {deflated}: this side reads 0 (none) and 1 (deflate)")
+    elif coding:
+        raise FrameError(f"payload coding {coding}: this side reads 0 (none) and 1 (deflate)")
     if len(body) != length:
         raise FrameError(f"payload of {len(body)} bytes, the header says {length}")
     return body
 
 
-class _Reader:
+class _PayloadReader:
     """Takes tables off a payload, checking each length before it is used."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
-        self.at = 0
+        self.offset = 0
 
-    def take(self, count: int) -> bytes:
-        piece = self.payload[self.at : self.at + count]
+    def read(self, count: int) -> bytes:
+        piece = self.payload[self.offset : self.offset + count]
         if len(piece) != count:
             raise FrameError(f"table ends early: {count} bytes wanted, {len(piece)} left")
-        self.at += count
+        self.offset += count
         return piece
 
     def text(self, bytes_max: int) -> str:
-        length = self.take(1)[0]
+        length = self.read(1)[0]
         if length > bytes_max:
             raise FrameError(f"a name of {length} bytes: at most {bytes_max}")
         try:
-            return self.take(length).decode()
+            return self.read(length).decode()
         except UnicodeDecodeError as error:
             raise FrameError(f"a name is not UTF-8: {error}") from error
 
     def names(self, count: int) -> tuple[str, ...]:
         try:
-            names, self.at = columns.names(self.payload, self.at, count, DEVICE_BYTES_MAX)
+            names, self.offset = columns.names(self.payload, self.offset, count, DEVICE_BYTES_MAX)
         except ValueError as error:  # also one that is no UTF-8
             raise FrameError(str(error)) from error
         return names
 
     def table(self) -> Block:
         name = self.text(TABLE_NAME_BYTES_MAX)
-        offset_ns, rows, width = _SHAPE.unpack(self.take(_SHAPE.size))
+        offset_ns, rows, width = _SHAPE.unpack(self.read(_SHAPE.size))
         if rows > ROWS_MAX or not 0 < width <= COLUMNS_MAX:
             raise FrameError(
                 f"table {name!r}: {rows} rows of {width} columns, at most {ROWS_MAX} of {COLUMNS_MAX}"
             )
-        signal_ids = struct.unpack(f"<{width}H", self.take(2 * width))
+        signal_ids = struct.unpack(f"<{width}H", self.read(2 * width))
         block = Block(name, self.names(rows), signal_ids)
         block.offset_ns = offset_ns
-        packed = self.take(columns.packed_size(width, rows))
+        packed = self.read(columns.packed_size(width, rows))
         columns.unpack(packed, block.cells, block.valid, width, rows)
         return block

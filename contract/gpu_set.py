@@ -19,7 +19,7 @@ def is_uuid(key: str) -> bool:
     return key.startswith("GPU-")
 
 
-def expected_after(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+def update_expected(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Return the GPUs to expect of a host of which these were *expected*, once *found* was seen to work.
 
     A GPU that is gone stays expected. It was replaced, and is expected no longer, where another GPU is at its address, or
@@ -27,12 +27,12 @@ def expected_after(expected: Mapping[str, str], found: Mapping[str, str]) -> dic
     """
     if len(found) >= len(expected):
         return dict(found)
-    gone = missing(expected, found)
-    taken = frozenset(filter(None, found.values()))
-    stay = {key: at for key, at in gone.items() if at not in taken}
-    return {**dict(list(stay.items())[: GPUS_MAX - len(found)]), **found}
+    lost = missing(expected, found)
+    occupied = frozenset(filter(None, found.values()))
+    still_expected = {key: address for key, address in lost.items() if address not in occupied}
+    return {**dict(list(still_expected.items())[: GPUS_MAX - len(found)]), **found}
 
 
 def missing(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Return those of *expected* that are not among *found*."""
-    return {key: at for key, at in expected.items() if key not in found}
+    return {key: address for key, address in expected.items() if key not in found}

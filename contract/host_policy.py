@@ -25,7 +25,7 @@ LEAVE_SECONDS = 10.0
 CODE_NAME = re.compile(r"(xid|sxid)([1-9][0-9]{0,5}|0)")
 
 
-class Severity(StrEnum):
+class FindingSeverity(StrEnum):
     """What a finding means for the host, gravest first."""
 
     FATAL = "fatal"
@@ -34,7 +34,7 @@ class Severity(StrEnum):
     APPLICATION = "application"
 
 
-class Ends(StrEnum):
+class ClearedBy(StrEnum):
     """What ends a finding."""
 
     READING = "reading"
@@ -86,7 +86,7 @@ COMPARE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """One kind of finding. `policy.toml` tells the fields' meaning; times are seconds."""
 
     name: str
@@ -101,11 +101,11 @@ class Row:
     codes: tuple[int, ...] = ()
     says: tuple[str, ...] = ()
     ends_with: str = ""
-    severity: Severity = Severity.HAZARD
+    severity: FindingSeverity = FindingSeverity.HAZARD
     words: str = ""
     action: str = ""
     scope: str = "host"
-    clears: Ends = Ends.READING
+    clears: ClearedBy = ClearedBy.READING
     clear_seconds: float = 0.0
     for_seconds: float = 0.0
     leave_seconds: float = LEAVE_SECONDS
@@ -119,7 +119,7 @@ class Row:
         return self.when[0].signal.partition(".")[0] if self.when else ""
 
     @property
-    def about(self) -> str:
+    def evidence_signal(self) -> str:
         """The signal that evidence of it bears: of its event, its judge's rule, or its first reading."""
         return self.event or self.judged or self.signals[0]
 
@@ -129,7 +129,7 @@ class Row:
         conditions = (*self.when, *self.unless)
         return tuple(name for each in conditions for name in each.signals)
 
-    def concerns(self, device: str) -> bool:
+    def matches_device(self, device: str) -> bool:
         """Say whether the row is about *device*."""
         wanted = self.device
         return (
@@ -143,14 +143,14 @@ class Policy:
 
     version: str
     rollout_share: float
-    rows: tuple[Row, ...]
+    rows: tuple[PolicyRow, ...]
     off: frozenset[str] = field(default_factory=frozenset[str])
 
-    def taken_by(self, host: str) -> bool:
+    def applies_to(self, host: str) -> bool:
         """Say whether *host* is among the share that takes it: the same hosts first each time."""
-        return self.rollout_share >= 1.0 or _place(host) < self.rollout_share
+        return self.rollout_share >= 1.0 or _rollout_position(host) < self.rollout_share
 
-    def enforceable(self, name: str) -> bool:
+    def is_enforceable(self, name: str) -> bool:
         """Say whether `enforcing` may name *name*: a row that allows it, or a code of one, as `xid79`."""
         coded = CODE_NAME.fullmatch(name)
         wanted = coded[1] if coded else name
@@ -160,9 +160,9 @@ class Policy:
         table = xid_rows if row.policy == "xid" else sxid_rows
         return not coded or int(coded[2]) in table()
 
-    def refusal(self, name: str) -> str:
+    def enforce_error(self, name: str) -> str:
         """Return what is wrong with *name* among `enforcing`; "" if nothing is."""
-        if self.enforceable(name):
+        if self.is_enforceable(name):
             return ""
         known = [row.name for row in self.rows if row.enforceable and not row.policy]
         known += [
@@ -175,7 +175,7 @@ class Policy:
         return f"no finding is called {name!r}{hint}"
 
 
-def _place(host: str) -> float:
+def _rollout_position(host: str) -> float:
     """Return where *host* stands among all hosts, 0 to 1, the same for ever."""
     import hashlib  # with libcrypto a megabyte, which only those pay whose policy wants it
 
@@ -193,7 +193,7 @@ POLICY_BYTES_MAX = 256 << 10
 ROWS_MAX = 256
 CONDITIONS_MAX = 8
 CODES_MAX = 64
-WORDS_CHARACTERS_MAX = 200
+TEXT_CHARACTERS_MAX = 200
 VERSION_CHARACTERS_MAX = 64
 #: No row may wait, or stand, for longer than this.
 SECONDS_MAX = 30 * 86_400.0
@@ -210,21 +210,21 @@ def builtin() -> Policy:
     return parse(Path(__file__).with_name("host_policy.toml").read_text(encoding="utf-8"))
 
 
-def laid_over(policy: Policy, base: Policy) -> Policy:
+def overlay(policy: Policy, base: Policy) -> Policy:
     """Return *base* with the rows of *policy* in place of those of the same name, and beside them.
 
     Raises PolicyError where `off` or `hidden_by` names no row.
     """
     rows = {row.name: row for row in base.rows} | {row.name: row for row in policy.rows}
     if unknown := policy.off - rows.keys():
-        raise PolicyError(f"off: no row is called {_cut(min(unknown))!r}")
+        raise PolicyError(f"off: no row is called {_printable(min(unknown))!r}")
     for row in policy.rows:
         if row.hidden_by and row.hidden_by not in rows:
             raise PolicyError(
-                f"row {row.name!r}: hidden_by: no row is called {_cut(row.hidden_by)!r}"
+                f"row {row.name!r}: hidden_by: no row is called {_printable(row.hidden_by)!r}"
             )
-    left = tuple(row for name, row in rows.items() if name not in policy.off)
-    return Policy(f"{policy.version} over {base.version}", policy.rollout_share, left)
+    remaining = tuple(row for name, row in rows.items() if name not in policy.off)
+    return Policy(f"{policy.version} over {base.version}", policy.rollout_share, remaining)
 
 
 def parse(text: str) -> Policy:
@@ -234,18 +234,18 @@ def parse(text: str) -> Policy:
     try:
         fields = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"not TOML: {_cut(str(error))}") from error
+        raise PolicyError(f"not TOML: {_printable(str(error))}") from error
     try:
         return _policy(fields, text)
     except (TypeError, KeyError, OverflowError) as error:
-        raise PolicyError(f"not a policy: {_cut(str(error))}") from error
+        raise PolicyError(f"not a policy: {_printable(str(error))}") from error
 
 
 def _policy(fields: dict[str, Any], text: str) -> Policy:
     if unknown := fields.keys() - {"version", "rollout_share", "off", "row"}:
-        raise PolicyError(f"{_line_of(text, min(unknown))}unknown key {_cut(min(unknown))!r}")
+        raise PolicyError(f"{_line_of(text, min(unknown))}unknown key {_printable(min(unknown))!r}")
     version = fields.get("version")
-    if not isinstance(version, str) or not _is_words(version, VERSION_CHARACTERS_MAX):
+    if not isinstance(version, str) or not _is_one_line(version, VERSION_CHARACTERS_MAX):
         raise PolicyError('version: expected a short text, as "2026-11-20"')
     share = fields.get("rollout_share", -1.0)
     if not _is_number(share) or not 0 <= share <= 1:
@@ -260,17 +260,17 @@ def _policy(fields: dict[str, Any], text: str) -> Policy:
     return Policy(version, float(share), rows, frozenset(off))
 
 
-def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[Row]:
-    seen: set[str] = set()
+def _rows(entries: list[dict[str, Any]], text: str) -> Iterator[PolicyRow]:
+    names: set[str] = set()
     for number, entry in enumerate(entries):
         try:
             row = _row(entry)
-            if row.name in seen:
+            if row.name in names:
                 raise PolicyError("stands in the table twice")
         except (PolicyError, TypeError, KeyError, OverflowError) as error:
-            where = f"{_line_of(text, '[[row]]', number)}row {_cut(str(entry.get('name')))!r}"
-            raise PolicyError(f"{where}: {_cut(str(error))}") from error
-        seen.add(row.name)
+            where = f"{_line_of(text, '[[row]]', number)}row {_printable(str(entry.get('name')))!r}"
+            raise PolicyError(f"{where}: {_printable(str(error))}") from error
+        names.add(row.name)
         yield row
 
 
@@ -289,13 +289,13 @@ _SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds
 _FLAGS = ("once_otherwise", "enforceable")
 _LISTS = {"when": str, "unless": str, "codes": int, "says": str}
 #: What the table of codes says in the row's place.
-_SAID_BY_TABLE = (
+_SET_BY_CODE_TABLE = (
     "severity", "words", "action", "scope", "clears", "clear_seconds", "codes", "says",
     "ends_with",
 )  # fmt: skip
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _row(entry: dict[str, Any]) -> PolicyRow:
     for key, value in entry.items():
         _check_type(key, value)
     name = entry.get("name", "")
@@ -307,22 +307,22 @@ def _row(entry: dict[str, Any]) -> Row:
         raise PolicyError("hidden_by: expected a row's name, as driver_hung")
     if not entry.get("source"):
         raise PolicyError('source: say where the limit is from, or "assumed"')
-    made = dict(entry)
+    values = dict(entry)
     for key in ("when", "unless"):
-        made[key] = tuple(_condition(one) for one in entry.get(key, ()))
-    made |= {key: tuple(entry.get(key, ())) for key in ("codes", "says")}
-    for key, kind in (("severity", Severity), ("clears", Ends)):
+        values[key] = tuple(_condition(one) for one in entry.get(key, ()))
+    values |= {key: tuple(entry.get(key, ())) for key in ("codes", "says")}
+    for key, kind in (("severity", FindingSeverity), ("clears", ClearedBy)):
         if key in entry:
-            made[key] = _chosen(key, entry[key], kind)
-    row = Row(**made)
-    if fault := _fault(row, entry):
+            values[key] = _enum_value(key, entry[key], kind)
+    row = PolicyRow(**values)
+    if fault := _contradiction(row, entry):
         raise PolicyError(fault)
     return row
 
 
 def _check_type(key: str, value: Any) -> None:
     if key in _TEXTS:
-        good, wanted = isinstance(value, str) and _is_words(value), "one line of text"
+        good, wanted = isinstance(value, str) and _is_one_line(value), "one line of text"
     elif key in _SECONDS:
         good = _is_number(value) and 0 <= value <= SECONDS_MAX
         wanted = f"0 to {SECONDS_MAX:.0f} seconds"
@@ -336,79 +336,79 @@ def _check_type(key: str, value: Any) -> None:
         known = (*_TEXTS, *_SECONDS, *_FLAGS, *_LISTS)
         near = difflib.get_close_matches(key, known, 1)
         raise PolicyError(
-            f"unknown key {_cut(key)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f"unknown key {_printable(key)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         )
     if not good:
         raise PolicyError(f"{key}: expected {wanted}")
 
 
-def _chosen(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
+def _enum_value(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
         raise PolicyError(f"{key}: expected one of {', '.join(kind)}") from None
 
 
-def _fault(row: Row, entry: Mapping[str, Any]) -> str:
+def _contradiction(row: PolicyRow, entry: Mapping[str, Any]) -> str:
     """Return what of *row* contradicts itself; "" where nothing does."""
     if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
         return "expected either when, of readings, or event, or judged"
     if row.policy:
-        return _fault_of_coded(row, entry)
+        return _contradiction_of_coded(row, entry)
     if not (row.words and row.action and "severity" in entry and "clears" in entry):
         return "expected severity, words, action and clears"
     if row.scope not in SCOPES:
         return f"scope: expected one of {', '.join(SCOPES)}"
-    if (row.clears is Ends.TIME) != (row.clear_seconds > 0):
+    if (row.clears is ClearedBy.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
-    if (row.clears is Ends.READING) == bool(row.event):
+    if (row.clears is ClearedBy.READING) == bool(row.event):
         return "clears = 'reading' goes with when and judged, and only with them"
-    if row.enforceable and row.severity is not Severity.FATAL:
+    if row.enforceable and row.severity is not FindingSeverity.FATAL:
         return "enforceable goes with severity = 'fatal', and only with it"
     if row.judged:
-        return _fault_of_judged(row)
-    return _fault_of_readings(row) if row.when else _fault_of_event(row)
+        return _contradiction_of_judged(row)
+    return _contradiction_of_readings(row) if row.when else _contradiction_of_event(row)
 
 
-def _fault_of_judged(row: Row) -> str:
+def _contradiction_of_judged(row: PolicyRow) -> str:
     if not _RULE.fullmatch(row.judged):
         return "judged: expected the name of a rule of judgement, as gang.slow_host"
     if row.enforceable:
         return "enforceable: a host cannot hold to what only others can tell of it"
     if row.codes or row.says or row.ends_with:
         return "codes, says and ends_with go with event"
-    return _fault_of_extent(row)
+    return _contradiction_of_extent(row)
 
 
-def _fault_of_extent(row: Row) -> str:
+def _contradiction_of_extent(row: PolicyRow) -> str:
     if row.device or row.unless or row.for_seconds or row.once_otherwise or row.after_boot_seconds:
         return "device, unless, for_seconds, once_otherwise and after_boot_seconds go with when"
     return ""
 
 
-def _fault_of_coded(row: Row, entry: Mapping[str, Any]) -> str:
+def _contradiction_of_coded(row: PolicyRow, entry: Mapping[str, Any]) -> str:
     if row.policy not in ("xid", "sxid") or row.name != row.policy:
         return "policy: expected xid or sxid, and the row of that name"
-    if said := [key for key in _SAID_BY_TABLE if key in entry]:
-        return f"{said[0]}: the table of codes says that"
-    return _fault_of_event(row)
+    if duplicated := [key for key in _SET_BY_CODE_TABLE if key in entry]:
+        return f"{duplicated[0]}: the table of codes says that"
+    return _contradiction_of_event(row)
 
 
-def _fault_of_event(row: Row) -> str:
+def _contradiction_of_event(row: PolicyRow) -> str:
     signal = BY_NAME.get(row.event)
-    is_told = signal is not None and signal.kind is Kind.EVENT
-    if not is_told and row.event not in LOCAL_EVENTS:
-        return f"event: no event is called {_cut(row.event)!r}"
-    if fault := _fault_of_extent(row):
+    is_known = signal is not None and signal.kind is Kind.EVENT
+    if not is_known and row.event not in LOCAL_EVENTS:
+        return f"event: no event is called {_printable(row.event)!r}"
+    if fault := _contradiction_of_extent(row):
         return fault
-    if not all(_is_words(one) for one in row.says):
+    if not all(_is_one_line(one) for one in row.says):
         return "says: expected words, as CONSTRAINT_MEMCG"
     if row.ends_with and row.ends_with.count("=") != 1:
         return "ends_with: expected attribute=value, as state=back"
     return ""
 
 
-def _fault_of_readings(row: Row) -> str:
+def _contradiction_of_readings(row: PolicyRow) -> str:
     if row.codes or row.says or row.ends_with:
         return "codes, says and ends_with go with event"
     for condition in row.when:
@@ -423,10 +423,10 @@ def _fault_of_readings(row: Row) -> str:
 
 def _condition(text: str) -> Condition:
     """Return `gpu.lost_state == 1` taken apart. Raises PolicyError."""
-    words = text.split()
-    if len(words) != 3 or words[1] not in (*COMPARE, "in", "has"):
-        raise PolicyError(f'{_cut(text)!r}: expected "signal == 1"; or != < <= > >= in has')
-    signal, compare, right = words
+    tokens = text.split()
+    if len(tokens) != 3 or tokens[1] not in (*COMPARE, "in", "has"):
+        raise PolicyError(f'{_printable(text)!r}: expected "signal == 1"; or != < <= > >= in has')
+    signal, compare, right = tokens
     _check_signal(signal)
     if compare in COMPARE and right in BY_NAME:
         _check_signal(right)
@@ -435,10 +435,12 @@ def _condition(text: str) -> Condition:
         return Condition(signal, compare, other=right)
     parts = right.split(",")
     if len(parts) > CODES_MAX or (compare != "in" and len(parts) > 1):
-        raise PolicyError(f"{_cut(text)!r}: expected one number, or with `in` at most {CODES_MAX}")
+        raise PolicyError(
+            f"{_printable(text)!r}: expected one number, or with `in` at most {CODES_MAX}"
+        )
     values = tuple(_number(part) for part in parts)
     if compare == "has" and not all(0 < bits < 2**53 and bits == int(bits) for bits in values):
-        raise PolicyError(f"{_cut(text)!r}: expected bits, as 0x40")
+        raise PolicyError(f"{_printable(text)!r}: expected bits, as 0x40")
     if compare == "has" and BY_NAME[signal].kind is Kind.GAUGE:
         raise PolicyError(f"{signal}: a gauge has no bits")
     return Condition(signal, compare, values)
@@ -450,7 +452,7 @@ def _check_signal(name: str) -> None:
         return
     near = difflib.get_close_matches(name[:80], list(BY_NAME), 1)
     hint = f"; did you mean {near[0]!r}?" if near else "; docs/signals.md lists them"
-    raise PolicyError(f"no signal is called {_cut(name)!r}{hint}")
+    raise PolicyError(f"no signal is called {_printable(name)!r}{hint}")
 
 
 def _number(text: str) -> float:
@@ -461,7 +463,7 @@ def _number(text: str) -> float:
     if not math.isfinite(value) or not text.isascii():
         near = difflib.get_close_matches(text[:80], list(BY_NAME), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise PolicyError(f"{_cut(text)!r}: expected a number or a signal{hint}")
+        raise PolicyError(f"{_printable(text)!r}: expected a number or a signal{hint}")
     return value
 
 
@@ -469,7 +471,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_words(value: str, characters_max: int = WORDS_CHARACTERS_MAX) -> bool:
+def _is_one_line(value: str, characters_max: int = TEXT_CHARACTERS_MAX) -> bool:
     return 0 < len(value) <= characters_max and value.isprintable()
 
 
@@ -477,7 +479,7 @@ def _all(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(one) is kind for one in value)
 
 
-def _cut(text: str) -> str:
+def _printable(text: str) -> str:
     """Return *text* as a line that a terminal survives."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text[:300])
     return shown if len(text) <= 300 else f"{shown[:299]}…"

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class RequestError(ValueError):
     """The request cannot be answered; the words say what would be right."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -76,7 +76,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
 Render = Callable[[str], tuple[bytes, str]]
 
 
-def answer(head: bytes, render: Render) -> bytes:
+def respond(head: bytes, render: Render) -> bytes:
     """Return the whole answer to a request. Never raises, unless *render* raises what is no Exception."""
     try:
         request = parse_request(head)
@@ -87,7 +87,7 @@ def answer(head: bytes, render: Render) -> bytes:
     except Exception as error:
         log.exception("/metrics cannot be rendered", extra={"cause": "metrics.render"})
         return _response(500, f"{type(error).__name__}: {error}\n".encode(errors="replace"), _PLAIN)
-    gzipped = "gzip" in _codings(request.headers.get("accept-encoding", ""))
+    gzipped = "gzip" in _accepted_codings(request.headers.get("accept-encoding", ""))
     body = zlib.compress(body, 1, _GZIP) if gzipped else body
     return _response(200, body, media_type, gzipped=gzipped, head_only=request.method == "HEAD")
 
@@ -103,7 +103,7 @@ def _check(request: Request) -> None:
         raise RequestError(405, f"{_PATH} is read, with GET")
 
 
-def _codings(accepted: str) -> set[str]:
+def _accepted_codings(accepted: str) -> set[str]:
     """Return the encodings that are asked for; one with `q=0` is refused."""
     codings: set[str] = set()
     for each in accepted.lower().split(","):
@@ -140,17 +140,17 @@ def _response(
 # OpenMetrics 1.0, and the older Prometheus text format 0.0.4 for those who ask for it by name.
 
 
-class Form(Enum):
+class ExpositionFormat(Enum):
     """Which of the two forms, by its media type."""
 
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def form_of(accept: str) -> Form:
+def negotiate_format(accept: str) -> ExpositionFormat:
     """Return the form for an `Accept` header: the older one for who asks for it and not for OpenMetrics."""
-    older = "text/plain" in accept and "application/openmetrics-text" not in accept
-    return Form.TEXT if older else Form.OPENMETRICS
+    wants_text = "text/plain" in accept and "application/openmetrics-text" not in accept
+    return ExpositionFormat.TEXT if wants_text else ExpositionFormat.OPENMETRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,36 +167,40 @@ class Family:
     samples: Sequence[tuple[str, str]]
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number as the format writes it."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     """Return *text* as it may stand between the quotes of a label's value.
 
     What is no UTF-8 (bytes of a mount point) is spelt out: two that looked alike would cost the whole
     exposition.
     """
-    whole = text.encode(errors="backslashreplace").decode()
-    return whole.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    encoded = text.encode(errors="backslashreplace").decode()
+    return encoded.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def labels_of(labels: Mapping[str, str]) -> str:
+def format_labels(labels: Mapping[str, str]) -> str:
     """Return `{uuid="...",port="1"}`; empty for no labels. The names are ours and need no escape."""
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items()) + "}"
 
 
-def text_of(families: Iterable[Family], form: Form) -> bytes:
+def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) -> bytes:
     """Return the whole exposition."""
     lines: list[str] = []
     for family in families:
-        lines += _openmetrics(family) if form is Form.OPENMETRICS else _plain(family)
-    lines += ["# EOF"] if form is Form.OPENMETRICS else []
+        lines += (
+            _openmetrics(family)
+            if exposition is ExpositionFormat.OPENMETRICS
+            else _text_format(family)
+        )
+    lines += ["# EOF"] if exposition is ExpositionFormat.OPENMETRICS else []
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -207,17 +211,17 @@ def _openmetrics(family: Family) -> Iterable[str]:
     yield f"# TYPE {family.name} {family.kind}"
     if family.unit:
         yield f"# UNIT {family.name} {family.unit}"
-    yield f"# HELP {family.name} {escaped(family.help)}"
+    yield f"# HELP {family.name} {escape_label(family.help)}"
     sample = family.name + _SUFFIXES[family.kind]
     for labels, value in family.samples:
         yield f"{sample}{labels} {value}"
 
 
-def _plain(family: Family) -> Iterable[str]:
+def _text_format(family: Family) -> Iterable[str]:
     """Yield the older form: it types and explains the sample's own name, and knows no `info`."""
     sample = family.name + _SUFFIXES[family.kind]
-    words = family.help.replace("\\", r"\\").replace("\n", r"\n")
-    yield f"# HELP {sample} {words}"
+    help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {sample} {help_text}"
     yield f"# TYPE {sample} {'gauge' if family.kind == 'info' else family.kind}"
     for labels, value in family.samples:
         yield f"{sample}{labels} {value}"

@@ -33,33 +33,35 @@ SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x20, 0x40, 0x80
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class NvmlField:
     """A reading's field. `ids`: (first driver version, id) in order; before the first one it does not exist.
 
     `scope`: 1 asks for the whole module (a superchip's GPU and CPU), of fields that know scopes.
-    `proof_flag`: the clock event reason that must be set while the field grows; 0: the id never moved.
+    `validation_flag`: the clock event reason that must be set while the field grows; 0: the id never moved.
     """
 
     reading: str
     ids: tuple[tuple[Version, int], ...]
     scope: int = 0
-    proof_flag: int = 0
+    validation_flag: int = 0
 
     def id_for(self, driver: Version) -> int:
         """Return the id that *driver* has it under; 0 where it does not have it."""
         return next((i for since, i in reversed(self.ids) if driver >= since), 0)
 
 
-def _stable(reading: str, field_id: int, since: Version = (), scope: int = 0) -> Field:
-    return Field(reading, ((since, field_id),), scope)
+def _stable_field(reading: str, field_id: int, since: Version = (), scope: int = 0) -> NvmlField:
+    return NvmlField(reading, ((since, field_id),), scope)
 
 
-def _moved(reading: str, older: int, newer: int, proof_flag: int) -> Field:
-    return Field(reading, (((575,), older), ((580, 82), newer)), proof_flag=proof_flag)
+def _renumbered_field(reading: str, older: int, newer: int, validation_flag: int) -> NvmlField:
+    return NvmlField(
+        reading, (((575,), older), ((580, 82), newer)), validation_flag=validation_flag
+    )
 
 
 _ECC = tuple(
-    _stable(f"ecc_{kind}_{span}_{place}_errors", field_id)
+    _stable_field(f"ecc_{kind}_{span}_{place}_errors", field_id)
     for field_id, kind, span, place in (
         (7, "corrected", "volatile", "l1"),
         (8, "uncorrected", "volatile", "l1"),
@@ -87,65 +89,67 @@ _ECC = tuple(
 )
 
 FIELDS = (
-    _stable("ecc_corrected_volatile_errors", 3),
-    _stable("ecc_uncorrected_volatile_errors", 4),
-    _stable("ecc_corrected_lifetime_errors", 5),
-    _stable("ecc_uncorrected_lifetime_errors", 6),
+    _stable_field("ecc_corrected_volatile_errors", 3),
+    _stable_field("ecc_uncorrected_volatile_errors", 4),
+    _stable_field("ecc_corrected_lifetime_errors", 5),
+    _stable_field("ecc_uncorrected_lifetime_errors", 6),
     *_ECC,
-    _stable("retired_corrected_pages", 29),
-    _stable("retired_uncorrected_pages", 30),
-    _stable("retirement_pending_state", 31),
-    _stable("violation_power_nanoseconds", 74),
-    _stable("violation_thermal_nanoseconds", 75),
-    _stable("violation_sync_boost_nanoseconds", 76),
-    _stable("violation_board_limit_nanoseconds", 77),
-    _stable("violation_low_utilization_nanoseconds", 78),
-    _stable("violation_reliability_nanoseconds", 79),
-    _stable("violation_base_clocks_nanoseconds", 81),
-    _moved("violation_sw_thermal_nanoseconds", 251, 269, SW_THERMAL),
-    _moved("violation_hw_thermal_nanoseconds", 252, 270, HW_THERMAL),
-    _moved("violation_hw_power_brake_nanoseconds", 253, 271, HW_POWER_BRAKE),
-    _stable("memory_temperature_celsius", 82),
-    _stable("energy_joules", 83),
-    _stable("pcie_replays_count", 94),
-    _stable("pcie_replay_rollovers_count", 95),
-    _stable("pcie_recoveries_count", 169),
-    _stable("pcie_correctable_errors", 173),
-    _stable("pcie_naks_received_count", 174),
-    _stable("pcie_receiver_errors", 175),
-    _stable("pcie_bad_tlp_errors", 176),
-    _stable("pcie_naks_sent_count", 177),
-    _stable("pcie_bad_dllp_errors", 178),
-    _stable("pcie_nonfatal_errors", 179),
-    _stable("pcie_fatal_errors", 180),
-    _stable("pcie_unsupported_request_errors", 181),
-    _stable("pcie_lcrc_errors", 182),
-    _stable("power_average_watts", 185),
-    _stable("power_watts", 186),
-    _stable("module_power_watts", 186, scope=1),
-    _stable("power_limit_min_watts", 187),
-    _stable("power_limit_max_watts", 188),
-    _stable("power_limit_default_watts", 189),
-    _stable("power_limit_requested_watts", 192),
-    _stable("margin_at_shutdown_celsius", 193),
-    _stable("margin_at_slowdown_celsius", 194),
-    _stable("margin_at_memory_max_celsius", 195),
-    _stable("margin_at_max_celsius", 196),
-    _stable("pcie_transmitted_bytes", 197, (555,)),
-    _stable("pcie_received_bytes", 198, (555,)),
-    _stable("recovery_action_state", 230, (570,)),
+    _stable_field("retired_corrected_pages", 29),
+    _stable_field("retired_uncorrected_pages", 30),
+    _stable_field("retirement_pending_state", 31),
+    _stable_field("violation_power_nanoseconds", 74),
+    _stable_field("violation_thermal_nanoseconds", 75),
+    _stable_field("violation_sync_boost_nanoseconds", 76),
+    _stable_field("violation_board_limit_nanoseconds", 77),
+    _stable_field("violation_low_utilization_nanoseconds", 78),
+    _stable_field("violation_reliability_nanoseconds", 79),
+    _stable_field("violation_base_clocks_nanoseconds", 81),
+    _renumbered_field("violation_sw_thermal_nanoseconds", 251, 269, SW_THERMAL),
+    _renumbered_field("violation_hw_thermal_nanoseconds", 252, 270, HW_THERMAL),
+    _renumbered_field("violation_hw_power_brake_nanoseconds", 253, 271, HW_POWER_BRAKE),
+    _stable_field("memory_temperature_celsius", 82),
+    _stable_field("energy_joules", 83),
+    _stable_field("pcie_replays_count", 94),
+    _stable_field("pcie_replay_rollovers_count", 95),
+    _stable_field("pcie_recoveries_count", 169),
+    _stable_field("pcie_correctable_errors", 173),
+    _stable_field("pcie_naks_received_count", 174),
+    _stable_field("pcie_receiver_errors", 175),
+    _stable_field("pcie_bad_tlp_errors", 176),
+    _stable_field("pcie_naks_sent_count", 177),
+    _stable_field("pcie_bad_dllp_errors", 178),
+    _stable_field("pcie_nonfatal_errors", 179),
+    _stable_field("pcie_fatal_errors", 180),
+    _stable_field("pcie_unsupported_request_errors", 181),
+    _stable_field("pcie_lcrc_errors", 182),
+    _stable_field("power_average_watts", 185),
+    _stable_field("power_watts", 186),
+    _stable_field("module_power_watts", 186, scope=1),
+    _stable_field("power_limit_min_watts", 187),
+    _stable_field("power_limit_max_watts", 188),
+    _stable_field("power_limit_default_watts", 189),
+    _stable_field("power_limit_requested_watts", 192),
+    _stable_field("margin_at_shutdown_celsius", 193),
+    _stable_field("margin_at_slowdown_celsius", 194),
+    _stable_field("margin_at_memory_max_celsius", 195),
+    _stable_field("margin_at_max_celsius", 196),
+    _stable_field("pcie_transmitted_bytes", 197, (555,)),
+    _stable_field("pcie_received_bytes", 198, (555,)),
+    _stable_field("recovery_action_state", 230, (570,)),
 )
 
 #: Reading -> the event reason its field must coincide with before it is published.
-MUST_PROVE: dict[str, int] = {f.reading: f.proof_flag for f in FIELDS if f.proof_flag}
+NEEDS_VALIDATION: dict[str, int] = {
+    f.reading: f.validation_flag for f in FIELDS if f.validation_flag
+}
 
 #: What a driver is taken for whose version cannot be read: the newest. What moved must prove itself anyway.
 NEWEST: Version = (9999,)
 
 
-def parse_driver_version(words: str) -> Version | None:
+def parse_driver_version(version: str) -> Version | None:
     """Return `580.65.06` as (580, 65, 6); None for what is no driver version."""
-    found = _VERSION.fullmatch(words.strip())
+    found = _VERSION.fullmatch(version.strip())
     return tuple(int(part) for part in found.groups(default="0")) if found else None
 
 
@@ -153,4 +157,4 @@ def fields_of(driver_version: str) -> dict[str, tuple[int, int]]:
     """Return reading -> (field id, scope id) for a driver, by its full version as NVML tells it."""
     driver = parse_driver_version(driver_version) or NEWEST
     found = {field.reading: (field.id_for(driver), field.scope) for field in FIELDS}
-    return {reading: ask for reading, ask in found.items() if ask[0]}
+    return {reading: ids for reading, ids in found.items() if ids[0]}

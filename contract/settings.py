@@ -29,13 +29,13 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     check: Callable[[Any], None] | None = None,
-    says: str,
+    description: str,
 ) -> Any:
     """Declare a field: its default, its range, and what it does (shown by `--help-settings`).
 
     *check* is called with a value of the right type and raises ValueError saying what is expected.
     """
-    metadata = {"low": low, "high": high, "check": check, "says": says}
+    metadata = {"low": low, "high": high, "check": check, "says": description}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -47,7 +47,7 @@ def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = (
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
     hints = typing.get_type_hints(kind)
-    values = _read(file) if file else {}
+    values = _read_file(file) if file else {}
     origin = dict.fromkeys(values, str(file))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -57,7 +57,7 @@ def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = (
         values[key], origin[key] = _literal(text.strip(), hints.get(key)), "--set"
     for key, value in values.items():
         if key not in fields:
-            raise SettingsError(f"{origin[key]}: unknown setting {key!r}{_near(key, fields)}")
+            raise SettingsError(f"{origin[key]}: unknown setting {key!r}{_suggestion(key, fields)}")
         where = f"{origin[key]}: {key} = {value!r}"
         values[key] = _checked(where, value, hints[key], fields[key].metadata)
     return kind(**values)
@@ -73,7 +73,7 @@ def describe(kind: type[Any]) -> str:
     return "\n".join(lines)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > FILE_BYTES_MAX:
             raise SettingsError(f"{file}: longer than {FILE_BYTES_MAX} bytes")
@@ -110,15 +110,15 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, (str, Path)) else repr(value)
 
 
-def _near(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+def _suggestion(key: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(key, list(known), 1)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 
 
 def _checked(where: str, value: Any, kind: Any, metadata: Any) -> Any:
     value = _converted(value, kind)
-    if not _is(value, kind):
-        raise SettingsError(f"{where}: expected {_words(kind)}")
+    if not _is_of_type(value, kind):
+        raise SettingsError(f"{where}: expected {_type_name(kind)}")
     low, high = metadata["low"], metadata["high"]
     # `not (low <= value)` also refuses NaN.
     if (low is not None and not low <= value) or (high is not None and not value <= high):
@@ -140,7 +140,7 @@ def _converted(value: Any, kind: Any) -> Any:
     return tuple(value) if kind == tuple[str, ...] and isinstance(value, list) else value
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_of_type(value: Any, kind: Any) -> bool:
     if kind == tuple[str, ...]:
         return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
@@ -153,7 +153,7 @@ def _range(metadata: Any) -> str:
     return f"at least {low}" if high is None else f"{low} to {high}"
 
 
-def _words(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     names: dict[Any, str] = {
         int: "a whole number",
         float: "a number",

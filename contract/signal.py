@@ -74,11 +74,11 @@ class Signal:
     kind: Kind
     pace: Pace
     source: str
-    tells: str
+    description: str
     width_bits: int = 64
     sticks: bool = False
     on_change: bool = False
-    apart: str = ""
+    separate_table: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.signal_id < 65536:
@@ -105,6 +105,6 @@ class Signal:
     @property
     def table(self) -> str:
         """The frame and DuckDB table it travels in: (device kind, pace), on-change ones apart."""
-        apart = f"_{self.apart}" if self.apart else ""
+        separate = f"_{self.separate_table}" if self.separate_table else ""
         suffix = "_changes" if self.on_change else ""
-        return f"{self.device_kind}_{self.pace}{apart}{suffix}"
+        return f"{self.device_kind}_{self.pace}{separate}{suffix}"

@@ -84,13 +84,13 @@ class Receiver:
     def decode(self, data: bytes) -> bytes:
         """Return the frame. Its checksum is still to be looked at: `frames.decode` does."""
         try:
-            body = data[1:] if data[:1] == b"\0" else _inflated(data)
+            body = data[1:] if data[:1] == b"\0" else _inflate(data)
             return self._decoder.decode(body)
         except (ValueError, zlib.error) as error:
             raise StreamError(str(error)) from error
 
 
-def _inflated(data: bytes) -> bytes:
+def _inflate(data: bytes) -> bytes:
     if data[:1] != b"\1":
         raise ValueError(f"it begins with {data[:1]!r}: 0 (as it is) or 1 (deflated)")
     inflater = zlib.decompressobj(-15)

@@ -16,7 +16,7 @@ PROTOCOLS = ["h2"]
 TOKEN_BYTES_MAX = 4096
 
 #: X509_V_ERR_* of OpenSSL's x509_vfy.h.
-_NOT_YET, _EXPIRED, _NAME, _ADDRESS = 9, 10, 62, 64
+_NOT_YET_VALID, _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64
 _UNKNOWN_CA = (2, 18, 19, 20, 21, 24)
 #: What comes instead of TLS, by OpenSSL's names.
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
@@ -58,13 +58,13 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=files.ca)
     except (OSError, ssl.SSLError) as error:
-        raise TlsError(f"the CA in {files.ca}: {_of_file(error)}") from error
+        raise TlsError(f"the CA in {files.ca}: {_file_error(error)}") from error
     if files.certificate or files.key:
         try:
             context.load_cert_chain(files.certificate, files.key or None, password=_no_password)
         except (OSError, ssl.SSLError, TlsError) as error:
             raise TlsError(
-                f"{files.certificate} with {files.key or 'no key'}: {_of_file(error)}"
+                f"{files.certificate} with {files.key or 'no key'}: {_file_error(error)}"
             ) from error
     return context
 
@@ -74,7 +74,7 @@ def _no_password() -> str:
     raise TlsError("the key is encrypted; it must be readable as it is")
 
 
-def _of_file(error: Exception) -> str:
+def _file_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key is not that of the certificate"
@@ -82,42 +82,44 @@ def _of_file(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
-def explained(error: Exception, files: TlsFiles, name: str, now: datetime | None = None) -> str:
+def explain_error(error: Exception, files: TlsFiles, name: str, now: datetime | None = None) -> str:
     """Return what a failed handshake or a broken connection to *name* means, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _unverified(error, files, files.server_name or name, now or datetime.now(UTC))
+        return _verification_error(
+            error, files, files.server_name or name, now or datetime.now(UTC)
+        )
     reason = str(getattr(error, "reason", None) or "")
     if reason in _PLAIN:
         return (
             "what listens there speaks plain text, this side TLS: one of the two is set up wrongly"
         )
-    for alert, words in _ALERTS.items():
+    for alert, message in _ALERTS.items():
         if reason.endswith(f"ALERT_{alert}"):
-            return f"TLS: {words}"
+            return f"TLS: {message}"
     if isinstance(error, ssl.SSLEOFError | ConnectionError):
-        return "TLS: it hung up in the middle of the handshake" + _perhaps(files)
+        return "TLS: it hung up in the middle of the handshake" + _client_auth_hint(files)
     if isinstance(error, TimeoutError):
         return "TLS: no answer to the handshake in time: another program, or one that hangs"
     return f"TLS: {reason or error}"
 
 
-def _perhaps(files: TlsFiles) -> str:
+def _client_auth_hint(files: TlsFiles) -> str:
     if files.certificate:
         return ": it does not take our certificate, or does not speak TLS"
     return ": it does not speak TLS, or wants a certificate of ours, and none is set"
 
 
-def _unverified(
+def _verification_error(
     error: ssl.SSLCertVerificationError, files: TlsFiles, name: str, now: datetime
 ) -> str:
     clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if error.verify_code == _EXPIRED:
         return f"TLS: its certificate has run out ({clock}): renew it there, or set the clock here"
-    if error.verify_code == _NOT_YET:
+    if error.verify_code == _NOT_YET_VALID:
         return f"TLS: its certificate does not hold yet ({clock}): set the clock, here or where it was made"
     if error.verify_code in _UNKNOWN_CA:
         return f"TLS: its certificate is of no CA in {files.ca}: another CA, or another aggregator"
-    if error.verify_code in (_NAME, _ADDRESS):
+    if error.verify_code in (_NAME_MISMATCH, _ADDRESS_MISMATCH):
         return f"TLS: its certificate is not for {name!r}: dial a name that it has, or set the server name"
     return f"TLS: its certificate is not taken: {error.verify_message}"
 
@@ -126,18 +128,18 @@ def read_token(path: str) -> str:
     """Return the token in a file. Raises TlsError; never with the token in its words."""
     try:
         with open(path, "rb") as file:
-            return one_token(file.read(TOKEN_BYTES_MAX + 1).decode("latin-1"), path)
+            return parse_token(file.read(TOKEN_BYTES_MAX + 1).decode("latin-1"), path)
     except OSError as error:
         raise TlsError(f"the token in {path}: {error.strerror}") from error
 
 
-def one_token(text: str, place: str) -> str:
-    """Return the token that *text*, found at *place*, is. Raises TlsError; never with the token in its words."""
+def parse_token(text: str, origin: str) -> str:
+    """Return the token that *text*, found at *origin*, is. Raises TlsError; never with the token in its words."""
     text = text.strip()
-    good = text.isascii() and text.isprintable() and " " not in text
-    if not text or len(text) > TOKEN_BYTES_MAX or not good:
+    is_printable = text.isascii() and text.isprintable() and " " not in text
+    if not text or len(text) > TOKEN_BYTES_MAX or not is_printable:
         raise TlsError(
-            f"{place} holds no token: one line is expected, as `gangline admin token new` makes it"
+            f"{origin} holds no token: one line is expected, as `gangline admin token new` makes it"
         )
     return text
 
@@ -151,12 +153,12 @@ def diagnosis(host: str, port: int, files: TlsFiles, seconds_max: float) -> str:
             context.wrap_socket(connection, server_hostname=files.server_name or host) as wrapped,
         ):
             # TLS 1.3: what it thinks of our certificate shows after the handshake.
-            return "" if wrapped.recv(1) else hung_up(files)
+            return "" if wrapped.recv(1) else hangup_message(files)
     except OSError as error:
-        return explained(error, files, host)
+        return explain_error(error, files, host)
 
 
-def hung_up(files: TlsFiles) -> str:
+def hangup_message(files: TlsFiles) -> str:
     """Return what it means that the other side ends a connection after the handshake, without a word."""
     if files.certificate:
         return "TLS: it hung up without a word: it does not take our certificate"

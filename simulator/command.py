@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from ..agent.clock import SystemClock
-from ..agent.main import Signals
+from ..agent.main import ProcessSignals
 from ..agent.spool.lockdir import FolderError
 from ..agent.transport.client import TargetError, on_loopback, parse_target
 from ..agent.transport.credentials import Credentials
 from ..cli import FAILED, OK
 from . import night, truth
 from .runner import HOSTS_MAX, LiveWorld, run
-from .scenario import Settings, SettingsError
+from .scenario import ScenarioError, WorldSettings
 from .scenario_file import load
 from .world import World
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Run simulated hosts until SIGTERM or SIGINT, and return the exit code."""
     options = _options(arguments)
     clock = SystemClock()
-    signals = Signals(clock)
+    signals = ProcessSignals(clock)
     login = Credentials(
         options.ca, options.certificate, options.key, options.server_name, options.token_file
     )
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
             live: LiveWorld = night.NightWorld(clock.boottime_ns() / 1e9, clock.wall_ns())
             world = live.world
         else:
-            world = _made(options, clock)
+            world = _build_world(options, clock)
             live = LiveWorld(world, clock.boottime_ns() / 1e9)
         if options.truth:
             options.truth.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ def main(arguments: list[str]) -> int:
         with signals.caught():
             run(live, options.aggregator, options.data, clock, signals.stop, signals.wait, login)
     except (FolderError, TargetError, ValueError, OSError) as error:
-        print(f"gangline simulate: {_words(error)}", file=sys.stderr)
+        print(f"gangline simulate: {_error_message(error)}", file=sys.stderr)
         return FAILED
     return OK
 
 
-def _words(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
@@ -69,12 +69,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     try:
         options.settings = load(options.world) if options.world else load()
         options.settings.scenario(options.scenario)
-    except SettingsError as error:
+    except ScenarioError as error:
         parser.error(str(error))
     return options
 
 
-def _made(options: argparse.Namespace, clock: SystemClock) -> World:
+def _build_world(options: argparse.Namespace, clock: SystemClock) -> World:
     """Return what is asked for. Raises ValueError, in words, for what makes no world."""
     settings = options.settings
     hosts = options.hosts or settings.scenario(options.scenario).hosts
@@ -140,12 +140,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _scenarios(settings: Settings) -> str:
-    words = (f"{name}: {each.about}" for name, each in settings.scenarios.items())
-    return f"what befalls them (default {SCENARIO}). " + "; ".join(words)
+def _scenarios(settings: WorldSettings) -> str:
+    descriptions = (f"{name}: {each.about}" for name, each in settings.scenarios.items())
+    return f"what befalls them (default {SCENARIO}). " + "; ".join(descriptions)
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -153,14 +153,14 @@ def _whole(text: str) -> int:
 
 
 def _hosts(text: str) -> int:
-    hosts = _whole(text)
+    hosts = _integer(text)
     if not 1 <= hosts <= HOSTS_MAX:
         raise argparse.ArgumentTypeError(f"{hosts}: expected 1 to {HOSTS_MAX} hosts")
     return hosts
 
 
 def _seed(text: str) -> int:
-    seed = _whole(text)
+    seed = _integer(text)
     if not 0 <= seed <= SEED_MAX:
         raise argparse.ArgumentTypeError(f"{seed}: expected 0 or more, below 2**64")
     return seed

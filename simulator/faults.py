@@ -25,11 +25,11 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Struck:
+class ActiveFaults:
     """The rows of one class that stand at one moment. Arrays of one length."""
 
-    each: FaultClass
-    slot: Ints  # of the host, in the arrays of `Channels`
+    fault_class: FaultClass
+    slot: Ints  # of the host, in the arrays of `HostEffects`
     gpu: Ints  # -1: all of the host's
     strength: Floats
     amount: Floats
@@ -40,7 +40,7 @@ class Struck:
     is_new: Flags  # that is so for the first time: what is counted once is counted now
 
 
-class Channels:
+class HostEffects:
     """What incidents change, of *hosts* hosts; arrays are (hosts,) or (hosts, 8). As if all were well."""
 
     def __init__(self, hosts: int) -> None:
@@ -62,7 +62,7 @@ class Channels:
         self.uncorrected: Floats = np.zeros(shape)  # a count, once
         self.remap_pending: Floats = np.zeros(shape)
         self.remap_failed: Floats = np.zeros(shape)
-        self.asks: Floats = np.zeros(shape)  # the recovery action
+        self.recovery_action: Floats = np.zeros(shape)  # the recovery action
         self.lost: Flags = np.zeros(shape, bool)
         self.unread: Flags = np.zeros(shape, bool)  # a call into its driver does not return
         self.call_seconds: Floats = np.zeros(hosts)
@@ -71,7 +71,7 @@ class Channels:
         self.link_down: Flags = np.zeros(shape, bool)
         self.retransmits: Floats = np.zeros(shape)
         self.symbols: Floats = np.zeros(shape)
-        self.marked: Floats = np.zeros(shape)  # ticks that a port waits for credits
+        self.wait_ticks: Floats = np.zeros(shape)  # ticks that a port waits for credits
         self.downed: Floats = np.zeros(shape)  # a count, once
         self.port_down: Flags = np.zeros(shape, bool)
         self.overruns: Floats = np.zeros(shape)  # what the four-bit counter stands at
@@ -83,233 +83,241 @@ class Channels:
         self.imbalance: Floats = np.zeros(
             hosts
         )  # the slowest rank of a step, over the others; less 1
-        self.stage: Floats = np.zeros(hosts)  # the last stage's work, over the others'; less 1
+        self.stage_imbalance: Floats = np.zeros(
+            hosts
+        )  # the last stage's work, over the others'; less 1
 
 
 #: Assumed: a host that is fought over has this much of its time in pressure, and of its cores stolen.
 CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
 #: Temperature leads the clock by this share of the onset.
-HEAT_LEADS = 0.5
+HEAT_LEAD_SHARE = 0.5
 HALF_LANES, QUARTER_LANES = 8, 4
 #: Assumed: a GPU one of whose links repeats and is trained anew moves this share of what it should, at worst.
 REPEATING_SHARE = 0.5
 #: Assumed: a host whose turn it is to stall has it for so long.
-TURN_SECONDS = 10.0
+STALL_TURN_SECONDS = 10.0
 RETRANSMISSIONS_PER_SECOND = 900.0
 SYMBOL_ERRORS_PER_SECOND = 6.0
 #: Corrected errors come in bursts: this share of the ten-second spans has them.
 BURST_SHARE = 0.3
 #: The recovery action of NVML that the driver asks for.
-ASKS_RESET = 1
+RECOVERY_RESET = 1
 
 
-def _put(array: npt.NDArray[np.generic], struck: Struck, values: object, how: np.ufunc) -> None:
+def _combine(
+    array: npt.NDArray[np.generic], faults: ActiveFaults, values: object, ufunc: np.ufunc
+) -> None:
     """Combine *values* into the cells that are struck: of one GPU, or of all of the host."""
-    new = np.broadcast_to(np.asarray(values), struck.slot.shape)
-    one = struck.gpu >= 0
+    new = np.broadcast_to(np.asarray(values), faults.slot.shape)
+    has_gpu = faults.gpu >= 0
     if array.ndim == 1:
-        how.at(array, struck.slot, new)
+        ufunc.at(array, faults.slot, new)
         return
-    how.at(array, (struck.slot[one], struck.gpu[one]), new[one])
-    slots, whole = np.repeat(struck.slot[~one], GPUS), np.repeat(new[~one], GPUS)
-    how.at(array, (slots, np.tile(np.arange(GPUS), int((~one).sum()))), whole)
+    ufunc.at(array, (faults.slot[has_gpu], faults.gpu[has_gpu]), new[has_gpu])
+    slots, per_gpu = np.repeat(faults.slot[~has_gpu], GPUS), np.repeat(new[~has_gpu], GPUS)
+    ufunc.at(array, (slots, np.tile(np.arange(GPUS), int((~has_gpu).sum()))), per_gpu)
 
 
-def thermal(channels: Channels, struck: Struck) -> None:
+def thermal(effects: HostEffects, faults: ActiveFaults) -> None:
     """Heat first, then the clock."""
-    warm = np.minimum(struck.strength / HEAT_LEADS, 1.0)
-    cut = np.clip((struck.strength - HEAT_LEADS) / (1 - HEAT_LEADS), 0.0, 1.0)
-    _put(channels.heat, struck, warm, np.maximum)
-    _put(channels.thermal, struck, np.where(cut > 0, 0.9, 0.0), np.maximum)
-    _put(channels.speed, struck, 1 - struck.amount * cut, np.minimum)
+    warm = np.minimum(faults.strength / HEAT_LEAD_SHARE, 1.0)
+    cut = np.clip((faults.strength - HEAT_LEAD_SHARE) / (1 - HEAT_LEAD_SHARE), 0.0, 1.0)
+    _combine(effects.heat, faults, warm, np.maximum)
+    _combine(effects.thermal, faults, np.where(cut > 0, 0.9, 0.0), np.maximum)
+    _combine(effects.speed, faults, 1 - faults.amount * cut, np.minimum)
 
 
-def power_cap(channels: Channels, struck: Struck) -> None:
+def power_cap(effects: HostEffects, faults: ActiveFaults) -> None:
     """Somebody, or the firmware, has lowered the limit: power stands at it, the die is cool."""
-    _put(channels.capped, struck, 0.95 * struck.strength, np.maximum)
-    _put(channels.speed, struck, 1 - struck.amount * struck.strength, np.minimum)
-    _put(channels.limit, struck, (1 - struck.amount * struck.strength) ** 2.2, np.minimum)
+    _combine(effects.capped, faults, 0.95 * faults.strength, np.maximum)
+    _combine(effects.speed, faults, 1 - faults.amount * faults.strength, np.minimum)
+    _combine(effects.limit, faults, (1 - faults.amount * faults.strength) ** 2.2, np.minimum)
 
 
-def power_brake(channels: Channels, struck: Struck) -> None:
+def power_brake(effects: HostEffects, faults: ActiveFaults) -> None:
     """The rack's power supply asks all its GPUs to slow down at once."""
-    _put(channels.braked, struck, 0.98 * struck.strength, np.maximum)
-    _put(channels.speed, struck, 1 - struck.amount * struck.strength, np.minimum)
+    _combine(effects.braked, faults, 0.98 * faults.strength, np.maximum)
+    _combine(effects.speed, faults, 1 - faults.amount * faults.strength, np.minimum)
 
 
-def cpu_contention(channels: Channels, struck: Struck) -> None:
+def cpu_contention(effects: HostEffects, faults: ActiveFaults) -> None:
     """Gaps between kernels, and pressure on the cores; the clocks stay."""
-    _put(channels.stall, struck, struck.amount * struck.strength, np.maximum)
-    pressure = CONTENDED_PRESSURE * struck.amount / 0.22 * struck.strength
-    _put(channels.pressure, struck, pressure, np.maximum)
-    steal = CONTENDED_STEAL * (struck.variant < 0.5) * struck.strength
-    _put(channels.steal, struck, steal, np.maximum)
+    _combine(effects.stall, faults, faults.amount * faults.strength, np.maximum)
+    pressure = CONTENDED_PRESSURE * faults.amount / 0.22 * faults.strength
+    _combine(effects.pressure, faults, pressure, np.maximum)
+    steal = CONTENDED_STEAL * (faults.variant < 0.5) * faults.strength
+    _combine(effects.steal, faults, steal, np.maximum)
 
 
-def storage_stall(channels: Channels, struck: Struck) -> None:
+def storage_stall(effects: HostEffects, faults: ActiveFaults) -> None:
     """Utilisation and power drop while one host waits for its data."""
-    _put(channels.starved, struck, struck.amount * struck.strength, np.maximum)
-    _put(channels.iowait, struck, 0.3 * struck.strength, np.maximum)
+    _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
+    _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
 
-def slow_host(channels: Channels, struck: Struck) -> None:
+def slow_host(effects: HostEffects, faults: ActiveFaults) -> None:
     """Less work per cycle, and nothing that the driver names."""
-    _put(channels.work, struck, 1 - struck.amount, np.minimum)
+    _combine(effects.work, faults, 1 - faults.amount, np.minimum)
 
 
-def pcie_width(channels: Channels, struck: Struck) -> None:
+def pcie_width(effects: HostEffects, faults: ActiveFaults) -> None:
     """Half the lanes, or a quarter; replays; the port beside it is fed more slowly."""
-    half = struck.variant < 0.5
-    _put(
-        channels.lanes,
-        struck,
+    half = faults.variant < 0.5
+    _combine(
+        effects.lanes,
+        faults,
         np.where(half, HALF_LANES, QUARTER_LANES),
         np.minimum,
     )
-    _put(channels.replays, struck, np.where(half, 0.2, 3.0), np.add)
-    _put(channels.port, struck, np.where(half, 0.95, 0.55), np.minimum)
+    _combine(effects.replays, faults, np.where(half, 0.2, 3.0), np.add)
+    _combine(effects.port, faults, np.where(half, 0.95, 0.55), np.minimum)
 
 
-def nvlink(channels: Channels, struck: Struck) -> None:
+def nvlink(effects: HostEffects, faults: ActiveFaults) -> None:
     """One link repeats more and more, and its tensor group waits for it; then it is gone with XID 74."""
-    _put(channels.nvlink, struck, 1 - (1 - REPEATING_SHARE) * struck.strength, np.minimum)
-    _put(channels.crc, struck, struck.amount * np.minimum(struck.strength + 0.02, 1.0), np.add)
-    _put(channels.link_down, struck, struck.is_due, np.logical_or)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    _combine(effects.nvlink, faults, 1 - (1 - REPEATING_SHARE) * faults.strength, np.minimum)
+    _combine(effects.crc, faults, faults.amount * np.minimum(faults.strength + 0.02, 1.0), np.add)
+    _combine(effects.link_down, faults, faults.is_due, np.logical_or)
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def rdma_link(channels: Channels, struck: Struck) -> None:
+def rdma_link(effects: HostEffects, faults: ActiveFaults) -> None:
     """A bad cable: symbol errors, retransmissions, and the whole gang sends at this port's pace."""
-    _put(channels.port, struck, 1 - struck.amount * struck.strength, np.minimum)
-    _put(
-        channels.retransmits,
-        struck,
-        RETRANSMISSIONS_PER_SECOND * struck.amount * struck.strength,
+    _combine(effects.port, faults, 1 - faults.amount * faults.strength, np.minimum)
+    _combine(
+        effects.retransmits,
+        faults,
+        RETRANSMISSIONS_PER_SECOND * faults.amount * faults.strength,
         np.add,
     )
-    _put(channels.symbols, struck, SYMBOL_ERRORS_PER_SECOND * struck.strength, np.add)
+    _combine(effects.symbols, faults, SYMBOL_ERRORS_PER_SECOND * faults.strength, np.add)
 
 
-def congestion(channels: Channels, struck: Struck) -> None:
+def congestion(effects: HostEffects, faults: ActiveFaults) -> None:
     """All ports of the gang alike: they wait for credits, and bytes are on a plateau."""
-    _put(channels.port, struck, 1 - struck.amount * struck.strength, np.minimum)
-    _put(channels.marked, struck, 4000.0 * struck.strength, np.add)
+    _combine(effects.port, faults, 1 - faults.amount * faults.strength, np.minimum)
+    _combine(effects.wait_ticks, faults, 4000.0 * faults.strength, np.add)
 
 
-def flap(channels: Channels, struck: Struck) -> None:
+def flap(effects: HostEffects, faults: ActiveFaults) -> None:
     """The link goes and comes: the gang hangs for seconds, and there is a burst of retransmissions."""
-    _put(channels.port_down, struck, struck.seconds < 2.0, np.logical_or)
-    _put(channels.downed, struck, np.ceil(struck.amount) * struck.is_new, np.add)
-    _put(channels.hangs, struck, True, np.logical_or)
-    _put(channels.retransmits, struck, 2000.0, np.add)
+    _combine(effects.port_down, faults, faults.seconds < 2.0, np.logical_or)
+    _combine(effects.downed, faults, np.ceil(faults.amount) * faults.is_new, np.add)
+    _combine(effects.hangs, faults, True, np.logical_or)
+    _combine(effects.retransmits, faults, 2000.0, np.add)
 
 
-def port_gone(channels: Channels, struck: Struck) -> None:
+def port_gone(effects: HostEffects, faults: ActiveFaults) -> None:
     """The port is down and stays so; its gang waits until its time-out."""
-    _put(channels.port_down, struck, struck.is_due, np.logical_or)
-    _put(channels.downed, struck, struck.is_new, np.add)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    _combine(effects.port_down, faults, faults.is_due, np.logical_or)
+    _combine(effects.downed, faults, faults.is_new, np.add)
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def hbm(channels: Channels, struck: Struck) -> None:
+def hbm(effects: HostEffects, faults: ActiveFaults) -> None:
     """Corrected errors in bursts, where there is any warning; then data is lost."""
-    span = np.floor(struck.seconds / 10.0)
-    bursts = (span * 0.618034 + struck.variant * 7.0) % 1.0 < BURST_SHARE
-    warned = ~struck.is_due & bursts
-    _put(channels.corrected, struck, struck.amount * warned, np.add)
-    _put(channels.uncorrected, struck, struck.is_new, np.add)
-    failed = struck.is_due & (struck.variant < struck.each.remap_failed_ratio)
-    _put(channels.remap_pending, struck, struck.is_due & ~failed, np.maximum)
-    _put(channels.remap_failed, struck, failed, np.maximum)
-    _put(channels.asks, struck, np.where(struck.is_due, ASKS_RESET, 0), np.maximum)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    span = np.floor(faults.seconds / 10.0)
+    bursts = (span * 0.618034 + faults.variant * 7.0) % 1.0 < BURST_SHARE
+    warned = ~faults.is_due & bursts
+    _combine(effects.corrected, faults, faults.amount * warned, np.add)
+    _combine(effects.uncorrected, faults, faults.is_new, np.add)
+    failed = faults.is_due & (faults.variant < faults.fault_class.remap_failed_ratio)
+    _combine(effects.remap_pending, faults, faults.is_due & ~failed, np.maximum)
+    _combine(effects.remap_failed, faults, failed, np.maximum)
+    _combine(
+        effects.recovery_action, faults, np.where(faults.is_due, RECOVERY_RESET, 0), np.maximum
+    )
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def gsp_hang(channels: Channels, struck: Struck) -> None:
+def gsp_hang(effects: HostEffects, faults: ActiveFaults) -> None:
     """Calls take longer, then none returns: fields vanish, the gang waits, XID 119 comes late."""
-    _put(channels.call_seconds, struck, struck.amount * struck.strength, np.maximum)
-    _put(channels.unread, struck, struck.is_due, np.logical_or)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    _combine(effects.call_seconds, faults, faults.amount * faults.strength, np.maximum)
+    _combine(effects.unread, faults, faults.is_due, np.logical_or)
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def gpu_lost(channels: Channels, struck: Struck) -> None:
+def gpu_lost(effects: HostEffects, faults: ActiveFaults) -> None:
     """Off the bus, without a word before."""
-    _put(channels.lost, struck, struck.is_due, np.logical_or)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    _combine(effects.lost, faults, faults.is_due, np.logical_or)
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def gpu_fault(channels: Channels, struck: Struck) -> None:
+def gpu_fault(effects: HostEffects, faults: ActiveFaults) -> None:
     """The driver asks for a reset."""
-    _put(channels.asks, struck, np.where(struck.is_due, ASKS_RESET, 0), np.maximum)
-    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+    _combine(
+        effects.recovery_action, faults, np.where(faults.is_due, RECOVERY_RESET, 0), np.maximum
+    )
+    _combine(effects.hangs, faults, faults.is_due, np.logical_or)
 
 
-def rack_dark(channels: Channels, struck: Struck) -> None:
+def rack_dark(effects: HostEffects, faults: ActiveFaults) -> None:
     """No power: the host says nothing more."""
-    _put(channels.silent, struck, True, np.logical_or)
-    _put(channels.hangs, struck, True, np.logical_or)
+    _combine(effects.silent, faults, True, np.logical_or)
+    _combine(effects.hangs, faults, True, np.logical_or)
 
 
-def gap(channels: Channels, struck: Struck) -> None:
+def gap(effects: HostEffects, faults: ActiveFaults) -> None:
     """Nothing is heard; nothing is wrong. One between two steps is not noticed."""
-    _put(channels.silent, struck, ~struck.is_over, np.logical_or)
+    _combine(effects.silent, faults, ~faults.is_over, np.logical_or)
 
 
-def hung_collector(channels: Channels, struck: Struck) -> None:
+def hung_collector(effects: HostEffects, faults: ActiveFaults) -> None:
     """One GPU's readings do not return; its job goes on."""
-    _put(channels.unread, struck, struck.is_due, np.logical_or)
-    _put(channels.call_seconds, struck, 1.0, np.maximum)
+    _combine(effects.unread, faults, faults.is_due, np.logical_or)
+    _combine(effects.call_seconds, faults, 1.0, np.maximum)
 
 
-def skewed_clock(channels: Channels, struck: Struck) -> None:
+def skewed_clock(effects: HostEffects, faults: ActiveFaults) -> None:
     """The wall clock is off."""
-    _put(channels.offset_seconds, struck, struck.amount, np.add)
+    _combine(effects.offset_seconds, faults, faults.amount, np.add)
 
 
-def saturated_counter(channels: Channels, struck: Struck) -> None:
+def saturated_counter(effects: HostEffects, faults: ActiveFaults) -> None:
     """A counter that counts no more."""
-    _put(channels.overruns, struck, struck.amount, np.maximum)
+    _combine(effects.overruns, faults, faults.amount, np.maximum)
 
 
-def data_stall(channels: Channels, struck: Struck) -> None:
+def data_stall(effects: HostEffects, faults: ActiveFaults) -> None:
     """All hosts of the job wait for data, as the file system is slow for all."""
-    _put(channels.starved, struck, struck.amount * struck.strength, np.maximum)
-    _put(channels.iowait, struck, 0.3 * struck.strength, np.maximum)
+    _combine(effects.starved, faults, faults.amount * faults.strength, np.maximum)
+    _combine(effects.iowait, faults, 0.3 * faults.strength, np.maximum)
 
 
-def sequence_imbalance(channels: Channels, struck: Struck) -> None:
+def sequence_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
     """Another rank is the slowest in every step."""
-    _put(channels.imbalance, struck, struck.amount, np.maximum)
+    _combine(effects.imbalance, faults, faults.amount, np.maximum)
 
 
-def stage_imbalance(channels: Channels, struck: Struck) -> None:
+def stage_imbalance(effects: HostEffects, faults: ActiveFaults) -> None:
     """The same stage is the longest in every replica."""
-    _put(channels.stage, struck, struck.amount, np.maximum)
+    _combine(effects.stage_imbalance, faults, faults.amount, np.maximum)
 
 
-def rotating_stall(channels: Channels, struck: Struck) -> None:
+def rotating_stall(effects: HostEffects, faults: ActiveFaults) -> None:
     """One host of the job waits for its data while the others wait for it: another one at every turn."""
-    for job in np.unique(struck.variant):  # the hosts of one job share its draws
-        mine = np.flatnonzero(struck.variant == job)
-        turn = int(struck.seconds[mine].max() // TURN_SECONDS)
-        place = int(turn * 0.618034 * mine.size) % mine.size
-        at = mine[np.argsort(struck.slot[mine])[place]]
-        slot = struck.slot[at]
-        channels.starved[slot] = max(channels.starved[slot], struck.amount[at])
-        channels.iowait[slot] = max(channels.iowait[slot], 0.3)
+    for job in np.unique(faults.variant):  # the hosts of one job share its draws
+        members = np.flatnonzero(faults.variant == job)
+        turn = int(faults.seconds[members].max() // STALL_TURN_SECONDS)
+        place = int(turn * 0.618034 * members.size) % members.size
+        member = members[np.argsort(faults.slot[members])[place]]
+        slot = faults.slot[member]
+        effects.starved[slot] = max(effects.starved[slot], faults.amount[member])
+        effects.iowait[slot] = max(effects.iowait[slot], 0.3)
 
 
-def full_load_cap(channels: Channels, struck: Struck) -> None:
+def full_load_cap(effects: HostEffects, faults: ActiveFaults) -> None:
     """The driver names the power cap at full load, and no clock is lost."""
-    _put(channels.capped, struck, struck.amount, np.maximum)
+    _combine(effects.capped, faults, faults.amount, np.maximum)
 
 
-def nothing(channels: Channels, struck: Struck) -> None:
+def no_effect(effects: HostEffects, faults: ActiveFaults) -> None:
     """Nothing that a counter shows (silent corruption), or nothing of this moment (a restart)."""
 
 
 #: Class -> what it does. A class of `world.toml` without one is refused (`loading`).
-EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
+EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "thermal": thermal,
     "power_cap": power_cap,
     "power_brake": power_brake,
@@ -329,13 +337,13 @@ EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
     "gsp_hang": gsp_hang,
     "gpu_lost": gpu_lost,
     "gpu_fault": gpu_fault,
-    "silent_corruption": nothing,
+    "silent_corruption": no_effect,
     "gap": gap,
     "hung_collector": hung_collector,
     "skewed_clock": skewed_clock,
     "agent_restart": gap,
     "saturated_counter": saturated_counter,
-    "planned_reboot": nothing,
+    "planned_reboot": no_effect,
     "data_stall": data_stall,
     "sequence_imbalance": sequence_imbalance,
     "stage_imbalance": stage_imbalance,
@@ -345,9 +353,9 @@ EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
 }
 
 #: What an amount may be where it is a part of something: some is left, else a gang would wait for ever.
-PART = 0.0, 0.95
+DEFAULT_AMOUNT_RANGE = 0.0, 0.95
 #: Where it is something else, or everything.
-AMOUNTS: dict[str, Pair] = {
+AMOUNT_RANGES: dict[str, Pair] = {
     "nvlink": (0.0, 1e6),
     "nvlink_switch": (0.0, 1e6),
     "hbm": (0.0, 1e6),

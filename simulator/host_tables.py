@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .machine import GPUS, LINKS
+from .machine import GPUS, NVLINKS_PER_GPU
 from .tables import Floats, Tables
 
 # ----------------------------------------------------------------------
@@ -28,7 +28,7 @@ _SMART_BYTES = 512_000.0
 SYSTEM, SCRATCH = 0, 1
 
 
-def publish(tables: Tables, read_bytes: Floats, written_bytes: Floats) -> None:
+def publish_drives(tables: Tables, read_bytes: Floats, written_bytes: Floats) -> None:
     """Put the I/O of both drives; (hosts, 2): since the boot, in whole sectors."""
     reads, writes = (
         np.ceil(read_bytes / BYTES_PER_OPERATION),
@@ -98,12 +98,12 @@ INTERRUPT_RATIO = 0.004
 PACKAGE_IDLE_WATTS = 140.0
 CLASS_GPU, CLASS_NIC = 0x030200, 0x020700
 #: What PSI has a total of -> whose total it is.
-_WAITS = ("pressure_cpu_some", "pressure_io_some", "pressure_io_full")
+_PRESSURES = ("pressure_cpu_some", "pressure_io_some", "pressure_io_full")
 #: Of them, how much there is more while a checkpoint is written.
-_WRITING_WAITS = {"pressure_io_some": 0.12, "pressure_io_full": 0.07}
+_WRITING_PRESSURE = {"pressure_io_some": 0.12, "pressure_io_full": 0.07}
 
 
-class Machines:
+class MachineTables:
     """All hosts around their GPUs; arrays are (hosts,) or (hosts, rows)."""
 
     def __init__(self, random: np.random.Generator, hosts: int, uptime_seconds: float) -> None:
@@ -114,8 +114,8 @@ class Machines:
         self._switches = np.floor(random.uniform(1e9, 9e9, hosts))
         self._interrupts = np.floor(random.uniform(1e9, 9e9, hosts))
         self._dirty_bytes = random.uniform(1e6, 2e7, hosts)
-        self._waited_us = {name: np.floor(random.uniform(1e6, 1e8, hosts)) for name in _WAITS}
-        self._more_bytes = np.zeros(hosts)
+        self._pressure_us = {name: np.floor(random.uniform(1e6, 1e8, hosts)) for name in _PRESSURES}
+        self._memory_drift_bytes = np.zeros(hosts)
         self._numa_pages = np.floor(random.uniform(1e8, 9e8, (hosts, 2)))
         self._numa_misses = np.floor(random.uniform(0, 4e4, (hosts, 2)))
         self._package_joules = np.zeros((hosts, 2))
@@ -128,7 +128,7 @@ class Machines:
         *seconds*: since the readings before. *writing*: 1 where a checkpoint is written. *gpu_watts*: of all GPUs
         of a host together.
         """
-        self._stray(tables, writing)
+        self._add_jitter(tables, writing)
         self._publish_cores(tables, seconds, writing)
         self._publish_memory(tables, seconds, writing)
         self._publish_numa(tables, seconds)
@@ -138,7 +138,7 @@ class Machines:
     def _normal(self, mean: float, deviation: float) -> Floats:
         return np.maximum(self._random.normal(mean, deviation, self.hosts), 0.0)
 
-    def _stray(self, tables: Tables, writing: Floats) -> None:
+    def _add_jitter(self, tables: Tables, writing: Floats) -> None:
         """Let what stands still from second to second in *tables* stray, as it does on real hosts."""
         cpu = {
             name: tables.read(f"host.cpu_{name}_ratio")[:, 0]
@@ -150,16 +150,16 @@ class Machines:
         tables.put("host.cpu_iowait_ratio", iowait)
         busy = cpu["user"] + cpu["steal"] + system + iowait
         tables.put("host.cpu_idle_ratio", np.maximum(1 - busy, 0.0))
-        for name in _WAITS:
+        for name in _PRESSURES:
             share = (
-                tables.read(f"host.{name}_ratio")[:, 0] + _WRITING_WAITS.get(name, 0.0) * writing
+                tables.read(f"host.{name}_ratio")[:, 0] + _WRITING_PRESSURE.get(name, 0.0) * writing
             )
             tables.put(
                 f"host.{name}_ratio", np.round(np.minimum(share * self._normal(1.0, 0.2), 1.0), 4)
             )
-        self._more_bytes += np.floor(self._random.normal(0, 2e7, self.hosts))
+        self._memory_drift_bytes += np.floor(self._random.normal(0, 2e7, self.hosts))
         available = tables.read("host.memory_available_bytes")[:, 0]
-        tables.put("host.memory_available_bytes", np.floor(available - self._more_bytes))
+        tables.put("host.memory_available_bytes", np.floor(available - self._memory_drift_bytes))
         turns = tables.read("collector.turn_seconds")
         tables.put(
             "collector.turn_seconds", turns * np.exp(self._random.normal(0, 0.25, turns.shape))
@@ -189,9 +189,9 @@ class Machines:
 
     def _publish_memory(self, tables: Tables, seconds: float, writing: Floats) -> None:
         """Put what is dirty, and the totals of PSI, whose shares the ratios are."""
-        for name, waited in self._waited_us.items():
-            waited += np.floor(tables.read(f"host.{name}_ratio")[:, 0] * seconds * 1e6)
-            tables.put(f"host.{name}_microseconds", waited)
+        for name, total_us in self._pressure_us.items():
+            total_us += np.floor(tables.read(f"host.{name}_ratio")[:, 0] * seconds * 1e6)
+            tables.put(f"host.{name}_microseconds", total_us)
         self._dirty_bytes += writing * seconds * 0.5 * CHECKPOINT_BYTES_PER_SECOND
         self._dirty_bytes += (1e7 - self._dirty_bytes) * -np.expm1(-seconds / DIRTY_SECONDS)
         tables.put("host.memory_dirty_bytes", np.floor(self._dirty_bytes))
@@ -257,12 +257,12 @@ MACHINE_CONSTANTS: dict[str, float] = {
 
 PACKET_BYTES = 1400.0
 #: ETHTOOL_LINK_MODE_FEC_RS_BIT (ethtool.h).
-_FEC_RS = 50
+_FEC_RS_BIT = 50
 #: The interface's index; another one would be another interface.
-_INDEX = 2
+_INTERFACE_INDEX = 2
 
 
-class Interfaces:
+class InterfaceTables:
     """One interface a host; arrays are (hosts,)."""
 
     def __init__(self, random: np.random.Generator, hosts: int) -> None:
@@ -274,9 +274,9 @@ class Interfaces:
     def publish(self, tables: Tables, seconds: float) -> None:
         """Put the traffic of the last *seconds*."""
         self._bytes += np.floor(self._random.gamma(4.0, 5e5, (2, self._hosts)) * seconds)
-        for row, way in enumerate(("received", "transmitted")):
-            tables.put(f"net.{way}_bytes", self._bytes[row])
-            tables.put(f"net.{way}_packets", np.floor(self._bytes[row] / PACKET_BYTES))
+        for row, direction in enumerate(("received", "transmitted")):
+            tables.put(f"net.{direction}_bytes", self._bytes[row])
+            tables.put(f"net.{direction}_packets", np.floor(self._bytes[row] / PACKET_BYTES))
         self._dropped += self._random.poisson(0.004 * seconds, self._hosts)
         tables.put("net.receive_dropped_packets", self._dropped)
 
@@ -285,7 +285,7 @@ class Interfaces:
 INTERFACE_CONSTANTS: dict[str, float] = {
     "net.carrier_state": 1,
     "net.operational_state": 6,
-    "net.counter_epoch_count": _INDEX,
+    "net.counter_epoch_count": _INTERFACE_INDEX,
     "net.carrier_changes_count": 2,
     "net.carrier_up_events": 1,
     "net.carrier_down_events": 1,
@@ -296,14 +296,14 @@ INTERFACE_CONSTANTS: dict[str, float] = {
     "link.width_lanes": 4,
     "link.duplex_state": 1,
     "link.autonegotiation_state": 1,
-    "link.fec_active_code": _FEC_RS,
+    "link.fec_active_code": _FEC_RS_BIT,
     "link.fec_automatic_state": 1,
     "link.pause_autonegotiation_state": 0,
     "link.pause_receive_state": 0,
     "link.pause_transmit_state": 0,
-    "link.counter_epoch_count": _INDEX,
+    "link.counter_epoch_count": _INTERFACE_INDEX,
     "nic.statistics_count": 1100,
-    "nic.counter_epoch_count": _INDEX,
+    "nic.counter_epoch_count": _INTERFACE_INDEX,
 }
 
 
@@ -322,7 +322,7 @@ ERROR_GROWTH = 500e-6
 _STA_PLL_NANO = 0x2001
 
 
-class Kernels:
+class KernelTables:
     """The kernels of all hosts; arrays are (hosts,)."""
 
     def __init__(self, random: np.random.Generator, hosts: int) -> None:
@@ -330,27 +330,27 @@ class Kernels:
         self._frequency: Floats = random.normal(0.0, 8e-6, hosts)
         self._polled_seconds = random.uniform(0.0, POLL_SECONDS, hosts)
         self._records = np.full(hosts, float(BOOT_RECORDS))
-        self._told = np.zeros(hosts)
+        self._xid_events = np.zeros(hosts)
         self._incident_until_seconds = np.zeros(hosts)
 
-    def tell_xids(self, host: int, count: int, now_seconds: float) -> None:
+    def add_xids(self, host: int, count: int, now_seconds: float) -> None:
         """Take note that the driver of *host* wrote so many XIDs, which NVML delivers as well."""
         self._records[host] += count
-        self._told[host] += count
+        self._xid_events[host] += count
         self._incident_until_seconds[host] = now_seconds + INCIDENT_SECONDS
 
     def publish(self, tables: Tables, seconds: float, now_seconds: float) -> None:
         """Put what was read in the last *seconds*."""
-        shape = self._told.shape
+        shape = self._xid_events.shape
         self._records += self._random.poisson(RECORDS_PER_HOUR / 3600 * seconds, shape)
         tables.put("kernel_log.read_count", self._records)
-        tables.put("kernel_log.told_events", self._told)
+        tables.put("kernel_log.told_events", self._xid_events)
         tables.put("kernel_log.incidents_count", self._incident_until_seconds > now_seconds)
-        tables.put("nvml_events.received_events", self._told)
-        tables.put("nvml_events.told_by_kernel_log_events", self._told)
+        tables.put("nvml_events.received_events", self._xid_events)
+        tables.put("nvml_events.told_by_kernel_log_events", self._xid_events)
         since_poll = (now_seconds + self._polled_seconds) % POLL_SECONDS
-        strays = self._random.normal(0.0, 2e-5, shape)
-        tables.put("clock.offset_seconds", tables.read("clock.offset_seconds")[:, 0] + strays)
+        jitter = self._random.normal(0.0, 2e-5, shape)
+        tables.put("clock.offset_seconds", tables.read("clock.offset_seconds")[:, 0] + jitter)
         tables.put("clock.error_max_seconds", 1e-3 + ERROR_GROWTH * since_poll)
         tables.put("clock.frequency_offset_ratio", self._frequency)
 
@@ -384,20 +384,24 @@ _VERSION_4 = 6  # nvmlNvlinkVersion_t
 _KIB = 1024
 
 
-class NvLinks:
+class NvLinkTables:
     """All NVLinks; arrays are (hosts, 8 * 18), a GPU's links beside each other."""
 
     def __init__(self, random: np.random.Generator, hosts: int) -> None:
-        shape = hosts, GPUS * LINKS
-        self._before = {
-            way: np.floor(random.uniform(1e9, 1e12, shape)) for way in ("received", "transmitted")
+        shape = hosts, GPUS * NVLINKS_PER_GPU
+        self._initial_kib = {
+            direction: np.floor(random.uniform(1e9, 1e12, shape))
+            for direction in ("received", "transmitted")
         }
 
     def publish(self, tables: Tables, moved_bytes: Floats) -> None:
         """Put the traffic; *moved_bytes*: (hosts, 8), by each GPU's port since the boot."""
-        kib = np.floor(moved_bytes * BYTES_PER_PORT_BYTE / (LINKS * _KIB))
-        for way, before in self._before.items():
-            tables.put(f"nvlink.{way}_data_bytes", (before + np.repeat(kib, LINKS, axis=1)) * _KIB)
+        kib = np.floor(moved_bytes * BYTES_PER_PORT_BYTE / (NVLINKS_PER_GPU * _KIB))
+        for direction, initial_kib in self._initial_kib.items():
+            tables.put(
+                f"nvlink.{direction}_data_bytes",
+                (initial_kib + np.repeat(kib, NVLINKS_PER_GPU, axis=1)) * _KIB,
+            )
 
 
 #: Signal -> its value on every link.

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .machine import GPUS
-from .scenario import FaultClass, JobShapes, Scenario, Settings, SettingsError
-from .topology import Places
+from .scenario import FaultClass, JobShapes, Scenario, ScenarioError, WorldSettings
+from .topology import FleetTopology
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -37,8 +37,8 @@ Rows = npt.NDArray[np.void]
 
 #: So many rows of one class are more than anybody reads, and than memory bears.
 ROWS_MAX = 1_000_000
-#: Classes that strike all hosts of a place, and by which of `Places`' arrays.
-SHARED = {
+#: Classes that strike all hosts of a place, and by which of `FleetTopology`' arrays.
+SHARED_PLACES = {
     "rack_hour": "rack",
     "leaf_hour": "leaf",
     "cooling_hour": "cooling",
@@ -48,13 +48,13 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class DrawContext:
     """What every draw needs: the same seed and name give the same numbers, whatever else is drawn."""
 
     seed: int
-    settings: Settings
+    settings: WorldSettings
     scenario: Scenario
-    places: Places
+    topology: FleetTopology
     frailty: Floats  # (hosts,), sums to 1
 
     @property
@@ -72,7 +72,7 @@ class Draws:
         """How many hosts there are."""
         return self.frailty.size
 
-    def random(self, *names: str) -> Random:
+    def random_source(self, *names: str) -> Random:
         """Return a source of its own for what is called so."""
         return named_random(self.seed, *names)
 
@@ -82,46 +82,46 @@ def named_random(seed: int, *names: str) -> Random:
     return np.random.default_rng([seed, *(zlib.crc32(name.encode()) for name in names)])
 
 
-def frailty(settings: Settings, seed: int, hosts: int) -> Floats:
+def draw_frailty(settings: WorldSettings, seed: int, hosts: int) -> Floats:
     """Return each host's share of what befalls hardware."""
     shape = settings.frailty.shape
-    drawn = named_random(seed, "frailty").gamma(shape, 1 / shape, hosts)
-    return np.asarray(drawn / drawn.sum())
+    shares = named_random(seed, "frailty").gamma(shape, 1 / shape, hosts)
+    return np.asarray(shares / shares.sum())
 
 
-def empty(count: int) -> Rows:
+def empty_rows(count: int) -> Rows:
     """Return rows to fill: of no job, no origin."""
     rows = np.zeros(count, DTYPE)
     rows["job"] = rows["origin"] = -1
     return rows
 
 
-def joined(parts: Iterable[Rows]) -> Rows:
+def joined_rows(parts: Iterable[Rows]) -> Rows:
     """Return all rows as one array."""
-    found = list(parts)
-    return np.concatenate(found) if found else empty(0)
+    arrays = list(parts)
+    return np.concatenate(arrays) if arrays else empty_rows(0)
 
 
-def check_rows(draws: Draws, each: FaultClass) -> None:
+def check_rows(context: DrawContext, each: FaultClass) -> None:
     """Raise SettingsError where a rate makes more rows of *each* than ROWS_MAX."""
-    units = draws.hosts * (GPUS if each.per in ("gpu_hour", "port_hour") else 1)
-    hours = 1.0 if each.per in ("share", "job_share") else draws.seconds / HOUR
-    count = each.rate * draws.scenario.rate_factor * units * hours
+    units = context.hosts * (GPUS if each.per in ("gpu_hour", "port_hour") else 1)
+    hours = 1.0 if each.per in ("share", "job_share") else context.seconds / HOUR
+    count = each.rate * context.scenario.rate_factor * units * hours
     if count > ROWS_MAX:
-        raise SettingsError(
+        raise ScenarioError(
             f"[class.{each.name}] rate: {each.rate:g} {each.per} makes about {count:,.0f} incidents in "
-            f"[scenario.{draws.scenario.name}], with its rate_factor of {draws.scenario.rate_factor:g}: "
+            f"[scenario.{context.scenario.name}], with its rate_factor of {context.scenario.rate_factor:g}: "
             f"expected at most {ROWS_MAX:,}"
         )
 
 
-def details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:
+def draw_details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:
     """Draw onset, duration, amount and variant of *rows*, in place; return them."""
     count = len(rows)
     rows["cls"] = number
     onset = random.uniform(*each.onset_seconds, count)
-    silent = random.random(count) < each.onset_silent_ratio
-    rows["onset"] = np.where(silent, 0.0, onset)
+    is_sudden = random.random(count) < each.onset_silent_ratio
+    rows["onset"] = np.where(is_sudden, 0.0, onset)
     spread = np.exp(each.duration_sigma * random.standard_normal(count))
     rows["end"] = rows["begin"] + rows["onset"] + each.duration_median_seconds * spread
     rows["amount"] = random.uniform(*each.amount, count)
@@ -129,52 +129,60 @@ def details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:
     return rows
 
 
-def draw(draws: Draws, each: FaultClass, number: int, first_cause: int) -> Rows:
+def draw_incidents(context: DrawContext, each: FaultClass, number: int, first_cause: int) -> Rows:
     """Return the incidents of a class over the whole span, as if every host were always there."""
-    random = draws.random("class", each.name)
-    if each.per in SHARED:
-        return _shared(draws, each, number, first_cause, random)
-    count, chosen = _struck(draws, each, random)
-    rows = empty(count)
+    random = context.random_source("class", each.name)
+    if each.per in SHARED_PLACES:
+        return _draw_shared(context, each, number, first_cause, random)
+    count, hosts = _draw_hosts(context, each, random)
+    rows = empty_rows(count)
     rows["cause"] = first_cause + np.arange(count)
-    rows["host"] = chosen
+    rows["host"] = hosts
     by_part = each.per in ("gpu_hour", "port_hour") or each.name == "saturated_counter"
     rows["part"] = random.integers(0, GPUS, count) if by_part or each.monitoring else -1
-    rows["begin"] = 0.0 if each.per == "share" else random.uniform(0, draws.seconds, count)
-    return details(rows, each, number, random)
+    rows["begin"] = 0.0 if each.per == "share" else random.uniform(0, context.seconds, count)
+    return draw_details(rows, each, number, random)
 
 
-def _struck(draws: Draws, each: FaultClass, random: Random) -> tuple[int, npt.NDArray[np.int64]]:
+def _draw_hosts(
+    context: DrawContext, each: FaultClass, random: Random
+) -> tuple[int, npt.NDArray[np.int64]]:
     """Return how many rows there are, and of which hosts."""
-    hosts = draws.hosts
+    hosts = context.hosts
     if each.per == "share":
-        chosen = np.flatnonzero(random.random(hosts) < each.rate * draws.scenario.rate_factor)
-        return chosen.size, chosen
+        chosen_hosts = np.flatnonzero(
+            random.random(hosts) < each.rate * context.scenario.rate_factor
+        )
+        return chosen_hosts.size, chosen_hosts
     units = hosts * (1 if each.per == "host_hour" else GPUS)
-    hours = draws.seconds / HOUR
-    count = int(random.poisson(each.rate * draws.scenario.rate_factor * units * hours))
-    weights = draws.frailty if each.sort == "faults" else None
+    hours = context.seconds / HOUR
+    count = int(random.poisson(each.rate * context.scenario.rate_factor * units * hours))
+    weights = context.frailty if each.sort == "faults" else None
     return count, random.choice(hosts, count, p=weights)
 
 
-def _shared(draws: Draws, each: FaultClass, number: int, first_cause: int, random: Random) -> Rows:
+def _draw_shared(
+    context: DrawContext, each: FaultClass, number: int, first_cause: int, random: Random
+) -> Rows:
     """One cause strikes all hosts of a place, within two seconds of each other."""
-    where = getattr(draws.places, SHARED[each.per])
-    places = int(where.max()) + 1
-    hours = draws.seconds / HOUR
-    count = int(random.poisson(each.rate * draws.scenario.rate_factor * places * hours))
-    causes = details(empty(count), each, number, random)
+    place_of = getattr(context.topology, SHARED_PLACES[each.per])
+    places = int(place_of.max()) + 1
+    hours = context.seconds / HOUR
+    count = int(random.poisson(each.rate * context.scenario.rate_factor * places * hours))
+    causes = draw_details(empty_rows(count), each, number, random)
     causes["cause"] = first_cause + np.arange(count)
-    begins = random.uniform(0, draws.seconds, count)
+    begins = random.uniform(0, context.seconds, count)
     at = random.integers(0, places, count)
     part = random.integers(0, GPUS, count) if each.per == "leaf_hour" else np.full(count, -1)
-    return joined(
-        spread(causes[i : i + 1], float(begins[i]), int(part[i]), np.flatnonzero(where == at[i]))
+    return joined_rows(
+        spread_over_hosts(
+            causes[i : i + 1], float(begins[i]), int(part[i]), np.flatnonzero(place_of == at[i])
+        )
         for i in range(count)
     )
 
 
-def spread(cause: Rows, begin: float, part: int, hosts: npt.NDArray[np.intp]) -> Rows:
+def spread_over_hosts(cause: Rows, begin: float, part: int, hosts: npt.NDArray[np.intp]) -> Rows:
     """Return a row for each of *hosts* of the one cause, a little apart."""
     rows = np.repeat(cause, hosts.size)
     rows["host"], rows["part"] = hosts, part
@@ -183,10 +191,12 @@ def spread(cause: Rows, begin: float, part: int, hosts: npt.NDArray[np.intp]) ->
     return rows
 
 
-def parade(draws: Draws, classes: Sequence[tuple[int, FaultClass]]) -> dict[int, float]:
+def parade_times(
+    context: DrawContext, classes: Sequence[tuple[int, FaultClass]]
+) -> dict[int, float]:
     """Return when each class has its turn, by its number."""
-    every = draws.scenario.parade_seconds
-    return {number: every * (turn + 1) for turn, (number, _) in enumerate(classes)}
+    interval_seconds = context.scenario.parade_seconds
+    return {number: interval_seconds * (turn + 1) for turn, (number, _) in enumerate(classes)}
 
 
 # ----------------------------------------------------------------------
@@ -198,7 +208,7 @@ BOOT_SECONDS = 420.0
 
 
 @dataclass(order=True, slots=True)
-class Away:
+class Downtime:
     """A host is not there: switched off, in repair, or booting."""
 
     begin: float
@@ -208,24 +218,26 @@ class Away:
 
 
 @dataclass(slots=True)
-class Lives:
+class HostTimelines:
     """The incidents that happened, when hosts were away, and when a job on a host dies."""
 
     rows: Rows
-    away: list[Away]
+    downtimes: list[Downtime]
     kills: list[tuple[float, int, int]]  # (when, host, cause)
 
 
-class _Life:
+class _TimelineBuilder:
     """Goes through what may befall, in time's order."""
 
-    def __init__(self, draws: Draws, classes: tuple[FaultClass, ...], next_cause: int) -> None:
-        self._draws, self._classes = draws, classes
-        self._random = draws.random("lives")
-        self._next = next_cause
-        self._back = np.zeros(draws.hosts)  # when each host is there again
-        self.kept: list[Rows] = []
-        self.away: list[Away] = []
+    def __init__(
+        self, context: DrawContext, classes: tuple[FaultClass, ...], next_cause: int
+    ) -> None:
+        self._context, self._classes = context, classes
+        self._random = context.random_source("lives")
+        self._next_cause = next_cause
+        self._back_seconds = np.zeros(context.hosts)  # when each host is there again
+        self.happened: list[Rows] = []
+        self.downtimes: list[Downtime] = []
         self.kills: list[tuple[float, int, int]] = []
 
     def run(self, rows: Rows) -> None:
@@ -235,62 +247,62 @@ class _Life:
         while heap:
             begin, _, row = heapq.heappop(heap)
             host = int(row["host"][0])
-            if begin < self._back[host]:
+            if begin < self._back_seconds[host]:
                 continue  # it was away: nothing can befall it
-            self._strike(row, self._classes[int(row["cls"][0])])
-            if (again := self._again(row)) is not None:
+            self._apply(row, self._classes[int(row["cls"][0])])
+            if (recurrence := self._recurrence(row)) is not None:
                 order += 1
-                heapq.heappush(heap, (float(again["begin"][0]), order, again))
+                heapq.heappush(heap, (float(recurrence["begin"][0]), order, recurrence))
 
-    def _strike(self, row: Rows, each: FaultClass) -> None:
-        host, cause, dies = int(row["host"][0]), int(row["cause"][0]), float(row["end"][0])
+    def _apply(self, row: Rows, each: FaultClass) -> None:
+        host, cause, fails = int(row["host"][0]), int(row["cause"][0]), float(row["end"][0])
         if each.kills:
-            self.kills.append((dies, host, cause))
+            self.kills.append((fails, host, cause))
         if each.ends in ("repair", "restart"):
-            gone = dies + 60.0 * self._draws.settings.repair.drain_minutes
+            down = fails + 60.0 * self._context.settings.repair.drain_minutes
             if each.name == "rack_dark":
-                gone = float(row["begin"][0])
-            back = gone + (BOOT_SECONDS if each.ends == "restart" else self._repair_seconds())
-            row["end"] = self._back[host] = back
-            self.away.append(Away(gone, back, host, cause))
-        self.kept.append(row)
+                down = float(row["begin"][0])
+            up = down + (BOOT_SECONDS if each.ends == "restart" else self._repair_seconds())
+            row["end"] = self._back_seconds[host] = up
+            self.downtimes.append(Downtime(down, up, host, cause))
+        self.happened.append(row)
 
     def _repair_seconds(self) -> float:
-        repair = self._draws.settings.repair
-        if self._draws.scenario.parade_seconds:
-            return self._draws.scenario.parade_seconds / 2  # nobody waits for hours in a parade
+        repair = self._context.settings.repair
+        if self._context.scenario.parade_seconds:
+            return self._context.scenario.parade_seconds / 2  # nobody waits for hours in a parade
         hours = repair.median_hours * np.exp(repair.sigma * self._random.standard_normal())
         return HOUR * float(np.clip(hours, 0.5, repair.hours_max))
 
-    def _again(self, row: Rows) -> Rows | None:
+    def _recurrence(self, row: Rows) -> Rows | None:
         """Return the same fault once more, if it comes back after the return. What hosts share is no host's own: it
         would come back on one of them alone."""
         each = self._classes[int(row["cls"][0])]
-        if each.ends not in ("repair", "restart") or self._draws.scenario.parade_seconds:
+        if each.ends not in ("repair", "restart") or self._context.scenario.parade_seconds:
             return None
-        if each.per in SHARED:
+        if each.per in SHARED_PLACES:
             return None
-        days = days_until_next(self._draws, float(self._random.exponential()))
-        begin = float(self._back[int(row["host"][0])]) + days * DAY
-        if begin >= self._draws.seconds:
+        days = days_until_next(self._context, float(self._random.exponential()))
+        begin = float(self._back_seconds[int(row["host"][0])]) + days * DAY
+        if begin >= self._context.seconds:
             return None
-        again = row.copy()
-        again["begin"] = begin
-        details(again, each, int(row["cls"][0]), self._random)
-        again["cause"], self._next = self._next, self._next + 1
-        again["origin"] = row["origin"] if row["origin"][0] >= 0 else row["cause"]
-        return again
+        recurrence = row.copy()
+        recurrence["begin"] = begin
+        draw_details(recurrence, each, int(row["cls"][0]), self._random)
+        recurrence["cause"], self._next_cause = self._next_cause, self._next_cause + 1
+        recurrence["origin"] = row["origin"] if row["origin"][0] >= 0 else row["cause"]
+        return recurrence
 
 
-def days_until_next(draws: Draws, exponential: float) -> float:
+def days_until_next(context: DrawContext, exponential: float) -> float:
     """Return after how many days a host that came back is struck again; infinite for not in a burst.
 
     *exponential*: a draw of mean 1, spent along the piecewise constant hazard since the return.
     """
-    after = draws.settings.after_return
+    after = context.settings.after_return
     begin, left = 0.0, exponential
     for until, per_1000 in zip(after.until_days, after.per_1000_node_days, strict=True):
-        hazard = per_1000 / 1000.0 * min(draws.scenario.rate_factor, 1.0)
+        hazard = per_1000 / 1000.0 * min(context.scenario.rate_factor, 1.0)
         if hazard * (until - begin) >= left:
             return begin + left / hazard
         left -= hazard * (until - begin)
@@ -298,9 +310,15 @@ def days_until_next(draws: Draws, exponential: float) -> float:
     return float("inf")
 
 
-def live(draws: Draws, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int) -> Lives:
+def build_timelines(
+    context: DrawContext, classes: tuple[FaultClass, ...], rows: Rows, next_cause: int
+) -> HostTimelines:
     """Return what of *rows* happened, and what followed. *rows*: of classes that end a host's uptime or
     kill its job."""
-    life = _Life(draws, classes, next_cause)
-    life.run(rows)
-    return Lives(joined(life.kept) if life.kept else empty(0), sorted(life.away), life.kills)
+    builder = _TimelineBuilder(context, classes, next_cause)
+    builder.run(rows)
+    return HostTimelines(
+        joined_rows(builder.happened) if builder.happened else empty_rows(0),
+        sorted(builder.downtimes),
+        builder.kills,
+    )

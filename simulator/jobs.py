@@ -10,8 +10,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from .incidents import BOOT_SECONDS, HOUR, Away, Draws, Lives
-from .scenario import JobShapes, SettingsError
+from .incidents import BOOT_SECONDS, HOUR, Downtime, DrawContext, HostTimelines
+from .scenario import JobShapes, ScenarioError
 
 #: Assumed: share of the hosts, in whole hosts, that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03
@@ -22,7 +22,7 @@ JOBS_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """One gang: its hosts (sorted indexes), when, and how it steps. Seconds and ratios."""
 
     number: int
@@ -41,16 +41,16 @@ class Job:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedJob:
     """A job that waits for its hosts; of *job* all but its number, hosts and times is drawn."""
 
-    job: Job
+    job: SimulatedJob
     size: int
     seconds: float  # that it runs for, if nothing ends it
-    ready: float  # not before
+    not_before: float  # not before
 
 
-class _What(IntEnum):
+class _EventKind(IntEnum):
     """What happens; at one moment in this order."""
 
     DOWN = 0
@@ -65,70 +65,73 @@ class Cluster:
     """The free hosts, the running jobs and those that wait; `run` goes through all that happens."""
 
     def __init__(
-        self, draws: Draws, lives: Lives, reboots: Sequence[tuple[float, int, int]]
+        self,
+        context: DrawContext,
+        timelines: HostTimelines,
+        reboots: Sequence[tuple[float, int, int]],
     ) -> None:
         """*reboots*: (when, host, cause) of those planned: done once no job is on the host."""
-        self._draws, self._shapes = draws, draws.jobs
-        self._random = draws.random("jobs")
-        hosts = draws.hosts
-        self._keep = int(IDLE_SHARE * hosts)
-        self._sizes, self._weights = _fitting(self._shapes, hosts - self._keep)
-        self._queue: list[_Waiting] = []
-        self._there = np.ones(hosts, bool)
-        self._free = np.ones(hosts, bool)
+        self._context, self._shapes = context, context.jobs
+        self._random = context.random_source("jobs")
+        hosts = context.hosts
+        self._idle_hosts = int(IDLE_SHARE * hosts)
+        self._sizes, self._weights = _feasible_sizes(self._shapes, hosts - self._idle_hosts)
+        self._queue: list[_QueuedJob] = []
+        self._is_up = np.ones(hosts, bool)
+        self._is_free = np.ones(hosts, bool)
         self._job_of = np.full(hosts, -1)
-        self._wanted: dict[int, int] = {}  # host -> cause of the reboot that it waits for
-        self._running: dict[int, Job] = {}
-        self.jobs: list[Job] = []
-        self.rebooted: list[Away] = []
+        self._pending_reboots: dict[int, int] = {}  # host -> cause of the reboot that it waits for
+        self._running: dict[int, SimulatedJob] = {}
+        self.jobs: list[SimulatedJob] = []
+        self.reboot_downtimes: list[Downtime] = []
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._order = 0
-        self._downs: dict[int, list[float]] = {}
-        for away in lives.away:
-            self._push(away.begin, _What.DOWN, away.host, away.cause)
-            self._downs.setdefault(away.host, []).append(away.begin)
-            self._push(away.end, _What.UP, away.host)
-        for when, host, cause in lives.kills:
-            self._push(when, _What.KILL, host, cause)
+        self._down_times: dict[int, list[float]] = {}
+        for downtime in timelines.downtimes:
+            self._push(downtime.begin, _EventKind.DOWN, downtime.host, downtime.cause)
+            self._down_times.setdefault(downtime.host, []).append(downtime.begin)
+            self._push(downtime.end, _EventKind.UP, downtime.host)
+        for when, host, cause in timelines.kills:
+            self._push(when, _EventKind.KILL, host, cause)
         for when, host, cause in reboots:
-            self._push(when, _What.REBOOT, host, cause)
-        self._push(0.0, _What.START, 0)
+            self._push(when, _EventKind.REBOOT, host, cause)
+        self._push(0.0, _EventKind.START, 0)
 
-    def _push(self, when: float, what: _What, which: int, cause: int = -1) -> None:
+    def _push(self, when: float, kind: _EventKind, subject: int, cause: int = -1) -> None:
         self._order += 1
-        heapq.heappush(self._heap, (when, int(what), self._order, which, cause))
+        heapq.heappush(self._heap, (when, int(kind), self._order, subject, cause))
 
     def run(self) -> None:
         """Let all of it happen."""
-        while self._heap and self._heap[0][0] < self._draws.seconds:
-            now, what, _, which, cause = heapq.heappop(self._heap)
-            self._happen(now, _What(what), which, cause)
+        while self._heap and self._heap[0][0] < self._context.seconds:
+            now, kind, _, subject, cause = heapq.heappop(self._heap)
+            self._handle(now, _EventKind(kind), subject, cause)
         for job in list(self._running.values()):
-            self._end(job, self._draws.seconds, -1)
+            self._end(job, self._context.seconds, -1)
         self.jobs.sort(key=lambda job: job.number)
 
-    def _happen(self, now: float, what: _What, which: int, cause: int) -> None:
-        if what is _What.START:
+    def _handle(self, now: float, kind: _EventKind, subject: int, cause: int) -> None:
+        if kind is _EventKind.START:
             self._start(now)
-        elif what is _What.END:
-            if which in self._running:
-                self._end(self._running[which], now, -1)
+        elif kind is _EventKind.END:
+            if subject in self._running:
+                self._end(self._running[subject], now, -1)
                 self._start_later(now, 60.0 * self._shapes.pause_median_minutes)
-        elif what is _What.REBOOT:
-            self._wanted[which] = cause
-            job = self._running.get(int(self._job_of[which]))
-            if job is not None and self._draws.scenario.parade_seconds:
+        elif kind is _EventKind.REBOOT:
+            self._pending_reboots[subject] = cause
+            job = self._running.get(int(self._job_of[subject]))
+            if job is not None and self._context.scenario.parade_seconds:
                 self._end(job, now, -1)  # a parade cannot wait for it
                 self._start_later(now, 60.0 * self._shapes.pause_median_minutes)
-            self._reboot(now, which)
-        elif what is _What.UP:
-            self._there[which] = self._free[which] = True
+            self._reboot(now, subject)
+        elif kind is _EventKind.UP:
+            self._is_up[subject] = self._is_free[subject] = True
             self._start_later(now, 60.0)
         else:
-            self._kill(now, which, cause)
-            if what is _What.DOWN:
-                self._there[which] = self._free[which] = False
-                self._wanted.pop(which, None)
+            self._kill(now, subject, cause)
+            if kind is _EventKind.DOWN:
+                self._is_up[subject] = self._is_free[subject] = False
+                self._pending_reboots.pop(subject, None)
 
     def _kill(self, now: float, host: int, cause: int) -> None:
         """End the job on a host; it wants as many hosts again, before all others, for the time that it had left."""
@@ -136,74 +139,82 @@ class Cluster:
         if job is not None:
             self._end(job, now, cause)
             ready = self._start_later(now, 60.0 * self._shapes.restart_minutes)
-            self._queue.insert(0, _Waiting(job, job.hosts.size, job.end - now, ready))
+            self._queue.insert(0, _QueuedJob(job, job.hosts.size, job.end - now, ready))
 
-    def _end(self, job: Job, now: float, cause: int) -> None:
+    def _end(self, job: SimulatedJob, now: float, cause: int) -> None:
         del self._running[job.number]
-        values = {name: getattr(job, name) for name in Job.__slots__}
-        self.jobs.append(Job(**values | {"end": now, "killed_by": cause}))
+        values = {name: getattr(job, name) for name in SimulatedJob.__slots__}
+        self.jobs.append(SimulatedJob(**values | {"end": now, "killed_by": cause}))
         self._job_of[job.hosts] = -1
-        self._free[job.hosts] = self._there[job.hosts]
+        self._is_free[job.hosts] = self._is_up[job.hosts]
         for host in job.hosts.tolist():
             self._reboot(now, host)
 
     def _reboot(self, now: float, host: int) -> None:
         """Carry out a planned reboot, if one is wanted and the host is free."""
-        if host in self._wanted and self._free[host] and not self._fails_soon(now, host):
-            self.rebooted.append(Away(now, now + BOOT_SECONDS, host, self._wanted.pop(host)))
-            self._there[host] = self._free[host] = False
-            self._push(now + BOOT_SECONDS, _What.UP, host)
+        if (
+            host in self._pending_reboots
+            and self._is_free[host]
+            and not self._fails_soon(now, host)
+        ):
+            self.reboot_downtimes.append(
+                Downtime(now, now + BOOT_SECONDS, host, self._pending_reboots.pop(host))
+            )
+            self._is_up[host] = self._is_free[host] = False
+            self._push(now + BOOT_SECONDS, _EventKind.UP, host)
 
     def _fails_soon(self, now: float, host: int) -> bool:
-        return any(now <= down < now + BOOT_SECONDS for down in self._downs.get(host, []))
+        return any(now <= down < now + BOOT_SECONDS for down in self._down_times.get(host, []))
 
     def _start_later(self, now: float, median_seconds: float) -> float:
         """Let who waits start when a pause is over; return when that is."""
         wait = median_seconds * float(np.exp(0.5 * self._random.standard_normal()))
-        self._push(now + wait, _What.START, 0)
+        self._push(now + wait, _EventKind.START, 0)
         return now + wait
 
     def _start(self, now: float) -> None:
         """Start who waits, first come first served; behind the first who must wait longer, whoever does not delay it."""
         self._draw_queue()
-        at, room = 0, self._room()
-        until, spare = np.inf, 0  # when the one that is held starts, and the hosts it leaves
-        while room > 0 and at < len(self._queue):
-            waiting = self._queue[at]
-            is_longer = now + waiting.seconds > until
-            if waiting.ready <= now and waiting.size <= (min(room, spare) if is_longer else room):
-                self._begin(now, self._queue.pop(at))
+        position, free_hosts = 0, self._free_count()
+        until, extra_hosts = np.inf, 0  # when the one that is held starts, and the hosts it leaves
+        while free_hosts > 0 and position < len(self._queue):
+            queued = self._queue[position]
+            is_longer = now + queued.seconds > until
+            if queued.not_before <= now and queued.size <= (
+                min(free_hosts, extra_hosts) if is_longer else free_hosts
+            ):
+                self._launch(now, self._queue.pop(position))
                 self._draw_queue()
-                room -= waiting.size
-                spare -= waiting.size * is_longer
+                free_hosts -= queued.size
+                extra_hosts -= queued.size * is_longer
                 continue
             if until == np.inf:
-                until, spare = self._reserved(now, waiting)
-            at += 1
+                until, extra_hosts = self._reservation(now, queued)
+            position += 1
 
-    def _room(self) -> int:
-        return int(self._free.sum()) - self._keep
+    def _free_count(self) -> int:
+        return int(self._is_free.sum()) - self._idle_hosts
 
-    def _reserved(self, now: float, waiting: _Waiting) -> tuple[float, int]:
+    def _reservation(self, now: float, queued: _QueuedJob) -> tuple[float, int]:
         """Return when its hosts will be free, as jobs end that run now, and how many others will be then."""
-        when, room = max(now, waiting.ready), self._room()
+        when, free_hosts = max(now, queued.not_before), self._free_count()
         for job in sorted(self._running.values(), key=lambda job: job.end):
-            if room >= waiting.size and job.end > when:
+            if free_hosts >= queued.size and job.end > when:
                 break
-            when, room = max(when, job.end), room + job.hosts.size
-        return (when, room - waiting.size) if room >= waiting.size else (np.inf, 0)
+            when, free_hosts = max(when, job.end), free_hosts + job.hosts.size
+        return (when, free_hosts - queued.size) if free_hosts >= queued.size else (np.inf, 0)
 
     def _draw_queue(self) -> None:
         while len(self._queue) < QUEUED_JOBS:
-            self._queue.append(self._drawn())
+            self._queue.append(self._draw_job())
 
-    def _drawn(self) -> _Waiting:
+    def _draw_job(self) -> _QueuedJob:
         shapes, random = self._shapes, self._random
         size = int(random.choice(self._sizes, p=self._weights))
         hours = shapes.duration_median_hours * np.exp(
             shapes.duration_sigma * random.standard_normal()
         )
-        job = Job(
+        job = SimulatedJob(
             number=-1,
             hosts=np.zeros(0, np.int64),
             begin=0.0,
@@ -218,28 +229,28 @@ class Cluster:
             checkpoint_seconds=float(random.uniform(*shapes.checkpoint_seconds)),
             writes_alone=bool(random.random() < 0.5),
         )
-        return _Waiting(job, size, HOUR * float(min(hours, shapes.duration_hours_max)), 0.0)
+        return _QueuedJob(job, size, HOUR * float(min(hours, shapes.duration_hours_max)), 0.0)
 
-    def _begin(self, now: float, waiting: _Waiting) -> None:
+    def _launch(self, now: float, queued: _QueuedJob) -> None:
         """Give free hosts to a job, next to each other where they are."""
         number = len(self.jobs) + len(self._running)
         if number >= JOBS_MAX:
-            raise SettingsError(
+            raise ScenarioError(
                 f"[jobs]: more than {JOBS_MAX:,} of them: expected a greater duration_median_hours or "
                 "pause_median_minutes, or fewer hosts or days"
             )
-        free = np.flatnonzero(self._free)
-        first = int(self._random.integers(free.size - waiting.size + 1))
-        hosts = np.asarray(free[first : first + waiting.size], np.int64)
-        end = now + waiting.seconds
-        job = replace(waiting.job, number=number, hosts=hosts, begin=now, end=end)
+        free = np.flatnonzero(self._is_free)
+        first = int(self._random.integers(free.size - queued.size + 1))
+        hosts = np.asarray(free[first : first + queued.size], np.int64)
+        end = now + queued.seconds
+        job = replace(queued.job, number=number, hosts=hosts, begin=now, end=end)
         self._running[number] = job
         self._job_of[hosts] = number
-        self._free[hosts] = False
-        self._push(end, _What.END, number)
+        self._is_free[hosts] = False
+        self._push(end, _EventKind.END, number)
 
 
-def _fitting(
+def _feasible_sizes(
     shapes: JobShapes, hosts: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return the sizes of jobs that *hosts* have room for, and how often each is drawn; else one job of them all."""

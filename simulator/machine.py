@@ -33,7 +33,7 @@ RDMA_PORTS = tuple(f"mlx5_{i}/1" for i in range(GPUS))
 #: NUMA node of each GPU, and of the NIC beside it.
 NUMA_NODES = (0, 0, 0, 0, 1, 1, 1, 1)
 #: NVLinks of an H100 (fourth generation): 25 GB/s in each direction.
-LINKS = 18
+NVLINKS_PER_GPU = 18
 #: Those whose signals the model has, by the names that they bear on a real host (a test holds it).
 COLLECTORS = (
     "host_1s",
@@ -100,12 +100,12 @@ _DEVICES: dict[str, tuple[str, ...]] = {
     ),
 }
 #: Kinds that have a row for each GPU.
-_BY_GPU = ("gpu", "gpu_fast", "gpu_fabric")
-KINDS = (*_DEVICES, *_BY_GPU, "nvlink")
+_GPU_KINDS = ("gpu", "gpu_fast", "gpu_fabric")
+KINDS = (*_DEVICES, *_GPU_KINDS, "nvlink")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """One simulated host: its name and the UUIDs of its GPUs."""
 
     name: str
@@ -114,8 +114,10 @@ class Machine:
     def devices_of(self, kind: str) -> tuple[str, ...]:
         """Return the keys of its devices of *kind*, in the order of their rows."""
         if kind == "nvlink":
-            return tuple(f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS))
-        return self.gpus if kind in _BY_GPU else _DEVICES[kind]
+            return tuple(
+                f"{gpu}/link{link}" for gpu in self.gpus for link in range(NVLINKS_PER_GPU)
+            )
+        return self.gpus if kind in _GPU_KINDS else _DEVICES[kind]
 
     def inventory(self) -> list[telemetry_pb2.Device]:
         """Return what RegisterNode carries."""
@@ -142,10 +144,10 @@ def _device(kind: str, key: str, **attributes: str) -> telemetry_pb2.Device:
     return telemetry_pb2.Device(kind=kind, key=key, attributes=attributes | {"simulated": "true"})
 
 
-def build(hosts: int, random: np.random.Generator) -> list[Machine]:
+def build_machines(hosts: int, random: np.random.Generator) -> list[SimulatedMachine]:
     """Return *hosts* machines, `sim-000` and so on; the GPUs' UUIDs are drawn."""
     return [
-        Machine(f"sim-{i:03d}", tuple(f"GPU-{_uuid(random)}" for _ in range(GPUS)))
+        SimulatedMachine(f"sim-{i:03d}", tuple(f"GPU-{_uuid(random)}" for _ in range(GPUS)))
         for i in range(hosts)
     ]
 
@@ -190,14 +192,14 @@ BRAKED_CELSIUS = 88.3
 SAMPLES_PER_SECOND = 8
 
 #: Activity, as a share of the dynamic power: of a rank at the phase's own work, and while waiting.
-OWN_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}
+PHASE_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}
 WAIT_ACTIVITY = 0.16
 #: Share of the SMs, and of the warps, that a kernel holds; of a communication kernel while waiting.
 WAIT_SM_ACTIVE, WAIT_OCCUPANCY = 0.18, 0.04
-OWN_SM_ACTIVE = {Phase.COMPUTE: 0.88, Phase.COMMUNICATE: WAIT_SM_ACTIVE, Phase.GAP: 0.0}
-OWN_OCCUPANCY = {Phase.COMPUTE: 0.24, Phase.COMMUNICATE: WAIT_OCCUPANCY, Phase.GAP: 0.0}
-OWN_TENSOR = {Phase.COMPUTE: 0.47, Phase.COMMUNICATE: 0.0, Phase.GAP: 0.0}
-OWN_BANDWIDTH = {Phase.COMPUTE: 0.42, Phase.COMMUNICATE: 0.10, Phase.GAP: 0.0}
+PHASE_SM_ACTIVE = {Phase.COMPUTE: 0.88, Phase.COMMUNICATE: WAIT_SM_ACTIVE, Phase.GAP: 0.0}
+PHASE_OCCUPANCY = {Phase.COMPUTE: 0.24, Phase.COMMUNICATE: WAIT_OCCUPANCY, Phase.GAP: 0.0}
+PHASE_TENSOR_ACTIVE = {Phase.COMPUTE: 0.47, Phase.COMMUNICATE: 0.0, Phase.GAP: 0.0}
+PHASE_BANDWIDTH = {Phase.COMPUTE: 0.42, Phase.COMMUNICATE: 0.10, Phase.GAP: 0.0}
 
 
 # ----------------------------------------------------------------------
@@ -209,7 +211,7 @@ _MIB = 1 << 20
 #: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
 BANKS = 2560
 
-GPU: dict[str, float] = {
+GPU_CONSTANTS: dict[str, float] = {
     "gpu.counter_epoch_count": 0,
     "gpu.memory_clock_hertz": MEMORY_CLOCK_HERTZ,
     "gpu.sm_clock_max_hertz": SM_CLOCK_MAX_HERTZ,

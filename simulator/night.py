@@ -12,27 +12,32 @@ from ..contract.block import Block
 from ..contract.signals import TABLES
 from ..contract.wire import telemetry_pb2
 from . import machine as parts
-from .readings import EVENT as PROCESS
-from .readings import TELL_AGAIN_SECONDS
-from .runner import LiveWorld, Reading
+from .readings import PROCESS_EVENT as PROCESS
+from .readings import REPEAT_SECONDS
+from .runner import HostOutput, LiveWorld
 from .world import World
 
 SCENARIO, HOSTS, SEED = "night", 8, 4050
-SILENT, SILENT_AFTER_SECONDS = "sim-005", 150
-FLAPPING, REMAPPING, OLD_DRIVER, WRONG_CLOCK = "sim-002", "sim-001", "sim-003", "sim-007"
+SILENT_HOST, SILENT_AFTER_SECONDS = "sim-005", 150
+FLAPPING_HOST, REMAPPING_HOST, OLD_DRIVER_HOST, WRONG_CLOCK_HOST = (
+    "sim-002",
+    "sim-001",
+    "sim-003",
+    "sim-007",
+)
 #: Seconds of the night at which a link goes down, and from which a row of memory waits for its replacement.
-FLAPS, REMAP_SECONDS = (100, 130, 190), 110
+FLAP_SECONDS, REMAP_SECONDS = (100, 130, 190), 110
 CLOCK_OFFSET_SECONDS = -3.2
-DRIVER, DRIVERS = "580.65.06", {OLD_DRIVER: "570.124.06"}
+DRIVER, DRIVERS = "580.65.06", {OLD_DRIVER_HOST: "570.124.06"}
 #: One host's own label disagrees with what is declared of it, and it lacks a memory module.
-MOVED, MEMORY_BYTES, MODULE_BYTES = "sim-002", 2 << 40, 64 << 30
+MOVED_HOST, MEMORY_BYTES, MODULE_BYTES = "sim-002", 2 << 40, 64 << 30
 POD_HOST = "sim-003"
-JOB, JOB_MINUTES, JOB_BEFORE, JOB_BEFORE_MINUTES = "123", 50, "119", 170
+JOB_ID, JOB_MINUTES, EARLIER_JOB_ID, EARLIER_JOB_MINUTES = "123", 50, "119", 170
 SECOND_NS = 1_000_000_000
 
 
 class NightWorld(LiveWorld):
-    """The night in real time, as `Runner` wants it."""
+    """The night in real time, as `SimulationRunner` wants it."""
 
     def __init__(self, uptime_seconds: float = 3600.0, start_wall_ns: int = 0) -> None:
         """*uptime_seconds*: the hosts' at the begin; *start_wall_ns*: of the truth log."""
@@ -40,49 +45,49 @@ class NightWorld(LiveWorld):
         super().__init__(world, uptime_seconds)
         self.gpus = {machine.name: machine.gpus for machine in world.machines}
         self._uptime_ns = int(uptime_seconds * SECOND_NS)
-        self._told_seconds = -TELL_AGAIN_SECONDS
+        self._reported_seconds = -REPEAT_SECONDS
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]:
         """Return what *host* registers with."""
-        return [*_inventory(super().devices(host), host), *_around(self.gpus[host])]
+        return [*_inventory(super().devices(host), host), *_topology_devices(self.gpus[host])]
 
     def labels(self, host: str) -> dict[str, str]:
         """Return what *host* says of itself."""
         return labels(host)
 
-    def step(self, elapsed_seconds: float) -> list[Reading]:
+    def step(self, elapsed_seconds: float) -> list[HostOutput]:
         """Advance and return (host, blocks, events) of every host."""
         before = self.now_seconds
         readings = super().step(elapsed_seconds)
-        told = self._told(before)
+        extra = self._extra_events(before)
         return [
             (name, [], [])
-            if name == SILENT and self.now_seconds > SILENT_AFTER_SECONDS
+            if name == SILENT_HOST and self.now_seconds > SILENT_AFTER_SECONDS
             else (
                 name,
-                [put_over(name, block, self.now_seconds) for block in blocks],
-                [*(one for one in events if one.name != PROCESS), *told.get(name, ())],
+                [overlay_faults(name, block, self.now_seconds) for block in blocks],
+                [*(event for event in events if event.name != PROCESS), *extra.get(name, ())],
             )
             for name, blocks, events in readings
         ]
 
-    def _told(self, before: float) -> Mapping[str, list[telemetry_pb2.HealthEvent]]:
+    def _extra_events(self, before: float) -> Mapping[str, list[telemetry_pb2.HealthEvent]]:
         """Return what the hosts tell beside what befalls them, by host."""
-        told: dict[str, list[telemetry_pb2.HealthEvent]] = {}
-        if self.now_seconds - self._told_seconds >= TELL_AGAIN_SECONDS:
-            self._told_seconds = self.now_seconds
-            hot = self.struck("thermal")
-            for host, one in running(self.gpus, hot, self._uptime_ns):
-                one.event_id, one.revision = event_id(one), 1 + int(self.now_seconds)
-                told.setdefault(host, []).append(one)
-        for at in FLAPS:
+        extra: dict[str, list[telemetry_pb2.HealthEvent]] = {}
+        if self.now_seconds - self._reported_seconds >= REPEAT_SECONDS:
+            self._reported_seconds = self.now_seconds
+            hot = self.affected_gpu("thermal")
+            for host, event in process_events(self.gpus, hot, self._uptime_ns):
+                event.event_id, event.revision = event_id(event), 1 + int(self.now_seconds)
+                extra.setdefault(host, []).append(event)
+        for at in FLAP_SECONDS:
             if before < at <= self.now_seconds:
-                one = flap()
-                one.event_id = f"{event_id(one)}/{at}"
-                told.setdefault(FLAPPING, []).append(one)
-        return told
+                event = flap_event()
+                event.event_id = f"{event_id(event)}/{at}"
+                extra.setdefault(FLAPPING_HOST, []).append(event)
+        return extra
 
-    def struck(self, class_name: str) -> tuple[str, str]:
+    def affected_gpu(self, class_name: str) -> tuple[str, str]:
         """Return the host and the GPU that a class strikes."""
         schedule = self.world.schedule
         (row,) = (r for r in schedule.rows if schedule.classes[int(r["cls"])].name == class_name)
@@ -91,21 +96,21 @@ class NightWorld(LiveWorld):
 
     def offset_ns(self, host: int) -> int:
         """Return how far the wall clock of a host, by its index, is off now."""
-        wrong = self.world.names[host] == WRONG_CLOCK
-        return round(CLOCK_OFFSET_SECONDS * SECOND_NS) if wrong else 0
+        is_wrong = self.world.names[host] == WRONG_CLOCK_HOST
+        return round(CLOCK_OFFSET_SECONDS * SECOND_NS) if is_wrong else 0
 
 
 def labels(host: str) -> dict[str, str]:
     """Return what *host* registers with."""
-    said = {
+    values = {
         "hostname": host,
         "kernel": "6.8.0-48-generic",
         "nvidia_driver_version": DRIVERS.get(host, DRIVER),
         "memory_bytes": str(MEMORY_BYTES),
     }
-    if host == MOVED:
-        said |= {"gangline.leaf": "leaf-2", "memory_bytes": str(MEMORY_BYTES - MODULE_BYTES)}
-    return said
+    if host == MOVED_HOST:
+        values |= {"gangline.leaf": "leaf-2", "memory_bytes": str(MEMORY_BYTES - MODULE_BYTES)}
+    return values
 
 
 def _inventory(
@@ -118,25 +123,29 @@ def _inventory(
         yield device
 
 
-def _around(gpus: Sequence[str]) -> Iterator[telemetry_pb2.Device]:
+def _topology_devices(gpus: Sequence[str]) -> Iterator[telemetry_pb2.Device]:
     """What a real agent's inventory tells beside: the PCIe function of each GPU, and its NVLinks."""
     for at, gpu in enumerate(gpus):
-        near = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
+        pcie_attributes = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
                 "nearest_rdma_at": "same switch"}  # fmt: skip
-        yield telemetry_pb2.Device(kind="pcie", key=parts.GPU_ADDRESSES[at], attributes=near)
-        for link in range(parts.LINKS):
-            far = {"gpu": gpu, "active": "1", "remote_kind": "switch",
+        yield telemetry_pb2.Device(
+            kind="pcie", key=parts.GPU_ADDRESSES[at], attributes=pcie_attributes
+        )
+        for link in range(parts.NVLINKS_PER_GPU):
+            link_attributes = {"gpu": gpu, "active": "1", "remote_kind": "switch",
                    "remote_pci_address": f"0000:{7 + link % 4:02x}:00.0"}  # fmt: skip
-            yield telemetry_pb2.Device(kind="nvlink", key=f"{gpu}/link{link}", attributes=far)
+            yield telemetry_pb2.Device(
+                kind="nvlink", key=f"{gpu}/link{link}", attributes=link_attributes
+            )
 
 
-def put_over(host: str, block: Block, seconds: float) -> Block:
+def overlay_faults(host: str, block: Block, seconds: float) -> Block:
     """Put the faults that the world has none for over a block of *host*, at *seconds* of the night; return the block."""
-    if host == FLAPPING and block.table == "net_1s_changes":
-        _put(block, 0, carrier_down_events=sum(seconds >= at for at in FLAPS))
-    if host == FLAPPING and block.table == "rdma_1s_changes":
-        _put(block, 2, link_downed_events=sum(seconds >= at for at in FLAPS[1:]))
-    if host == REMAPPING and block.table == "gpu_10s_changes" and seconds >= REMAP_SECONDS:
+    if host == FLAPPING_HOST and block.table == "net_1s_changes":
+        _put(block, 0, carrier_down_events=sum(seconds >= at for at in FLAP_SECONDS))
+    if host == FLAPPING_HOST and block.table == "rdma_1s_changes":
+        _put(block, 2, link_downed_events=sum(seconds >= at for at in FLAP_SECONDS[1:]))
+    if host == REMAPPING_HOST and block.table == "gpu_10s_changes" and seconds >= REMAP_SECONDS:
         _put(block, 4, remap_pending_state=1, remapped_uncorrectable_rows=1)
     return block
 
@@ -147,37 +156,37 @@ def _put(block: Block, row: int, **values: int) -> None:
         block.put_int(columns.index(column), row, value)
 
 
-def running(
+def process_events(
     gpus: Mapping[str, Sequence[str]], hot: tuple[str, str], uptime_ns: int
 ) -> Iterator[tuple[str, telemetry_pb2.HealthEvent]]:
     """Yield (host, event) of what runs on the GPUs of each host, without clocks and ids: a job of all hosts, a job before it
     on the GPU *hot* (host, GPU), and a pod that holds a GPU and does nothing with it. *uptime_ns*: of the hosts, at the begin."""
     rank = 0
-    for host, own in gpus.items():
-        for gpu in own:
-            job = {"state": "running", "source": "slurm", "job_id": JOB, "step": "0",
+    for host, host_gpus in gpus.items():
+        for gpu in host_gpus:
+            job = {"state": "running", "source": "slurm", "job_id": JOB_ID, "step": "0",
                    "rank": str(rank), "world_size": str(len(gpus) * parts.GPUS)}  # fmt: skip
-            yield host, _process(gpu, 4000 + rank, job, uptime_ns, JOB_MINUTES)
+            yield host, _process_event(gpu, 4000 + rank, job, uptime_ns, JOB_MINUTES)
             rank += 1
     host, gpu = hot
-    other = {"state": "ended", "source": "slurm", "job_id": JOB_BEFORE, "rank": "0"}
-    yield host, _process(gpu, 3200, other, uptime_ns, JOB_BEFORE_MINUTES)
+    earlier = {"state": "ended", "source": "slurm", "job_id": EARLIER_JOB_ID, "rank": "0"}
+    yield host, _process_event(gpu, 3200, earlier, uptime_ns, EARLIER_JOB_MINUTES)
     pod = {"state": "held", "namespace": "ml", "pod": "notebook-0", "container": "main"}
     yield POD_HOST, _event("gpu.allocation", gpus[POD_HOST][0], attributes=pod)
 
 
-def flap() -> telemetry_pb2.HealthEvent:
+def flap_event() -> telemetry_pb2.HealthEvent:
     """Return what the flapping host tells when its link goes down, without clocks and id."""
-    told = {"operational": "down", "history": "down up"}
-    return _event("net.link", "eth0", attributes=told, message="carrier lost")
+    attributes = {"operational": "down", "history": "down up"}
+    return _event("net.link", "eth0", attributes=attributes, message="carrier lost")
 
 
-def _process(
+def _process_event(
     gpu: str, pid: int, attributes: dict[str, str], uptime_ns: int, minutes_ago: int
 ) -> telemetry_pb2.HealthEvent:
     started_ns = max(1, uptime_ns - minutes_ago * 60 * SECOND_NS)
-    told = attributes | {"start_nanoseconds": str(started_ns)}
-    return _event(PROCESS, gpu, process_id=pid, process_name="python3", attributes=told)
+    with_start = attributes | {"start_nanoseconds": str(started_ns)}
+    return _event(PROCESS, gpu, process_id=pid, process_name="python3", attributes=with_start)
 
 
 def _event(
@@ -201,6 +210,6 @@ def _event(
     )
 
 
-def event_id(one: telemetry_pb2.HealthEvent) -> str:
+def event_id(event: telemetry_pb2.HealthEvent) -> str:
     """Return an event's id, without the boot that it is of."""
-    return f"/{one.name}/{one.device}/{one.process_id}"
+    return f"/{event.name}/{event.device}/{event.process_id}"

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Words = npt.NDArray[np.uint64]
+RandomBits = npt.NDArray[np.uint64]
 
 _GOLDEN, _FIRST, _SECOND = (
     np.uint64(0x9E3779B97F4A7C15),
@@ -17,12 +17,12 @@ _LOW = np.uint64(0xFFFF)
 _MASK = (1 << 64) - 1
 
 
-def _mixed(words: Words) -> Words:
+def _mix(bits: RandomBits) -> RandomBits:
     """SplitMix64's finaliser (Steele, Lea, Flood 2014)."""
-    words = words + _GOLDEN
-    words = (words ^ (words >> np.uint64(30))) * _FIRST
-    words = (words ^ (words >> np.uint64(27))) * _SECOND
-    return words ^ (words >> np.uint64(31))
+    bits = bits + _GOLDEN
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+    return bits ^ (bits >> np.uint64(31))
 
 
 class Noise:
@@ -31,21 +31,21 @@ class Noise:
     def __init__(self, seed: int, parts: npt.NDArray[np.int64]) -> None:
         """*parts*: a number of its own for each part, of any shape; what is returned has that shape."""
         # The seed is mixed first: as it is, a small one only has the parts change places.
-        own = _mixed(np.array([seed & _MASK], np.uint64))[0]
-        self._parts = _mixed(parts.astype(np.uint64) ^ own)
+        mixed_seed = _mix(np.array([seed & _MASK], np.uint64))[0]
+        self._parts = _mix(parts.astype(np.uint64) ^ mixed_seed)
 
-    def words(self, tick: int, channel: int) -> Words:
+    def random_bits(self, tick: int, channel: int) -> RandomBits:
         """Return 64 random bits for each part."""
-        return _mixed(self._parts ^ np.uint64((tick * 0x9E3779B1 + channel * 0x85EBCA77) & _MASK))
+        return _mix(self._parts ^ np.uint64((tick * 0x9E3779B1 + channel * 0x85EBCA77) & _MASK))
 
     def uniform(self, tick: int, channel: int) -> Floats:
         """Return numbers in [0, 1)."""
-        return np.asarray((self.words(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
+        return np.asarray((self.random_bits(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
 
     def normal(self, tick: int, channel: int) -> Floats:
         """Return numbers of mean 0 and deviation 1: the sum of four uniform ones, so none is past 3.5."""
-        words = self.words(tick, channel)
-        total: Floats = np.zeros(words.shape)
+        bits = self.random_bits(tick, channel)
+        total: Floats = np.zeros(bits.shape)
         for shift in (0, 16, 32, 48):
-            total += (words >> np.uint64(shift)) & _LOW
+            total += (bits >> np.uint64(shift)) & _LOW
         return np.asarray((total - 2 * 65535.0) / (65536.0 * np.sqrt(4 / 12)), np.float64)

@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from . import machine
-from .faults import Channels, Flags
+from .faults import Flags, HostEffects
 from .incidents import named_random
-from .jobs import Job
+from .jobs import SimulatedJob
 from .machine import (
     BRAKED_CELSIUS,
     CLOCK_HERTZ,
     CLOCK_IDLE_HERTZ,
     CLOCK_STEP_HERTZ,
     GPUS,
-    OWN_ACTIVITY,
-    OWN_BANDWIDTH,
-    OWN_SM_ACTIVE,
-    OWN_TENSOR,
+    PHASE_ACTIVITY,
+    PHASE_BANDWIDTH,
+    PHASE_SM_ACTIVE,
+    PHASE_TENSOR_ACTIVE,
     POWER_EXPONENT,
     POWER_NOISE,
     REASON_GPU_IDLE,
@@ -31,23 +31,25 @@ from .machine import (
     REASON_SW_THERMAL,
     WAIT_ACTIVITY,
     WAIT_SM_ACTIVE,
-    Machine,
     Phase,
-    build,
+    SimulatedMachine,
+    build_machines,
 )
 from .noise import Floats, Noise
-from .scenario import Spread
-from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, RATE_BYTES_PER_SECOND
+from .scenario import PartVariation
+from .tables import EXCHANGE_SHARE, OVERLAPPED_SHARE, PORT_BYTES_PER_SECOND
 
 # ----------------------------------------------------------------------
 # The hardware of the whole world: what differs from part to part, drawn once.
 
 
-class Hardware:
+class FleetHardware:
     """All hosts' parts; arrays are (hosts, 8)."""
 
-    def __init__(self, spread: Spread, seed: int, hosts: int) -> None:
-        self.machines: list[Machine] = build(hosts, named_random(seed, "machines"))
+    def __init__(self, spread: PartVariation, seed: int, hosts: int) -> None:
+        self.machines: list[SimulatedMachine] = build_machines(
+            hosts, named_random(seed, "machines")
+        )
         random = named_random(seed, "parts")
         shape = hosts, GPUS
         self.clock: Floats = _clocks(spread, random, shape)
@@ -75,13 +77,13 @@ class Hardware:
         self.uptime_seconds: Floats = random.uniform(1.0, 60.0, hosts) * 86400.0
 
 
-def _clocks(spread: Spread, random: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    within = spread.clock_limit
-    ratios = 1 + np.clip(random.normal(0, spread.clock_sigma, shape), -within, within)
+def _clocks(spread: PartVariation, random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    limit = spread.clock_limit
+    ratios = 1 + np.clip(random.normal(0, spread.clock_sigma, shape), -limit, limit)
     outlier = random.random(shape) < spread.outlier_ratio
     sign = np.where(random.random(shape) < 0.5, -1.0, 1.0)
-    off = sign * random.uniform(spread.outlier_low, spread.outlier_high, shape)
-    return np.where(outlier, 1 + off, ratios)
+    offset = sign * random.uniform(spread.outlier_low, spread.outlier_high, shape)
+    return np.where(outlier, 1 + offset, ratios)
 
 
 # ----------------------------------------------------------------------
@@ -103,7 +105,7 @@ WRITER_RESIDENCY = 0.03
 
 
 @dataclass(slots=True)
-class Shares:
+class TimeShares:
     """What each rank does with its time; the shares of one rank add up to 1 where a job runs."""
 
     at_work: Flags  # (hosts,): a job runs there
@@ -117,55 +119,59 @@ class Shares:
     port: Floats  # (hosts,): the pace of the gang's slowest port, at which all of them send
 
 
-class Gangs:
+class GangModel:
     """The jobs on a set of hosts while none begins or ends."""
 
-    def __init__(self, jobs: list[Job], slots: list[Ints], domains: Ints, seed: int) -> None:
+    def __init__(
+        self, jobs: list[SimulatedJob], slots: list[Ints], domains: Ints, seed: int
+    ) -> None:
         """*slots*: of each job, its hosts' places in the arrays, of those that are there. *domains*: (hosts,), the
         NVLink domain of each."""
         hosts = domains.size
         self._job: Ints = np.full(hosts, -1, np.int64)
         self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
         self._is_last: Flags = np.zeros(hosts, bool)  # it holds the last stage
-        for number, own in enumerate(slots):
-            self._job[own] = number
-            self._rank[own] = np.arange(own.size) / max(own.size, 1)
-            last = min(ceil(LAST_STAGE * own.size), own.size - 1)
-            self._is_last[own[max(last, 1) :]] = True  # a host alone has all stages
+        for number, job_slots in enumerate(slots):
+            self._job[job_slots] = number
+            self._rank[job_slots] = np.arange(job_slots.size) / max(job_slots.size, 1)
+            last = min(ceil(LAST_STAGE * job_slots.size), job_slots.size - 1)
+            self._is_last[job_slots[max(last, 1) :]] = True  # a host alone has all stages
         self.at_work: Flags = self._job >= 0
-        self._safe = np.maximum(self._job, 0)
+        self._job_or_zero = np.maximum(self._job, 0)
         numbers = np.array([job.number for job in jobs] or [-1], np.int64)
         #: The number of each host's job, -1 for none.
-        self.numbers: Ints = np.where(self.at_work, numbers[self._safe], -1)
-        self._begin = _of(jobs, "begin")
-        self._every = _of(jobs, "checkpoint_every_seconds")
-        self._writing = _of(jobs, "checkpoint_seconds")
-        self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
-        self._communicate = _of(jobs, "communicate_ratio")
-        self._tensor = _of(jobs, "tensor_ratio")
+        self.numbers: Ints = np.where(self.at_work, numbers[self._job_or_zero], -1)
+        self._begin = _job_column(jobs, "begin")
+        self._checkpoint_every = _job_column(jobs, "checkpoint_every_seconds")
+        self._checkpoint_seconds = _job_column(jobs, "checkpoint_seconds")
+        self._writes_alone = np.array([job.writes_alone for job in jobs] or [False], bool)
+        self._communicate = _job_column(jobs, "communicate_ratio")
+        self._tensor = _job_column(jobs, "tensor_ratio")
         pairs = np.stack([self._job, domains])
         groups = np.unique(pairs, axis=1, return_inverse=True)[1]
         self._group: Ints = np.asarray(groups, np.int64).ravel()  # the tensor group of each host
-        self._period_seconds: Floats = _of(jobs, "period_seconds")[self._safe]
-        self.power: Floats = _of(jobs, "power_ratio")[self._safe]
+        self._period_seconds: Floats = _job_column(jobs, "period_seconds")[self._job_or_zero]
+        self.power: Floats = _job_column(jobs, "power_ratio")[self._job_or_zero]
         bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
-        self.is_memory_bound: Flags = bound[self._safe] & self.at_work
-        self._phase = Noise(seed, _of(jobs, "number").astype(np.int64))
-        self._progress: Floats = self._phase.uniform(0, 1)[self._safe][:, None]
+        self.is_memory_bound: Flags = bound[self._job_or_zero] & self.at_work
+        self._phase = Noise(seed, _job_column(jobs, "number").astype(np.int64))
+        self._progress: Floats = self._phase.uniform(0, 1)[self._job_or_zero][:, None]
 
     def shares(
-        self, now: float, tick: int, speed: Floats, channels: Channels, noise: Noise
-    ) -> Shares:
+        self, now: float, tick: int, speed: Floats, effects: HostEffects, noise: Noise
+    ) -> TimeShares:
         """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
-        exchange = self._communicate[self._safe]
-        need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
-        needed = np.asarray(need.max(axis=1), np.float64) + self._delays(channels)
-        slowest = self._most(needed, 0.0)
-        slowness = self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
+        exchange = self._communicate[self._job_or_zero]
+        need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._work_shares(effects, tick, noise)
+        needed = np.asarray(need.max(axis=1), np.float64) + self._exchange_delays(effects)
+        slowest = self._gang_max(needed, 0.0)
+        slowness = self._gang_max(np.asarray(1 / effects.port.min(axis=1), np.float64), 1.0)
         exchange = exchange * slowness
-        lost = 1 - (1 - channels.stall) * (1 - channels.starved)
-        period = (slowest + exchange + GAP_RATIO) / (1 - np.minimum(self._most(lost, 0.0), 0.95))
-        hangs = self._most(channels.hangs.astype(np.float64), 0.0) > 0
+        lost = 1 - (1 - effects.stall) * (1 - effects.starved)
+        period = (slowest + exchange + GAP_RATIO) / (
+            1 - np.minimum(self._gang_max(lost, 0.0), 0.95)
+        )
+        hangs = self._gang_max(effects.hangs.astype(np.float64), 0.0) > 0
         writing = self._is_writing(now)
         runs = (self.at_work & ~hangs & ~writing)[:, None]
         compute = np.where(runs, need / period[:, None], 0.0)
@@ -175,17 +181,19 @@ class Gangs:
         gap = np.where(writes, 1 - WRITER_RESIDENCY, gap)
         wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
         pace = np.where(runs[:, 0], 1 / period, 0.0)
-        phase = self._phase.uniform(tick, 1)[self._safe]
-        return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness)
+        phase = self._phase.uniform(tick, 1)[self._job_or_zero]
+        return TimeShares(
+            self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness
+        )
 
-    def _delays(self, channels: Channels) -> Floats:
+    def _exchange_delays(self, effects: HostEffects) -> Floats:
         """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
         slowest of them. Nobody computes meanwhile."""
         slowest = np.ones(self._group.max(initial=0) + 1)
-        np.minimum.at(slowest, self._group, channels.nvlink.min(axis=1))
-        return np.asarray(self._tensor[self._safe] * (1 / slowest[self._group] - 1))
+        np.minimum.at(slowest, self._group, effects.nvlink.min(axis=1))
+        return np.asarray(self._tensor[self._job_or_zero] * (1 / slowest[self._group] - 1))
 
-    def of_span(self, shares: Shares, seconds: float) -> tuple[Shares, Shares]:
+    def over_span(self, shares: TimeShares, seconds: float) -> tuple[TimeShares, TimeShares]:
         """Go on by *seconds* from the call before; return the shares at the end of them, and those within them.
 
         A step is gap, work, waiting, exchange; a span shorter than a step holds some of it, and the next one others.
@@ -196,63 +204,65 @@ class Gangs:
         moment = replace(shares, phase=self._progress[:, 0])
 
         def part(begin: Floats, length: Floats) -> Floats:
-            done = _passed(last, begin, length) - _passed(first, begin, length)
+            done = _elapsed_share(last, begin, length) - _elapsed_share(first, begin, length)
             return np.where(steps > 0, done / np.maximum(steps, 1e-9), length)
 
         compute = part(shares.gap, shares.compute)
         exchange = part(1 - shares.exchange, shares.exchange)
         gap = part(np.zeros_like(shares.gap), shares.gap)
-        left = np.maximum(1 - compute - exchange - gap, 0.0)
-        wait = np.where(shares.at_work[:, None], left, 0.0)
+        remaining = np.maximum(1 - compute - exchange - gap, 0.0)
+        wait = np.where(shares.at_work[:, None], remaining, 0.0)
         return moment, replace(moment, compute=compute, exchange=exchange, gap=gap, wait=wait)
 
-    def _uneven(self, channels: Channels, tick: int, noise: Noise) -> Floats:
+    def _work_shares(self, effects: HostEffects, tick: int, noise: Noise) -> Floats:
         """Return each rank's share of the work: even, but for what the workload itself does."""
         draw = noise.uniform(tick, 2)
         # One rank of the gang has the longest sequence of this step: another one in the next.
-        longest = draw == self._most(draw.max(axis=1), 0.0)[:, None]
-        uneven = channels.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
-        return np.asarray((1 + uneven) * (1 + channels.stage * self._is_last)[:, None])
+        longest = draw == self._gang_max(draw.max(axis=1), 0.0)[:, None]
+        uneven = effects.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
+        return np.asarray((1 + uneven) * (1 + effects.stage_imbalance * self._is_last)[:, None])
 
-    def _most(self, values: Floats, least: float) -> Floats:
+    def _gang_max(self, values: Floats, least: float) -> Floats:
         """Return for each host the most of *values* over the hosts of its gang."""
-        most = np.full(self._begin.size, least)
-        np.maximum.at(most, self._job[self.at_work], values[self.at_work])
-        return np.asarray(most[self._safe])
+        highest = np.full(self._begin.size, least)
+        np.maximum.at(highest, self._job[self.at_work], values[self.at_work])
+        return np.asarray(highest[self._job_or_zero])
 
     def _is_writing(self, now: float) -> Flags:
         age = now - self._begin
-        writing = (age >= self._every) & (age % self._every < self._writing)
-        return np.asarray(writing[self._safe] & self.at_work)
+        writing = (age >= self._checkpoint_every) & (
+            age % self._checkpoint_every < self._checkpoint_seconds
+        )
+        return np.asarray(writing[self._job_or_zero] & self.at_work)
 
     def _writers(self) -> Flags:
         first = np.zeros((self._rank.size, GPUS), bool)
-        first[:, 0] = ~self._alone[self._safe] | (self._rank == 0)
+        first[:, 0] = ~self._writes_alone[self._job_or_zero] | (self._rank == 0)
         return first
 
 
-def _passed(when: Floats, begin: Floats, length: Floats) -> Floats:
+def _elapsed_share(when: Floats, begin: Floats, length: Floats) -> Floats:
     """Return how much of a part of each step has passed at *when*, in steps: the integral of being in it."""
     whole = np.floor(when)
     return np.asarray(whole * length + np.clip(when - whole - begin, 0.0, length))
 
 
-def _of(jobs: list[Job], name: str) -> Floats:
+def _job_column(jobs: list[SimulatedJob], name: str) -> Floats:
     return np.array([float(getattr(job, name)) for job in jobs] or [1.0])
 
 
 #: Dies and coolers follow their load with this time constant.
 HEAT_SECONDS = 40.0
 #: A power limit that is lowered stands this little above what is drawn at work.
-AT_LIMIT = 1.01
+POWER_LIMIT_MARGIN = 1.01
 
 
 @dataclass(slots=True)
-class Now:
+class GaugeState:
     """The gauges of one moment; arrays are (hosts, 8)."""
 
-    shares: Shares
-    channels: Channels
+    shares: TimeShares
+    effects: HostEffects
     watts: Floats  # of this very moment: computing or waiting
     mean_watts: Floats
     clock_hertz: Floats
@@ -263,11 +273,11 @@ class Now:
     tensor_active: Floats
     bandwidth: Floats
     port_bytes_per_second: Floats
-    narrow: Flags  # the link sleeps: nothing moves over it
+    link_idle: Flags  # the link sleeps: nothing moves over it
 
 
 @dataclass(slots=True)
-class Counters:
+class SimulatedCounters:
     """What adds up since the boot, or for life. Arrays are (hosts, 8)."""
 
     shape: tuple[int, int]
@@ -304,7 +314,7 @@ COUNTERS = (
 class Physics:
     """The state of a set of hosts that the next step needs."""
 
-    def __init__(self, hardware: Hardware, hosts: np.typing.NDArray[np.int64]) -> None:
+    def __init__(self, hardware: FleetHardware, hosts: np.typing.NDArray[np.int64]) -> None:
         """*hosts*: their indexes in the world."""
         self._part = {
             name: getattr(hardware, name)[hosts]
@@ -312,122 +322,122 @@ class Physics:
                          "ambient_celsius", "trickle", "resent")
         }  # fmt: skip
         self.shape = self._part["clock"].shape
-        self.counters = Counters(self.shape)
+        self.counters = SimulatedCounters(self.shape)
         self.celsius: Floats = self._part["ambient_celsius"] + self._part["resistance"] * 420.0
 
-    def speeds(self, gangs: Gangs, channels: Channels) -> tuple[Floats, Floats]:
+    def speeds(self, gangs: GangModel, effects: HostEffects) -> tuple[Floats, Floats]:
         """Return each part's pace at the work of its job, and its clock over the nominal one."""
-        clock = self._part["clock"] * channels.speed
-        bound = self._part["memory_bound"] * channels.speed
-        work = np.where(gangs.is_memory_bound[:, None], bound, clock) * channels.work
+        clock = self._part["clock"] * effects.speed
+        bound = self._part["memory_bound"] * effects.speed
+        work = np.where(gangs.is_memory_bound[:, None], bound, clock) * effects.work
         return work, clock
 
-    def now(
+    def gauges(
         self,
-        gangs: Gangs,
-        shares: Shares,
-        span: Shares,
-        channels: Channels,
+        gangs: GangModel,
+        shares: TimeShares,
+        span: TimeShares,
+        effects: HostEffects,
         clock: Floats,
         noise: Noise,
         tick: int,
-    ) -> Now:
+    ) -> GaugeState:
         """Return what the gauges show; nothing changes but what `advance` does.
 
         *shares* say what is done at this very moment, *span* what means are of.
         """
         idle, dynamic = self._part["idle_watts"], self._part["dynamic_watts"] * gangs.power[:, None]
-        slow = channels.speed**POWER_EXPONENT
+        slow = effects.speed**POWER_EXPONENT
         phase = shares.phase[:, None] * np.ones(machine.GPUS)
-        at_work = shares.at_work[:, None] & ~channels.lost
+        at_work = shares.at_work[:, None] & ~effects.lost
         gap = at_work & (phase < shares.gap)
         computes = at_work & ~gap & (phase < shares.gap + shares.compute)
         sends = at_work & (phase >= 1 - shares.exchange)
-        exchange, pause = OWN_ACTIVITY[Phase.COMMUNICATE], OWN_ACTIVITY[Phase.GAP]
+        exchange, pause = PHASE_ACTIVITY[Phase.COMMUNICATE], PHASE_ACTIVITY[Phase.GAP]
         activity = np.select([gap, computes, sends], [pause, slow, exchange], WAIT_ACTIVITY)
         mean = span.compute * slow + span.exchange * exchange + span.gap * pause
         mean = mean + span.wait * WAIT_ACTIVITY
-        stray = 1 + POWER_NOISE * noise.normal(tick, 3)
-        watts = (idle + dynamic * np.where(at_work, activity, 0.0)) * stray
-        mean_watts = (idle + dynamic * np.where(at_work, mean, 0.0)) * stray
+        jitter = 1 + POWER_NOISE * noise.normal(tick, 3)
+        watts = (idle + dynamic * np.where(at_work, activity, 0.0)) * jitter
+        mean_watts = (idle + dynamic * np.where(at_work, mean, 0.0)) * jitter
         hertz = np.minimum(
             CLOCK_HERTZ * clock * (1 + 0.002 * noise.normal(tick, 4)), machine.SM_CLOCK_MAX_HERTZ
         )
         hertz = np.where(
             at_work, np.round(hertz / CLOCK_STEP_HERTZ) * CLOCK_STEP_HERTZ, CLOCK_IDLE_HERTZ
         )
-        lowered = (idle + dynamic * slow) * AT_LIMIT
+        lowered = (idle + dynamic * slow) * POWER_LIMIT_MARGIN
         overlapped = shares.exchange * OVERLAPPED_SHARE / (1 - OVERLAPPED_SHARE)
-        moved = (span.exchange + overlapped) * EXCHANGE_SHARE * RATE_BYTES_PER_SECOND
+        moved = (span.exchange + overlapped) * EXCHANGE_SHARE * PORT_BYTES_PER_SECOND
         # A collective ties its ports together: in a step each moves as much as any other.
-        moved = moved * shares.port[:, None] * at_work * ~channels.port_down
-        return Now(
+        moved = moved * shares.port[:, None] * at_work * ~effects.port_down
+        return GaugeState(
             shares=span,
-            channels=channels,
+            effects=effects,
             watts=watts,
             mean_watts=mean_watts,
             clock_hertz=hertz,
             mean_clock_hertz=np.where(at_work, CLOCK_HERTZ * clock, CLOCK_IDLE_HERTZ),
-            limit_watts=np.where(channels.limit < 1, np.round(lowered), machine.POWER_LIMIT_WATTS),
-            flags=self._flags(channels, computes, at_work, noise, tick),
-            sm_active=mix(span, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
+            limit_watts=np.where(effects.limit < 1, np.round(lowered), machine.POWER_LIMIT_WATTS),
+            flags=self._flags(effects, computes, at_work, noise, tick),
+            sm_active=mean_over_step(span, PHASE_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
             # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
-            tensor_active=mix(span, OWN_TENSOR, 0.0) * channels.work * at_work,
-            bandwidth=mix(span, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
+            tensor_active=mean_over_step(span, PHASE_TENSOR_ACTIVE, 0.0) * effects.work * at_work,
+            bandwidth=mean_over_step(span, PHASE_BANDWIDTH, 0.0) * effects.work * at_work,
             port_bytes_per_second=moved,
-            narrow=~at_work,
+            link_idle=~at_work,
         )
 
     def _flags(
-        self, channels: Channels, computes: Flags, at_work: Flags, noise: Noise, tick: int
+        self, effects: HostEffects, computes: Flags, at_work: Flags, noise: Noise, tick: int
     ) -> np.typing.NDArray[np.int64]:
         draw = noise.uniform(tick, 5)
         flags = np.where(at_work, 0, REASON_GPU_IDLE).astype(np.int64)
-        flags |= np.where(at_work & (draw < channels.thermal), REASON_SW_THERMAL, 0)
-        flags |= np.where(computes & (draw < channels.capped), REASON_SW_POWER_CAP, 0)
-        held = at_work & (draw < channels.braked)
-        return flags | np.where(held, REASON_POWER_BRAKE | REASON_HW_SLOWDOWN, 0)
+        flags |= np.where(at_work & (draw < effects.thermal), REASON_SW_THERMAL, 0)
+        flags |= np.where(computes & (draw < effects.capped), REASON_SW_POWER_CAP, 0)
+        is_braked = at_work & (draw < effects.braked)
+        return flags | np.where(is_braked, REASON_POWER_BRAKE | REASON_HW_SLOWDOWN, 0)
 
-    def advance(self, now: Now, seconds: float, noise: Noise, tick: int) -> None:
-        """Let *seconds* pass as *now* has it: heat, energy, counters."""
-        channels, counters = now.channels, self.counters
-        aim = self._part["ambient_celsius"] + self._part["resistance"] * now.mean_watts
-        hot = channels.heat * now.shares.at_work[:, None]
-        aim = aim + hot * np.maximum(BRAKED_CELSIUS + 0.5 - aim, 0.0)
+    def advance(self, gauges: GaugeState, seconds: float, noise: Noise, tick: int) -> None:
+        """Let *seconds* pass as *gauges* has it: heat, energy, counters."""
+        effects, counters = gauges.effects, self.counters
+        target = self._part["ambient_celsius"] + self._part["resistance"] * gauges.mean_watts
+        hot = effects.heat * gauges.shares.at_work[:, None]
+        target = target + hot * np.maximum(BRAKED_CELSIUS + 0.5 - target, 0.0)
         # What an onset brings is there when the onset says so; only what is left follows the lag.
         fade = np.maximum(-np.expm1(-seconds / HEAT_SECONDS), hot)
-        self.celsius = self.celsius + (aim - self.celsius) * fade
-        working = now.shares.at_work[:, None] * np.ones(machine.GPUS)
-        counters.joules += now.mean_watts * seconds
-        counters.moved += now.port_bytes_per_second * seconds
-        counters.thermal_ns += np.floor(channels.thermal * working * seconds * 1e9)
-        counters.power_ns += np.floor(channels.capped * now.shares.compute * seconds * 1e9)
-        counters.brake_ns += np.floor(channels.braked * working * seconds * 1e9)
-        counters.uncorrected += channels.uncorrected
-        counters.downed += channels.downed
+        self.celsius = self.celsius + (target - self.celsius) * fade
+        working = gauges.shares.at_work[:, None] * np.ones(machine.GPUS)
+        counters.joules += gauges.mean_watts * seconds
+        counters.moved += gauges.port_bytes_per_second * seconds
+        counters.thermal_ns += np.floor(effects.thermal * working * seconds * 1e9)
+        counters.power_ns += np.floor(effects.capped * gauges.shares.compute * seconds * 1e9)
+        counters.brake_ns += np.floor(effects.braked * working * seconds * 1e9)
+        counters.uncorrected += effects.uncorrected
+        counters.downed += effects.downed
         for number, (name, rate) in enumerate((
-            ("corrected", channels.corrected + self._part["trickle"]),
-            ("replays", channels.replays),
-            ("crc", channels.crc),
-            ("resent", channels.retransmits + self._part["resent"]),
-            ("symbols", channels.symbols),
-            ("marked", channels.marked),
+            ("corrected", effects.corrected + self._part["trickle"]),
+            ("replays", effects.replays),
+            ("crc", effects.crc),
+            ("resent", effects.retransmits + self._part["resent"]),
+            ("symbols", effects.symbols),
+            ("marked", effects.wait_ticks),
         )):  # fmt: skip
             total = getattr(counters, name)
-            total += _counted(rate * seconds, noise, tick, 10 + 2 * number)
+            total += _draw_counts(rate * seconds, noise, tick, 10 + 2 * number)
 
 
-def _counted(mean: Floats, noise: Noise, tick: int, channel: int) -> Floats:
+def _draw_counts(mean: Floats, noise: Noise, tick: int, channel: int) -> Floats:
     """Return a whole number for each mean, of that mean, and of about its square root as deviation."""
-    spread = np.maximum(mean + np.sqrt(mean) * noise.normal(tick, channel) * (mean > 4), 0.0)
-    return np.asarray(np.floor(spread + noise.uniform(tick, channel + 1)))
+    drawn = np.maximum(mean + np.sqrt(mean) * noise.normal(tick, channel) * (mean > 4), 0.0)
+    return np.asarray(np.floor(drawn + noise.uniform(tick, channel + 1)))
 
 
-def mix(shares: Shares, own: dict[Phase, float], waiting: float) -> Floats:
+def mean_over_step(shares: TimeShares, by_phase: dict[Phase, float], waiting: float) -> Floats:
     """Return the mean over the step of what each state shows."""
     return (
-        shares.compute * own[Phase.COMPUTE]
-        + shares.exchange * own[Phase.COMMUNICATE]
-        + shares.gap * own[Phase.GAP]
+        shares.compute * by_phase[Phase.COMPUTE]
+        + shares.exchange * by_phase[Phase.COMMUNICATE]
+        + shares.gap * by_phase[Phase.GAP]
         + shares.wait * waiting
     )

@@ -16,29 +16,29 @@ from . import machine as parts
 from . import tables as ports
 from .faults import Ints
 from .incidents import Rows, named_random
-from .jobs import Job
+from .jobs import SimulatedJob
 from .machine import (
     BANKS,
-    GPU,
     GPU_ADDRESSES,
+    GPU_CONSTANTS,
     GPUS,
-    LINKS,
-    OWN_OCCUPANCY,
-    OWN_SM_ACTIVE,
+    NVLINKS_PER_GPU,
+    PHASE_OCCUPANCY,
+    PHASE_SM_ACTIVE,
     SAMPLES_PER_SECOND,
     WAIT_OCCUPANCY,
     WAIT_SM_ACTIVE,
-    Machine,
     Phase,
+    SimulatedMachine,
 )
 from .noise import Floats
-from .physics import Counters, Hardware, Now, mix
+from .physics import FleetHardware, GaugeState, SimulatedCounters, mean_over_step
 from .scenario import FaultClass
-from .tables import RATE_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
-from .window import Moment, Window
+from .tables import PORT_BYTES_PER_SECOND, RETRANSMISSIONS, Tables
+from .window import SimulationWindow, StepState
 
 #: What a window makes of a host: those that judgement keeps signals of.
-TABLES = (
+SCORED_TABLES = (
     "collector_10s", "host_1s", "clock_10s", "pcie_10s", "disk_1s", "filesystem_60s",
     "net_1s", "net_1s_changes", "rdma_1s", "rdma_1s_changes", "rdma_10s_changes", "gpu_1s", "gpu_10s",
     "gpu_1s_changes", "gpu_10s_changes", "gpu_fabric_1s_changes", "gpu_fast_1s", "nvlink_10s_changes",
@@ -46,61 +46,63 @@ TABLES = (
 #: Outcome of a collector that hangs (collector.outcome_state).
 HUNG = 4
 #: The collectors that read GPUs, by their place in `parts.COLLECTORS`.
-_OF_GPUS = [i for i, name in enumerate(parts.COLLECTORS) if name.startswith("gpu")]
+_GPU_COLLECTORS = [i for i, name in enumerate(parts.COLLECTORS) if name.startswith("gpu")]
 IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
 #: State, physical state. One that is down polls; disabled (3) would be on purpose.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
-_NONE: frozenset[int] = frozenset()
+_NO_GPUS: frozenset[int] = frozenset()
 #: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work (assumed).
-BYTES_PER_WAIT = 2e6
+BYTES_PER_WAIT_TICK = 2e6
 
 
-class Readings:
+class WindowReadings:
     """The hosts that a window was asked for, as blocks."""
 
     def __init__(
         self,
-        window: Window,
-        hardware: Hardware,
+        window: SimulationWindow,
+        hardware: FleetHardware,
         hosts: int,
         rows: Rows,
-        tables: Collection[str] = TABLES,
+        tables: Collection[str] = SCORED_TABLES,
     ) -> None:
         """*hosts*: of the window's, the first so many are told of. *rows*: earlier uncorrectable errors."""
         self._window, self._count = window, hosts
-        self._own = window.hosts[:hosts]
+        self._host_indexes = window.hosts[:hosts]
         self._hardware = hardware
-        self.machines: Sequence[Machine] = [hardware.machines[h] for h in self._own.tolist()]
+        self.machines: Sequence[SimulatedMachine] = [
+            hardware.machines[h] for h in self._host_indexes.tolist()
+        ]
         self.tables = self._tables = Tables(self.machines, tables)
         self._rows_lost = np.zeros((hosts, GPUS))
-        slots = {host: i for i, host in enumerate(self._own.tolist())}
+        slots = {host: i for i, host in enumerate(self._host_indexes.tolist())}
         for row in rows:
             if (slot := slots.get(int(row["host"]), -1)) >= 0:
                 self._rows_lost[slot, int(row["part"])] += 1
-        self._hidden: list[frozenset[int]] = [_NONE] * hosts
-        self._lost: list[frozenset[int]] = [_NONE] * hosts
+        self._hidden: list[frozenset[int]] = [_NO_GPUS] * hosts
+        self._lost: list[frozenset[int]] = [_NO_GPUS] * hosts
         self._disk = np.zeros((hosts, 2))
         self._publish_constants()
 
-    def _put(self, values: Mapping[str, float]) -> None:
+    def _put_all(self, values: Mapping[str, float]) -> None:
         for signal, value in values.items():
             if self._tables.has(signal):
                 self._tables.put(signal, value)
 
     def _publish_constants(self) -> None:
         for constants in (
-            GPU,
+            GPU_CONSTANTS,
             host_tables.MACHINE_CONSTANTS,
             host_tables.DRIVE_CONSTANTS,
             host_tables.INTERFACE_CONSTANTS,
             host_tables.KERNEL_CONSTANTS,
             host_tables.NVLINK_CONSTANTS,
         ):
-            self._put(constants)
+            self._put_all(constants)
         tables = self._tables
-        tables.put("rdma.rate_bytes_per_second", RATE_BYTES_PER_SECOND)
-        self._put(
+        tables.put("rdma.rate_bytes_per_second", PORT_BYTES_PER_SECOND)
+        self._put_all(
             {"rdma.link_layer_code": 1, "rdma.counter_epoch_count": 0, "rdma.receive_errors": 0}
         )
         for signal, values in host_tables.FILESYSTEMS.items():
@@ -108,196 +110,200 @@ class Readings:
         tables.put("pcie.class_code", [[host_tables.CLASS_GPU] * 8 + [host_tables.CLASS_NIC] * 8])
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
 
-    def publish(self, moment: Moment) -> None:
+    def publish(self, moment: StepState) -> None:
         """Put the moment's readings."""
-        now, counters = moment.now, self._window.physics.counters
-        self._publish_gpus(now, counters)
-        self._publish_memory(now, counters)
-        self._publish_fast(now)
-        self._publish_links(now, counters)
-        self._publish_ports(now, counters)
+        gauges, counters = moment.gauges, self._window.physics.counters
+        self._publish_gpus(gauges, counters)
+        self._publish_memory(gauges, counters)
+        self._publish_fast(gauges)
+        self._publish_links(gauges, counters)
+        self._publish_ports(gauges, counters)
         self._publish_host(moment)
-        channels, count = now.channels, self._count
-        self._hidden = _sets(channels.unread[:count])
-        self._lost = _sets(channels.lost[:count])
+        effects, count = gauges.effects, self._count
+        self._hidden = _flagged_gpus(effects.unread[:count])
+        self._lost = _flagged_gpus(effects.lost[:count])
 
     def blocks(self, slot: int, before_seconds: float, now_seconds: float) -> list[Block]:
         """Return the blocks of a host whose turn came in (before, now]; all, if before is negative."""
         blocks = self._tables.due(slot, before_seconds, now_seconds)
         if not self._hidden[slot] and not self._lost[slot]:
             return blocks
-        seen = (self._seen(slot, block) for block in blocks)
-        return [block for block in seen if block.rows]
+        readable = (self._readable_rows(slot, block) for block in blocks)
+        return [block for block in readable if block.rows]
 
-    def _seen(self, slot: int, block: Block) -> Block:
+    def _readable_rows(self, slot: int, block: Block) -> Block:
         """Leave out the rows of GPUs that nothing can be read of; of lost ones, all but that they are."""
-        per = LINKS if block.table.startswith("nvlink") else 1
+        per = NVLINKS_PER_GPU if block.table.startswith("nvlink") else 1
         if not block.table.startswith(("gpu", "nvlink")):
             return block
-        gone = set(self._hidden[slot])
+        hidden = set(self._hidden[slot])
         if block.table != "gpu_1s":
-            gone |= self._lost[slot]
-        part = block.select(row for row in range(block.rows) if row // per not in gone)
+            hidden |= self._lost[slot]
+        part = block.select(row for row in range(block.rows) if row // per not in hidden)
         if block.table == "gpu_1s":
-            keep = [gpu for gpu in range(GPUS) if gpu not in gone]
-            told = part.signal_ids.index(BY_NAME["gpu.lost_state"].signal_id)
-            for row in (keep.index(gpu) for gpu in self._lost[slot] - gone):
+            remaining = [gpu for gpu in range(GPUS) if gpu not in hidden]
+            lost_column = part.signal_ids.index(BY_NAME["gpu.lost_state"].signal_id)
+            for row in (remaining.index(gpu) for gpu in self._lost[slot] - hidden):
                 for column in range(len(part.signal_ids)):
-                    part.valid[column * part.rows + row] = column == told
+                    part.valid[column * part.rows + row] = column == lost_column
         return part
 
-    def _publish_gpus(self, now: Now, counters: Counters) -> None:
-        own, tables, shares = slice(self._count), self._tables, now.shares
-        at_work = shares.at_work[own, None] * np.ones(GPUS)
-        celsius = np.floor(self._window.physics.celsius[own])
-        tables.put("gpu.sm_clock_hertz", now.clock_hertz[own])
-        tables.put("gpu.clock_event_reasons_flags", now.flags[own])
-        tables.put("gpu.violation_power_nanoseconds", counters.power_ns[own])
-        tables.put("gpu.violation_thermal_nanoseconds", counters.thermal_ns[own])
-        tables.put("gpu.power_watts", np.round(now.watts[own], 3))
-        tables.put("gpu.energy_joules", np.round(counters.joules[own], 3))
+    def _publish_gpus(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
+        slots, tables, shares = slice(self._count), self._tables, gauges.shares
+        at_work = shares.at_work[slots, None] * np.ones(GPUS)
+        celsius = np.floor(self._window.physics.celsius[slots])
+        tables.put("gpu.sm_clock_hertz", gauges.clock_hertz[slots])
+        tables.put("gpu.clock_event_reasons_flags", gauges.flags[slots])
+        tables.put("gpu.violation_power_nanoseconds", counters.power_ns[slots])
+        tables.put("gpu.violation_thermal_nanoseconds", counters.thermal_ns[slots])
+        tables.put("gpu.power_watts", np.round(gauges.watts[slots], 3))
+        tables.put("gpu.energy_joules", np.round(counters.joules[slots], 3))
         tables.put("gpu.temperature_celsius", celsius)
         tables.put("gpu.memory_temperature_celsius", celsius + 9)
         tables.put("gpu.temperature_margin_celsius", parts.TEMPERATURE_MAX_CELSIUS - celsius)
-        tables.put("gpu.utilization_ratio", np.round((1 - shares.gap[own]) * at_work, 2))
-        tables.put("gpu.memory_utilization_ratio", np.round(now.bandwidth[own], 2))
+        tables.put("gpu.utilization_ratio", np.round((1 - shares.gap[slots]) * at_work, 2))
+        tables.put("gpu.memory_utilization_ratio", np.round(gauges.bandwidth[slots], 2))
         used = np.where(at_work > 0, 72e9, 6e8)
         tables.put("gpu.memory_used_bytes", used)
         tables.put("gpu.memory_free_bytes", parts.GPU_MEMORY_BYTES - used)
         tables.put("gpu.processes_count", at_work)
-        tables.put("gpu.recovery_action_state", now.channels.asks[own])
-        tables.put("gpu.lost_state", now.channels.lost[own])
-        tables.put("gpu.power_limit_watts", now.limit_watts[own])
-        generation = np.where(now.narrow[own], IDLE_GENERATION, FULL_GENERATION)
+        tables.put("gpu.recovery_action_state", gauges.effects.recovery_action[slots])
+        tables.put("gpu.lost_state", gauges.effects.lost[slots])
+        tables.put("gpu.power_limit_watts", gauges.limit_watts[slots])
+        generation = np.where(gauges.link_idle[slots], IDLE_GENERATION, FULL_GENERATION)
         tables.put("gpu.pcie_generation_number", generation * np.ones(GPUS))
-        tables.put("gpu.pcie_width_lanes", now.channels.lanes[own])
-        tables.put("gpu.violation_sw_thermal_nanoseconds", counters.thermal_ns[own])
-        tables.put("gpu.violation_base_clocks_nanoseconds", counters.thermal_ns[own])
-        tables.put("gpu.violation_hw_power_brake_nanoseconds", counters.brake_ns[own])
+        tables.put("gpu.pcie_width_lanes", gauges.effects.lanes[slots])
+        tables.put("gpu.violation_sw_thermal_nanoseconds", counters.thermal_ns[slots])
+        tables.put("gpu.violation_base_clocks_nanoseconds", counters.thermal_ns[slots])
+        tables.put("gpu.violation_hw_power_brake_nanoseconds", counters.brake_ns[slots])
 
-    def _publish_memory(self, now: Now, counters: Counters) -> None:
-        own, tables, channels = slice(self._count), self._tables, now.channels
-        corrected, lost = counters.corrected[own], counters.uncorrected[own]
-        before = self._hardware.corrected[self._own]
-        for kind, since_load, of_life in (
+    def _publish_memory(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
+        slots, tables, effects = slice(self._count), self._tables, gauges.effects
+        corrected, lost = counters.corrected[slots], counters.uncorrected[slots]
+        before = self._hardware.corrected[self._host_indexes]
+        for kind, since_load, lifetime in (
             ("corrected", corrected, before + corrected),
             ("uncorrected", lost, self._rows_lost + lost),
         ):
             for place in ("", "_device"):  # all errors of the model are those of DRAM
                 tables.put(f"gpu.ecc_{kind}_volatile{place}_errors", since_load)
-                tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", of_life)
+                tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", lifetime)
         tables.put("gpu.remapped_uncorrectable_rows", self._rows_lost)
         tables.put("gpu.remapped_correctable_rows", 0)
         tables.put("gpu.remap_banks_max_count", BANKS - self._rows_lost)
         tables.put("gpu.remap_banks_high_count", self._rows_lost)
-        tables.put("gpu.remap_pending_state", channels.remap_pending[own])
-        tables.put("gpu.remap_failed_state", channels.remap_failed[own])
-        tables.put("gpu.pcie_replays_count", counters.replays[own])
+        tables.put("gpu.remap_pending_state", effects.remap_pending[slots])
+        tables.put("gpu.remap_failed_state", effects.remap_failed[slots])
+        tables.put("gpu.pcie_replays_count", counters.replays[slots])
 
-    def _publish_fast(self, now: Now) -> None:
-        own, tables, channels = slice(self._count), self._tables, now.channels
-        at_work = now.shares.at_work[own, None] * np.ones(GPUS)
+    def _publish_fast(self, gauges: GaugeState) -> None:
+        slots, tables, effects = slice(self._count), self._tables, gauges.effects
+        at_work = gauges.shares.at_work[slots, None] * np.ones(GPUS)
         tables.put("gpu_fast.samples_count", 8)
         for name in ("min", "mean", "max"):
-            tables.put(f"gpu_fast.sm_clock_{name}_hertz", now.mean_clock_hertz[own])
-        least = np.minimum(now.mean_watts, now.watts)[own]
+            tables.put(f"gpu_fast.sm_clock_{name}_hertz", gauges.mean_clock_hertz[slots])
+        least = np.minimum(gauges.mean_watts, gauges.watts)[slots]
         tables.put("gpu_fast.power_min_watts", np.round(least, 3))
-        tables.put("gpu_fast.power_mean_watts", np.round(now.mean_watts[own], 3))
+        tables.put("gpu_fast.power_mean_watts", np.round(gauges.mean_watts[slots], 3))
         tables.put(
-            "gpu_fast.power_max_watts", np.round(np.maximum(now.mean_watts, now.watts)[own], 3)
+            "gpu_fast.power_max_watts",
+            np.round(np.maximum(gauges.mean_watts, gauges.watts)[slots], 3),
         )
-        tables.put("gpu_fast.thermal_ratio", np.round(channels.thermal[own] * at_work, 3))
-        tables.put("gpu_fast.power_cap_ratio", np.round(channels.capped[own] * at_work, 3))
-        tables.put("gpu_fast.power_brake_ratio", np.round(channels.braked[own] * at_work, 3))
-        tables.put("gpu_fast.sm_active_ratio", np.round(now.sm_active[own], 4))
-        tables.put("gpu_fast.tensor_active_ratio", np.round(now.tensor_active[own], 4))
-        tables.put("gpu_fast.memory_bandwidth_ratio", np.round(now.bandwidth[own], 4))
-        moved = np.floor(now.port_bytes_per_second[own])
-        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * now.shares.writes[own]
+        tables.put("gpu_fast.thermal_ratio", np.round(effects.thermal[slots] * at_work, 3))
+        tables.put("gpu_fast.power_cap_ratio", np.round(effects.capped[slots] * at_work, 3))
+        tables.put("gpu_fast.power_brake_ratio", np.round(effects.braked[slots] * at_work, 3))
+        tables.put("gpu_fast.sm_active_ratio", np.round(gauges.sm_active[slots], 4))
+        tables.put("gpu_fast.tensor_active_ratio", np.round(gauges.tensor_active[slots], 4))
+        tables.put("gpu_fast.memory_bandwidth_ratio", np.round(gauges.bandwidth[slots], 4))
+        moved = np.floor(gauges.port_bytes_per_second[slots])
+        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * gauges.shares.writes[slots]
         tables.put("gpu_fast.pcie_received_bytes_per_second", moved)
         tables.put("gpu_fast.pcie_transmitted_bytes_per_second", moved + written)
-        for way in ("received", "transmitted"):
-            rate = moved * host_tables.BYTES_PER_PORT_BYTE * channels.nvlink[own]
-            tables.put(f"gpu_fast.nvlink_{way}_bytes_per_second", rate)
+        for direction in ("received", "transmitted"):
+            rate = moved * host_tables.BYTES_PER_PORT_BYTE * effects.nvlink[slots]
+            tables.put(f"gpu_fast.nvlink_{direction}_bytes_per_second", rate)
 
-    def _publish_links(self, now: Now, counters: Counters) -> None:
+    def _publish_links(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
         """Put the NVLinks: an incident is of a GPU's first link, its neighbours are well."""
-        own, tables = slice(self._count), self._tables
-        crc = np.zeros((self._count, GPUS, LINKS))
-        crc[:, :, 0] = counters.crc[own]
-        state = np.ones((self._count, GPUS, LINKS))
-        state[:, :, 0] = ~now.channels.link_down[own]
+        slots, tables = slice(self._count), self._tables
+        crc = np.zeros((self._count, GPUS, NVLINKS_PER_GPU))
+        crc[:, :, 0] = counters.crc[slots]
+        state = np.ones((self._count, GPUS, NVLINKS_PER_GPU))
+        state[:, :, 0] = ~gauges.effects.link_down[slots]
         tables.put("nvlink.crc_errors", crc.reshape(self._count, -1))
         tables.put("nvlink.replay_errors", np.floor(crc / 3).reshape(self._count, -1))
         tables.put("nvlink.link_state", state.reshape(self._count, -1))
         for column, slow in (("link_speed", 1.0), ("link_width", 0.0)):
-            self._publish_pcie(now, column, bool(slow))
+            self._publish_pcie(gauges, column, bool(slow))
 
-    def _publish_pcie(self, now: Now, column: str, is_speed: bool) -> None:
-        own, nics = slice(self._count), np.ones((self._count, GPUS))
+    def _publish_pcie(self, gauges: GaugeState, column: str, is_speed: bool) -> None:
+        slots, nics = slice(self._count), np.ones((self._count, GPUS))
         if is_speed:
-            gpus = np.where(now.narrow[own], IDLE_TRANSFERS, FULL_TRANSFERS) * np.ones(GPUS)
+            gpus = np.where(gauges.link_idle[slots], IDLE_TRANSFERS, FULL_TRANSFERS) * np.ones(GPUS)
             values = np.hstack([gpus, nics * FULL_TRANSFERS])
             self._tables.put(f"pcie.{column}_transfers_per_second", values)
         else:
-            values = np.hstack([now.channels.lanes[own], nics * 16])
+            values = np.hstack([gauges.effects.lanes[slots], nics * 16])
             self._tables.put(f"pcie.{column}_lanes", values)
 
-    def _publish_ports(self, now: Now, counters: Counters) -> None:
-        own, tables, channels = slice(self._count), self._tables, now.channels
-        down = channels.port_down[own]
+    def _publish_ports(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
+        slots, tables, effects = slice(self._count), self._tables, gauges.effects
+        down = effects.port_down[slots]
         tables.put("rdma.port_state", np.where(down, _PORT_DOWN[0], _PORT_UP[0]))
         tables.put("rdma.physical_state", np.where(down, _PORT_DOWN[1], _PORT_UP[1]))
-        moved = np.floor(counters.moved[own] / 4) * 4
-        for way in ("received", "transmitted"):
-            tables.put(f"rdma.{way}_bytes", moved)
+        moved = np.floor(counters.moved[slots] / 4) * 4
+        for direction in ("received", "transmitted"):
+            tables.put(f"rdma.{direction}_bytes", moved)
         tables.put(
             "rdma.transmit_wait_count",
-            np.floor(moved / BYTES_PER_WAIT) + counters.marked[own],
+            np.floor(moved / BYTES_PER_WAIT_TICK) + counters.marked[slots],
         )
         for name, share in RETRANSMISSIONS.items():
-            tables.put(name, np.floor(counters.resent[own] * share))
-        tables.put("rdma.symbol_errors", np.minimum(counters.symbols[own], 65535))
-        tables.put("rdma.link_downed_events", np.minimum(counters.downed[own], 255))
-        tables.put("rdma.buffer_overrun_errors", channels.overruns[own])
+            tables.put(name, np.floor(counters.resent[slots] * share))
+        tables.put("rdma.symbol_errors", np.minimum(counters.symbols[slots], 65535))
+        tables.put("rdma.link_downed_events", np.minimum(counters.downed[slots], 255))
+        tables.put("rdma.buffer_overrun_errors", effects.overruns[slots])
 
-    def _publish_host(self, moment: Moment) -> None:
-        own, tables, channels = slice(self._count), self._tables, moment.now.channels
-        noise = self._window.noise.normal(int(moment.seconds), 6)[own, 0]
+    def _publish_host(self, moment: StepState) -> None:
+        slots, tables, effects = slice(self._count), self._tables, moment.gauges.effects
+        noise = self._window.noise.normal(int(moment.seconds), 6)[slots, 0]
         user = np.clip(
-            self._hardware.user[self._own] + 0.006 * noise + 0.5 * channels.pressure[own], 0, 0.9
+            self._hardware.user[self._host_indexes] + 0.006 * noise + 0.5 * effects.pressure[slots],
+            0,
+            0.9,
         )
-        pressure = self._hardware.pressure[self._own] + channels.pressure[own]
-        waits = channels.iowait[own]
+        pressure = self._hardware.pressure[self._host_indexes] + effects.pressure[slots]
+        waits = effects.iowait[slots]
         tables.put("host.cpu_user_ratio", user)
         tables.put("host.cpu_system_ratio", 0.03)
         tables.put("host.cpu_iowait_ratio", 0.0004 + 0.1 * waits)
-        tables.put("host.cpu_steal_ratio", channels.steal[own])
-        tables.put("host.cpu_idle_ratio", np.maximum(1 - user - 0.03 - channels.steal[own], 0.0))
+        tables.put("host.cpu_steal_ratio", effects.steal[slots])
+        tables.put("host.cpu_idle_ratio", np.maximum(1 - user - 0.03 - effects.steal[slots], 0.0))
         tables.put(
-            "host.runnable_count", 1 + np.floor(host_tables.CORES * (user + channels.pressure[own]))
+            "host.runnable_count",
+            1 + np.floor(host_tables.CORES * (user + effects.pressure[slots])),
         )
         tables.put("host.pressure_cpu_some_ratio", np.round(np.clip(pressure, 0, 1), 4))
         tables.put("host.pressure_io_some_ratio", np.round(0.002 + waits, 4))
         tables.put("host.pressure_io_full_ratio", np.round(0.001 + 0.6 * waits, 4))
         tables.put("host.memory_available_bytes", 0.7 * host_tables.MEMORY_BYTES)
-        tables.put("clock.offset_seconds", channels.offset_seconds[own])
+        tables.put("clock.offset_seconds", effects.offset_seconds[slots])
         tables.put("clock.error_max_seconds", 0.02)
         self._publish_disks(moment)
-        tables.put("collector.outcome_state", self._outcomes(channels.unread[own]))
-        turns = np.full((self._count, len(parts.COLLECTORS)), 4e-4)
-        turns[:, _OF_GPUS] += channels.call_seconds[own, None]
-        tables.put("collector.turn_seconds", turns)
+        tables.put("collector.outcome_state", self._outcomes(effects.unread[slots]))
+        pass_seconds = np.full((self._count, len(parts.COLLECTORS)), 4e-4)
+        pass_seconds[:, _GPU_COLLECTORS] += effects.call_seconds[slots, None]
+        tables.put("collector.turn_seconds", pass_seconds)
 
-    def _publish_disks(self, moment: Moment) -> None:
-        own, seconds = slice(self._count), moment.step_seconds
-        shares = moment.now.shares
+    def _publish_disks(self, moment: StepState) -> None:
+        slots, seconds = slice(self._count), moment.step_seconds
+        shares = moment.gauges.shares
         read = (
             host_tables.DATASET_BYTES_PER_SECOND
-            * shares.at_work[own]
-            * (1 - 0.5 * moment.now.channels.starved[own])
+            * shares.at_work[slots]
+            * (1 - 0.5 * moment.gauges.effects.starved[slots])
         )
-        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * shares.writes[own].any(axis=1)
+        written = host_tables.CHECKPOINT_BYTES_PER_SECOND * shares.writes[slots].any(axis=1)
         self._disk += np.stack([read, written], axis=1) * seconds
         row = slice(host_tables.SCRATCH, host_tables.SCRATCH + 1)
         self._tables.put("disk.read_bytes", host_tables.sectors(self._disk[:, :1]), row)
@@ -305,13 +311,13 @@ class Readings:
 
     def _outcomes(self, unread: np.typing.NDArray[np.bool_]) -> Floats:
         outcomes = np.zeros((self._count, len(parts.COLLECTORS)))
-        outcomes[:, _OF_GPUS] = np.where(unread.any(axis=1), HUNG, 0)[:, None]
+        outcomes[:, _GPU_COLLECTORS] = np.where(unread.any(axis=1), HUNG, 0)[:, None]
         return outcomes
 
 
-def _sets(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
+def _flagged_gpus(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
     """Return which GPUs of each host are flagged."""
-    found = [_NONE] * len(flags)
+    found = [_NO_GPUS] * len(flags)
     for host, gpu in np.argwhere(flags).tolist():
         found[host] |= {gpu}
     return found
@@ -322,59 +328,63 @@ def _sets(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
 # second's pace.
 
 
-class Whole:
+class FullHostTables:
     """The rest of what hosts say; arrays are (hosts,) or (hosts, 8)."""
 
     def __init__(self, tables: Tables, seed: int, hosts: int, uptime_seconds: float) -> None:
         """*tables*: all, with what judgement reads put already at each step."""
         self._tables, self._count = tables, hosts
-        self._machines = host_tables.Machines(
+        self._machine_tables = host_tables.MachineTables(
             named_random(seed, "machines around"), hosts, uptime_seconds
         )
-        self._interfaces = host_tables.Interfaces(named_random(seed, "interfaces"), hosts)
-        self._nvlinks = host_tables.NvLinks(named_random(seed, "nvlinks"), hosts)
-        self._kernels = host_tables.Kernels(named_random(seed, "kernels"), hosts)
+        self._interface_tables = host_tables.InterfaceTables(
+            named_random(seed, "interfaces"), hosts
+        )
+        self._nvlink_tables = host_tables.NvLinkTables(named_random(seed, "nvlinks"), hosts)
+        self._kernel_tables = host_tables.KernelTables(named_random(seed, "kernels"), hosts)
         self._idle_ns: Floats = np.zeros((hosts, GPUS))
         self._seconds = 0.0
 
-    def publish(self, moment: Moment, counters: Counters, xids: Mapping[int, int]) -> None:
+    def publish(
+        self, moment: StepState, counters: SimulatedCounters, xids: Mapping[int, int]
+    ) -> None:
         """Put the rest of the moment's readings. *xids*: how many each host tells of now."""
-        now, tables, seconds = moment.now, self._tables, moment.step_seconds
+        gauges, tables, seconds = moment.gauges, self._tables, moment.step_seconds
         self._seconds += seconds
-        self._publish_gpus(now, seconds)
-        self._publish_fast(now)
-        own = slice(self._count)
-        self._nvlinks.publish(tables, counters.moved[own])
-        ports.publish(tables, counters.moved[own], counters.resent[own])
+        self._publish_gpus(gauges, seconds)
+        self._publish_fast(gauges)
+        slots = slice(self._count)
+        self._nvlink_tables.publish(tables, counters.moved[slots])
+        ports.publish_ports(tables, counters.moved[slots], counters.resent[slots])
         self._publish_drives()
-        writing = np.asarray(now.shares.writes[own].any(axis=1), np.float64)
-        watts = now.mean_watts[own].sum(axis=1)
-        self._machines.publish(tables, seconds, self._seconds, writing, watts)
-        self._interfaces.publish(tables, seconds)
+        writing = np.asarray(gauges.shares.writes[slots].any(axis=1), np.float64)
+        watts = gauges.mean_watts[slots].sum(axis=1)
+        self._machine_tables.publish(tables, seconds, self._seconds, writing, watts)
+        self._interface_tables.publish(tables, seconds)
         for slot, count in xids.items():
             if count:
-                self._kernels.tell_xids(slot, count, moment.seconds)
-        self._kernels.publish(tables, seconds, moment.seconds)
+                self._kernel_tables.add_xids(slot, count, moment.seconds)
+        self._kernel_tables.publish(tables, seconds, moment.seconds)
 
-    def _publish_gpus(self, now: Now, seconds: float) -> None:
-        own, tables = slice(self._count), self._tables
-        at_work = now.shares.at_work[own, None] * np.ones(GPUS)
+    def _publish_gpus(self, gauges: GaugeState, seconds: float) -> None:
+        slots, tables = slice(self._count), self._tables
+        at_work = gauges.shares.at_work[slots, None] * np.ones(GPUS)
         self._idle_ns += np.floor((1 - at_work) * seconds * 1e9)
         tables.put("gpu.violation_low_utilization_nanoseconds", self._idle_ns)
-        tables.put("gpu.graphics_clock_hertz", now.clock_hertz[own])
-        tables.put("gpu.power_average_watts", np.round(now.mean_watts[own], 3))
+        tables.put("gpu.graphics_clock_hertz", gauges.clock_hertz[slots])
+        tables.put("gpu.power_average_watts", np.round(gauges.mean_watts[slots], 3))
 
-    def _publish_fast(self, now: Now) -> None:
+    def _publish_fast(self, gauges: GaugeState) -> None:
         """Put the least and the most of the second: of the states that it had."""
-        own, tables, shares = slice(self._count), self._tables, now.shares
-        at_work = shares.at_work[own, None] & ~now.channels.lost[own]
-        computes, pauses = shares.compute[own] > 0, shares.gap[own] > 0
-        most = np.where(computes, OWN_SM_ACTIVE[Phase.COMPUTE], WAIT_SM_ACTIVE) * at_work
-        least = np.where(pauses, OWN_SM_ACTIVE[Phase.GAP], WAIT_SM_ACTIVE) * at_work
+        slots, tables, shares = slice(self._count), self._tables, gauges.shares
+        at_work = shares.at_work[slots, None] & ~gauges.effects.lost[slots]
+        computes, pauses = shares.compute[slots] > 0, shares.gap[slots] > 0
+        most = np.where(computes, PHASE_SM_ACTIVE[Phase.COMPUTE], WAIT_SM_ACTIVE) * at_work
+        least = np.where(pauses, PHASE_SM_ACTIVE[Phase.GAP], WAIT_SM_ACTIVE) * at_work
         tables.put("gpu_fast.samples_count", SAMPLES_PER_SECOND)
         tables.put("gpu_fast.sm_active_max_ratio", most)
         tables.put("gpu_fast.sm_active_min_ratio", least)
-        occupied = mix(shares, OWN_OCCUPANCY, WAIT_OCCUPANCY)[own] * at_work
+        occupied = mean_over_step(shares, PHASE_OCCUPANCY, WAIT_OCCUPANCY)[slots] * at_work
         tables.put("gpu_fast.sm_occupancy_ratio", np.round(occupied, 4))
 
     def _publish_drives(self) -> None:
@@ -386,7 +396,7 @@ class Whole:
         written[:, host_tables.SYSTEM] = host_tables.sectors(
             np.array(host_tables.LOG_BYTES_PER_SECOND * self._seconds)
         )
-        host_tables.publish(self._tables, read, written)
+        host_tables.publish_drives(self._tables, read, written)
 
 
 # ----------------------------------------------------------------------
@@ -394,7 +404,7 @@ class Whole:
 
 _UNKNOWN = "pid='<unknown>', name=<unknown>"
 #: Class -> lines when its onset is over; {gpu} is the address.
-_LINES: dict[str, tuple[str, ...]] = {
+_KERNEL_LINES: dict[str, tuple[str, ...]] = {
     "nvlink": (
         "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
         "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
@@ -416,53 +426,53 @@ _LINES: dict[str, tuple[str, ...]] = {
         + ", Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x1c",
     ),
 }
-_HBM = (
+_HBM_LINES = (
     "NVRM: Xid (PCI:{gpu}): 48, " + _UNKNOWN + ", An uncorrectable double bit error (DBE) has been "
     "detected on GPU in the framebuffer at partition 5, subpartition 0.",
     "NVRM: Xid (PCI:{gpu}): 95, "
     + _UNKNOWN
     + ", Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
 )
-_REMAPPED = (
+_REMAPPED_LINE = (
     "NVRM: Xid (PCI:{gpu}): 63, "
     + _UNKNOWN
     + ", Row Remapper: New row marked for remapping, reset gpu to activate."
 )
-_NOT_REMAPPED = (
+_NOT_REMAPPED_LINE = (
     "NVRM: Xid (PCI:{gpu}): 64, "
     + _UNKNOWN
     + ", Row Remapper: All reserved rows for bank are remapped."
 )
 
 
-def events(
-    each: FaultClass, machine: Machine, cause: int, part: int, variant: float
+def incident_events(
+    each: FaultClass, machine: SimulatedMachine, cause: int, part: int, variant: float
 ) -> Iterator[telemetry_pb2.HealthEvent]:
     """Yield what the agent tells of an incident of *each* when its onset is over. No clock is set."""
     gpu = max(part, 0)
-    texts: tuple[str, ...] = _LINES.get(each.name, ())
+    texts: tuple[str, ...] = _KERNEL_LINES.get(each.name, ())
     if each.name == "hbm":
         failed = variant < each.remap_failed_ratio
-        texts = (*_HBM, _NOT_REMAPPED if failed else _REMAPPED)
+        texts = (*_HBM_LINES, _NOT_REMAPPED_LINE if failed else _REMAPPED_LINE)
     for text in texts:
         line = text.format(gpu=GPU_ADDRESSES[gpu].removesuffix(".0"))
-        notice = classify(line)
-        if notice is not None:
+        parsed = classify(line)
+        if parsed is not None:
             yield telemetry_pb2.HealthEvent(
-                event_id=_id(machine.name, cause, notice.code),
+                event_id=_event_id(machine.name, cause, parsed.code),
                 device_kind="gpu",
                 device=machine.gpus[gpu],
-                name=notice.name,
-                code=notice.code,
+                name=parsed.name,
+                code=parsed.code,
                 message=line,
                 count=1,
-                process_id=notice.process_id,
-                process_name=notice.process_name,
-                attributes=notice.attributes,
+                process_id=parsed.process_id,
+                process_name=parsed.process_name,
+                attributes=parsed.attributes,
             )
 
 
-def _id(host: str, cause: int, code: int) -> str:
+def _event_id(host: str, cause: int, code: int) -> str:
     """Return an event's id, of which nobody can read which cause it is of: that the truth log alone says."""
     return hashlib.blake2b(f"{host} {cause} {code}".encode(), digest_size=12).hexdigest()
 
@@ -471,40 +481,46 @@ def _id(host: str, cause: int, code: int) -> str:
 # Whose the processes on the GPUs are, as the agents tell it (`agent/collectors/gpu_processes.py`):
 # a rank to each GPU.
 
-EVENT = "gpu.process"
+PROCESS_EVENT = "gpu.process"
 FIRST_PID = 4000
 #: What runs is told again this often (agent/collectors/change_events.py): else it counts as over after an hour.
-TELL_AGAIN_SECONDS = 1800.0
+REPEAT_SECONDS = 1800.0
 
 
-class Ranks:
+class RankEvents:
     """What was told of some hosts. A host that is silent tells what it missed once it is heard again."""
 
-    def __init__(self, machines: Sequence[Machine], jobs: Sequence[Job], hosts: Ints) -> None:
+    def __init__(
+        self, machines: Sequence[SimulatedMachine], jobs: Sequence[SimulatedJob], hosts: Ints
+    ) -> None:
         """*hosts*: indexes into *machines*, in the order of a moment's slots."""
         self._machines, self._jobs, self._hosts = machines, jobs, hosts
-        self._told: Ints = np.full(hosts.size, -1, np.int64)
-        self._when: Floats = np.zeros(hosts.size)
+        self._reported_jobs: Ints = np.full(hosts.size, -1, np.int64)
+        self._reported_seconds: Floats = np.zeros(hosts.size)
 
-    def step(self, moment: Moment) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
+    def step(self, moment: StepState) -> Iterator[tuple[int, telemetry_pb2.HealthEvent]]:
         """Yield (host, event); no clock is set."""
         slots = self._hosts.size
-        now, heard = moment.jobs[:slots], ~moment.silent[:slots]
-        self._told[moment.booted[:slots]] = -1  # of another boot: that is over
-        changed = now != self._told
-        again = (now >= 0) & (moment.seconds - self._when >= TELL_AGAIN_SECONDS)
-        for slot in np.flatnonzero(heard & (changed | again)).tolist():
-            host, before, after = int(self._hosts[slot]), int(self._told[slot]), int(now[slot])
-            told = [(before, "ended")] if changed[slot] else []
-            for number, state in (*told, (after, "running")):
+        running, is_reachable = moment.jobs[:slots], ~moment.silent[:slots]
+        self._reported_jobs[moment.booted[:slots]] = -1  # of another boot: that is over
+        changed = running != self._reported_jobs
+        is_repeat_due = (running >= 0) & (moment.seconds - self._reported_seconds >= REPEAT_SECONDS)
+        for slot in np.flatnonzero(is_reachable & (changed | is_repeat_due)).tolist():
+            host, before, after = (
+                int(self._hosts[slot]),
+                int(self._reported_jobs[slot]),
+                int(running[slot]),
+            )
+            ended = [(before, "ended")] if changed[slot] else []
+            for number, state in (*ended, (after, "running")):
                 if number >= 0:
                     yield from (
                         (host, event) for event in self._events(host, number, state, moment)
                     )
-            self._told[slot], self._when[slot] = after, moment.seconds
+            self._reported_jobs[slot], self._reported_seconds[slot] = after, moment.seconds
 
     def _events(
-        self, host: int, number: int, state: str, moment: Moment
+        self, host: int, number: int, state: str, moment: StepState
     ) -> Iterator[telemetry_pb2.HealthEvent]:
         job, machine = self._jobs[number], self._machines[host]
         first = GPUS * int(np.searchsorted(job.hosts, host))
@@ -514,7 +530,7 @@ class Ranks:
                 event_id=f"/{machine.gpus[gpu]}//{pid}/{number}",
                 device_kind="gpu",
                 device=machine.gpus[gpu],
-                name=EVENT,
+                name=PROCESS_EVENT,
                 revision=1 + int(moment.seconds),
                 count=1,
                 process_id=pid,

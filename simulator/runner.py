@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Protocol
 
 from ..agent.clock import Clock
-from ..agent.frame_builder import Framer
+from ..agent.frame_builder import FrameBuilder
 from ..agent.registration import Registration
-from ..agent.self_metrics import OWN_SECONDS, Own
+from ..agent.self_metrics import SELF_METRICS_SECONDS, SelfMetrics
 from ..agent.spool.event_queue import EventQueue
 from ..agent.spool.spool import Spool
 from ..agent.transport.client import Client
-from ..agent.transport.credentials import WITHOUT, Credentials
+from ..agent.transport.credentials import NO_CREDENTIALS, Credentials
 from ..contract.block import Block
 from ..contract.signals import TABLES
 from ..contract.wire import telemetry_pb2
-from .window import Moment
+from .window import StepState
 from .world import World
 
 # ----------------------------------------------------------------------
@@ -36,12 +36,12 @@ LABELS = {"simulated": "true"}
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class SimulatedInventory:
     """What `Registration.update` takes."""
 
     devices: Sequence[telemetry_pb2.Device]
     labels: dict[str, str]
-    words: str = ""
+    reason: str = ""
     left_out: frozenset[str] | None = frozenset()
 
 
@@ -60,7 +60,7 @@ class SimulatedHost:
         folder: Path,
         aggregator: str,
         clock: Clock,
-        login: Credentials = WITHOUT,
+        login: Credentials = NO_CREDENTIALS,
     ) -> None:
         """*labels*: beside that it is simulated. *folder* is made if need be. Raises FolderError when it
         cannot be used, TargetError for an address that cannot."""
@@ -87,10 +87,10 @@ class SimulatedHost:
             )
             undo.pop_all()
         self._registration = Registration(name, self.spool.run_id, boot_id, clock)
-        self._registration.update(Inventory(devices, {**LABELS, **labels}))
-        self._framer = Framer(self.spool.run_id, boot_id)
-        self._own = Own((), _counts(self))
-        self._told = 0  # the own blocks' last turn, counted from the boot
+        self._registration.update(SimulatedInventory(devices, {**LABELS, **labels}))
+        self._framer = FrameBuilder(self.spool.run_id, boot_id)
+        self._self_metrics = SelfMetrics((), _self_metric_values(self))
+        self._last_period = 0  # the own blocks' last turn, counted from the boot
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
         """Return what the host registers with, as of now."""
@@ -111,8 +111,8 @@ class SimulatedHost:
     ) -> None:
         """Spool one frame and queue the events; the client sends them when it can. Never raises."""
         sequence = self.spool.next_sequence()
-        frame = self._framer.frame(
-            sequence, boottime_ns, wall_ns, [*blocks, *self._own_blocks(boottime_ns)]
+        frame = self._framer.build(
+            sequence, boottime_ns, wall_ns, [*blocks, *self._self_metric_blocks(boottime_ns)]
         )
         self.spool.append(sequence, frame)
         for event in events:
@@ -122,9 +122,12 @@ class SimulatedHost:
             self.events.put(event)
         self.client.notify()
 
-    def _own_blocks(self, boottime_ns: int) -> Sequence[Block]:
-        before, self._told = self._told, boottime_ns // (OWN_SECONDS * 1_000_000_000)
-        return self._own.blocks() if self._told != before else ()
+    def _self_metric_blocks(self, boottime_ns: int) -> Sequence[Block]:
+        before, self._last_period = (
+            self._last_period,
+            boottime_ns // (SELF_METRICS_SECONDS * 1_000_000_000),
+        )
+        return self._self_metrics.blocks() if self._last_period != before else ()
 
     def close(self, seconds_max: float) -> None:
         """End the client within *seconds_max* and let go of the folder."""
@@ -133,7 +136,7 @@ class SimulatedHost:
         self.spool.close()
 
 
-def _counts(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
+def _self_metric_values(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
     """Return what returns the signals of `agent_10s`. CPU and memory are of a process that all
     hosts share: they say nothing of one agent, and are missing."""
     missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_10s"])
@@ -152,9 +155,9 @@ def _counts(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
 
 
 # ----------------------------------------------------------------------
-# The world in real time: what `Runner` needs of a fleet, so that it speaks the wire as many hosts.
+# The world in real time: what `SimulationRunner` needs of a fleet, so that it speaks the wire as many hosts.
 
-Reading = tuple[str, list[Block], list[telemetry_pb2.HealthEvent]]
+HostOutput = tuple[str, list[Block], list[telemetry_pb2.HealthEvent]]
 
 
 class LiveWorld:
@@ -170,8 +173,8 @@ class LiveWorld:
         self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds, uptime_seconds)
         self._index = {name: i for i, name in enumerate(world.names)}
         #: Seconds of the world.
-        self.now_seconds, self._before = 0.0, -1.0
-        self._moment: Moment | None = None
+        self.now_seconds, self._before_seconds = 0.0, -1.0
+        self._moment: StepState | None = None
 
     @property
     def names(self) -> list[str]:
@@ -186,7 +189,7 @@ class LiveWorld:
         """Return what *host* says of its place. KeyError for a host that is not of this world."""
         return self.world.labels(self._index[host])
 
-    def step(self, elapsed_seconds: float) -> list[Reading]:
+    def step(self, elapsed_seconds: float) -> list[HostOutput]:
         """Advance and return (host, blocks, events) of every host.
 
         Blocks are those of the collectors whose turn came: read them before the next step. Events have no
@@ -194,7 +197,7 @@ class LiveWorld:
         """
         self.now_seconds += max(elapsed_seconds, 0.0)
         self._moment = moment = self._view.step(self.now_seconds)
-        before, self._before = self._before, self.now_seconds
+        before, self._before_seconds = self._before_seconds, self.now_seconds
         return [
             (name, [], [])
             if moment.silent[slot]
@@ -214,7 +217,7 @@ class LiveWorld:
         """Return how far the wall clock of a host, by its index, is off now."""
         if self._moment is None:
             return 0
-        return round(float(self._moment.now.channels.offset_seconds[host]) * 1e9)
+        return round(float(self._moment.gauges.effects.offset_seconds[host]) * 1e9)
 
 
 #: On the wire, from one process.
@@ -228,10 +231,10 @@ CLOSE_SECONDS_MAX = 3.0
 #: Descriptors that one host may hold: two locks, segment, event log, socket, two to be woken by,
 #: and some to spare.
 FILES_PER_HOST = 10
-FILES_BESIDE = 64
+FILES_BASE = 64
 
 
-class Host(Protocol):
+class FrameSender(Protocol):
     """What the loop needs of `SimulatedHost`."""
 
     def send(
@@ -247,51 +250,51 @@ class Host(Protocol):
     def close(self, seconds_max: float) -> None: ...
 
 
-class Runner:
+class SimulationRunner:
     """Steps the model once a second. A tick that is late makes one longer step, never a burst."""
 
     def __init__(
         self,
         world: LiveWorld,
-        hosts: Sequence[Host],
+        hosts: Sequence[FrameSender],
         clock: Clock,
-        reopen: Callable[[str], Host] | None = None,
+        reopen: Callable[[str], FrameSender] | None = None,
     ) -> None:
         """*hosts*: in the world's order. The first tick is due at once. *reopen*: makes a host that was
         away anew; None for a world where none ever is."""
         self._world, self._clock, self._reopen = world, clock, reopen
         #: Those that are there, by index.
-        self.hosts: dict[int, Host] = dict(enumerate(hosts))
-        self._leaving: dict[int, threading.Thread] = {}
+        self.hosts: dict[int, FrameSender] = dict(enumerate(hosts))
+        self._closing: dict[int, threading.Thread] = {}
         self._begin_ns = clock.boottime_ns()
-        self._done = -1  # ticks since the begin
+        self._last_tick = -1  # ticks since the begin
 
     def tick(self) -> int:
         """Do what is due now, and return the boot time (ns) of the next tick."""
         now_ns = self._clock.boottime_ns()
         tick = (now_ns - self._begin_ns) // SECOND_NS
-        if tick > self._done:
-            readings = self._world.step(float(tick - self._done))
-            self._done = tick
+        if tick > self._last_tick:
+            readings = self._world.step(float(tick - self._last_tick))
+            self._last_tick = tick
             wall_ns = self._clock.wall_ns()
             for i, (name, blocks, events) in enumerate(readings):
-                host = self._there(i, name)
+                host = self._present_host(i, name)
                 if host is not None and (blocks or events):  # else it is silent
                     host.send(now_ns, wall_ns + self._world.offset_ns(i), blocks, events)
-        return self._begin_ns + (self._done + 1) * SECOND_NS
+        return self._begin_ns + (self._last_tick + 1) * SECOND_NS
 
-    def _there(self, index: int, name: str) -> Host | None:
+    def _present_host(self, index: int, name: str) -> FrameSender | None:
         """Return a host unless it is away: then its connection and its spool are closed, beside the loop."""
         host = self.hosts.get(index)
         if self._reopen is None:
             return host
         if self._world.is_away(index):
             if host is not None:
-                leaving = threading.Thread(target=host.close, args=(CLOSE_SECONDS_MAX,))
-                self._leaving[index] = leaving
+                closing_thread = threading.Thread(target=host.close, args=(CLOSE_SECONDS_MAX,))
+                self._closing[index] = closing_thread
                 del self.hosts[index]
-                leaving.start()
-        elif host is None and not self._leaving[index].is_alive():
+                closing_thread.start()
+        elif host is None and not self._closing[index].is_alive():
             host = self.hosts[index] = self._reopen(name)
             host.start()
         return host
@@ -299,8 +302,8 @@ class Runner:
     def close(self) -> None:
         """Close all hosts at the same time, so that slow ones do not add up."""
         hosts = list(self.hosts.values())
-        for leaving in self._leaving.values():
-            leaving.join(CLOSE_SECONDS_MAX)
+        for closing_thread in self._closing.values():
+            closing_thread.join(CLOSE_SECONDS_MAX)
         if hosts:
             with ThreadPoolExecutor(len(hosts)) as pool:
                 list(pool.map(lambda host: host.close(CLOSE_SECONDS_MAX), hosts))
@@ -319,20 +322,20 @@ def run(
     clock: Clock,
     stop: threading.Event,
     wait: Callable[[int], object],
-    login: Credentials = WITHOUT,
+    login: Credentials = NO_CREDENTIALS,
 ) -> None:
     """Run *world* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
 
-    *wait*: as for `Runner.run`. Raises FolderError when a folder cannot be used, TargetError for an
+    *wait*: as for `SimulationRunner.run`. Raises FolderError when a folder cannot be used, TargetError for an
     address that cannot, OSError when so many hosts need more open files than the system allows.
     """
-    allow_files(FILES_BESIDE + FILES_PER_HOST * len(world.names))
-    runner = Runner(
-        world, (), clock, lambda name: _open(world, name, aggregator, folder, clock, login)
+    raise_file_limit(FILES_BASE + FILES_PER_HOST * len(world.names))
+    runner = SimulationRunner(
+        world, (), clock, lambda name: _open_host(world, name, aggregator, folder, clock, login)
     )
     with closing(runner):
         for index, name in enumerate(world.names):
-            runner.hosts[index] = _open(world, name, aggregator, folder, clock, login)
+            runner.hosts[index] = _open_host(world, name, aggregator, folder, clock, login)
         pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(world.names))
         for host in list(runner.hosts.values()):
             host.start()
@@ -342,7 +345,7 @@ def run(
         runner.run(stop, wait)
 
 
-def _open(
+def _open_host(
     world: LiveWorld,
     name: str,
     aggregator: str,
@@ -361,7 +364,7 @@ def _open(
     )
 
 
-def allow_files(count: int) -> None:
+def raise_file_limit(count: int) -> None:
     """Let this process open *count* files. Raises OSError, in words, if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:

@@ -28,7 +28,7 @@ SORTS = ("faults", "monitoring", "benign")
 Pair = tuple[float, float]
 
 
-class SettingsError(ValueError):
+class ScenarioError(ValueError):
     """The file is no world; the words say where and what would be right."""
 
 
@@ -45,7 +45,7 @@ class FleetLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class PartVariation:
     """How healthy parts of one model differ, as ratios."""
 
     clock_sigma: float
@@ -161,11 +161,11 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorldSettings:
     """The whole file."""
 
     fleet: FleetLayout
-    spread: Spread
+    spread: PartVariation
     jobs: JobShapes
     repair: Repair
     after_return: AfterReturn
@@ -176,14 +176,14 @@ class Settings:
     def scenario(self, name: str) -> Scenario:
         """Return a scenario. Raises SettingsError, with the names there are."""
         if name not in self.scenarios:
-            raise SettingsError(f"scenario {name!r}: expected one of {', '.join(self.scenarios)}")
+            raise ScenarioError(f"scenario {name!r}: expected one of {', '.join(self.scenarios)}")
         return self.scenarios[name]
 
-    def befalling(self, scenario: Scenario) -> tuple[FaultClass, ...]:
+    def active_classes(self, scenario: Scenario) -> tuple[FaultClass, ...]:
         """Return the classes that may befall in *scenario*, in the file's order.
 
         What NVLink domains share befalls where they have hosts that share it.
         """
         named = set(scenario.classes)
-        there = [c for c in self.classes.values() if c.name in named or c.sort in named]
-        return tuple(c for c in there if c.per != "nvlink_hour" or scenario.nvlink_hosts > 1)
+        candidates = [c for c in self.classes.values() if c.name in named or c.sort in named]
+        return tuple(c for c in candidates if c.per != "nvlink_hour" or scenario.nvlink_hosts > 1)

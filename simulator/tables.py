@@ -12,16 +12,16 @@ import numpy.typing as npt
 from ..contract.block import Block
 from ..contract.signal import PERIOD_SECONDS, Kind, Signal
 from ..contract.signals import TABLES
-from .machine import KINDS, Machine
+from .machine import KINDS, SimulatedMachine
 
 # ----------------------------------------------------------------------
 # Counters of trouble on hardware that is well: they stand at 0 where the part has them, and are
 # missing where it has not.
 
 #: Another maker's driver, or another generation of links, as the catalogue marks it in the source.
-_ELSEWHERE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLink 5|links 0-11)\)")
+_OTHER_HARDWARE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLink 5|links 0-11)\)")
 #: Further counters that an eight-GPU H100 machine with InfiniBand does not have.
-_LACKS = (
+_UNAVAILABLE = (
     "rdma.congestion_*",  # of RoCE
     "rdma.receive_icrc_errors",  # of RoCE
     "pcie.aer_root_port_*",  # GPUs and NICs are no root ports
@@ -35,22 +35,22 @@ _LACKS = (
 )
 
 
-def is_healthy_at_zero(signal: Signal) -> bool:
+def is_zero_when_healthy(signal: Signal) -> bool:
     """Say whether *signal* counts trouble that a simulated host has the counter for."""
     if signal.kind is not Kind.COUNTER or not (signal.on_change or signal.unit == "errors"):
         return False
-    lacks = any(fnmatchcase(signal.name, pattern) for pattern in _LACKS)
-    return not lacks and not _ELSEWHERE.match(signal.source)
+    is_unavailable = any(fnmatchcase(signal.name, pattern) for pattern in _UNAVAILABLE)
+    return not is_unavailable and not _OTHER_HARDWARE.match(signal.source)
 
 
 Floats = npt.NDArray[np.float64]
 _ALL = slice(None)
 
 
-class _Table:
+class _HostTable:
     """One catalogue table of every host: cells as (hosts, columns, rows), and a block per host."""
 
-    def __init__(self, name: str, machines: Sequence[Machine]) -> None:
+    def __init__(self, name: str, machines: Sequence[SimulatedMachine]) -> None:
         kind = TABLES[name][0].device_kind
         self.blocks = [Block(name, machine.devices_of(kind)) for machine in machines]
         shape = (len(TABLES[name]), self.blocks[0].rows)
@@ -58,20 +58,20 @@ class _Table:
         self.floats = self.ints.view(np.float64)
         self.valid = np.zeros_like(self.ints, np.uint8)
         self.revision = self.valid_revision = 0  # of the cells, and of which of them there are
-        self.there: set[tuple[int, int | None, int | None]] = set()  # columns, and rows of them
+        self.written: set[tuple[int, int | None, int | None]] = set()  # columns, and rows of them
         # Views of the blocks' own memory: handing out a block copies what changed, allocates nothing.
         self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]
         self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
         self._ints_of, self._valid_of = list(self.ints), list(self.valid)
-        self._handed = [(0, 0)] * len(machines)  # revisions of each host's block
+        self._block_revisions = [(0, 0)] * len(machines)  # revisions of each host's block
 
     def block(self, host: int) -> Block:
-        revision, valid_revision = self._handed[host]
+        revision, valid_revision = self._block_revisions[host]
         if revision != self.revision:
             np.copyto(self._cells[host], self._ints_of[host])
             if valid_revision != self.valid_revision:
                 np.copyto(self._valid[host], self._valid_of[host])
-            self._handed[host] = self.revision, self.valid_revision
+            self._block_revisions[host] = self.revision, self.valid_revision
         return self.blocks[host]
 
 
@@ -82,21 +82,23 @@ class Tables:
     hardware has and nothing disturbs stand at 0.
     """
 
-    def __init__(self, machines: Sequence[Machine], only: Collection[str] = TABLES) -> None:
+    def __init__(
+        self, machines: Sequence[SimulatedMachine], only: Collection[str] = TABLES
+    ) -> None:
         """*only*: tables that there are to be."""
         known = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
         names = [name for name in known if name in only]
-        self._tables = {name: _Table(name, machines) for name in names}
+        self._tables = {name: _HostTable(name, machines) for name in names}
         self._columns = {
             signal.name: (self._tables[name], column, signal.kind is Kind.GAUGE)
             for name in names
             for column, signal in enumerate(TABLES[name])
         }
-        self._by_period: dict[int, list[_Table]] = {}
+        self._by_period: dict[int, list[_HostTable]] = {}
         for name in names:
             period = PERIOD_SECONDS[TABLES[name][0].pace]
             self._by_period.setdefault(period, []).append(self._tables[name])
-            for signal in filter(is_healthy_at_zero, TABLES[name]):
+            for signal in filter(is_zero_when_healthy, TABLES[name]):
                 self.put(signal.name, 0)
 
     def put(self, signal: str, values: npt.ArrayLike, rows: slice = _ALL) -> None:
@@ -110,9 +112,9 @@ class Tables:
             array = array[:, None]
         (table.floats if is_float else table.ints)[:, column, rows] = array
         table.revision += 1
-        there = column, rows.start, rows.stop
-        if there not in table.there:
-            table.there.add(there)
+        region = column, rows.start, rows.stop
+        if region not in table.written:
+            table.written.add(region)
             table.valid[:, column, rows] = 1
             table.valid_revision += 1
 
@@ -148,7 +150,7 @@ def _is_due(period_seconds: int, host: int, before_seconds: float, now_seconds: 
 # RDMA ports, one beside each GPU: InfiniBand NDR at 400 Gbit/s. They have no RoCE congestion
 # counters.
 
-RATE_BYTES_PER_SECOND = 50e9
+PORT_BYTES_PER_SECOND = 50e9
 #: What a port reaches in an exchange, of its rate.
 EXCHANGE_SHARE = 0.4
 #: Share of a step's bytes that travel while computing (parameters fetched ahead, as in FSDP).
@@ -165,7 +167,7 @@ RETRANSMISSIONS = {
     "rdma.slow_restarts_events": 0.05,
 }
 #: What comes of that -> its part (assumed).
-CONSEQUENCES = {
+RETRANSMISSION_EFFECTS = {
     "rdma.duplicate_requests_packets": 0.5,
     "rdma.adaptive_retransmission_timeouts_events": 0.125,
     "rdma.slow_restart_notifications_packets": 0.05,
@@ -173,13 +175,13 @@ CONSEQUENCES = {
 }
 
 
-def publish(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:
+def publish_ports(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:
     """Put what is told beside bytes and errors. (hosts, 8): moved in either direction, and sent again, since the boot."""
     packets = np.floor(moved_bytes / PACKET_BYTES)
-    for way in ("received", "transmitted"):
-        tables.put(f"rdma.{way}_packets", packets + MULTICAST_PACKETS)
-        tables.put(f"rdma.unicast_{way}_packets", packets)
-        tables.put(f"rdma.multicast_{way}_packets", MULTICAST_PACKETS)
-    for name, part in CONSEQUENCES.items():
+    for direction in ("received", "transmitted"):
+        tables.put(f"rdma.{direction}_packets", packets + MULTICAST_PACKETS)
+        tables.put(f"rdma.unicast_{direction}_packets", packets)
+        tables.put(f"rdma.multicast_{direction}_packets", MULTICAST_PACKETS)
+    for name, part in RETRANSMISSION_EFFECTS.items():
         tables.put(name, np.floor(resent * part))
     tables.put("rdma.unnamed_counters_count", 0)

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostLocation:
     """Where one host stands, by name."""
 
     rack: str
@@ -26,7 +26,7 @@ class Place:
     rails: tuple[str, ...]  # the leaf of each port
 
 
-class Places:
+class FleetTopology:
     """The layout of *hosts* hosts, in order; arrays are (hosts,)."""
 
     def __init__(self, layout: FleetLayout, hosts: int, nvlink_hosts: int = 1) -> None:
@@ -43,10 +43,10 @@ class Places:
         self.leaf: Ints = index // leaf_hosts
         self.spine: Ints = self.leaf // layout.spine_leaf_groups
 
-    def of(self, host: int) -> Place:
+    def location(self, host: int) -> HostLocation:
         """Return the place of a host by its index."""
         rack, leaf = int(self.rack[host]), int(self.leaf[host])
-        return Place(
+        return HostLocation(
             rack=f"rack-{rack:03d}",
             power_domain=f"power-{rack:03d}",
             cooling_domain=f"cooling-{int(self.cooling[host]):02d}",

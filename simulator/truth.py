@@ -10,15 +10,15 @@ import numpy as np
 
 from .faults import Ints
 from .incidents import HOUR, Random, Rows, named_random
-from .jobs import Job
+from .jobs import SimulatedJob
 from .machine import RDMA_PORTS
-from .schedule import Schedule
+from .schedule import WorldSchedule
 from .world import STEP_SECONDS, World
 
 #: Of these no gang waits: they are of the telling, or show nowhere.
-_WITHOUT_VICTIMS = ("silent_corruption", "full_load_cap")
+_CLASSES_WITHOUT_VICTIMS = ("silent_corruption", "full_load_cap")
 #: Classes of NVLinks.
-OF_NVLINK = ("nvlink", "nvlink_switch")
+NVLINK_CLASSES = ("nvlink", "nvlink_switch")
 
 
 def lines(world: World) -> Iterator[str]:
@@ -27,7 +27,7 @@ def lines(world: World) -> Iterator[str]:
     A cause that strikes many hosts is one line. Times are seconds of the world, and nanoseconds of its
     wall clock.
     """
-    yield _line(_head(world))
+    yield _line(_header(world))
     for job in world.schedule.jobs:
         yield _line(_job(world, job))
     for rows in causes(world.schedule.rows):
@@ -45,7 +45,7 @@ def _line(values: dict[str, object]) -> str:
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
-def _head(world: World) -> dict[str, object]:
+def _header(world: World) -> dict[str, object]:
     scenario = world.scenario
     return {
         "what": "world",
@@ -54,12 +54,12 @@ def _head(world: World) -> dict[str, object]:
         "hosts": scenario.hosts,
         "seconds": world.seconds,
         "start_wall_ns": world.start_wall_ns,
-        "assumed_classes": [c.name for c in world.settings.befalling(scenario) if c.assumed],
-        "chosen": {c.name: c.chosen for c in world.settings.befalling(scenario) if c.chosen},
+        "assumed_classes": [c.name for c in world.settings.active_classes(scenario) if c.assumed],
+        "chosen": {c.name: c.chosen for c in world.settings.active_classes(scenario) if c.chosen},
     }
 
 
-def _job(world: World, job: Job) -> dict[str, object]:
+def _job(world: World, job: SimulatedJob) -> dict[str, object]:
     return {
         "what": "job",
         "job": job.number,
@@ -80,9 +80,9 @@ def incident(world: World, rows: Rows) -> dict[str, object]:
     each = world.schedule.classes[int(first["cls"])]
     begin, end = float(rows["begin"].min()), float(min(rows["end"].max(), world.seconds))
     jobs = _jobs(world.schedule, rows)
-    struck = set(rows["host"].tolist())
+    faulty_hosts = set(rows["host"].tolist())
     members = {h for job in jobs for h in job.hosts.tolist()}
-    waits = each.sort == "faults" and each.name not in _WITHOUT_VICTIMS
+    has_victims = each.sort == "faults" and each.name not in _CLASSES_WITHOUT_VICTIMS
     return {
         "what": "incident",
         "cause": int(first["cause"]),
@@ -99,24 +99,24 @@ def incident(world: World, rows: Rows) -> dict[str, object]:
         "struck": [[world.machines[r["host"]].name, _part(world, each.per, r)] for r in rows],
         "jobs": [job.number for job in jobs],
         "killed_jobs": [j.number for j in jobs if j.killed_by == int(first["cause"])],
-        "victims_count": len(members - struck) if waits else 0,
+        "victims_count": len(members - faulty_hosts) if has_victims else 0,
         "tensor_group": [world.machines[h].name for h in tensor_group(world.schedule, rows)],
     }
 
 
-def tensor_group(schedule: Schedule, rows: Rows) -> list[int]:
+def tensor_group(schedule: WorldSchedule, rows: Rows) -> list[int]:
     """Return the hosts, by index, that wait for an NVLink at first hand: of the struck hosts' jobs and NVLink domains."""
-    if schedule.classes[int(rows["cls"][0])].name not in OF_NVLINK:
+    if schedule.classes[int(rows["cls"][0])].name not in NVLINK_CLASSES:
         return []
-    domains = {*schedule.places.nvlink[rows["host"]].tolist()}
+    domains = {*schedule.topology.nvlink[rows["host"]].tolist()}
     members = {h for job in _jobs(schedule, rows) for h in job.hosts.tolist()}
-    return sorted(h for h in members if int(schedule.places.nvlink[h]) in domains)
+    return sorted(h for h in members if int(schedule.topology.nvlink[h]) in domains)
 
 
-def _jobs(schedule: Schedule, rows: Rows) -> list[Job]:
+def _jobs(schedule: WorldSchedule, rows: Rows) -> list[SimulatedJob]:
     """Return the jobs on the struck hosts while the effect lasted."""
     begin, end = float(rows["begin"].min()), float(rows["end"].max())
-    numbers = {n for host in rows["host"].tolist() for n in schedule.stints.get(host, [])}
+    numbers = {n for host in rows["host"].tolist() for n in schedule.jobs_by_host.get(host, [])}
     found = [schedule.jobs[number] for number in sorted(numbers)]
     return [job for job in found if job.begin < end and job.end > begin]
 
@@ -145,7 +145,7 @@ HOSTS_MAX, HOSTS_MIN = 48, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class SampledEpisode:
     """Hosts and a span to make readings of; each stands for *weight* as many like it."""
 
     class_name: str  # empty: of no class, whatever befalls then
@@ -156,7 +156,7 @@ class Episode:
     weight: float
 
 
-def eventful(world: World, per_class_max: int) -> Iterator[Episode]:
+def fault_episodes(world: World, per_class_max: int) -> Iterator[SampledEpisode]:
     """Yield episodes of at most *per_class_max* causes of each class, drawn by the world's seed."""
     by_class: dict[int, list[Rows]] = {}
     for rows in causes(world.schedule.rows):
@@ -165,24 +165,26 @@ def eventful(world: World, per_class_max: int) -> Iterator[Episode]:
         each = world.schedule.classes[number]
         random = named_random(world.seed, "episodes", each.name)
         count = min(per_class_max, len(found))
-        for at in sorted(random.choice(len(found), count, replace=False).tolist()):
-            yield _around(world, found[at], len(found) / count)
+        for index in sorted(random.choice(len(found), count, replace=False).tolist()):
+            yield _fault_episode(world, found[index], len(found) / count)
 
 
-def _around(world: World, rows: Rows, weight: float) -> Episode:
+def _fault_episode(world: World, rows: Rows, weight: float) -> SampledEpisode:
     first = rows[0]
     each, cause = world.schedule.classes[int(first["cls"])], int(first["cause"])
     random = named_random(world.seed, "episode", each.name, str(cause))
     has_begin = each.sort == "faults" and each.per != "share"
-    begin, end = _watched(world, rows, has_begin, random)
-    hosts = _company(world, rows["host"].astype(np.int64), begin)
+    begin, end = _observed_span(world, rows, has_begin, random)
+    hosts = _related_hosts(world, rows["host"].astype(np.int64), begin)
     # Steps fall anywhere between two of them: a cause that always began on one would be told at once.
     since = max(begin - BEFORE_SECONDS, 0.0) + float(random.uniform(0.0, STEP_SECONDS))
     until = min(end + AFTER_SECONDS, world.seconds)
-    return Episode(each.name, cause, tuple(hosts.tolist()), since, until, weight)
+    return SampledEpisode(each.name, cause, tuple(hosts.tolist()), since, until, weight)
 
 
-def _watched(world: World, rows: Rows, has_begin: bool, random: Random) -> tuple[float, float]:
+def _observed_span(
+    world: World, rows: Rows, has_begin: bool, random: Random
+) -> tuple[float, float]:
     """Return what is watched of an incident: of a fault its begin, if it has one; of what stands for ever and of a long
     look-alike some of it, at random, for it stands most of the time at another job and another hour than it began in."""
     begin, end = float(rows["begin"].min()), min(float(rows["end"].max()), world.seconds)
@@ -193,25 +195,27 @@ def _watched(world: World, rows: Rows, has_begin: bool, random: Random) -> tuple
     return begin, begin + length
 
 
-def _company(world: World, struck: Ints, now: float) -> Ints:
+def _related_hosts(world: World, faulty: Ints, now: float) -> Ints:
     """Return the struck hosts, then who shares their jobs, their racks, and neighbours."""
-    schedule, places = world.schedule, world.schedule.places
-    struck = np.unique(struck)
-    jobs = [schedule.job_at(host, now) for host in struck.tolist()]
+    schedule, topology = world.schedule, world.schedule.topology
+    faulty = np.unique(faulty)
+    jobs = [schedule.job_at(host, now) for host in faulty.tolist()]
     gangs = [job.hosts for job in jobs if job is not None]
-    racks = np.flatnonzero(np.isin(places.rack, places.rack[struck]))
-    near = np.argsort(np.abs(np.arange(schedule.hosts) - struck[0]), kind="stable")[:HOSTS_MIN]
-    everyone = np.concatenate([struck, *gangs, racks, near]).astype(np.int64)
+    racks = np.flatnonzero(np.isin(topology.rack, topology.rack[faulty]))
+    near = np.argsort(np.abs(np.arange(schedule.hosts) - faulty[0]), kind="stable")[:HOSTS_MIN]
+    everyone = np.concatenate([faulty, *gangs, racks, near]).astype(np.int64)
     _, first = np.unique(everyone, return_index=True)
     return np.asarray(everyone[np.sort(first)][:HOSTS_MAX])
 
 
-def hours(world: World, count: int, length_seconds: float = HOUR) -> Iterator[Episode]:
+def random_spans(
+    world: World, count: int, length_seconds: float = HOUR
+) -> Iterator[SampledEpisode]:
     """Yield *count* spans of the whole fleet, one at random within each equal part of the world's time: all that befalls
     is in them as often as in the world, and nobody chose it."""
     random = named_random(world.seed, "hours")
     length = min(length_seconds, world.seconds)
-    everybody = tuple(range(world.scenario.hosts))
+    hosts = tuple(range(world.scenario.hosts))
     for number in range(count):
         begin = float(int((world.seconds - length) * (number + float(random.random())) / count))
-        yield Episode("", -1, everybody, begin, begin + length, world.seconds / (count * length))
+        yield SampledEpisode("", -1, hosts, begin, begin + length, world.seconds / (count * length))

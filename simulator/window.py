@@ -7,37 +7,37 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .faults import EFFECTS, Channels, Flags, Ints, Struck
+from .faults import EFFECTS, ActiveFaults, Flags, HostEffects, Ints
 from .incidents import Rows
-from .jobs import Job
+from .jobs import SimulatedJob
 from .noise import Floats, Noise
-from .physics import Gangs, Hardware, Now, Physics
-from .schedule import Schedule
+from .physics import FleetHardware, GangModel, GaugeState, Physics
+from .schedule import WorldSchedule
 
 #: Ticks of the noise: a reading is a function of the second it is of.
 TICKS_PER_SECOND = 1
 
 
 @dataclass(slots=True)
-class Moment:
+class StepState:
     """All that is so at one step. Arrays are (slots,) or (slots, 8)."""
 
     seconds: float
     step_seconds: float
-    now: Now
+    gauges: GaugeState
     silent: Flags  # nothing is heard of the host: away, dark, or a gap
     booted: Flags  # since the step before
     jobs: Ints  # (slots,): the number of the job that runs there, -1 for none
-    due: Rows  # incidents whose onset is over since the step before
+    due_incidents: Rows  # incidents whose onset is over since the step before
 
 
-class Window:
+class SimulationWindow:
     """Steps through time; what is read at a step is a function of seed, hosts, begin and the steps."""
 
     def __init__(
         self,
-        schedule: Schedule,
-        hardware: Hardware,
+        schedule: WorldSchedule,
+        hardware: FleetHardware,
         seed: int,
         hosts: Ints,
         begin: float,
@@ -54,90 +54,93 @@ class Window:
         self.hosts: Ints = others[np.sort(first)]  # as asked for, then who shares their jobs
         self._slot = np.full(schedule.hosts, -1)
         self._slot[self.hosts] = np.arange(self.hosts.size)
-        self._take_rows(begin, end)
+        self._select_rows(begin, end)
         self.physics = Physics(hardware, self.hosts)
         self.noise = Noise(seed, self.hosts[:, None] * 8 + np.arange(8))
         self._seconds = begin
-        self._gangs: Gangs | None = None
+        self._gangs: GangModel | None = None
         edges = {edge for job in self._jobs for edge in (job.begin, job.end)}
         self._edges: Floats = np.array(sorted(edges))
-        self._regime = -1
+        self._edge_index = -1
 
-    def _take_rows(self, begin: float, end: float) -> None:
+    def _select_rows(self, begin: float, end: float) -> None:
         rows = self._schedule.rows
-        mine = (self._slot[rows["host"]] >= 0) & (rows["begin"] < end) & (rows["end"] > begin)
-        self._rows: Rows = rows[mine]
+        selected = (self._slot[rows["host"]] >= 0) & (rows["begin"] < end) & (rows["end"] > begin)
+        self._rows: Rows = rows[selected]
         self._row_slot: Ints = self._slot[self._rows["host"]]
         self._row_due: Floats = self._rows["begin"] + self._rows["onset"]
-        self._told: Flags = self._row_due < begin
-        away = [
+        self._reported: Flags = self._row_due < begin
+        downtimes = [
             (self._slot[a.host], a.begin, a.end)
-            for a in self._schedule.away
+            for a in self._schedule.downtimes
             if self._slot[a.host] >= 0 and a.begin < end and a.end > begin - 1.0
         ]
-        self._away: npt.NDArray[np.float64] = np.array(away).reshape(-1, 3)
+        self._downtimes: npt.NDArray[np.float64] = np.array(downtimes).reshape(-1, 3)
 
-    def step(self, seconds: float) -> Moment:
+    def step(self, seconds: float) -> StepState:
         """Go on to *seconds* of the world, later than before, and say how it is then."""
         elapsed = max(seconds - self._seconds, 0.0)
-        slot, begins, ends = self._away.T
+        slot, begins, ends = self._downtimes.T
         booted = np.zeros(self.hosts.size, bool)
         booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True
-        stands = (self._rows["begin"] <= seconds) & (self._rows["end"] > self._seconds)
+        active = (self._rows["begin"] <= seconds) & (self._rows["end"] > self._seconds)
         # What ended since the step before is told once more, but not by a host that is there again: it was repaired.
-        stands &= ~booted[self._row_slot] | (self._rows["end"] > seconds)
+        active &= ~booted[self._row_slot] | (self._rows["end"] > seconds)
         due = seconds >= self._row_due
-        new = stands & due & ~self._told
-        channels = self._channels(stands, due, new, seconds)
+        new = active & due & ~self._reported
+        effects = self._effects(active, due, new, seconds)
         gangs, tick = self._gangs_at(seconds), int(seconds * TICKS_PER_SECOND)
-        work, clock = self.physics.speeds(gangs, channels)
-        shares = gangs.shares(seconds, tick, work, channels, self.noise)
+        work, clock = self.physics.speeds(gangs, effects)
+        shares = gangs.shares(seconds, tick, work, effects, self.noise)
         span = shares
         if self._by_span:
-            shares, span = gangs.of_span(shares, elapsed)
-        now = self.physics.now(gangs, shares, span, channels, clock, self.noise, tick)
+            shares, span = gangs.over_span(shares, elapsed)
+        gauges = self.physics.gauges(gangs, shares, span, effects, clock, self.noise, tick)
         self.physics.counters.clear(booted)
-        self.physics.advance(now, elapsed, self.noise, tick)
-        silent = channels.silent.copy()
+        self.physics.advance(gauges, elapsed, self.noise, tick)
+        silent = effects.silent.copy()
         silent[slot[(begins <= seconds) & (seconds < ends)].astype(int)] = True
-        self._told |= new
+        self._reported |= new
         self._seconds = seconds
-        return Moment(seconds, elapsed, now, silent, booted, gangs.numbers, self._rows[new])
+        return StepState(seconds, elapsed, gauges, silent, booted, gangs.numbers, self._rows[new])
 
-    def _channels(self, stands: Flags, due: Flags, new: Flags, seconds: float) -> Channels:
-        channels = Channels(self.hosts.size)
+    def _effects(self, active: Flags, due: Flags, new: Flags, seconds: float) -> HostEffects:
+        effects = HostEffects(self.hosts.size)
         rows, age = self._rows, seconds - self._rows["begin"]
         strength = np.clip(age / np.maximum(rows["onset"], 1e-9), 0.0, 1.0)
-        for number in np.unique(rows["cls"][stands]).tolist():
-            mine = np.flatnonzero(stands & (rows["cls"] == number))
+        for number in np.unique(rows["cls"][active]).tolist():
+            members = np.flatnonzero(active & (rows["cls"] == number))
             each = self._schedule.classes[number]
             EFFECTS[each.name](
-                channels,
-                Struck(
+                effects,
+                ActiveFaults(
                     each,
-                    self._row_slot[mine],
-                    rows["part"][mine].astype(np.int64),
-                    strength[mine],
-                    rows["amount"][mine],
-                    rows["variant"][mine],
-                    age[mine],
-                    due[mine],
-                    rows["end"][mine] <= seconds,
-                    new[mine],
+                    self._row_slot[members],
+                    rows["part"][members].astype(np.int64),
+                    strength[members],
+                    rows["amount"][members],
+                    rows["variant"][members],
+                    age[members],
+                    due[members],
+                    rows["end"][members] <= seconds,
+                    new[members],
                 ),
             )
-        return channels
+        return effects
 
-    def _gangs_at(self, seconds: float) -> Gangs:
-        regime = int(np.searchsorted(self._edges, seconds, side="right"))
-        if self._gangs is None or regime != self._regime:
+    def _gangs_at(self, seconds: float) -> GangModel:
+        edge_index = int(np.searchsorted(self._edges, seconds, side="right"))
+        if self._gangs is None or edge_index != self._edge_index:
             running = [job for job in self._jobs if job.begin <= seconds < job.end]
             slots = [self._slot[job.hosts] for job in running]
-            domains = self._schedule.places.nvlink[self.hosts]
-            self._gangs, self._regime = Gangs(running, slots, domains, self._seed), regime
+            domains = self._schedule.topology.nvlink[self.hosts]
+            self._gangs, self._edge_index = (
+                GangModel(running, slots, domains, self._seed),
+                edge_index,
+            )
         return self._gangs
 
 
-def _jobs_of(schedule: Schedule, hosts: Ints) -> list[Job]:
-    numbers = sorted({n for host in hosts.tolist() for n in schedule.stints.get(host, [])})
+def _jobs_of(schedule: WorldSchedule, hosts: Ints) -> list[SimulatedJob]:
+    numbers = sorted({n for host in hosts.tolist() for n in schedule.jobs_by_host.get(host, [])})
     return [schedule.jobs[number] for number in numbers]

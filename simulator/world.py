@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..agent.frame_builder import Framer
+from ..agent.frame_builder import FrameBuilder
 from ..contract.signals import TABLES as ALL
 from ..contract.wire import telemetry_pb2
 from .faults import Ints
 from .incidents import Rows
-from .machine import Machine
-from .physics import Hardware
-from .readings import TABLES as JUDGED
-from .readings import Ranks, Readings, Whole, events
-from .scenario import HOSTS_MAX, Scenario, Settings, SettingsError
+from .machine import SimulatedMachine
+from .physics import FleetHardware
+from .readings import SCORED_TABLES as JUDGED
+from .readings import FullHostTables, RankEvents, WindowReadings, incident_events
+from .scenario import HOSTS_MAX, Scenario, ScenarioError, WorldSettings
 from .scenario_file import load
-from .schedule import Schedule, build
-from .topology import Place
-from .window import Moment, Window
+from .schedule import WorldSchedule, build_schedule
+from .topology import HostLocation
+from .window import SimulationWindow, StepState
 
 SECOND_NS = 1_000_000_000
 STEP_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WorldStep:
     """One moment of some hosts: what arrives. A host that is silent is not among them."""
 
     seconds: float
@@ -60,17 +60,17 @@ class World:
         seed: int,
         *,
         hosts: int | None = None,
-        settings: Settings | None = None,
+        settings: WorldSettings | None = None,
         start_wall_ns: int = START_WALL_NS,
     ) -> None:
         """*hosts*: instead of the scenario's own. Raises SettingsError for what makes no world."""
         self.settings = settings or load()
-        self.scenario = _sized(self.settings.scenario(scenario), hosts)
+        self.scenario = _resized(self.settings.scenario(scenario), hosts)
         if seed < 0:
-            raise SettingsError(f"seed {seed}: expected 0 or more")
+            raise ScenarioError(f"seed {seed}: expected 0 or more")
         self.seed, self.start_wall_ns = seed, start_wall_ns
-        self.schedule: Schedule = build(self.settings, self.scenario, seed)
-        self.hardware = Hardware(self.settings.spread, seed, self.scenario.hosts)
+        self.schedule: WorldSchedule = build_schedule(self.settings, self.scenario, seed)
+        self.hardware = FleetHardware(self.settings.spread, seed, self.scenario.hosts)
 
     @property
     def seconds(self) -> float:
@@ -78,7 +78,7 @@ class World:
         return self.schedule.seconds
 
     @property
-    def machines(self) -> Sequence[Machine]:
+    def machines(self) -> Sequence[SimulatedMachine]:
         """All hosts, in order."""
         return self.hardware.machines
 
@@ -87,15 +87,15 @@ class World:
         """The hosts' names, in order."""
         return [machine.name for machine in self.machines]
 
-    def place(self, host: int) -> Place:
+    def location(self, host: int) -> HostLocation:
         """Return where a host stands, by its index."""
-        return self.schedule.places.of(host)
+        return self.schedule.topology.location(host)
 
     def labels(self, host: int) -> dict[str, str]:
         """Return what a host says of its place when it registers, by its index: as an operator's `labels` do."""
-        said = asdict(self.place(host))
-        rails = " ".join(said.pop("rails"))
-        return {f"gangline.{name}": value for name, value in (*said.items(), ("rails", rails))}
+        fields = asdict(self.location(host))
+        rails = " ".join(fields.pop("rails"))
+        return {f"gangline.{name}": value for name, value in (*fields.items(), ("rails", rails))}
 
     def devices(self, host: int) -> list[telemetry_pb2.Device]:
         """Return what a host registers with, by its index."""
@@ -107,35 +107,35 @@ class World:
 
     def boot(self, host: int, seconds: float) -> tuple[bytes, float]:
         """Return a host's boot id, and when it booted: seconds of the world, negative for before it."""
-        boots, booted = self.schedule.booted(host, seconds)
+        boots, booted = self.schedule.last_boot(host, seconds)
         if not boots:
             booted = -float(np.round(self.hardware.uptime_seconds[host]))
         return self._bytes("boot", host, boots), booted
 
-    def _bytes(self, *what: object) -> bytes:
-        words = " ".join(str(each) for each in (self.seed, *what))
-        return hashlib.blake2b(words.encode(), digest_size=16).digest()
+    def _bytes(self, *parts: object) -> bytes:
+        text = " ".join(str(each) for each in (self.seed, *parts))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def open(
         self, hosts: Sequence[int], begin: float, end: float, uptime_seconds: float | None = None
-    ) -> View:
+    ) -> WorldView:
         """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world.
 
         *uptime_seconds*: that of all hosts at *begin*, where whole hosts are wanted; None for what judgement reads.
         """
-        return View(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
+        return WorldView(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
 
     def frames(
         self, hosts: Sequence[int], begin: float, end: float, step_seconds: float = STEP_SECONDS
-    ) -> Iterator[Step]:
+    ) -> Iterator[WorldStep]:
         """Yield what *hosts* send from *begin* to before *end*: frames as on the wire, and events.
 
         Volatile counters count from *begin* (or the host's boot after it): a reader begins anew with
         each call, as with a fleet that it has not seen before.
         """
         view = self.open(hosts, begin, end)
-        edges = _edges(self)
-        senders = [_Sender(self, host, edges.get(host, [])) for host in view.hosts.tolist()]
+        edges = _restart_times(self)
+        senders = [_AgentSender(self, host, edges.get(host, [])) for host in view.hosts.tolist()]
         steps = int(np.ceil((end - begin) / step_seconds))
         before = -1.0
         for number in range(steps):
@@ -148,10 +148,10 @@ class World:
                 if not moment.silent[slot]
             ]
             before = seconds
-            yield Step(seconds, now_ns, found)
+            yield WorldStep(seconds, now_ns, found)
 
 
-class View:
+class WorldView:
     """Some hosts from one moment to another: their blocks and events, step by step."""
 
     def __init__(
@@ -159,79 +159,87 @@ class View:
     ) -> None:
         self.world, self.hosts = world, hosts
         schedule = world.schedule
-        whole = uptime_seconds is not None
-        self._window = Window(schedule, world.hardware, world.seed, hosts, begin, end, whole)
+        is_full = uptime_seconds is not None
+        self._window = SimulationWindow(
+            schedule, world.hardware, world.seed, hosts, begin, end, is_full
+        )
         rows = schedule.rows
         earlier = np.isin(
             rows["cls"], [n for n, c in enumerate(schedule.classes) if c.name == "hbm"]
         )
         earlier &= rows["begin"] + rows["onset"] < begin
-        self._ranks = Ranks(world.machines, world.schedule.jobs, hosts)
+        self._rank_events = RankEvents(world.machines, world.schedule.jobs, hosts)
         tables = JUDGED if uptime_seconds is None else ALL
-        self.readings = Readings(self._window, world.hardware, hosts.size, rows[earlier], tables)
-        self._whole: Whole | None = None
+        self.readings = WindowReadings(
+            self._window, world.hardware, hosts.size, rows[earlier], tables
+        )
+        self._full_tables: FullHostTables | None = None
         if uptime_seconds is not None:
-            self._whole = Whole(self.readings.tables, world.seed, hosts.size, uptime_seconds)
-        self._told: dict[int, list[telemetry_pb2.HealthEvent]] = {}
+            self._full_tables = FullHostTables(
+                self.readings.tables, world.seed, hosts.size, uptime_seconds
+            )
+        self._pending_events: dict[int, list[telemetry_pb2.HealthEvent]] = {}
 
-    def step(self, seconds: float) -> Moment:
+    def step(self, seconds: float) -> StepState:
         """Go on to *seconds*, later than before."""
         moment = self._window.step(seconds)
         self.readings.publish(moment)
-        self._told = {}
-        for row in moment.due:
+        self._pending_events = {}
+        for row in moment.due_incidents:
             for event in self._events(row):
-                self._told.setdefault(int(row["host"]), []).append(event)
-        if self._whole is not None:
+                self._pending_events.setdefault(int(row["host"]), []).append(event)
+        if self._full_tables is not None:
             xids = {slot: len(self.events(slot)) for slot in range(self.hosts.size)}
-            self._whole.publish(moment, self._window.physics.counters, xids)
-        for host, event in self._ranks.step(moment):
-            self._told.setdefault(host, []).append(event)
+            self._full_tables.publish(moment, self._window.physics.counters, xids)
+        for host, event in self._rank_events.step(moment):
+            self._pending_events.setdefault(host, []).append(event)
         return moment
 
     def events(self, slot: int) -> list[telemetry_pb2.HealthEvent]:
         """Return what the host tells since the step before; no clock is set."""
-        return self._told.get(int(self.hosts[slot]), [])
+        return self._pending_events.get(int(self.hosts[slot]), [])
 
     def _events(self, row: np.void) -> Iterator[telemetry_pb2.HealthEvent]:
         each = self.world.schedule.classes[int(row["cls"])]
         machine = self.world.machines[int(row["host"])]
-        return events(each, machine, int(row["cause"]), int(row["part"]), float(row["variant"]))
+        return incident_events(
+            each, machine, int(row["cause"]), int(row["part"]), float(row["variant"])
+        )
 
 
-class _Sender:
+class _AgentSender:
     """One host's agent: its run, its boot, its frames."""
 
     def __init__(self, world: World, host: int, edges: list[float]) -> None:
         """*edges*: when another boot or another run of the agent begins."""
         self._world, self._host, self._name = world, host, world.machines[host].name
         self._edges = edges
-        self._done = -1
-        self._boot_id, self._booted, self._sequence = b"", 0.0, 0
-        self._framer = Framer(bytes(16), bytes(16))
+        self._starts = -1
+        self._boot_id, self._booted_seconds, self._sequence = b"", 0.0, 0
+        self._framer = FrameBuilder(bytes(16), bytes(16))
 
-    def deliver(self, view: View, slot: int, moment: Moment, before: float) -> Delivery:
+    def deliver(self, view: WorldView, slot: int, moment: StepState, before: float) -> Delivery:
         """Return what the host sends now. After a start all of it, as an agent's first turn reads all."""
         seconds = moment.seconds
         edge = bisect_right(self._edges, seconds)
-        if edge != self._done:
-            self._done, before = edge, -1.0
-            self._boot_id, self._booted = self._world.boot(self._host, seconds)
-            self._framer = Framer(self._world.run_id(self._host), self._boot_id)
+        if edge != self._starts:
+            self._starts, before = edge, -1.0
+            self._boot_id, self._booted_seconds = self._world.boot(self._host, seconds)
+            self._framer = FrameBuilder(self._world.run_id(self._host), self._boot_id)
         self._sequence += 1
-        boottime_ns = round((seconds - self._booted) * 1e9)
-        offset = round(float(moment.now.channels.offset_seconds[slot]) * 1e9)
+        boottime_ns = round((seconds - self._booted_seconds) * 1e9)
+        offset = round(float(moment.gauges.effects.offset_seconds[slot]) * 1e9)
         now_ns = self._world.start_wall_ns + round(seconds * 1e9)
         blocks = view.readings.blocks(slot, before, seconds)
-        frame = self._framer.frame(self._sequence, boottime_ns, now_ns + offset, blocks)
-        told = view.events(slot)
-        for event in told:
+        frame = self._framer.build(self._sequence, boottime_ns, now_ns + offset, blocks)
+        new_events = view.events(slot)
+        for event in new_events:
             event.boottime_ns, event.wall_time_ns = boottime_ns, now_ns + offset
-        booted_ns = self._world.start_wall_ns + round(self._booted * 1e9)
-        return Delivery(self._name, self._boot_id, booted_ns, edge, frame, told)
+        booted_ns = self._world.start_wall_ns + round(self._booted_seconds * 1e9)
+        return Delivery(self._name, self._boot_id, booted_ns, edge, frame, new_events)
 
 
-def _edges(world: World) -> dict[int, list[float]]:
+def _restart_times(world: World) -> dict[int, list[float]]:
     """Return when another boot or another run of the agent begins, by host."""
     rows: Rows = world.schedule.rows
     number = next(
@@ -240,14 +248,14 @@ def _edges(world: World) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for row in rows[rows["cls"] == number]:
         found.setdefault(int(row["host"]), []).append(float(row["begin"]))
-    for host, absences in world.schedule.absences.items():
+    for host, absences in world.schedule.downtimes_by_host.items():
         found.setdefault(host, []).extend(away.end for away in absences)
     return {host: sorted(edges) for host, edges in found.items()}
 
 
-def _sized(scenario: Scenario, hosts: int | None) -> Scenario:
+def _resized(scenario: Scenario, hosts: int | None) -> Scenario:
     if hosts is None:
         return scenario
     if not 1 <= hosts <= HOSTS_MAX:
-        raise SettingsError(f"hosts {hosts}: expected 1 to {HOSTS_MAX}")
+        raise ScenarioError(f"hosts {hosts}: expected 1 to {HOSTS_MAX}")
     return replace(scenario, hosts=hosts)

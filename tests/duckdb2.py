@@ -21,31 +21,31 @@ INSTALL_SECONDS = 120.0
 #: Everything that opens a store. Where a test is of SQL that operators write, it is here too.
 FILES = (
     "tests/aggregator/test_counter_sql.py",
-    "tests/aggregator/test_event_revisions.py",
-    "tests/aggregator/test_event_times.py",
-    "tests/aggregator/test_evidence_sql.py",
-    "tests/aggregator/test_full_disk.py",
-    "tests/aggregator/test_journal.py",
-    "tests/aggregator/test_ledger.py",
-    "tests/aggregator/test_opening.py",
-    "tests/aggregator/test_restart.py",
-    "tests/aggregator/test_rows.py",
-    "tests/aggregator/test_scorelog.py",
-    "tests/aggregator/test_sql.py",
-    "tests/aggregator/test_store.py",
+    "tests/aggregator/ingest/test_event_revisions.py",
+    "tests/aggregator/fleet/test_event_times.py",
+    "tests/aggregator/scoring/test_evidence_sql.py",
+    "tests/aggregator/store/test_full_disk.py",
+    "tests/aggregator/store/test_journal.py",
+    "tests/aggregator/store/test_sequence_ranges.py",
+    "tests/aggregator/store/test_store_opening.py",
+    "tests/aggregator/scoring/test_restart.py",
+    "tests/aggregator/store/test_rows.py",
+    "tests/aggregator/scoring/test_score_rows.py",
+    "tests/aggregator/commands/test_sql_views.py",
+    "tests/aggregator/store/test_store.py",
     "tests/aggregator/test_survival.py",
-    "tests/aggregator/test_telemetry.py",
-    "tests/aggregator/test_upkeep.py",
-    "tests/aggregator/test_views_kept.py",
-    "tests/aggregator/test_who_runs.py",
+    "tests/aggregator/service/test_telemetry.py",
+    "tests/aggregator/store/test_maintenance.py",
+    "tests/aggregator/store/test_views.py",
+    "tests/aggregator/test_gpu_processes.py",
     "tests/survival/test_survival.py",
     "tests/upgrade/test_stores.py",
 )
 #: What `make test` runs of it: readings, and one way of an event, into the store and out again. Of the journal's own file
 #: DuckDB knows nothing.
 SLICE = (
-    "tests/aggregator/test_store.py",
-    "tests/aggregator/test_journal.py::test_an_event_sent_twice_is_stored_once",
+    "tests/aggregator/store/test_store.py",
+    "tests/aggregator/store/test_journal.py::test_an_event_sent_twice_is_stored_once",
 )
 
 

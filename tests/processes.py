@@ -32,7 +32,7 @@ def made_store() -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix="gangline-made-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / duckdb_file.FILE
+    path = folder / duckdb_file.STORE_FILE
     Writer(path, retention_hours=24, history_days=30).close()
     return path
 

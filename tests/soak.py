@@ -47,7 +47,7 @@ def world(place: Path, seed: int, agents: int = 4) -> Iterator[World]:
 
 
 def soak(place: Path, rounds: int, seed: int, names: list[str], *, quiet: bool = False) -> Counted:
-    """Run so many rounds of these faults. Raises Broken, with what was found."""
+    """Run so many rounds of these faults. Raises FailedCollector, with what was found."""
     chooser, begin = random.Random(seed), time.monotonic()
     order: list[str] = []
     while len(order) < rounds:  # each as often as the others

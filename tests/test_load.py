@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.commit_latency import spread_out
-from bench.load.fleet import GPUS, SECOND_NS, UPTIME_NS, Model, Who
-from bench.load.fleet_run import RECEIPT_SECONDS_MAX, Report, kept_up, run
+from bench.load.fleet import GPUS, SECOND_NS, UPTIME_NS, HostIdentity, Model
+from bench.load.fleet_run import RECEIPT_SECONDS_MAX, LoadReport, is_sustained, run
 from bench.load.generator import plan_of
 from bench.load.latency import Latencies
 from bench.load.link import batch
@@ -24,12 +24,12 @@ def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
     sender, receiver, seen = Sender(1 << 15), Receiver(), set[str]()
     for second in range(1, 4):
         said = model.second()[1]
-        plain = Who(7, 1).frame(said, second, UPTIME_NS + second * SECOND_NS, 5)
+        plain = HostIdentity(7, 1).frame(said, second, UPTIME_NS + second * SECOND_NS, 5)
         differences = sender.encode(plain)
         message = wire.TelemetryBatch.FromString(batch(second, differences))
         assert (message.sequence, message.differences) == (second, differences)
         frame = frames.decode(receiver.decode(differences))
-        assert (frame.stamp.sequence, frame.stamp.run_id) == (second, Who(7, 1).run_id)
+        assert (frame.stamp.sequence, frame.stamp.run_id) == (second, HostIdentity(7, 1).run_id)
         assert sum(block.rows for block in frame.blocks) == said.rows
         (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
         seen |= set(gpus.devices)
@@ -41,12 +41,15 @@ def test_a_registration_names_the_same_devices_as_its_frames() -> None:
     """Else every GPU of a load would be one that nobody registered."""
     model = Model(1, 1)
     request = wire.RegisterNodeRequest.FromString(
-        Who(7, 1).registration(model.registrations[0], 11, 12)
+        HostIdentity(7, 1).registration(model.registrations[0], 11, 12)
     )
     assert (request.node, request.boottime_ns, request.wall_time_ns) == ("load-00000007", 11, 12)
-    assert (request.run_id, request.boot_id) == (Who(7, 1).run_id, Who(7, 1).boot_id)
+    assert (request.run_id, request.boot_id) == (
+        HostIdentity(7, 1).run_id,
+        HostIdentity(7, 1).boot_id,
+    )
     keys = [device.key for device in request.devices if device.kind == "gpu"]
-    frame = frames.decode(Who(7, 1).frame(model.second()[0], 1, 1, 1))
+    frame = frames.decode(HostIdentity(7, 1).frame(model.second()[0], 1, 1, 1))
     (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
     assert set(gpus.devices) == set(keys)
 
@@ -79,8 +82,8 @@ IN_TIME = {
 def test_who_falls_behind_has_not_kept_up(change: dict[str, float]) -> None:
     """A load of ten minutes with every frame receipted was "no": in one second a commit took in a checkpoint."""
     assert AggregatorConfig.commit_seconds * 3 == RECEIPT_SECONDS_MAX
-    assert kept_up(IN_TIME, 300)
-    assert not kept_up(IN_TIME | change, 300)
+    assert is_sustained(IN_TIME, 300)
+    assert not is_sustained(IN_TIME | change, 300)
 
 
 def test_who_speaks_seldom_keeps_up_too() -> None:
@@ -93,7 +96,7 @@ def test_who_speaks_seldom_keeps_up_too() -> None:
         second | {"at": float(at), "frames": 5 * at, "flying": 10, "stalls": 0} for at in range(4)
     ]
     for period, kept in ((12, True), (1, False)):
-        (step,) = Report([(60, 4)], period, seconds=seconds).steps()
+        (step,) = LoadReport([(60, 4)], period, seconds=seconds).steps()
         assert step["sustained"] == kept
 
 
@@ -107,10 +110,10 @@ def test_a_wrong_plan_is_refused(text: str) -> None:
 def test_latencies_are_of_whole_milliseconds() -> None:
     """The share below is never less than was measured."""
     made = Latencies()
-    assert made.told() == {"count": 0}
+    assert made.summary() == {"count": 0}
     for milliseconds in range(1, 101):
         made.add(milliseconds / 1000)
-    assert made.told() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
+    assert made.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
     made.add(1e9)
     assert made.share(1.0) == 120.001
 

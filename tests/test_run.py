@@ -15,27 +15,27 @@ import pytest
 from gangline.agent.hardware import nvidia
 from gangline.aggregator.auth import tokens
 from gangline.aggregator.auth.access import tokens_file
-from gangline.aggregator.auth.principal import Role
 from gangline.aggregator.commands.aggregator import DEMONSTRATION
-from gangline.aggregator.commands.child_process import Child, ChildError, Children
+from gangline.aggregator.commands.child_process import ChildCommand, ChildError, Children
 from gangline.aggregator.commands.run import (
     REASONS,
     FolderInUseError,
-    OwnLogin,
-    Told,
-    Truth,
-    begin_anew,
-    begun,
-    found,
-    missing,
+    RunToken,
+    SimulatedFault,
+    TruthLog,
+    found_message,
+    mark_started,
+    missing_message,
     read_truth,
+    reset_folder,
 )
+from gangline.aggregator.principal import Role
 from gangline.aggregator.store import duckdb_file
 from gangline.contract.wire import score_pb2
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 PROC = Path("/proc")
-TRUTH = [Truth("b", "thermal"), Truth("c", "hbm")]
+TRUTH = [SimulatedFault("b", "thermal"), SimulatedFault("c", "hbm")]
 
 
 def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
@@ -68,30 +68,30 @@ WELL = score("a", "HEALTHY")
 )
 def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:
     """`make run ONCE=1` in a script must fail when the wrong host stands at the bottom."""
-    assert missing(scores, 3, TRUTH) == words
+    assert missing_message(scores, 3, TRUTH) == words
 
 
 def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
     """Without the truth log nothing would be checked, and everything would pass."""
-    assert read_truth(tmp_path / "absent") == Told()
-    assert "have not said" in missing([XID, HEAT, WELL], 3, [])
-    assert missing([WELL], 1, []) == ""
+    assert read_truth(tmp_path / "absent") == TruthLog()
+    assert "have not said" in missing_message([XID, HEAT, WELL], 3, [])
+    assert missing_message([WELL], 1, []) == ""
 
 
 def test_the_table_says_what_of_the_faults_is_found() -> None:
     """That look-alikes ran and nobody was named for them was invisible, though it is half of the point."""
-    told = Told((*TRUTH, Truth("d", "power_brake")), frozenset({"e"}), 2)
+    told = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
     for one in (XID, HEAT):
         one.simulated = True
-    assert found([XID, HEAT, WELL], told) == (
+    assert found_message([XID, HEAT, WELL], told) == (
         "simulated: 2 faults on 3 hosts, 2 found; 1 look-alike, 0 blamed"
     )
     wrong = score("e", "SUSPECT")
     wrong.simulated = True
-    assert found([XID, wrong], told).endswith(
+    assert found_message([XID, wrong], told).endswith(
         "1 found; 1 look-alike, 1 blamed; 1 blamed without a fault"
     )
-    assert found([WELL], Told()) == ""
+    assert found_message([WELL], TruthLog()) == ""
 
 
 def store(data: Path) -> Path:
@@ -99,7 +99,12 @@ def store(data: Path) -> Path:
     aggregator = data / "aggregator"
     (aggregator / "segments").mkdir(parents=True)
     (aggregator / "access").mkdir()
-    for name in (duckdb_file.FILE, "operators.duckdb", "segments/x.parquet", "access/tokens.json"):
+    for name in (
+        duckdb_file.STORE_FILE,
+        "operators.duckdb",
+        "segments/x.parquet",
+        "access/tokens.json",
+    ):
         (aggregator / name).write_text("x")
     (data / "simulated" / "sim-000").mkdir(parents=True)
     return aggregator
@@ -107,49 +112,49 @@ def store(data: Path) -> Path:
 
 def test_a_run_empties_what_a_run_before_it_began(tmp_path: Path) -> None:
     """The second `make run` was another demonstration: from second 5 on the faults of the run before stood in the table."""
-    assert begin_anew(tmp_path) == (True, "")
+    assert reset_folder(tmp_path) == (True, "")
     aggregator = store(tmp_path)
-    begun(tmp_path)
-    is_new, words = begin_anew(tmp_path)
+    mark_started(tmp_path)
+    is_new, words = reset_folder(tmp_path)
     assert is_new and "removed what the `gangline run` before had stored" in words
     assert [path.name for path in aggregator.iterdir()] == ["access"], "a person made these"
     assert not (tmp_path / "simulated").exists()
-    assert begin_anew(tmp_path) == (True, "")
+    assert reset_folder(tmp_path) == (True, "")
 
 
 def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
     """`gangline aggregator` stores under ./var/aggregator too: months of readings must outlive somebody's `make run`."""
     aggregator = store(tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
-    is_new, words = begin_anew(tmp_path)
+    is_new, words = reset_folder(tmp_path)
     assert not is_new and "this run continues with it" in words
     assert sorted(path for path in tmp_path.rglob("*")) == before
     elsewhere = tmp_path / "real"
     aggregator.rename(elsewhere)
     aggregator.symlink_to(elsewhere)
-    begun(tmp_path)
-    assert not begin_anew(tmp_path)[0] and (elsewhere / duckdb_file.FILE).exists()
+    mark_started(tmp_path)
+    assert not reset_folder(tmp_path)[0] and (elsewhere / duckdb_file.STORE_FILE).exists()
 
 
 def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) -> None:
     """A run was killed, and its aggregator was still ending: its store must not go from under it."""
     aggregator = store(tmp_path)
-    begun(tmp_path)
-    claimed = duckdb_file.claim(aggregator)
+    mark_started(tmp_path)
+    claimed = duckdb_file.lock_folder(aggregator)
     try:
         with pytest.raises(FolderInUseError, match="in use"):
-            begin_anew(tmp_path)
+            reset_folder(tmp_path)
     finally:
         claimed.release()
-    assert (aggregator / duckdb_file.FILE).exists()
-    assert begin_anew(tmp_path)[0]
+    assert (aggregator / duckdb_file.STORE_FILE).exists()
+    assert reset_folder(tmp_path)[0]
 
 
 def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> None:
     """After a `make run` somebody began in earnest, in the same folder: it is no demonstration's any more."""
     data = tmp_path / "aggregator"
     data.mkdir()
-    begun(tmp_path)
+    mark_started(tmp_path)
     assert (data / DEMONSTRATION).exists()
     arguments = ["aggregator", "--data", str(data), "--listen", "127.0.0.1:0"]
     with Process(arguments, tmp_path / "aggregator.log") as process:
@@ -159,29 +164,29 @@ def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> 
 
 def test_a_token_made_meanwhile_does_not_lock_the_run_out(tmp_path: Path) -> None:
     """`gangline admin token new` while it ran: its table, its agent and its hosts were refused until it was started again."""
-    own = OwnLogin(tmp_path / "aggregator", tmp_path / "run.token")
+    own = RunToken(tmp_path / "aggregator", tmp_path / "run.token")
     path = tokens_file(tmp_path / "aggregator")
     own.begin()
     secret = Path(own.token_file).read_text().strip()
-    own.look()
+    own.refresh()
     assert not path.exists() and not own.is_needed, "no login is asked for by our doing"
-    _, alice = tokens.make(Role.OPERATOR, "alice", 1.0, int(time.time()))
-    tokens.change(path, lambda _: [alice])
-    own.look()
+    _, alice = tokens.make_token(Role.OPERATOR, "alice", 1.0, int(time.time()))
+    tokens.update_tokens(path, lambda _: [alice])
+    own.refresh()
     assert own.is_needed
     ours = tokens.Tokens(path).find(secret, time.time())
     assert ours is not None and (ours.role, ours.name) == (Role.ADMIN, "gangline-run")
-    tokens.change(path, lambda _: [alice])
-    own.look()
-    assert tokens.read(path) == [alice], "who revokes it means it"
+    tokens.update_tokens(path, lambda _: [alice])
+    own.refresh()
+    assert tokens.read_tokens(path) == [alice], "who revokes it means it"
     own.end()
-    assert tokens.read(path) == [alice] and not (tmp_path / "run.token").exists()
+    assert tokens.read_tokens(path) == [alice] and not (tmp_path / "run.token").exists()
 
 
 def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
     """The aggregator found its port taken: the reason must not hide in a log file."""
     with Children(tmp_path) as children:
-        children.start(Child("aggregator", ("--listen", "nowhere")))
+        children.start(ChildCommand("aggregator", ("--listen", "nowhere")))
 
         def died() -> bool:
             try:
@@ -230,7 +235,7 @@ def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
     before = set(nvidia.children(PROC, os.getpid()))
     with Children(tmp_path) as children:
         children.start(
-            Child("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
+            ChildCommand("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
         )
         log = tmp_path / "log" / "aggregator.log"
         until(lambda: log.exists() and "listening" in log.read_text(), "listening")
@@ -371,16 +376,18 @@ def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
     """Somebody tried `gangline admin token new` in the same folder; from then on the demonstration showed nothing,
     for its own parts had no login. More hosts than one login of an agent may have connections."""
     tokens_path = tokens_file(tmp_path / "var" / "aggregator")
-    _, alice = tokens.make(Role.OPERATOR, "alice", 1.0, int(time.time()))
-    tokens.change(tokens_path, lambda _: [alice])
+    _, alice = tokens.make_token(Role.OPERATOR, "alice", 1.0, int(time.time()))
+    tokens.update_tokens(tokens_path, lambda _: [alice])
     with running(tmp_path, "--simulated", "12") as process:
         until(lambda: "sim-011" in process.said(), f"the table: {process.log}")
         (secret,) = (tmp_path / "var" / "run.token").read_text().split()
-        assert [one.name for one in tokens.read(tokens_path)] == ["alice", "gangline-run"]
+        assert [one.name for one in tokens.read_tokens(tokens_path)] == ["alice", "gangline-run"]
         for pid in (process.pid, *descendants(process.pid)):
             with suppress(FileNotFoundError, ProcessLookupError):  # the inventory's child ends soon
                 assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert process.stop(signal.SIGINT) == 0
-    assert tokens.read(tokens_path) == [alice] and not (tmp_path / "var" / "run.token").exists()
+    assert (
+        tokens.read_tokens(tokens_path) == [alice] and not (tmp_path / "var" / "run.token").exists()
+    )
     logs = (tmp_path / "var" / "log").glob("*.log")
     assert not any(secret in log.read_text() for log in logs)

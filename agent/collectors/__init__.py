@@ -47,21 +47,21 @@ def _gpu_fast_1s(roots: Roots) -> Collector:
 
 
 def _nvlink_10s(roots: Roots) -> Collector:
-    from .nvlink import NvLinks
+    from .nvlink import NvLinkCollector
 
-    return NvLinks(roots)
+    return NvLinkCollector(roots)
 
 
 def _c2c_10s(roots: Roots) -> Collector:
-    from .nvlink import C2cLinks
+    from .nvlink import C2cLinkCollector
 
-    return C2cLinks(roots)
+    return C2cLinkCollector(roots)
 
 
 def _mig_10s(roots: Roots) -> Collector:
-    from .mig import Mig
+    from .mig import MigDevices
 
-    return Mig(roots)
+    return MigDevices(roots)
 
 
 def _gpu_process_1s(roots: Roots) -> Collector:

@@ -23,7 +23,7 @@ def put(block: Block, signal: str, row: int, value: float | None) -> None:
         block.put_int(index_of(signal), row, int(value) if fits and value is not None else None)
 
 
-def places_of(block: Block, signals: Iterable[str]) -> Places:
+def row_writer(block: Block, signals: Iterable[str]) -> Places:
     """Return how a row of *block* is filled in one call, with the values of these signals in their order."""
     columns = [(index_of(name), BY_NAME[name].kind is Kind.GAUGE) for name in signals]
     return Places(block.cells, block.valid, block.rows, columns)
@@ -48,21 +48,21 @@ class Cells:
     """A view of a lane's blocks, which have the same rows. A signal of another lane is always missing."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        self._places = {
+        self._columns = {
             BY_ID[signal_id].name: (block, column, is_float(signal_id))
             for block in blocks
             for column, signal_id in enumerate(block.signal_ids)
         }
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._columns
 
     def number(self, name: str, row: int) -> float | None:
         """Return a value; None where it is missing."""
-        place = self._places.get(name)
-        if place is None:
+        column_key = self._columns.get(name)
+        if column_key is None:
             return None
-        block, column, floats = place
+        block, column, floats = column_key
         cell = column * block.rows + row
         if not block.valid[cell]:
             return None
@@ -75,18 +75,18 @@ class Cells:
 
     def put(self, name: str, row: int, value: int | None) -> None:
         """Set a counter or a state of this lane (KeyError of another); None: missing."""
-        block, column, _ = self._places[name]
+        block, column, _ = self._columns[name]
         block.put_int(column, row, value)
 
-    def place(self, name: str) -> tuple[bytearray, bytearray, int]:
+    def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
         """Return where a signal of this lane stands: cells, valid, column. KeyError of another."""
-        block, column, _ = self._places[name]
+        block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 
-    def hiding(self, name: str, rows: bytes) -> list[tuple[bytearray, slice, bytes]]:
+    def mask_writes(self, name: str, rows: bytes) -> list[tuple[bytearray, slice, bytes]]:
         """Return what makes a signal of this lane missing in every row that is not 0 in *rows*: of each run of rows
         the valid bytes, where, and what to write there."""
-        block, column, _ = self._places[name]
+        block, column, _ = self._columns[name]
         first = column * block.rows
         if all(rows):
             return [(block.valid, slice(first, first + block.rows), bytes(block.rows))]

@@ -13,9 +13,9 @@ from pathlib import Path
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
-ANEW = "gpu.told_anew"
+RESYNC_NAME = "gpu.told_anew"
 #: The aggregator may have lost what it was told, or be another one.
-TELL_AGAIN_NS = 1_800_000_000_000
+REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000
 _BOOT = re.compile("[0-9a-f]{32}")
@@ -36,13 +36,15 @@ def boot_of(proc: Path) -> str:
     return boot if _BOOT.fullmatch(boot) else ""
 
 
-def anew(boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: int) -> HealthEvent:
+def resync_event(
+    boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: int
+) -> HealthEvent:
     """Return the event which says that all events *name* of *device* that still hold were told since *since_ns*."""
     return HealthEvent(
         event_id=f"{boot}/anew/{name}/{device[:48]}",
         device_kind=kind,
         device=device,
-        name=ANEW,
+        name=RESYNC_NAME,
         message=f"every {name} that holds here was told anew",
         boottime_ns=since_ns,
         last_boottime_ns=now_ns,
@@ -51,7 +53,7 @@ def anew(boot: str, name: str, kind: str, device: str, since_ns: int, now_ns: in
     )
 
 
-class TellBudget:
+class EventRateLimit:
     """How many events may be told: a bucket that fills with time. Time is handed in."""
 
     def __init__(self) -> None:

@@ -11,16 +11,16 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.hostfiles import DiskRows, Glance
-from ..collector import NoData, Spares, entering
+from ..collector import ExcludesDevices, NoData, driver_call
 from ..hardware import storage
-from ..hardware.files import Files, KeptFile, Roots, device_key, read_unsigned
+from ..hardware.files import FileReader, OpenFile, Roots, device_key, read_unsigned
 from ..hardware.storage import Mount, SmartLog, disk_sequences, disks_with_backing, parse_mountinfo
-from .block_writer import block_of, clear_row, places_of, put
-from .counter_files import DEVICES_MAX, Listing
-from .file_cache import Remembered
+from .block_writer import block_of, clear_row, put, row_writer
+from .counter_files import DEVICES_MAX, PeriodicListing
+from .file_cache import FileCache
 
-_CLOSED = "room on {} is not shown: open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit"
-_ROOM = (
+_SPACE_HIDDEN = "room on {} is not shown: open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit"
+_SPACE_SIGNALS = (
     "filesystem.size_bytes",
     "filesystem.available_bytes",
     "filesystem.inodes_count",
@@ -53,27 +53,27 @@ class Disks:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._stats = KeptFile(roots.proc / "diskstats")
+        self._stats = OpenFile(roots.proc / "diskstats")
         self._sys = roots.sys
-        self._listing = Listing(
-            self._disks, self.pace, seconds=60, glance=Glance(roots.sys / "block").look
+        self._listing = PeriodicListing(
+            self._disks, self.pace, seconds=60, change_key=Glance(roots.sys / "block").look
         )
         self._block = Block("disk_1s", ())
         self._rows: DiskRows | None = None
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a disk that went is missing in it. Raises NoData without a disk."""
-        if self._listing.renew():
-            self._renew(self._listing.value)
+        if self._listing.refresh():
+            self._rebuild(self._listing.value)
         if self._rows is None:
             raise NoData("no disk with a device of its own in /sys/block")
         self._rows.fill()
         return (self._block,)
 
-    def _renew(self, sequences: dict[str, int | None]) -> None:
+    def _rebuild(self, sequences: dict[str, int | None]) -> None:
         self._block = block_of(self._block, sequences)
         names = [os.fsencode(name) for name in sequences]
-        rows = DiskRows(self._stats, names, places_of(self._block, COUNTERS))
+        rows = DiskRows(self._stats, names, row_writer(self._block, COUNTERS))
         self._rows = rows if names else None
         for row, number in enumerate(sequences.values()):
             put(self._block, "disk.counter_epoch_count", row, number)
@@ -83,7 +83,7 @@ class Disks:
         return dict(zip(names, disk_sequences(self._sys, names), strict=True))
 
 
-class Filesystems(Spares):
+class Filesystems(ExcludesDevices):
     """Room on each local filesystem, and whether it can still be written.
 
     Only filesystems on local block devices are asked: statvfs of a network filesystem may not return.
@@ -97,10 +97,10 @@ class Filesystems(Spares):
         self, roots: Roots, statvfs: Callable[[str], os.statvfs_result] | None = None
     ) -> None:
         """*statvfs*: how a mount point is asked; None: by the kernel, if the mounts are this machine's."""
-        self._mounts = KeptFile(roots.proc / "self/mountinfo")
-        self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _elsewhere)
+        self._mounts = OpenFile(roots.proc / "self/mountinfo")
+        self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _refuse_statvfs)
         self._block = Block("filesystem_60s", ())
-        self.blind_words = ""
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when nothing local is mounted."""
@@ -108,39 +108,39 @@ class Filesystems(Spares):
         if not mounts:
             raise NoData("no filesystem on a local block device in /proc/self/mountinfo")
         self._block = block_of(self._block, (mount.point for mount in mounts))
-        self.blind_words = ""
+        self.access_error = ""
         for row, mount in enumerate(mounts):
             self._fill(row, mount)
         return (self._block,)
 
     def _fill(self, row: int, mount: Mount) -> None:
-        if self.is_spared(mount.point):
+        if self.is_excluded(mount.point):
             clear_row(self._block, row)
             return
-        room: dict[str, int | None] = dict.fromkeys(_ROOM)
+        space: dict[str, int | None] = dict.fromkeys(_SPACE_SIGNALS)
         try:
-            with entering(mount.point, "statvfs"):
-                room = _room_of(self._statvfs(mount.point))
+            with driver_call(mount.point, "statvfs"):
+                space = _space_of(self._statvfs(mount.point))
         except PermissionError:  # it lies below a folder of another user
-            self.blind_words = _CLOSED.format(device_key(mount.point))
+            self.access_error = _SPACE_HIDDEN.format(device_key(mount.point))
         except OSError:
             pass  # unmounted since the list
-        for name, value in room.items():
+        for name, value in space.items():
             put(self._block, name, row, value)
         put(self._block, "filesystem.read_only_state", row, mount.read_only)
 
 
-def _elsewhere(point: str) -> os.statvfs_result:
+def _refuse_statvfs(point: str) -> os.statvfs_result:
     """Raise: the mount points are of another root, and here another filesystem would answer for them."""
     raise FileNotFoundError(errno.ENOENT, "a mount point of another root", point)
 
 
-def _room_of(answer: os.statvfs_result) -> dict[str, int | None]:
+def _space_of(answer: os.statvfs_result) -> dict[str, int | None]:
     """Return what statvfs says. A filesystem that makes inodes as it goes (btrfs) says 0 of them."""
     inodes = (answer.f_files, answer.f_favail) if answer.f_files else (None, None)
     return dict(
         zip(
-            _ROOM,
+            _SPACE_SIGNALS,
             (answer.f_blocks * answer.f_frsize, answer.f_bavail * answer.f_frsize, *inodes),
             strict=True,
         )
@@ -150,7 +150,7 @@ def _room_of(answer: os.statvfs_result) -> dict[str, int | None]:
 # ----------------------------------------------------------------------
 # NVMe controllers: their state from sysfs, their wear and errors from the drive itself.
 
-_ABSENT = "no NVMe controller in /sys/class/nvme"
+_NO_CONTROLLER = "no NVMe controller in /sys/class/nvme"
 
 #: In the order of `_state_of`.
 _CONTROLLER = ("nvme.controller_state", "nvme.namespaces_count", "nvme.queues_count")
@@ -184,30 +184,30 @@ class NvmeControllers:
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._controllers = Remembered(self._work_out)
+        self._controllers = FileCache(self._compute)
         self._block = Block("nvme_10s", ())
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without a controller."""
-        is_new = self._controllers.look()
+        is_new = self._controllers.refresh()
         if not self._controllers.value:
-            raise NoData(_ABSENT)
+            raise NoData(_NO_CONTROLLER)
         if is_new:
             self._block = block_of(self._block, self._controllers.value)
-            places = places_of(self._block, _CONTROLLER)
+            writer = row_writer(self._block, _CONTROLLER)
             for row, values in enumerate(self._controllers.value.values()):
-                places.put(row, values)
+                writer.put(row, values)
         return (self._block,)
 
-    def _work_out(self, files: Files) -> dict[str, tuple[int | None, ...]]:
-        found = list(storage.controllers(self._sys, files).items())[:DEVICES_MAX]
+    def _compute(self, files: FileReader) -> dict[str, tuple[int | None, ...]]:
+        found = list(storage.nvme_controllers(self._sys, files).items())[:DEVICES_MAX]
         return {name: _state_of(folder, files) for name, folder in found}
 
 
-def _state_of(folder: Path, files: Files) -> tuple[int | None, ...]:
+def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
     """Return state, namespaces and queues of a controller."""
-    state = storage.parse_state(files.text(folder / "state"))
-    spaces = storage.namespaces(folder, files)
+    state = storage.parse_nvme_state(files.text(folder / "state"))
+    spaces = storage.nvme_namespaces(folder, files)
     return (
         state,
         len(spaces) if state is not None else None,
@@ -215,11 +215,11 @@ def _state_of(folder: Path, files: Files) -> tuple[int | None, ...]:
     )
 
 
-class NvmeSmart(Spares):
+class NvmeSmart(ExcludesDevices):
     """Temperature, wear, errors of each live controller, from its sensor and its SMART log, and whose they are.
 
     Both ask the drive. The log needs privileges: without them the temperature alone is there, and
-    `blind_words` say what is missing.
+    `access_error` say what is missing.
     """
 
     name = "nvme_60s"
@@ -232,28 +232,28 @@ class NvmeSmart(Spares):
         self._sys, self._dev = roots.sys, roots.dev
         self._read_smart_page = read_smart_page
         self._block = Block("nvme_60s", ())
-        self.blind_words = ""
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a controller that is not live has no value. NoData without one."""
         found = _controllers(self._sys)
         self._block = block_of(self._block, found)
         self._block.clear()
-        self.blind_words = ""
+        self.access_error = ""
         for row, (name, folder) in enumerate(found.items()):
-            if not self.is_spared(name) and storage.is_awake(folder):
-                put(self._block, "nvme.counter_epoch_count", row, storage.identity(folder))
+            if not self.is_excluded(name) and storage.is_awake(folder):
+                put(self._block, "nvme.counter_epoch_count", row, storage.nvme_identity(folder))
                 log = self._put_smart(row, name)
-                with entering(name, "read temp1_input"):
+                with driver_call(name, "read temp1_input"):
                     self._put_temperature(row, folder, log)
         return (self._block,)
 
     def _put_smart(self, row: int, name: str) -> SmartLog | None:
         try:
-            with entering(name, "NVME_IOCTL_ADMIN_CMD, SMART log"):
+            with driver_call(name, "NVME_IOCTL_ADMIN_CMD, SMART log"):
                 log = storage.parse_smart_page(self._read_smart_page(self._dev / name))
         except OSError as error:
-            self.blind_words = self.blind_words or _blind_words(name, error)
+            self.access_error = self.access_error or _smart_access_error(name, error)
             return None
         if log is not None:
             for signal, value_of in _SMART.items():
@@ -271,9 +271,9 @@ class NvmeSmart(Spares):
 
 
 def _controllers(sys: Path) -> dict[str, Path]:
-    found = dict(list(storage.controllers(sys).items())[:DEVICES_MAX])
+    found = dict(list(storage.nvme_controllers(sys).items())[:DEVICES_MAX])
     if not found:
-        raise NoData(_ABSENT)
+        raise NoData(_NO_CONTROLLER)
     return found
 
 
@@ -282,7 +282,7 @@ def _celsius(sensor: Path | None, file: str) -> float | None:
     return value / 1000 if value is not None and value < 200_000 else None
 
 
-def _blind_words(name: str, error: OSError) -> str:
+def _smart_access_error(name: str, error: OSError) -> str:
     """Return what opens the log. The kernel lets only CAP_SYS_ADMIN send this command.
 
     A drive that refuses the page (a virtual one) is not hidden by anybody: nothing opens that.

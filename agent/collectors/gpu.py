@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...contract.block import Block
-from ...contract.nvml_fields import MUST_PROVE, fields_of
+from ...contract.nvml_fields import NEEDS_VALIDATION, fields_of
 from ...contract.signal import Pace
 from ...contract.signals import TABLES
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import READINGS, NvmlError, Rows, Sweep
 from ..clock import Clock, SystemClock
-from ..events import Teller
+from ..events import EventPublisher
 from ..hardware.files import Roots
 from ..hardware.nvidia import (
     driver_gpus,
@@ -30,8 +30,8 @@ from ..hardware.nvidia import (
     sees_all_mig_instances,
 )
 from .block_writer import Cells
-from .gpu_field_check import FieldLook, FieldProofs
-from .nvml_session import OTHER_VERSION, in_words, session_of
+from .gpu_field_check import FieldFilter, FieldValidators
+from .nvml_session import OTHER_VERSION, collector_error, session_of
 
 # ----------------------------------------------------------------------
 # What the lanes of the GPU signals share: one sweep a turn over the GPUs, letting go, and what was
@@ -41,12 +41,12 @@ from .nvml_session import OTHER_VERSION, in_words, session_of
 PASS_SECONDS_MAX = 0.5
 
 
-class GpuLane:
+class NvmlCollector:
     """The GPU signals of one pace.
 
-    `collect` raises NoData where there is no driver or no GPU, Blind where the agent may not look.
+    `collect` raises NoData where there is no driver or no GPU, AccessDenied where the agent may not look.
     A GPU's error is that GPU's missing cells, counted in a signal of its own; never its neighbours'.
-    What some GPU would not show is in `blind_words`.
+    What some GPU would not show is in `access_error`.
     """
 
     enters_driver = True
@@ -55,20 +55,20 @@ class GpuLane:
         """Loads nothing yet: the first `collect` does."""
         self.name = f"gpu_{pace}"
         self.pace = pace
-        self.blind_words = ""
+        self.access_error = ""
         self._roots = roots
         self._session = session_of(roots)
-        self._session.join(self)
-        self._teller: Teller | None = None
+        self._session.register(self)
+        self._publisher: EventPublisher | None = None
         self._sweep: Sweep | None = None  # None while every GPU is spared
         self._blocks: tuple[Block, ...] = ()
         self._cells = Cells()
         self._keys: list[str] = []
         self._addresses: list[str] = []
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller: what becomes of a GPU is told at once."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher: what becomes of a GPU is told at once."""
+        self._publisher = publisher
 
     def close(self) -> None:
         """Nothing was started."""
@@ -77,31 +77,33 @@ class GpuLane:
         """Read every GPU once that is not spared."""
         self._session.open()
         if not self._blocks:
-            self._make()
+            self._build()
         sweep = self._sweep
         if sweep is not None:
             sweep.run()
             if sweep.ended:
-                self._end(NvmlError("NVML lost the driver, and is opened anew", sweep.ended))
+                self._on_driver_lost(
+                    NvmlError("NVML lost the driver, and is opened anew", sweep.ended)
+                )
         blocks = self._blocks
-        self._look()
-        self.blind_words = self._blind(sweep)
+        self._after_sweep()
+        self.access_error = self._access_error(sweep)
         return blocks
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing; their rows remain, and are missing."""
-        self._session.spare(devices)
+        self._session.exclude(devices)
 
     def slow_devices(self) -> frozenset[str]:
         """Return the GPUs that took longer than their part of a pass, again and again, while others did not."""
         return self._sweep.slow() if self._sweep else frozenset()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget what was made of the open NVML."""
         self._sweep = None
         self._blocks, self._cells, self._keys, self._addresses = (), Cells(), [], []
 
-    def _make(self) -> None:
+    def _build(self) -> None:
         """Make the blocks of this pace, a row for each GPU in order of address, and the sweep that fills them."""
         session = self._session
         self._keys = [gpu.key for gpu in session.gpus]
@@ -121,42 +123,43 @@ class GpuLane:
                 self._addresses,
                 targets,
                 fields_of(session.driver_version),
-                spared=[gpu.address for gpu in session.gpus if gpu.spared],
+                spared=[gpu.address for gpu in session.gpus if gpu.excluded],
                 budget_seconds=PASS_SECONDS_MAX,
                 first=self.pace is Pace.SECOND,
             )
         self._blocks = blocks
-        self._made()
+        self._on_open()
 
-    def _made(self) -> None:
+    def _on_open(self) -> None:
         """Look at what was found, before the first turn over it."""
 
-    def _look(self) -> None:
+    def _after_sweep(self) -> None:
         """Look at what a turn has read, before it is handed over."""
 
-    def _end(self, why: NvmlError) -> None:
+    def _on_driver_lost(self, error: NvmlError) -> None:
         """The driver is gone or another: NVML is opened anew."""
-        self._session.open_anew(driver_loaded=True)
-        raise in_words(why, self._roots)
+        self._session.reopen(driver_loaded=True)
+        raise collector_error(error, self._roots)
 
-    def _blind(self, sweep: Sweep | None) -> str:
+    def _access_error(self, sweep: Sweep | None) -> str:
         """Return what the turn was not shown, and what would open it; empty: it saw all."""
         session = self._session
         refusals = sweep.refusals() if sweep and sweep.is_refused else {}
-        if session.split:
+        if session.mig_addresses:
             split = [
                 address
                 for row, address in enumerate(self._addresses)
-                if address in session.split and (address in refusals or not self._shows_whole(row))
+                if address in session.mig_addresses
+                and (address in refusals or not self._shows_whole_gpu(row))
             ]
             if split and not sees_all_mig_instances(self._roots):
                 return f"GPU {split[0]} is split (MIG); {mig_monitor_line(self._roots)}"
         for address, function in refusals.items():
-            opens = "open /dev/nvidia[0-9]*" if "Handle" in function else "have CAP_SYS_ADMIN"
-            return f"GPU {address}: no permission for {function}; let the agent {opens}"
+            remedy = "open /dev/nvidia[0-9]*" if "Handle" in function else "have CAP_SYS_ADMIN"
+            return f"GPU {address}: no permission for {function}; let the agent {remedy}"
         return session.hidden
 
-    def _shows_whole(self, row: int) -> bool:
+    def _shows_whole_gpu(self, row: int) -> bool:
         """Say whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
         names = ("gpu.memory_used_bytes", "gpu.memory_total_bytes", "gpu.ecc_mode_state")
         return any(self._cells.number(name, row) is not None for name in names)
@@ -171,7 +174,7 @@ class GpuLane:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GpuStateChange:
     """A GPU fell off the bus (`lost`), or answers again (`back`)."""
 
     key: str
@@ -179,36 +182,38 @@ class Change:
     state: str
 
 
-class Lifecycle:
+class GpuLifecycle:
     """The GPUs of one host, over all openings of NVML in the life of the agent."""
 
     def __init__(self) -> None:
         self.epochs: dict[str, int] = {}
-        self._at: dict[str, str] = {}  # key -> PCI address, as last found
+        self._addresses: dict[str, str] = {}  # key -> PCI address, as last found
         self._lost: set[str] = set()
         self._driver = ("", 0)
-        self._began_anew: set[str] = set()
+        self._restarted: set[str] = set()
 
-    def found(self, at: Mapping[str, str], driver_version: str, driver_loads: int) -> list[str]:
+    def update(
+        self, addresses: Mapping[str, str], driver_version: str, driver_loads: int
+    ) -> list[str]:
         """Take what is there now (key -> address), and return in words what is not as it was.
 
         *driver_loads*: how often the driver was found gone. The first find is the beginning, no change.
         """
-        before, self._at = self._at, dict(at)
+        before, self._addresses = self._addresses, dict(addresses)
         driver, self._driver = self._driver, (driver_version, driver_loads)
-        for key in at:
+        for key in addresses:
             self.epochs.setdefault(key, 0)
-        words = []
+        changes = []
         if driver[0] and driver[0] != driver_version:
-            words += [f"driver {driver[0]} is now {driver_version}"]
+            changes += [f"driver {driver[0]} is now {driver_version}"]
         if before and driver[1] != driver_loads:
-            words += ["the driver was loaded again"]
-        if words:
-            self.restart(at)
-        return words + (list(self._moves(before, at)) if before else [])
+            changes += ["the driver was loaded again"]
+        if changes:
+            self.restart(addresses)
+        return changes + (list(self._moves(before, addresses)) if before else [])
 
-    def _moves(self, before: Mapping[str, str], at: Mapping[str, str]) -> Iterable[str]:
-        for key, address in at.items():
+    def _moves(self, before: Mapping[str, str], addresses: Mapping[str, str]) -> Iterable[str]:
+        for key, address in addresses.items():
             if key not in before:
                 yield f"GPU {key} appeared at {address}"
             elif before[key] != address:
@@ -217,28 +222,30 @@ class Lifecycle:
                 continue
             self.restart([key])
         for key, address in before.items():
-            if key not in at:
+            if key not in addresses:
                 yield f"GPU {key} is gone from {address}"
 
     def restart(self, keys: Iterable[str]) -> None:
         """The counters of these GPUs began anew."""
         for key in list(keys):
             self.epochs[key] = self.epochs.get(key, 0) + 1
-            self._began_anew.add(key)
+            self._restarted.add(key)
 
-    def began_anew(self, key: str) -> bool:
+    def take_restarted(self, key: str) -> bool:
         """Say, once, that the counters of a GPU began anew."""
-        if key not in self._began_anew:
+        if key not in self._restarted:
             return False
-        self._began_anew.remove(key)
+        self._restarted.remove(key)
         return True
 
-    def looked_at(self, lost: Mapping[str, bool]) -> list[Change]:
+    def update_lost(self, lost: Mapping[str, bool]) -> list[GpuStateChange]:
         """Take who is lost and who answers, and return the transitions, each once."""
         changes = []
         for key, is_lost in lost.items():
             if is_lost != (key in self._lost):
-                changes.append(Change(key, self._at.get(key, ""), "lost" if is_lost else "back"))
+                changes.append(
+                    GpuStateChange(key, self._addresses.get(key, ""), "lost" if is_lost else "back")
+                )
         for change in changes:
             if change.state == "lost":
                 self._lost.add(change.key)
@@ -261,7 +268,7 @@ class Lifecycle:
     @property
     def any_lost(self) -> bool:
         """Whether a GPU that was found last is lost."""
-        return not self._lost.isdisjoint(self._at)
+        return not self._lost.isdisjoint(self._addresses)
 
 
 #: Who is where is looked at this often; a GPU that comes back, at once.
@@ -276,7 +283,7 @@ NEVER_FALL = {
 log = logging.getLogger(__name__)
 
 
-class GpuSecond(GpuLane):
+class GpuSecond(NvmlCollector):
     """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
 
     Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory
@@ -286,18 +293,18 @@ class GpuSecond(GpuLane):
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__(Pace.SECOND, roots)
         self._clock = clock or SystemClock()
-        self._lifecycle = Lifecycle()
-        self._proofs = FieldProofs(MUST_PROVE)
-        self._proved_driver = ""
-        self._in_proc: tuple[str, list[str]] = ("", [])
+        self._lifecycle = GpuLifecycle()
+        self._validators = FieldValidators(NEEDS_VALIDATION)
+        self._validated_driver = ""
+        self._last_kernel_state: tuple[str, list[str]] = ("", [])
         self._turns_to_identity = IDENTITY_SECONDS
         self._states: Rows | None = None  # of who is lost
         self._counts: Rows | None = None  # of what never falls
-        self._fields: FieldLook | None = None
+        self._field_filter: FieldFilter | None = None
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Load NVML; open no GPU."""
-        self._session.warm()
+        self._session.warm_up()
 
     def collect(self) -> Sequence[Block]:
         """As the other lanes; while library and driver are of different versions, the rows say that and no more."""
@@ -306,106 +313,111 @@ class GpuSecond(GpuLane):
         except NvmlError as error:
             if error.code != OTHER_VERSION or not self._session.gpus:
                 raise
-            return self._updating(str(error))
+            return self._driver_updating_blocks(str(error))
 
-    def _updating(self, words: str) -> Sequence[Block]:
+    def _driver_updating_blocks(self, message: str) -> Sequence[Block]:
         self._keys = [gpu.key for gpu in self._session.gpus]
         blocks = tuple(Block(table, self._keys) for table in ("gpu_1s", "gpu_1s_changes"))
         cells = Cells(blocks)
         for row, key in enumerate(self._keys):
             cells.put("gpu.driver_updating_state", row, 1)
             cells.put("gpu.counter_epoch_count", row, self._lifecycle.epochs.get(key))
-        self.blind_words = words
+        self.access_error = message
         return blocks
 
-    def let_go(self) -> None:
-        self._states = self._counts = self._fields = None
-        super().let_go()
+    def release(self) -> None:
+        self._states = self._counts = self._field_filter = None
+        super().release()
 
-    def _made(self) -> None:
+    def _on_open(self) -> None:
         session = self._session
-        self._in_proc, self._turns_to_identity = self._kernels_side(), IDENTITY_SECONDS
-        if self._proved_driver != session.driver_version and session.nvml is not None:
-            self._begin_proofs(session.driver_version)
+        self._last_kernel_state, self._turns_to_identity = self._kernel_state(), IDENTITY_SECONDS
+        if self._validated_driver != session.driver_version and session.nvml is not None:
+            self._start_validation(session.driver_version)
         for gpu in session.gpus:
             known = library.account(gpu.address)
             self._lifecycle.recall(gpu.key, known.epoch, lost=known.lost)
         if session.nvml is not None:
             self._lifecycle.recall_driver(library.account("").uuid)
             library.remember("", uuid=session.driver_version)
-            at = {gpu.key: gpu.address for gpu in session.gpus}
-            words = self._lifecycle.found(at, session.driver_version, session.driver_loads)
-            if words:
-                self._renew_inventory("; ".join(words))
+            addresses = {gpu.key: gpu.address for gpu in session.gpus}
+            changes = self._lifecycle.update(
+                addresses, session.driver_version, session.driver_loads
+            )
+            if changes:
+                self._request_inventory("; ".join(changes))
         self._watch()
-        self._note_restarts()
+        self._record_restarts()
         for row in range(len(self._keys)):
             self._put_epoch(row)
             self._cells.put("gpu.driver_updating_state", row, 0)
 
-    def _begin_proofs(self, driver_version: str) -> None:
+    def _start_validation(self, driver_version: str) -> None:
         """With another driver, and other ids, what was proved or contradicted is void; not in another process."""
-        self._proofs, self._proved_driver = FieldProofs(MUST_PROVE), driver_version
+        self._validators, self._validated_driver = FieldValidators(NEEDS_VALIDATION), driver_version
         is_same = library.account("").uuid == driver_version
         for gpu in self._session.gpus:
             if is_same:
-                self._proofs.recall(gpu.key, library.account(gpu.address).proofs)
+                self._validators.recall(gpu.key, library.account(gpu.address).proofs)
             else:
                 library.remember(gpu.address, proofs=0)
 
     def _watch(self) -> None:
-        rows, place = len(self._keys), self._cells.place
-        self._states = Rows(rows, [(*place("gpu.lost_state"), library.ALL_BITS)])
-        never_fall = [(*place(name), mask) for name, mask in NEVER_FALL.items()]
+        rows, column_of = len(self._keys), self._cells.column_of
+        self._states = Rows(rows, [(*column_of("gpu.lost_state"), library.ALL_BITS)])
+        never_fall = [(*column_of(name), mask) for name, mask in NEVER_FALL.items()]
         self._counts = Rows(rows, never_fall, self._addresses)  # goes on where it was
-        self._fields = FieldLook(self._proofs, self._keys, self._addresses, self._cells)
+        self._field_filter = FieldFilter(self._validators, self._keys, self._addresses, self._cells)
 
-    def _look(self) -> None:
+    def _after_sweep(self) -> None:
         """Notice who is lost, back, reset or another; hide what is not proved."""
-        assert self._states and self._counts and self._fields
+        assert self._states and self._counts and self._field_filter
         changed = self._states.changed()
-        is_back = bool(changed) and self._look_who_is_lost(changed)
+        is_back = bool(changed) and self._check_lost(changed)
         self._turns_to_identity -= 1
         if (self._turns_to_identity <= 0 or is_back) and self._session.nvml is not None:
             self._turns_to_identity = IDENTITY_SECONDS
-            self._look_who_is_where()
+            self._check_identity()
         for row in self._counts.fallen():
-            self._renew_inventory(f"GPU {self._keys[row]} was reset: its counters began anew")
-            self._restart([self._keys[row]])
-        self._fields.look(self._clock.boottime_ns())
+            self._request_inventory(f"GPU {self._keys[row]} was reset: its counters began anew")
+            self._restart_counters([self._keys[row]])
+        self._field_filter.update(self._clock.boottime_ns())
         if self._lifecycle.any_lost:
-            self._session.ail()
+            self._session.schedule_reopen()
 
-    def _look_who_is_lost(self, rows: Sequence[int]) -> bool:
+    def _check_lost(self, rows: Sequence[int]) -> bool:
         """Tell who fell off the bus and who answers again; who cannot be asked is neither. True: somebody is back."""
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
-        changes = self._lifecycle.looked_at(
+        changes = self._lifecycle.update_lost(
             {k: bool(v) for k, v in states.items() if v is not None}
         )
         for change in changes:
-            self._tell(change)
+            self._publish(change)
         back = any(change.state == "back" for change in changes)
-        self._note_restarts()
+        self._record_restarts()
         if back and not self._lifecycle.any_lost:
-            self._session.is_well()
+            self._session.cancel_reopen()
         return back
 
-    def _restart(self, keys: Sequence[str]) -> None:
+    def _restart_counters(self, keys: Sequence[str]) -> None:
         """The counters of these GPUs began anew."""
         self._lifecycle.restart(keys)
-        self._note_restarts()
+        self._record_restarts()
 
-    def _note_restarts(self) -> None:
+    def _record_restarts(self) -> None:
         """Begin the proofs of those whose counters began anew again, and tell their epochs: to those who come after
         this process too."""
-        anew = {key for key in self._lifecycle.epochs if self._lifecycle.began_anew(key)}
-        self._proofs.restart(anew)
+        restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
+        self._validators.restart(restarted)
         for gpu in self._session.gpus:
-            if gpu.key in anew:
-                epoch, proofs = self._lifecycle.epochs[gpu.key], self._proofs.known(gpu.key)
-                library.remember(gpu.address, epoch=epoch, proofs=proofs)
+            if gpu.key in restarted:
+                epoch, state_bits = (
+                    self._lifecycle.epochs[gpu.key],
+                    self._validators.state_bits(gpu.key),
+                )
+                library.remember(gpu.address, epoch=epoch, proofs=state_bits)
         for row, key in enumerate(self._keys):
-            if key in anew and self._counts is not None:
+            if key in restarted and self._counts is not None:
                 self._counts.forget(row)
                 self._put_epoch(row)
 
@@ -413,37 +425,37 @@ class GpuSecond(GpuLane):
         key = self._keys[row]
         self._cells.put("gpu.counter_epoch_count", row, self._lifecycle.epochs.get(key, 0))
 
-    def _tell(self, change: Change) -> None:
-        words = "fell off the bus" if change.state == "lost" else "answers again"
-        self._renew_inventory(f"GPU {change.key} at {change.address} {words}")
-        if self._teller:  # else nobody is to hear of it from this process
+    def _publish(self, change: GpuStateChange) -> None:
+        message = "fell off the bus" if change.state == "lost" else "answers again"
+        self._request_inventory(f"GPU {change.key} at {change.address} {message}")
+        if self._publisher:  # else nobody is to hear of it from this process
             library.remember(change.address, lost=change.state == "lost")
-            self._teller.tell(
+            self._publisher.publish(
                 HealthEvent(
                     device_kind="gpu",
                     device=change.address,
                     name="gpu.lost",
-                    message=f"GPU {change.key} at {change.address} {words}",
+                    message=f"GPU {change.key} at {change.address} {message}",
                     attributes={"state": change.state, "uuid": change.key},
                 )
             )
 
-    def _look_who_is_where(self) -> None:
+    def _check_identity(self) -> None:
         """Compare each GPU's UUID, the kernel's list of GPUs and its driver with what they were.
 
         Where they differ this turn's values are not known to be whose they seem, and are thrown away.
         """
         for gpu in self._session.gpus:
-            uuid = "" if gpu.spared else self._uuid(gpu.address)
+            uuid = "" if gpu.excluded else self._uuid(gpu.address)
             if uuid and gpu.key.startswith("GPU-") and uuid != gpu.key:
-                self._open_again(
+                self._reopen(
                     f"GPU {uuid} is where {gpu.key} was, at {gpu.address}", driver_loaded=False
                 )
-        version, listed = self._kernels_side()
-        if version != self._in_proc[0]:
-            self._open_again(f"the kernel has driver {version or 'none'}", driver_loaded=True)
-        if listed != self._in_proc[1]:
-            self._open_again("the driver lists other GPUs than before", driver_loaded=False)
+        version, listed = self._kernel_state()
+        if version != self._last_kernel_state[0]:
+            self._reopen(f"the kernel has driver {version or 'none'}", driver_loaded=True)
+        if listed != self._last_kernel_state[1]:
+            self._reopen("the driver lists other GPUs than before", driver_loaded=False)
 
     def _uuid(self, address: str) -> str:
         assert self._session.nvml is not None
@@ -452,20 +464,20 @@ class GpuSecond(GpuLane):
         except NvmlError:
             return ""  # the sweep says what is wrong with it
 
-    def _open_again(self, why: str, *, driver_loaded: bool) -> None:
-        self._session.open_anew(driver_loaded=driver_loaded)
-        raise RuntimeError(f"{why}: NVML is opened anew")
+    def _reopen(self, reason: str, *, driver_loaded: bool) -> None:
+        self._session.reopen(driver_loaded=driver_loaded)
+        raise RuntimeError(f"{reason}: NVML is opened anew")
 
-    def _kernels_side(self) -> tuple[str, list[str]]:
+    def _kernel_state(self) -> tuple[str, list[str]]:
         return kernel_driver_version(self._roots.proc), driver_gpus(self._roots.proc)
 
-    def _renew_inventory(self, why: str) -> None:
-        log.info("%s", why, extra={"cause": "gpu.lifecycle"})
-        if self._teller:
-            self._teller.renew_inventory(why)
+    def _request_inventory(self, reason: str) -> None:
+        log.info("%s", reason, extra={"cause": "gpu.lifecycle"})
+        if self._publisher:
+            self._publisher.request_inventory(reason)
 
 
-class GpuTenSeconds(GpuLane):
+class GpuTenSeconds(NvmlCollector):
     """What changes slowly: limits, ECC counts by location, row remapping, repairs, the PCIe link, the MIG mode; and
     how many calls all that is known of a GPU has cost."""
 
@@ -474,19 +486,21 @@ class GpuTenSeconds(GpuLane):
         self._modes: dict[str, int] = {}
         self._capped: set[str] = set()  # addresses
 
-    def _look(self) -> None:
+    def _after_sweep(self) -> None:
         """Note which GPUs are split, for all lanes; a mode that changed makes another host."""
         modes = {
             key: self._cells.integer("gpu.mig_mode_state", row)
             for row, key in enumerate(self._keys)
         }
         addresses = zip(self._addresses, self._keys, strict=True)
-        self._session.split = frozenset(address for address, key in addresses if modes[key])
+        self._session.mig_addresses = frozenset(address for address, key in addresses if modes[key])
         known = {key: mode for key, mode in modes.items() if mode is not None}
         changed = [key for key, mode in known.items() if self._modes.get(key, mode) != mode]
         self._modes |= known
-        if changed and self._teller:
-            self._teller.renew_inventory(f"MIG was switched on or off at GPU {', '.join(changed)}")
+        if changed and self._publisher:
+            self._publisher.request_inventory(
+                f"MIG was switched on or off at GPU {', '.join(changed)}"
+            )
         self._count_calls()
 
     def _count_calls(self) -> None:
@@ -496,26 +510,26 @@ class GpuTenSeconds(GpuLane):
             self._cells.put("gpu.driver_calls_left_out_count", row, account.left_out)
             if account.left_out and address not in self._capped:
                 self._capped.add(address)
-                self._tell_capped(address, self._keys[row])
+                self._publish_capped(address, self._keys[row])
 
-    def _tell_capped(self, address: str, key: str) -> None:
-        words = (
+    def _publish_capped(self, address: str, key: str) -> None:
+        message = (
             f"GPU {key}: over {library.CALLS_PER_SECOND_MAX} calls a second, the rest is left out"
         )
-        log.warning("%s", words, extra={"cause": "gpu.calls"})
-        if self._teller:
-            self._teller.tell(
+        log.warning("%s", message, extra={"cause": "gpu.calls"})
+        if self._publisher:
+            self._publisher.publish(
                 HealthEvent(
                     device_kind="gpu",
                     device=key,
                     name="gpu.driver_calls_capped",
-                    message=words,
+                    message=message,
                     attributes={"pci_address": address},
                 )
             )
 
 
-class GpuMinute(GpuLane):
+class GpuMinute(NvmlCollector):
     """What somebody sets, and what the GPU was made with: modes, maximal clocks, limits of power and heat."""
 
     def __init__(self, roots: Roots) -> None:

@@ -15,7 +15,7 @@ from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
 from ..hardware.files import Roots
-from .nvml_session import Gpu, session_of
+from .nvml_session import NvmlGpu, session_of
 
 SECOND_NS = 1_000_000_000
 #: 8 Hz: GPM's samples must be more than 100 ms apart (nvml.h), and power is renewed no faster.
@@ -24,10 +24,10 @@ PERIOD_NS = 125_000_000
 SAMPLE_SECONDS_MAX = 0.1
 #: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for anew;
 #: as long as that does not help, ever more rarely.
-AILING_NS, AILING_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
+STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
 #: Readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale and most: the ring's columns.
-SWEPT = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags")
+SWEEP_READINGS = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags")
 _PERCENT, _MEBIBYTES = (0.01, 101.0), (1048576.0, 1e9)
 METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (2, _PERCENT, "sm_active_ratio"),
@@ -39,7 +39,7 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (60, _MEBIBYTES, "nvlink_received_bytes_per_second"),
     (61, _MEBIBYTES, "nvlink_transmitted_bytes_per_second"),
 )
-COLUMNS = len(SWEPT) + len(METRICS)
+COLUMNS = len(SWEEP_READINGS) + len(METRICS)
 #: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
@@ -48,22 +48,22 @@ def _summary() -> list[tuple[int, int, int, float, int]]:
     """Return how each column of the table is made: form, column of the ring, bits, most (0: any), column."""
     rows = [("samples_count", COUNT, 0, 0, 0.0)]
     for at, name in enumerate(("sm_clock", "power")):
-        unit = SWEPT[at].rpartition("_")[2]
+        unit = SWEEP_READINGS[at].rpartition("_")[2]
         for form, part in ((MEAN, "mean"), (LEAST, "min"), (MOST, "max")):
             rows.append((f"{name}_{part}_{unit}", form, at, 0, 0.0))
     rows += [(name, SHARE, 2, bits, 0.0) for name, bits in REASONS.items()]
-    for at, (_, _, name) in enumerate(METRICS, start=len(SWEPT)):
+    for at, (_, _, name) in enumerate(METRICS, start=len(SWEEP_READINGS)):
         # A share is at most 1: drivers round 100.02 % up.
         rows.append((name, MEAN, at, 0, 1.0 if name.endswith("_ratio") else 0.0))
-    rows += [("sm_active_min_ratio", LEAST, len(SWEPT), 0, 1.0)]
-    rows += [("sm_active_max_ratio", MOST, len(SWEPT), 0, 1.0)]
+    rows += [("sm_active_min_ratio", LEAST, len(SWEEP_READINGS), 0, 1.0)]
+    rows += [("sm_active_max_ratio", MOST, len(SWEEP_READINGS), 0, 1.0)]
     return [(form, at, bits, most, index_of(f"gpu_fast.{n}")) for n, form, at, bits, most in rows]
 
 
 class Samples:
     """The GPUs that were found, and the last samples of each."""
 
-    def __init__(self, nvml: Nvml, gpus: Sequence[Gpu], driver_version: str) -> None:
+    def __init__(self, nvml: Nvml, gpus: Sequence[NvmlGpu], driver_version: str) -> None:
         """*gpus*: one or more, of which those that are spared are not asked."""
         rows = len(gpus)
         addresses = [gpu.address for gpu in gpus]
@@ -71,18 +71,18 @@ class Samples:
         self._sweep = Sweep(
             nvml,
             addresses,
-            {name: (cells, valid, at) for at, name in enumerate(SWEPT)},
+            {name: (cells, valid, at) for at, name in enumerate(SWEEP_READINGS)},
             fields_of(driver_version),
-            spared=[gpu.address for gpu in gpus if gpu.spared],
+            spared=[gpu.address for gpu in gpus if gpu.excluded],
             budget_seconds=SAMPLE_SECONDS_MAX,
             skips=True,
         )
         self.gpm = Gpm(
             nvml,
-            [0 if gpu.spared else _handle(nvml, gpu.address) for gpu in gpus],
+            [0 if gpu.excluded else _handle(nvml, gpu.address) for gpu in gpus],
             [
                 (metric, scale, most, cells, valid, at)
-                for at, (metric, (scale, most), _) in enumerate(METRICS, start=len(SWEPT))
+                for at, (metric, (scale, most), _) in enumerate(METRICS, start=len(SWEEP_READINGS))
             ],
             addresses=addresses,
         )
@@ -112,51 +112,51 @@ class GpuFast:
     def __init__(self, roots: Roots) -> None:
         """Opens nothing yet: the first `collect` does."""
         self._session = session_of(roots)
-        self._session.join(self)
+        self._session.register(self)
         self.samples: Samples | None = None
-        self._made_ns = 0
-        self._patience_ns = AILING_NS
+        self._created_ns = 0
+        self._stuck_wait_ns = STUCK_NS
 
     def collect(self) -> Sequence[Block]:
         """Return the summary; no block while there is no sample. Raises as a lane of the GPUs does."""
         self._session.open()
         samples = self.samples
-        if samples is not None and self._ails(samples):
-            self.let_go()
+        if samples is not None and self._is_stuck(samples):
+            self.release()
             samples = None
         if samples is None:
-            self._make()
+            self._build()
             return ()
         return (samples.block,) if samples.ring.summarise(samples.block) else ()
 
-    def rest(self, until_ns: int) -> None:
+    def idle(self, until_ns: int) -> None:
         """Sample eight times a second until then, or until somebody calls."""
-        self._session.listen()
+        self._session.poll_events()
         if self.samples is not None:
             self.samples.ring.rest(until_ns)
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing; their rows remain, and are missing."""
-        self._session.spare(devices)
+        self._session.exclude(devices)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the samples, before NVML is closed."""
         if self.samples is not None:
             self.samples.close()
         self.samples = None
 
-    def _make(self) -> None:
+    def _build(self) -> None:
         session = self._session
         if session.nvml is not None:  # else every GPU is spared
             self.samples = Samples(session.nvml, session.gpus, session.driver_version)
-            self._made_ns = session.clock.boottime_ns()
+            self._created_ns = session.clock.boottime_ns()
 
-    def _ails(self, samples: Samples) -> bool:
+    def _is_stuck(self, samples: Samples) -> bool:
         """Say whether to ask for the handles anew: as they are, they have been of no use for long enough."""
-        now_ns, well_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
-        if well_ns > self._made_ns:
-            self._patience_ns = AILING_NS
-        if now_ns - max(well_ns, self._made_ns) < self._patience_ns:
+        now_ns, healthy_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
+        if healthy_ns > self._created_ns:
+            self._stuck_wait_ns = STUCK_NS
+        if now_ns - max(healthy_ns, self._created_ns) < self._stuck_wait_ns:
             return False
-        self._patience_ns = min(2 * self._patience_ns, AILING_NS_MAX)
+        self._stuck_wait_ns = min(2 * self._stuck_wait_ns, STUCK_NS_MAX)
         return True

@@ -19,7 +19,7 @@ from .block_writer import Cells
 #: So many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
 CONFIRMATIONS_MIN = 3
 #: So often it must have rested while its reason was not set: or it might count something that always is.
-RESTS_MIN = 1
+IDLE_SAMPLES_MIN = 1
 #: Nobody throttles for less; a setting that was counted up by one is no time.
 CONFIRMING_STEP_NS_MIN = 1_000_000
 #: A step may be longer than the time between two samples by what a busy host delays one of them.
@@ -45,7 +45,7 @@ class FieldState(IntEnum):
     VERIFIED = 2
 
 
-class FieldProof:
+class FieldValidator:
     """What one field of one GPU has shown. Pure: observations in, a verdict out."""
 
     def __init__(self, flag: int) -> None:
@@ -59,18 +59,18 @@ class FieldProof:
         """What is known now."""
         if self.contradiction or self._last is None:
             return FieldState.UNSUPPORTED
-        return FieldState.VERIFIED if self.is_proved else FieldState.UNVERIFIED
+        return FieldState.VERIFIED if self.is_verified else FieldState.UNVERIFIED
 
     @property
-    def is_proved(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether it has shown enough, and nothing else."""
-        enough = self._confirmations >= CONFIRMATIONS_MIN and self._rests >= RESTS_MIN
+        enough = self._confirmations >= CONFIRMATIONS_MIN and self._idle_samples >= IDLE_SAMPLES_MIN
         return enough and not self.contradiction
 
-    def recall(self, *, proved: bool, contradicted: bool) -> None:
+    def recall(self, *, verified: bool, contradicted: bool) -> None:
         """Take what it has shown to another process."""
-        if proved:
-            self._confirmations, self._rests = CONFIRMATIONS_MIN, RESTS_MIN
+        if verified:
+            self._confirmations, self._idle_samples = CONFIRMATIONS_MIN, IDLE_SAMPLES_MIN
         if contradicted:
             self.contradiction = "it contradicted what it should be"
 
@@ -78,46 +78,49 @@ class FieldProof:
         """Begin anew: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
-        self._last_seen: tuple[int | None, int | None] | None = None
-        self._set = False, False  # its reason, at the last sample but one and at the last
-        self._confirmations = self._rests = self._reasonless = 0
+        self._last_sample: tuple[int | None, int | None] | None = None
+        self._reason_was_set = (
+            False,
+            False,
+        )  # its reason, at the last sample but one and at the last
+        self._confirmations = self._idle_samples = self._reasonless = 0
 
     def observe(self, time_ns: int, value: int | None, reasons: int | None) -> bool:
         """Take a sample, and say whether its value may be published. None: could not be read."""
-        self._last_seen = value, reasons
+        self._last_sample = value, reasons
         if value is None or self.contradiction:
             return False
         is_set = reasons is None or bool(reasons & self._flag)  # unknown proves nothing either way
         if self._first is None or self._last is None:
             self._first = time_ns, value
         else:
-            self._judge(time_ns, value, is_set, known=reasons is not None)
-        self._last, self._set = (time_ns, value), (self._set[1], is_set)
+            self._evaluate(time_ns, value, is_set, known=reasons is not None)
+        self._last, self._reason_was_set = (time_ns, value), (self._reason_was_set[1], is_set)
         return self.state is FieldState.VERIFIED
 
-    def rested(self, time_ns: int) -> None:
+    def observe_idle(self, time_ns: int) -> None:
         """Take a sample at this time that was as the last one."""
-        if self._last_seen is not None:
-            self.observe(time_ns, *self._last_seen)
+        if self._last_sample is not None:
+            self.observe(time_ns, *self._last_sample)
 
-    def _judge(self, time_ns: int, value: int, is_set: bool, *, known: bool) -> None:
+    def _evaluate(self, time_ns: int, value: int, is_set: bool, *, known: bool) -> None:
         assert self._first is not None and self._last is not None
         step, elapsed = value - self._last[1], time_ns - self._last[0]
         grown, passed = value - self._first[1], time_ns - self._first[0]
-        set_at_an_end = is_set or self._set[1]
+        set_at_an_end = is_set or self._reason_was_set[1]
         if step < 0:
             self.contradiction = "it fell, and nothing was reset"
         elif max(step - elapsed, grown - passed) > IMPOSSIBLE_LATE_NS:
             self.contradiction = "it grew faster than time passes"
         elif step == 0:
-            self._rests += not set_at_an_end
+            self._idle_samples += not set_at_an_end
         elif set_at_an_end:
             credible = CONFIRMING_STEP_NS_MIN <= step <= elapsed + CONFIRMING_LATE_NS_MAX
             self._confirmations += known and credible
-        elif not self._set[0]:
-            self._note_reasonless(step, elapsed)
+        elif not self._reason_was_set[0]:
+            self._count_reasonless(step, elapsed)
 
-    def _note_reasonless(self, step: int, elapsed: int) -> None:
+    def _count_reasonless(self, step: int, elapsed: int) -> None:
         """Count a step without its reason; one shorter than half the time may have fallen between samples."""
         self._reasonless += 2 * step >= elapsed
         allowed = REASONLESS_STEPS_MAX + self._confirmations // CONFIRMATIONS_PER_REASONLESS
@@ -125,7 +128,7 @@ class FieldProof:
             self.contradiction = "it grew again and again while its clock event reason was not set"
 
 
-class FieldProofs:
+class FieldValidators:
     """The proofs of all GPUs: hides what is not proven, and says in which state each field is."""
 
     def __init__(self, flags: Mapping[str, int]) -> None:
@@ -135,32 +138,34 @@ class FieldProofs:
         self.flags = sum(set(flags.values()))
         #: Reading, its signal, the signal of its state.
         self.names = [(r, f"gpu.{r}", f"gpu.{state_of(r)}") for r in flags]
-        self._proofs: dict[tuple[str, str], FieldProof] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._validators: dict[tuple[str, str], FieldValidator] = {}
+        self._reported: set[tuple[str, str]] = set()
 
     def restart(self, keys: Iterable[str]) -> None:
         """The counters of these GPUs began anew."""
         for key in keys:
             for reading in self._flags:
-                self._proof(key, reading).restart()
+                self._validator(key, reading).restart()
 
-    def known(self, key: str) -> int:
+    def state_bits(self, key: str) -> int:
         """Return what a GPU's fields have shown, for `recall`: a bit for each that is proved, then for each that is out."""
-        proofs = [self._proof(key, reading) for reading in self._flags]
-        said = [each.is_proved for each in proofs] + [bool(each.contradiction) for each in proofs]
-        return sum(is_set << bit for bit, is_set in enumerate(said))
+        validators = [self._validator(key, reading) for reading in self._flags]
+        bits = [each.is_verified for each in validators] + [
+            bool(each.contradiction) for each in validators
+        ]
+        return sum(is_set << bit for bit, is_set in enumerate(bits))
 
-    def recall(self, key: str, known: int) -> None:
+    def recall(self, key: str, bits: int) -> None:
         """Take what another process with the same driver has seen of a GPU's fields."""
         for bit, reading in enumerate(self._flags):
-            contradicted = bool(known >> len(self._flags) + bit & 1)
-            self._proof(key, reading).recall(
-                proved=bool(known >> bit & 1), contradicted=contradicted
+            contradicted = bool(bits >> len(self._flags) + bit & 1)
+            self._validator(key, reading).recall(
+                verified=bool(bits >> bit & 1), contradicted=contradicted
             )
             if contradicted:
-                self._said.add((key, reading))
+                self._reported.add((key, reading))
 
-    def judge(
+    def evaluate(
         self, time_ns: int, row: int, key: str, cells: Cells
     ) -> list[tuple[bool, int | None]]:
         """Take a turn's values of a GPU, and return of each field whether it may be published, and its state.
@@ -168,90 +173,102 @@ class FieldProofs:
         The states of a GPU that was lost, or whose fields could not be asked for, are missing.
         """
         reasons = cells.integer("gpu.clock_event_reasons_flags", row)
-        answers = cells.integer("gpu.violation_power_nanoseconds", row) is not None
+        has_answer = cells.integer("gpu.violation_power_nanoseconds", row) is not None
         verdicts: list[tuple[bool, int | None]] = []
         for reading, signal, _ in self.names:
-            proof = self._proof(key, reading)
+            validator = self._validator(key, reading)
             value = cells.integer(signal, row)
-            shown = proof.observe(time_ns, value, reasons)
-            verdicts.append((shown, proof.state if answers or value is not None else None))
+            shown = validator.observe(time_ns, value, reasons)
+            verdicts.append((shown, validator.state if has_answer or value is not None else None))
         return verdicts
 
-    def rested(self, time_ns: int, key: str) -> None:
+    def observe_idle(self, time_ns: int, key: str) -> None:
         """Take it that at this time a GPU said what it had said the time before."""
         for reading in self._flags:
-            self._proof(key, reading).rested(time_ns)
+            self._validator(key, reading).observe_idle(time_ns)
 
     def new_contradictions(self) -> list[str]:
         """Return in words what was found out since the last call, each once."""
         new = [
-            at for at, proof in self._proofs.items() if proof.contradiction and at not in self._said
+            at
+            for at, validator in self._validators.items()
+            if validator.contradiction and at not in self._reported
         ]
-        self._said.update(new)
+        self._reported.update(new)
         return [
-            f"GPU {at[0]}: gpu.{at[1]} is not published: {self._proofs[at].contradiction}"
+            f"GPU {at[0]}: gpu.{at[1]} is not published: {self._validators[at].contradiction}"
             for at in new
         ]
 
-    def _proof(self, key: str, reading: str) -> FieldProof:
-        proof = self._proofs.get((key, reading))
-        if proof is None:
-            proof = self._proofs[key, reading] = FieldProof(self._flags[reading])
-        return proof
+    def _validator(self, key: str, reading: str) -> FieldValidator:
+        validator = self._validators.get((key, reading))
+        if validator is None:
+            validator = self._validators[key, reading] = FieldValidator(self._flags[reading])
+        return validator
 
 
-class FieldLook:
+class FieldFilter:
     """The proofs over one opening's rows: judges those whose GPU says something else than before, hides what is not
     proven. What stays as it is costs no look in Python."""
 
     def __init__(
-        self, proofs: FieldProofs, keys: Sequence[str], addresses: Sequence[str], cells: Cells
+        self,
+        validators: FieldValidators,
+        keys: Sequence[str],
+        addresses: Sequence[str],
+        cells: Cells,
     ) -> None:
-        self._proofs, self._keys, self._cells = proofs, keys, cells
+        self._validators, self._keys, self._cells = validators, keys, cells
         self._addresses = addresses
-        place, rows = cells.place, len(keys)
-        evidence = [(*place(signal), ALL_BITS) for _, signal, _ in proofs.names]
-        evidence += [(*place("gpu.clock_event_reasons_flags"), proofs.flags)]
-        evidence += [(*place("gpu.violation_power_nanoseconds"), 0)]  # whether it answers at all
+        column_of, rows = cells.column_of, len(keys)
+        evidence = [(*column_of(signal), ALL_BITS) for _, signal, _ in validators.names]
+        evidence += [(*column_of("gpu.clock_event_reasons_flags"), validators.flags)]
+        evidence += [
+            (*column_of("gpu.violation_power_nanoseconds"), 0)
+        ]  # whether it answers at all
         self._evidence = Rows(rows, evidence)
-        self._judging: dict[int, int] = {}  # row -> turns for which it is judged yet
+        self._unsettled: dict[int, int] = {}  # row -> turns for which it is judged yet
         #: Signal -> of each row, 1: not to be published.
-        self._hidden = {signal: b"\1" * rows for _, signal, _ in proofs.names}
-        self._hiding = self._places()
-        self._looked_ns = 0
+        self._hidden = {signal: b"\1" * rows for _, signal, _ in validators.names}
+        self._mask_writes = self._build_mask_writes()
+        self._updated_ns = 0
 
-    def look(self, now_ns: int) -> None:
+    def update(self, now_ns: int) -> None:
         """Take a turn's values."""
         for row in self._evidence.changed():
-            if row not in self._judging and self._looked_ns:
-                self._proofs.rested(self._looked_ns, self._keys[row])
-            self._judging[row] = SETTLING_TURNS + 1
-        if self._judging:
-            self._judge(now_ns)
-        for valid, rows, nothing in self._hiding:
+            if row not in self._unsettled and self._updated_ns:
+                self._validators.observe_idle(self._updated_ns, self._keys[row])
+            self._unsettled[row] = SETTLING_TURNS + 1
+        if self._unsettled:
+            self._evaluate(now_ns)
+        for valid, rows, nothing in self._mask_writes:
             valid[rows] = nothing
-        self._looked_ns = now_ns
+        self._updated_ns = now_ns
 
-    def _places(self) -> list[tuple[bytearray, slice, bytes]]:
+    def _build_mask_writes(self) -> list[tuple[bytearray, slice, bytes]]:
         hidden = self._hidden.items()
-        return [each for signal, rows in hidden for each in self._cells.hiding(signal, rows)]
+        return [each for signal, rows in hidden for each in self._cells.mask_writes(signal, rows)]
 
-    def _judge(self, now_ns: int) -> None:
+    def _evaluate(self, now_ns: int) -> None:
         hidden = {signal: bytearray(rows) for signal, rows in self._hidden.items()}
-        for row, turns in list(self._judging.items()):
-            verdicts = self._proofs.judge(now_ns, row, self._keys[row], self._cells)
-            for (_, signal, state), (shown, said) in zip(self._proofs.names, verdicts, strict=True):
+        for row, turns in list(self._unsettled.items()):
+            verdicts = self._validators.evaluate(now_ns, row, self._keys[row], self._cells)
+            for (_, signal, state), (shown, field_state) in zip(
+                self._validators.names, verdicts, strict=True
+            ):
                 hidden[signal][row] = not shown
-                self._cells.put(state, row, said)
-            library.remember(self._addresses[row], proofs=self._proofs.known(self._keys[row]))
+                self._cells.put(state, row, field_state)
+            library.remember(
+                self._addresses[row], proofs=self._validators.state_bits(self._keys[row])
+            )
             if turns > 1:
-                self._judging[row] = turns - 1
+                self._unsettled[row] = turns - 1
             else:
-                del self._judging[row]
+                del self._unsettled[row]
         self._hidden = {signal: bytes(rows) for signal, rows in hidden.items()}
-        self._hiding = self._places()
-        for words in self._proofs.new_contradictions():
-            log.warning("%s", words, extra={"cause": "gpu.field"})
+        self._mask_writes = self._build_mask_writes()
+        for message in self._validators.new_contradictions():
+            log.warning("%s", message, extra={"cause": "gpu.field"})
 
 
 def state_of(reading: str) -> str:

@@ -10,22 +10,22 @@ from ...contract.block import Block
 from ...contract.signal import PERIOD_SECONDS, Pace
 from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
-from ..collector import Blind, NoData
+from ..collector import AccessDenied, NoData
 from ..hardware.files import Roots
 from ..hardware.nvidia import mig_monitor_line
-from .nvml_session import LOOK_AGAIN_SECONDS, LOST, NO_PERMISSION, session_of
+from .nvml_session import LOST, NO_PERMISSION, RETRY_SECONDS, session_of
 
 Answer = TypeVar("Answer")
 
 #: That there is no part of its kind, which it knows already, a collector says in every so many turns.
-SAYING_TURNS = 10
+NO_DATA_TURNS = 10
 
 
-class PartsLane(ABC):
+class GpuPartsCollector(ABC):
     """A collector of one kind of part, of all GPUs.
 
-    `collect` raises NoData where there is no driver, no GPU, or none with such a part, Blind where the agent may
-    not look. A GPU that answers with an error is left out of that turn, which its words in `blind_words` say; one
+    `collect` raises NoData where there is no driver, no GPU, or none with such a part, AccessDenied where the agent may
+    not look. A GPU that answers with an error is left out of that turn, which its words in `access_error` say; one
     that is lost or spared is left out in silence: `gpu.lost_state` says it. Neither costs its neighbours.
     """
 
@@ -34,36 +34,38 @@ class PartsLane(ABC):
     def __init__(self, name: str, pace: Pace, roots: Roots) -> None:
         """Loads nothing yet: the first `collect` does."""
         self.name, self.pace = name, pace
-        self.blind_words = ""
+        self.access_error = ""
         self._roots = roots
         self._session = session_of(roots)
-        self._session.join(self)
+        self._session.register(self)
         self._parts: Parts | None = None
         #: Address -> key, of the GPUs that are open.
         self._gpus: dict[str, str] = {}
-        self._closed = ""  # in words: a GPU that could not be opened
-        self._nothing: Exception | None = None
+        self._open_error = ""  # in words: a GPU that could not be opened
+        self._last_error: Exception | None = None
         self._turns_to_wait = 0
-        self._sick = False  # some GPU did not answer: all are looked for again after a while
+        self._is_unhealthy = (
+            False  # some GPU did not answer: all are looked for again after a while
+        )
 
     def collect(self) -> Sequence[Block]:
         """Read every GPU once."""
         self._session.open()
-        if self._sick and self._turns_to_wait == 0:
-            self.let_go()
+        if self._is_unhealthy and self._turns_to_wait == 0:
+            self.release()
         self._turns_to_wait = max(0, self._turns_to_wait - 1)
         parts = self._parts or self._find()
-        self.blind_words = self._closed
+        self.access_error = self._open_error
         try:
             return self._read(parts)
         except NoData as reason:
             self._give_up(reason)
             raise
 
-    def passes(self) -> bool:
+    def skip(self) -> bool:
         """While it waits to look again for what is not there, say so in one turn of ten. NVML opened anew ends that."""
-        has_nothing = self._parts is None and isinstance(self._nothing, NoData)
-        if not has_nothing or not self._turns_to_wait or self._turns_to_wait % SAYING_TURNS == 1:
+        has_nothing = self._parts is None and isinstance(self._last_error, NoData)
+        if not has_nothing or not self._turns_to_wait or self._turns_to_wait % NO_DATA_TURNS == 1:
             return False
         self._turns_to_wait -= 1
         return True
@@ -75,19 +77,19 @@ class PartsLane(ABC):
     def _read(self, parts: Parts) -> Sequence[Block]:
         """Fill the blocks."""
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing: they have no parts meanwhile."""
-        self._session.spare(devices)
+        self._session.exclude(devices)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget what was made of the open NVML."""
-        self._parts = self._nothing = None
-        self._gpus, self._sick = {}, False
+        self._parts = self._last_error = None
+        self._gpus, self._is_unhealthy = {}, False
 
     def _find(self) -> Parts:
         """Open all GPUs; where there is nothing to read, say so and look again after a while."""
-        if self._nothing is not None and self._turns_to_wait > 0:
-            raise self._nothing.with_traceback(None)  # or each raise would make it longer
+        if self._last_error is not None and self._turns_to_wait > 0:
+            raise self._last_error.with_traceback(None)  # or each raise would make it longer
         nvml = self._session.nvml
         if nvml is None:
             raise NoData("all GPUs are left alone")
@@ -95,72 +97,72 @@ class PartsLane(ABC):
             self._parts = parts = Parts(nvml)
             self._open(parts)
             self._prepare(parts)
-        except (NoData, Blind, NvmlError) as reason:
+        except (NoData, AccessDenied, NvmlError) as reason:
             self._give_up(reason)
             raise
         except BaseException:
-            self.let_go()
+            self.release()
             raise
         return parts
 
     def _give_up(self, reason: Exception) -> None:
         """Let go, and give the same answer until it is time to look again."""
-        self.let_go()
-        self._nothing = reason
+        self.release()
+        self._last_error = reason
         self._wait()
 
     def _open(self, parts: Parts) -> None:
         """Take the GPUs that are not spared; what cannot be opened is named, and tried again after a while."""
-        self._gpus = {gpu.address: gpu.key for gpu in self._session.gpus if not gpu.spared}
-        self.blind_words = ""
-        opened = self._ask(parts.open)
-        self._closed = self.blind_words
+        self._gpus = {gpu.address: gpu.key for gpu in self._session.gpus if not gpu.excluded}
+        self.access_error = ""
+        opened = self._query(parts.open)
+        self._open_error = self.access_error
         if len(opened) < len(self._gpus):
-            self._fell_sick()
+            self._mark_unhealthy()
         self._gpus = {address: self._gpus[address] for address in opened}
 
-    def _ask(
-        self, question: Callable[[str], Answer], addresses: Iterable[str] | None = None
+    def _query(
+        self, query: Callable[[str], Answer], addresses: Iterable[str] | None = None
     ) -> dict[str, Answer]:
-        """Return each GPU's answer by its address. Where none has one, raises Blind or the first one's error."""
+        """Return each GPU's answer by its address. Where none has one, raises AccessDenied or the first one's error."""
         answers: dict[str, Answer] = {}
         errors: dict[str, NvmlError] = {}
         for address in self._gpus if addresses is None else addresses:
             try:
-                answers[address] = question(address)
+                answers[address] = query(address)
             except NvmlError as error:
                 errors[address] = error
         if errors:
-            self._note(errors)
+            self._record_errors(errors)
             if not answers:
                 if all(error.code == NO_PERMISSION for error in errors.values()):
-                    raise Blind(self.blind_words)
+                    raise AccessDenied(self.access_error)
                 raise next(iter(errors.values()))
         return answers
 
-    def _note(self, errors: dict[str, NvmlError]) -> None:
+    def _record_errors(self, errors: dict[str, NvmlError]) -> None:
         """Keep the words of the first GPU that would not answer."""
         for address, error in errors.items():
             if error.code not in (NO_PERMISSION, LEFT_OUT):
-                self._fell_sick()
-            if error.code != LOST and not self.blind_words:
-                said = self.refused_words() if error.code == NO_PERMISSION else str(error)
-                self.blind_words = f"GPU {address}: {said}"
+                self._mark_unhealthy()
+            if error.code != LOST and not self.access_error:
+                detail = self.permission_message() if error.code == NO_PERMISSION else str(error)
+                self.access_error = f"GPU {address}: {detail}"
 
-    def refused_words(self) -> str:
+    def permission_message(self) -> str:
         """Return what to say, and what would open it, where NVML answers `no permission`."""
         return f"no permission; {mig_monitor_line(self._roots)}"
 
-    def _fell_sick(self) -> None:
-        if not self._sick:
-            self._sick = True
+    def _mark_unhealthy(self) -> None:
+        if not self._is_unhealthy:
+            self._is_unhealthy = True
             self._wait()
 
     def _wait(self) -> None:
-        self._turns_to_wait = LOOK_AGAIN_SECONDS // PERIOD_SECONDS[self.pace]
+        self._turns_to_wait = RETRY_SECONDS // PERIOD_SECONDS[self.pace]
 
 
-def remade(block: Block | None, table: str, keys: Iterable[str]) -> Block:
+def cleared_block(block: Block | None, table: str, keys: Iterable[str]) -> Block:
     """Return *block*, cleared, if it has these rows; else a new one of *table*."""
     rows = tuple(keys)
     if block is None or block.devices != rows:

@@ -14,16 +14,24 @@ from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext.nvml_parts import Parts, Process, ProcessLists
 from ..clock import Clock, SystemClock
-from ..collector import Blind, NoData
-from ..events import Teller
+from ..collector import AccessDenied, NoData
+from ..events import EventPublisher
 from ..hardware import process_owner
 from ..hardware.files import Roots
 from ..hardware.job_ranks import RankReader
-from ..hardware.process_owner import CONTAINER, KUBERNETES, PLACE, SLURM, SYSTEMD, Seen, State
+from ..hardware.process_owner import (
+    CONTAINER,
+    DEVICE_NAME,
+    KUBERNETES,
+    SLURM,
+    SYSTEMD,
+    ProcessSnapshot,
+    ProcessState,
+)
 from ..hardware.processes import read_tasks
 from .block_writer import block_of
-from .change_events import TELL_AGAIN_NS, TellBudget, anew, boot_of, revision_at
-from .gpu_parts import PartsLane, remade
+from .change_events import REPEAT_NS, EventRateLimit, boot_of, resync_event, revision_at
+from .gpu_parts import GpuPartsCollector, cleared_block
 from .tasks import HIDEPID
 
 # ----------------------------------------------------------------------
@@ -33,7 +41,7 @@ from .tasks import HIDEPID
 # Both take their turns in one process, one after the other, so that nothing here needs a lock.
 
 
-class Holding(NamedTuple):
+class GpuProcess(NamedTuple):
     """A process that holds a GPU, or under MIG an instance of it."""
 
     gpu: str  # as the GPU's readings are keyed
@@ -43,95 +51,97 @@ class Holding(NamedTuple):
     memory_bytes: int | None = None
 
 
-class Listing(NamedTuple):
+class GpuProcessList(NamedTuple):
     """One look. A GPU that did not answer is not among `gpus`: of it nothing is known."""
 
     gpus: tuple[str, ...]
-    holdings: tuple[Holding, ...]
+    processes: tuple[GpuProcess, ...]
 
 
 class ProcessListing:
     """The last listing, for one who takes it."""
 
     def __init__(self) -> None:
-        self._listing: Listing | None = None
+        self._listing: GpuProcessList | None = None
 
-    def put(self, listing: Listing) -> None:
+    def put(self, listing: GpuProcessList) -> None:
         """Note what NVML has just listed: the same object as long as it is the same."""
         self._listing = listing
 
-    def take(self) -> Listing | None:
+    def take(self) -> GpuProcessList | None:
         """Return what was put since the last call; None: there was no look since then."""
         listing, self._listing = self._listing, None
         return listing
 
 
-_HELD: weakref.WeakValueDictionary[Roots, ProcessListing] = weakref.WeakValueDictionary()
+_LISTINGS: weakref.WeakValueDictionary[Roots, ProcessListing] = weakref.WeakValueDictionary()
 
 
-def held_of(roots: Roots) -> ProcessListing:
+def process_listing_of(roots: Roots) -> ProcessListing:
     """Return the one of this host; it lives as long as somebody keeps it."""
-    held = _HELD.get(roots)
-    if held is None:
-        held = _HELD[roots] = ProcessListing()
-    return held
+    listing = _LISTINGS.get(roots)
+    if listing is None:
+        listing = _LISTINGS[roots] = ProcessListing()
+    return listing
 
 
-#: Of a host, in all; those with the higher numbers are left out, which `blind_words` says.
+#: Of a host, in all; those with the higher numbers are left out, which `access_error` says.
 ROWS_MAX = 8192
 
 #: As long as the lists are the same, no process came or went: when each began is looked at anew this often, should a
 #: PID have been given to another within a second.
-SAME_TURNS_MAX = 9
+UNCHANGED_TURNS_MAX = 9
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-class GpuProcesses(PartsLane):
+class GpuProcesses(GpuPartsCollector):
     """Who holds a GPU. PID and start together are one process; a start that is missing belongs to a PID of another
     namespace, or to a process that went between the two looks."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__("gpu_process_1s", Pace.SECOND, roots)
         self._block: Block | None = None
-        self._held = held_of(roots)  # for `gpu_processes.py`, whose turn comes after
+        self._listing = process_listing_of(roots)  # for `gpu_processes.py`, whose turn comes after
         self._lists: ProcessLists | None = None
-        self._told = Listing((), ())
-        self._too_many = ""
-        self._turns_as_it_is = 0
+        self._process_list = GpuProcessList((), ())
+        self._overflow_message = ""
+        self._unchanged_turns_left = 0
 
-    def let_go(self) -> None:
-        super().let_go()
-        self._lists, self._turns_as_it_is = None, 0
+    def release(self) -> None:
+        super().release()
+        self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
         """Look who is there; as long as every GPU says the same, the block stands, but for a look at the PIDs."""
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()
-        self._turns_as_it_is -= 1
-        if self._turns_as_it_is < 0 or self._block is None or not is_same:
-            self._turns_as_it_is = (
+        self._unchanged_turns_left -= 1
+        if self._unchanged_turns_left < 0 or self._block is None or not is_same:
+            self._unchanged_turns_left = (
                 0  # should this fail, the block is not what was said: it is filled anew
             )
-            self._block = self._filled(self._ask(self._lists.of))
-            self._turns_as_it_is = SAME_TURNS_MAX
-        self._held.put(self._told)
-        self.blind_words = self.blind_words or self._too_many
+            self._block = self._fill(self._query(self._lists.of))
+            self._unchanged_turns_left = UNCHANGED_TURNS_MAX
+        self._listing.put(self._process_list)
+        self.access_error = self.access_error or self._overflow_message
         return (self._block,)
 
-    def _filled(self, answers: Mapping[str, list[Process]]) -> Block:
+    def _fill(self, answers: Mapping[str, list[Process]]) -> Block:
         rows: dict[str, Process] = {}
-        listed = {self._gpus[address]: merged(those) for address, those in answers.items()}
-        self._told = Listing(tuple(listed), _holdings(listed))
+        listed = {self._gpus[address]: merge_processes(group) for address, group in answers.items()}
+        self._process_list = GpuProcessList(tuple(listed), _gpu_processes(listed))
         for gpu, processes in listed.items():
             rows |= {process_key(gpu, process): process for process in processes}
-        too_many = len(rows) > ROWS_MAX
-        self._too_many = f"{len(rows)} processes on GPUs, {ROWS_MAX} are told" if too_many else ""
-        if too_many:
+        is_over_limit = len(rows) > ROWS_MAX
+        self._overflow_message = (
+            f"{len(rows)} processes on GPUs, {ROWS_MAX} are told" if is_over_limit else ""
+        )
+        if is_over_limit:
             rows = dict(sorted(rows.items(), key=lambda item: item[1].pid)[:ROWS_MAX])
         starts = self._starts({process.pid for process in rows.values()})
-        block = remade(self._block, "gpu_process_1s_changes", rows)
+        block = cleared_block(self._block, "gpu_process_1s_changes", rows)
         for row, process in enumerate(rows.values()):
             block.put_float(0, row, process.memory_bytes)
             block.put_int(1, row, process.kinds)
@@ -145,24 +155,24 @@ class GpuProcesses(PartsLane):
         return {task.number: task.start_ticks * _TICK_NS for task in tasks}
 
 
-def _holdings(listed: Mapping[str, Iterable[Process]]) -> tuple[Holding, ...]:
-    holdings = [
-        Holding(gpu, p.pid, p.gpu_instance, p.compute_instance, p.memory_bytes)
+def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess, ...]:
+    found = [
+        GpuProcess(gpu, p.pid, p.gpu_instance, p.compute_instance, p.memory_bytes)
         for gpu, processes in listed.items()
         for p in processes
     ]
-    return tuple(holdings[:ROWS_MAX])
+    return tuple(found[:ROWS_MAX])
 
 
-def merged(processes: Iterable[Process]) -> list[Process]:
+def merge_processes(processes: Iterable[Process]) -> list[Process]:
     """Return one entry for each process and instance: a process may stand in several of a GPU's lists, each with
     all the memory that it holds."""
     found: dict[tuple[int, int | None, int | None], Process] = {}
     for process in processes:
-        place = process.pid, process.gpu_instance, process.compute_instance
-        other = found.get(place, process)
+        key = process.pid, process.gpu_instance, process.compute_instance
+        other = found.get(key, process)
         known = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
-        found[place] = process._replace(
+        found[key] = process._replace(
             kinds=process.kinds | other.kinds, memory_bytes=max(known, default=None)
         )
     return list(found.values())
@@ -185,9 +195,9 @@ def process_key(gpu: str, process: Process) -> str:
 # to whoever was dealt its number.
 
 #: Processes that were known at the last look are looked at again after so many turns of an unchanged list.
-LOOK_AGAIN_TURNS = 10
+RECHECK_TURNS = 10
 #: An ended process that NVML goes on to list at so many looks holds what nobody will give back by itself.
-DEAD_LOOKS = 2
+DEAD_OBSERVATIONS_MIN = 2
 
 FOREIGN = "its number is of another PID namespace than the agent's"
 HIDDEN = "/proc does not show it"
@@ -199,149 +209,164 @@ Identity = tuple[int, int]  # PID and start in clock ticks
 Key = tuple[str, int, int | None, int | None]
 
 
-def holding_key(holding: Holding) -> Key:
+def gpu_process_key(gpu_process: GpuProcess) -> Key:
     """Return what tells a holding from all others of its host."""
-    return holding[:4]
+    return gpu_process[:4]
 
 
 @dataclass(slots=True)
 class TrackedProcess:
     """A process on a GPU, since it was first listed there."""
 
-    holding: Holding
+    gpu_process: GpuProcess
     since_ns: int
-    seen: Seen | None = None  # the last look that showed the process; None: none did
-    looks: int = 0  # how many showed the same process
-    ended_looks: int = 0  # at how many, in a row, it had ended
-    state: State = State.HIDDEN  # at the last look
+    snapshot: ProcessSnapshot | None = None  # the last look that showed the process; None: none did
+    observations: int = 0  # how many showed the same process
+    ended_observations: int = 0  # at how many, in a row, it had ended
+    state: ProcessState = ProcessState.HIDDEN  # at the last look
     is_reused: bool = False
     #: What was told of it last, and when, and as which event: that stays, also when more is found out.
-    told: Mapping[str, str] = field(default_factory=dict[str, str])
-    told_ns: int | None = None
+    reported: Mapping[str, str] = field(default_factory=dict[str, str])
+    reported_ns: int | None = None
     event_id: str = ""
 
     @property
     def identity(self) -> Identity | None:
         """Which process it is; None while that is not known."""
-        if self.seen is None or self.is_reused:
+        if self.snapshot is None or self.is_reused:
             return None
-        return self.holding.pid, self.seen.start_ticks
+        return self.gpu_process.pid, self.snapshot.start_ticks
 
     @property
     def is_dead(self) -> bool:
         """Whether its process has ended and the GPU is held nevertheless."""
-        return self.ended_looks >= DEAD_LOOKS and not self.is_reused
+        return self.ended_observations >= DEAD_OBSERVATIONS_MIN and not self.is_reused
 
     @property
     def is_unsettled(self) -> bool:
         """Whether a look at the next turn will tell more than this one has."""
         if self.is_reused:
             return False
-        seen_once = self.looks == 1 and not self.ended_looks
-        return seen_once or 0 < self.ended_looks < DEAD_LOOKS or self.state is State.CHANGED
+        observed_once = self.observations == 1 and not self.ended_observations
+        return (
+            observed_once
+            or 0 < self.ended_observations < DEAD_OBSERVATIONS_MIN
+            or self.state is ProcessState.CHANGED
+        )
 
     @property
     def source(self) -> str:
         """Who runs it, as `Owner.source`; empty: not known."""
-        return self.seen.owner.source if self.seen and not self.is_reused else ""
+        return self.snapshot.owner.source if self.snapshot and not self.is_reused else ""
 
-    def take(self, seen: Seen) -> None:
+    def update(self, snapshot: ProcessSnapshot) -> None:
         """Take over a look at its number. A start of 0: there was nothing to be seen."""
-        self.state = seen.state
-        ended = seen.state in (State.GONE, State.ZOMBIE)
-        self.ended_looks = self.ended_looks + 1 if ended else 0
-        if not seen.start_ticks:
+        self.state = snapshot.state
+        ended = snapshot.state in (ProcessState.GONE, ProcessState.ZOMBIE)
+        self.ended_observations = self.ended_observations + 1 if ended else 0
+        if not snapshot.start_ticks:
             return
-        if self.seen is None:
-            self.seen, self.looks = seen, 1
-        elif self.seen.start_ticks == seen.start_ticks:
-            self.looks += 1
+        if self.snapshot is None:
+            self.snapshot, self.observations = snapshot, 1
+        elif self.snapshot.start_ticks == snapshot.start_ticks:
+            self.observations += 1
         else:
             self.is_reused = True
 
 
-class Owners:
+class ProcessTracker:
     """All processes that are on this host's GPUs."""
 
-    def __init__(self, look: Callable[[int], Seen], glance: Callable[[int], Seen]) -> None:
-        """*look* shows all of a process by its number, *glance* its state and start."""
-        self._look, self._glance = look, glance
-        self._held: dict[Key, TrackedProcess] = {}
+    def __init__(
+        self,
+        read_process: Callable[[int], ProcessSnapshot],
+        read_state: Callable[[int], ProcessSnapshot],
+    ) -> None:
+        """*read_process* shows all of a process by its number, *read_state* its state and start."""
+        self._read_process, self._read_state = read_process, read_state
+        self._tracked: dict[Key, TrackedProcess] = {}
         self._ended: list[TrackedProcess] = []
-        self._turns_to_look = 0
-        self._listing = Listing((), ())
+        self._turns_to_recheck = 0
+        self._listing = GpuProcessList((), ())
 
     def __iter__(self) -> Iterator[TrackedProcess]:
         """Yield those on GPUs that answered last: what happened on the others since is not known."""
-        return (held for held in self._held.values() if held.holding.gpu in self._listing.gpus)
+        return (
+            tracked
+            for tracked in self._tracked.values()
+            if tracked.gpu_process.gpu in self._listing.gpus
+        )
 
-    def observe(self, listing: Listing, now_ns: int) -> bool:
+    def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
         """Take over a list; look at those that are new or not yet certain, and now and then at all. Return whether
         there was anything to do."""
-        self._turns_to_look -= 1
-        if listing == self._listing and self._turns_to_look > 0:
+        self._turns_to_recheck -= 1
+        if listing == self._listing and self._turns_to_recheck > 0:
             return False
-        changed = self._follow(listing, now_ns)
-        if not changed and self._turns_to_look > 0:
+        changed = self._update_list(listing, now_ns)
+        if not changed and self._turns_to_recheck > 0:
             return False
-        self._look_at_all()
-        unsettled = any(held.is_unsettled for held in self)
-        self._turns_to_look = 1 if unsettled else LOOK_AGAIN_TURNS
+        self._recheck_all()
+        unsettled = any(tracked.is_unsettled for tracked in self)
+        self._turns_to_recheck = 1 if unsettled else RECHECK_TURNS
         return True
 
-    def _follow(self, listing: Listing, now_ns: int) -> bool:
+    def _update_list(self, listing: GpuProcessList, now_ns: int) -> bool:
         """Add who came and end who went. A GPU that does not answer keeps those it had."""
         others = listing.gpus != self._listing.gpus
         back = set(listing.gpus).difference(self._listing.gpus)
         self._listing = listing
-        listed = {holding_key(holding): holding for holding in listing.holdings}
-        went = [
+        listed = {gpu_process_key(gpu_process): gpu_process for gpu_process in listing.processes}
+        removed = [
             key
-            for key, held in self._held.items()
+            for key, tracked in self._tracked.items()
             if key[0] in listing.gpus
-            and (key not in listed or (key[0] in back and self._left(held)))
+            and (key not in listed or (key[0] in back and self._was_replaced(tracked)))
         ]
-        self._ended += [self._held.pop(key) for key in went]
-        came = listed.keys() - self._held.keys()
-        for key, holding in listed.items():
-            if key in came:
-                self._held[key] = TrackedProcess(holding, now_ns)
+        self._ended += [self._tracked.pop(key) for key in removed]
+        added = listed.keys() - self._tracked.keys()
+        for key, gpu_process in listed.items():
+            if key in added:
+                self._tracked[key] = TrackedProcess(gpu_process, now_ns)
             else:
-                self._held[key].holding = holding
-        return bool(went or came or others)
+                self._tracked[key].gpu_process = gpu_process
+        return bool(removed or added or others)
 
-    def _left(self, held: TrackedProcess) -> bool:
+    def _was_replaced(self, tracked: TrackedProcess) -> bool:
         """Say whether another has its number now: while the GPU did not answer that is no riddle."""
-        now = self._glance(held.holding.pid)
-        return held.identity is not None and now.start_ticks not in (0, held.identity[1])
+        now = self._read_state(tracked.gpu_process.pid)
+        return tracked.identity is not None and now.start_ticks not in (0, tracked.identity[1])
 
-    def _look_at_all(self) -> None:
-        looks: dict[int, Seen] = {}
-        for held in self:
-            pid = held.holding.pid
-            if held.seen is None:  # all of it, once
-                looks[pid] = self._look(pid)
-            elif pid not in looks:
-                looks[pid] = self._glance(pid)
-        for held in self:
-            held.take(looks[held.holding.pid])
+    def _recheck_all(self) -> None:
+        snapshots: dict[int, ProcessSnapshot] = {}
+        for tracked in self:
+            pid = tracked.gpu_process.pid
+            if tracked.snapshot is None:  # all of it, once
+                snapshots[pid] = self._read_process(pid)
+            elif pid not in snapshots:
+                snapshots[pid] = self._read_state(pid)
+        for tracked in self:
+            tracked.update(snapshots[tracked.gpu_process.pid])
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs that answered last."""
         return self._listing.gpus
 
-    def renew(self, held: TrackedProcess) -> None:
+    def refresh(self, tracked: TrackedProcess) -> None:
         """Look at all of a process again: it may have been moved to another control group. Of one that has ended
         nothing new is believed: a kernel may show it in none."""
-        seen = self._look(held.holding.pid)
-        runs = seen.state is State.RUNNING
-        if runs and held.seen and seen.start_ticks == held.seen.start_ticks:
-            held.seen = seen
+        snapshot = self._read_process(tracked.gpu_process.pid)
+        runs = snapshot.state is ProcessState.RUNNING
+        if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:
+            tracked.snapshot = snapshot
 
     def take_ended(self) -> list[TrackedProcess]:
         """Return those that are listed no more and had been told of, each once."""
-        ended, self._ended = [held for held in self._ended if held.told_ns is not None], []
+        ended, self._ended = (
+            [tracked for tracked in self._ended if tracked.reported_ns is not None],
+            [],
+        )
         return ended
 
     def put_back(self, ended: Iterable[TrackedProcess]) -> None:
@@ -350,11 +375,11 @@ class Owners:
 
     def identities(self) -> set[Identity]:
         """Return the processes that are known."""
-        return {held.identity for held in self._held.values() if held.identity}
+        return {tracked.identity for tracked in self._tracked.values() if tracked.identity}
 
 
 @dataclass(slots=True)
-class Counts:
+class GpuProcessCounts:
     """What one GPU's processes come to."""
 
     processes: int = 0
@@ -366,20 +391,20 @@ class Counts:
     dead_memory_bytes: int | None = 0  # None: some of it is not told
 
 
-def counts_of(holdings: Iterable[TrackedProcess]) -> Counts:
+def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
     """Count the processes on one GPU: in jobs and pods, of others, of nobody known, and those that have ended."""
-    counts, jobs = Counts(), set[tuple[str, str]]()
+    counts, jobs = GpuProcessCounts(), set[tuple[str, str]]()
     memory: list[int | None] = []
-    for held in holdings:
+    for tracked in processes:
         counts.processes += 1
-        if held.is_dead:
+        if tracked.is_dead:
             counts.dead += 1
-            memory.append(held.holding.memory_bytes)
-        elif held.seen and held.source in (SLURM, KUBERNETES):
-            owner = held.seen.owner
+            memory.append(tracked.gpu_process.memory_bytes)
+        elif tracked.snapshot and tracked.source in (SLURM, KUBERNETES):
+            owner = tracked.snapshot.owner
             counts.in_jobs += 1
             jobs.add((owner.source, owner.job_id or owner.pod_uid or owner.container_id))
-        elif held.source:
+        elif tracked.source:
             counts.others += 1
         else:
             counts.unknown += 1
@@ -389,31 +414,43 @@ def counts_of(holdings: Iterable[TrackedProcess]) -> Counts:
     return counts
 
 
-def words_of(said: Mapping[str, str], pid: int, name: str) -> str:
+def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
     """Return what is told of a process, in a line."""
     who = f"process {pid}" + (f" ({name})" if name else "")
-    rank = f", rank {said['rank']} of {said.get('world_size', '?')}" if "rank" in said else ""
-    whose = f"{owner_words(said)}{rank}"
-    if said["state"] == "ended":
+    rank = (
+        f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
+        if "rank" in attributes
+        else ""
+    )
+    whose = f"{owner_text(attributes)}{rank}"
+    if attributes["state"] == "ended":
         return f"{who} of {whose} no longer holds the GPU"
-    if said["state"] == "dead":
-        return f"{who} of {whose} has ended ({said['dead']}), and the GPU is held still"
+    if attributes["state"] == "dead":
+        return f"{who} of {whose} has ended ({attributes['dead']}), and the GPU is held still"
     return f"{who} of {whose} holds the GPU"
 
 
-def owner_words(said: Mapping[str, str]) -> str:
+def owner_text(attributes: Mapping[str, str]) -> str:
     """Return who runs it, in words."""
-    source = said["source"]
+    source = attributes["source"]
     if source == SLURM:
-        return f"Slurm job {said['job_id']}" + (f" step {said['step']}" if "step" in said else "")
+        return f"Slurm job {attributes['job_id']}" + (
+            f" step {attributes['step']}" if "step" in attributes else ""
+        )
     if source == KUBERNETES:
-        named = f"{said['namespace']}/{said['pod']}" if "pod" in said else said.get("pod_uid", "")
-        return f"pod {named}" if named else f"container {said['container_id'][:12]}"
+        name = (
+            f"{attributes['namespace']}/{attributes['pod']}"
+            if "pod" in attributes
+            else attributes.get("pod_uid", "")
+        )
+        return f"pod {name}" if name else f"container {attributes['container_id'][:12]}"
     if source == CONTAINER:
-        return f"container {said['container_id'][:12]}"
+        return f"container {attributes['container_id'][:12]}"
     if source == SYSTEMD:
-        return f"unit {said.get('user_unit') or said['unit']}"
-    return "an owner that is not known" + (f" ({said['unknown']})" if said.get("unknown") else "")
+        return f"unit {attributes.get('user_unit') or attributes['unit']}"
+    return "an owner that is not known" + (
+        f" ({attributes['unknown']})" if attributes.get("unknown") else ""
+    )
 
 
 # ----------------------------------------------------------------------
@@ -430,11 +467,11 @@ PODS_NS_MIN = 10_000_000_000
 EVENT = "gpu.process"
 #: The kernel's own names end at 15 bytes, those of its threads at 63.
 NAME_CHARACTERS_MAX = 63
-_NAMESPACE_WORDS = (
+_NAMESPACE_REMEDY = (
     "the driver numbers processes as the host does and this agent does not: run it in the host's PID namespace "
     "(hostPID: true, --pid=host)"
 )
-_RELATIVE_WORDS = (
+_RELATIVE_REMEDY = (
     "control groups are shown from within the agent's own: run it in the host's control group namespace "
     "(--cgroupns=host)"
 )
@@ -451,11 +488,11 @@ class GpuJobs:
         self, roots: Roots, clock: Clock | None = None, ranks: RankReader | None = None
     ) -> None:
         """*ranks*: the helper; by default there is one where the setting `read_ranks` says so."""
-        self.blind_words = ""
+        self.access_error = ""
         self._roots, self._clock = roots, clock or SystemClock()
-        self._held = held_of(roots)
-        self._is_spared = False
-        self._owners = Owners(self._look, self._glance)
+        self._listing = process_listing_of(roots)
+        self._is_excluded = False
+        self._processes = ProcessTracker(self._read_process, self._read_state)
         self._ranks = ranks or (RankReader(roots.proc, self._clock) if roots.reads_ranks else None)
         self._ranks_of: dict[Identity, dict[str, str]] = {}
         self._pods: dict[str, process_owner.Pod] = {}
@@ -463,204 +500,233 @@ class GpuJobs:
         self._boot = boot_of(roots.proc)
         self._is_foreign = not process_owner.in_host_pid_namespace(roots.proc)
         self._shows_all = process_owner.shows_all(roots.proc)
-        self._budget = TellBudget()
+        self._rate_limit = EventRateLimit()
         self._is_behind = False  # there was no room for all that was to be told
         self._since: dict[str, int] = {}  # when each GPU was listed first, until all on it was told
-        self._teller: Teller | None = None
+        self._publisher: EventPublisher | None = None
         self._block: Block | None = None
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller: who it is cannot travel in a frame."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher: who it is cannot travel in a frame."""
+        self._publisher = publisher
 
     def close(self) -> None:
         """End the helper, if it runs."""
         if self._ranks:
             self._ranks.close()
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Leave /proc alone when it has held a sampler: then nothing new is found out."""
-        self._is_spared = PLACE in tuple(devices)  # named, that is: not among "all but one GPU"
+        self._is_excluded = DEVICE_NAME in tuple(
+            devices
+        )  # named, that is: not among "all but one GPU"
 
     def collect(self) -> Sequence[Block]:
         """Return the one block, a row for each GPU that answered."""
-        if self._is_spared:
-            raise Blind("/proc does not return: who runs on the GPUs is not looked up")
-        listing = self._held.take()
+        if self._is_excluded:
+            raise AccessDenied("/proc does not return: who runs on the GPUs is not looked up")
+        listing = self._listing.take()
         if listing is None:
             raise NoData("no driver has listed processes since the last turn")
         now_ns = self._clock.boottime_ns()
-        moved = self._owners.observe(listing, now_ns)
-        if self._ask_ranks() or moved or self._is_behind or self._block is None:
-            self.blind_words = self._blind()
-            if self._teller:
-                self._is_behind = not self._tell_all(self._teller, now_ns)
-            self._block = self._filled()
+        moved = self._processes.observe(listing, now_ns)
+        if self._request_ranks() or moved or self._is_behind or self._block is None:
+            self.access_error = self._access_error()
+            if self._publisher:
+                self._is_behind = not self._publish_all(self._publisher, now_ns)
+            self._block = self._fill()
         return (self._block,)
 
     # ---- looking ------------------------------------------------------------------------------------------
 
-    def _look(self, pid: int) -> Seen:
-        return self._shown(
-            Seen(State.HIDDEN) if self._is_foreign else process_owner.look(self._roots.proc, pid)
+    def _read_process(self, pid: int) -> ProcessSnapshot:
+        return self._as_visible(
+            ProcessSnapshot(ProcessState.HIDDEN)
+            if self._is_foreign
+            else process_owner.read_process(self._roots.proc, pid)
         )
 
-    def _glance(self, pid: int) -> Seen:
-        return self._shown(
-            Seen(State.HIDDEN) if self._is_foreign else process_owner.glance(self._roots.proc, pid)
+    def _read_state(self, pid: int) -> ProcessSnapshot:
+        return self._as_visible(
+            ProcessSnapshot(ProcessState.HIDDEN)
+            if self._is_foreign
+            else process_owner.read_process_state(self._roots.proc, pid)
         )
 
-    def _shown(self, seen: Seen) -> Seen:
+    def _as_visible(self, snapshot: ProcessSnapshot) -> ProcessSnapshot:
         """A number that is not in /proc is of nobody only where /proc shows all."""
-        is_hidden = seen.state is State.GONE and not self._shows_all
-        return Seen(State.HIDDEN) if is_hidden else seen
+        is_hidden = snapshot.state is ProcessState.GONE and not self._shows_all
+        return ProcessSnapshot(ProcessState.HIDDEN) if is_hidden else snapshot
 
-    def _blind(self) -> str:
-        held = list(self._owners)
+    def _access_error(self) -> str:
+        tracked = list(self._processes)
         if self._is_foreign:
-            return _NAMESPACE_WORDS if held else ""
-        if any(one.state is State.HIDDEN for one in held):
+            return _NAMESPACE_REMEDY if tracked else ""
+        if any(one.state is ProcessState.HIDDEN for one in tracked):
             return HIDEPID
-        if any(one.seen and one.seen.owner.is_relative and not one.source for one in held):
-            return _RELATIVE_WORDS
-        return self._ranks.blind_words if self._ranks else ""
+        if any(
+            one.snapshot and one.snapshot.owner.is_relative and not one.source for one in tracked
+        ):
+            return _RELATIVE_REMEDY
+        return self._ranks.access_error if self._ranks else ""
 
-    def _ask_ranks(self) -> bool:
+    def _request_ranks(self) -> bool:
         """Hand the helper who is new, and take what it has found; return whether it has found any."""
         if self._ranks is None:
             return False
-        known = self._owners.identities()
+        known = self._processes.identities()
         new = known - self._ranks_of.keys()
         self._ranks_of = {i: self._ranks_of.get(i, {}) for i in known}
-        self._ranks.ask(sorted(new))
+        self._ranks.request(sorted(new))
         answers = [answer for answer in self._ranks.poll() if answer.identity in known]
         self._ranks_of |= {answer.identity: answer.attributes for answer in answers}
         return bool(answers)
 
     def _pod(self, uid: str, now_ns: int) -> process_owner.Pod | None:
         if uid not in self._pods and now_ns - self._pods_ns >= PODS_NS_MIN:
-            self._pods, self._pods_ns = process_owner.names_of_pods(self._roots.proc.parent), now_ns
+            self._pods, self._pods_ns = process_owner.pods_by_uid(self._roots.proc.parent), now_ns
         return self._pods.get(uid)
 
     # ---- telling ------------------------------------------------------------------------------------------
 
-    def _tell_all(self, teller: Teller, now_ns: int) -> bool:
+    def _publish_all(self, publisher: EventPublisher, now_ns: int) -> bool:
         """Tell what is new. False: the way was full, and the rest is for the next turn."""
-        self._budget.refill(now_ns)
+        self._rate_limit.refill(now_ns)
         return (
-            self._tell_ended(teller, now_ns)
-            and all(self._tell_news(teller, held, now_ns) for held in self._owners)
-            and self._tell_anew(teller, now_ns)
+            self._publish_ended(publisher, now_ns)
+            and all(
+                self._publish_changes(publisher, tracked, now_ns) for tracked in self._processes
+            )
+            and self._publish_resync(publisher, now_ns)
         )
 
-    def _tell_ended(self, teller: Teller, now_ns: int) -> bool:
-        ended = self._owners.take_ended()
-        for at, held in enumerate(ended):
-            if not self._tell(teller, held, {**held.told, "state": "ended"}, now_ns):
-                self._owners.put_back(ended[at:])
+    def _publish_ended(self, publisher: EventPublisher, now_ns: int) -> bool:
+        ended = self._processes.take_ended()
+        for at, tracked in enumerate(ended):
+            if not self._publish(
+                publisher, tracked, {**tracked.reported, "state": "ended"}, now_ns
+            ):
+                self._processes.put_back(ended[at:])
                 return False
         return True
 
-    def _tell_news(self, teller: Teller, held: TrackedProcess, now_ns: int) -> bool:
-        if held.is_unsettled or now_ns <= held.since_ns:
+    def _publish_changes(
+        self, publisher: EventPublisher, tracked: TrackedProcess, now_ns: int
+    ) -> bool:
+        if tracked.is_unsettled or now_ns <= tracked.since_ns:
             return True
-        is_old = held.told_ns is not None and now_ns - held.told_ns >= TELL_AGAIN_NS
+        is_old = tracked.reported_ns is not None and now_ns - tracked.reported_ns >= REPEAT_NS
         if is_old:
-            self._owners.renew(held)
-        said = self._attributes(held, now_ns)
-        if (is_old or said != held.told) and self._budget.take():
-            return self._tell(teller, held, said, now_ns)
+            self._processes.refresh(tracked)
+        attributes = self._attributes(tracked, now_ns)
+        if (is_old or attributes != tracked.reported) and self._rate_limit.take():
+            return self._publish(publisher, tracked, attributes, now_ns)
         return True
 
-    def _tell_anew(self, teller: Teller, now_ns: int) -> bool:
+    def _publish_resync(self, publisher: EventPublisher, now_ns: int) -> bool:
         """Say of each GPU, once, that all on it was told: what ended while nobody looked is not among it."""
-        for gpu in self._owners.gpus:
+        for gpu in self._processes.gpus:
             self._since.setdefault(gpu, now_ns)
-        waiting = {held.holding.gpu for held in self._owners if held.told_ns is None}
-        for gpu in [g for g in self._owners.gpus if self._since[g] and g not in waiting]:
-            event = anew(self._boot, EVENT, "gpu", gpu, self._since[gpu], now_ns)
-            if not teller.tell(event):
+        waiting = {
+            tracked.gpu_process.gpu for tracked in self._processes if tracked.reported_ns is None
+        }
+        for gpu in [g for g in self._processes.gpus if self._since[g] and g not in waiting]:
+            event = resync_event(self._boot, EVENT, "gpu", gpu, self._since[gpu], now_ns)
+            if not publisher.publish(event):
                 return False
             self._since[gpu] = 0
         return True
 
-    def _tell(
-        self, teller: Teller, held: TrackedProcess, said: dict[str, str], now_ns: int
+    def _publish(
+        self,
+        publisher: EventPublisher,
+        tracked: TrackedProcess,
+        attributes: dict[str, str],
+        now_ns: int,
     ) -> bool:
-        wall_ns = self._clock.wall_ns() - (now_ns - held.since_ns)
-        if not teller.tell(self._event(held, said, wall_ns, now_ns)):
+        wall_ns = self._clock.wall_ns() - (now_ns - tracked.since_ns)
+        if not publisher.publish(self._event(tracked, attributes, wall_ns, now_ns)):
             return False
-        held.told, held.told_ns = said, now_ns
+        tracked.reported, tracked.reported_ns = attributes, now_ns
         return True
 
     def _event(
-        self, held: TrackedProcess, said: dict[str, str], wall_ns: int, now_ns: int
+        self, tracked: TrackedProcess, attributes: dict[str, str], wall_ns: int, now_ns: int
     ) -> HealthEvent:
-        gpu, pid, instance, compute, _ = held.holding
-        start = held.seen.start_ticks if held.seen else 0
-        name = held.seen.name[:NAME_CHARACTERS_MAX] if held.seen else ""
-        place = "" if instance is None else f"{instance}.{compute}"
-        held.event_id = held.event_id or f"{self._boot}/{gpu[:48]}/{place}/{pid}/{start}"
+        gpu, pid, instance, compute, _ = tracked.gpu_process
+        start = tracked.snapshot.start_ticks if tracked.snapshot else 0
+        name = tracked.snapshot.name[:NAME_CHARACTERS_MAX] if tracked.snapshot else ""
+        instance_label = "" if instance is None else f"{instance}.{compute}"
+        tracked.event_id = (
+            tracked.event_id or f"{self._boot}/{gpu[:48]}/{instance_label}/{pid}/{start}"
+        )
         return HealthEvent(
-            event_id=held.event_id,
+            event_id=tracked.event_id,
             device_kind="gpu",
             device=gpu,
             name=EVENT,
-            message=words_of(said, pid, name),
-            boottime_ns=held.since_ns,
+            message=message_of(attributes, pid, name),
+            boottime_ns=tracked.since_ns,
             last_boottime_ns=now_ns,
             wall_time_ns=wall_ns,
             revision=revision_at(now_ns),
             process_id=pid,
             process_name=name,
-            attributes=said,
+            attributes=attributes,
         )
 
-    def _attributes(self, held: TrackedProcess, now_ns: int) -> dict[str, str]:
-        said = {"state": "dead" if held.is_dead else "running", "source": held.source or "unknown"}
-        numbers = {
-            "gpu_instance": held.holding.gpu_instance,
-            "compute_instance": held.holding.compute_instance,
+    def _attributes(self, tracked: TrackedProcess, now_ns: int) -> dict[str, str]:
+        attributes = {
+            "state": "dead" if tracked.is_dead else "running",
+            "source": tracked.source or "unknown",
         }
-        if held.is_dead:
-            said["dead"] = held.state.value
-        if not held.source:
-            said["unknown"] = self._why(held)
-        if held.seen and not held.is_reused:
-            numbers["start_nanoseconds"] = held.seen.start_ticks * _TICK_NS
-            numbers["user_id"] = held.seen.user_id
-            numbers["namespace_pid"] = held.seen.namespace_pid
-            said |= held.seen.owner.attributes()
-            pod = self._pod(uid, now_ns) if (uid := said.get("pod_uid")) else None
-            said |= {"namespace": pod.namespace, "pod": pod.name} if pod else {}
-            said |= self._ranks_of.get((held.holding.pid, held.seen.start_ticks), {})
-        return said | {name: str(number) for name, number in numbers.items() if number is not None}
+        numbers = {
+            "gpu_instance": tracked.gpu_process.gpu_instance,
+            "compute_instance": tracked.gpu_process.compute_instance,
+        }
+        if tracked.is_dead:
+            attributes["dead"] = tracked.state.value
+        if not tracked.source:
+            attributes["unknown"] = self._unknown_reason(tracked)
+        if tracked.snapshot and not tracked.is_reused:
+            numbers["start_nanoseconds"] = tracked.snapshot.start_ticks * _TICK_NS
+            numbers["user_id"] = tracked.snapshot.user_id
+            numbers["namespace_pid"] = tracked.snapshot.namespace_pid
+            attributes |= tracked.snapshot.owner.attributes()
+            pod = self._pod(uid, now_ns) if (uid := attributes.get("pod_uid")) else None
+            attributes |= {"namespace": pod.namespace, "pod": pod.name} if pod else {}
+            attributes |= self._ranks_of.get(
+                (tracked.gpu_process.pid, tracked.snapshot.start_ticks), {}
+            )
+        return attributes | {
+            name: str(number) for name, number in numbers.items() if number is not None
+        }
 
-    def _why(self, held: TrackedProcess) -> str:
+    def _unknown_reason(self, tracked: TrackedProcess) -> str:
         """Return why it is not known whose a process is."""
-        if held.is_dead and held.seen is None:
+        if tracked.is_dead and tracked.snapshot is None:
             return GONE
         if self._is_foreign:
             return FOREIGN
-        if held.is_reused:
+        if tracked.is_reused:
             return REUSED
-        return HIDDEN if held.state is State.HIDDEN else NO_GROUP
+        return HIDDEN if tracked.state is ProcessState.HIDDEN else NO_GROUP
 
     # ---- counting -----------------------------------------------------------------------------------------
 
-    def _filled(self) -> Block:
-        by_gpu: dict[str, list[TrackedProcess]] = {gpu: [] for gpu in self._owners.gpus}
-        for held in self._owners:
-            by_gpu[held.holding.gpu].append(held)
+    def _fill(self) -> Block:
+        by_gpu: dict[str, list[TrackedProcess]] = {gpu: [] for gpu in self._processes.gpus}
+        for tracked in self._processes:
+            by_gpu[tracked.gpu_process.gpu].append(tracked)
         block = block_of(self._block or Block("gpu_job_1s_changes", ()), by_gpu)
-        for row, those in enumerate(by_gpu.values()):
-            counts = counts_of(those)
-            for name, value in vars_of(counts).items():
+        for row, processes in enumerate(by_gpu.values()):
+            counts = counts_of(processes)
+            for name, value in signals_of(counts).items():
                 block.put_float(index_of(name), row, value)
         return block
 
 
-def vars_of(counts: Counts) -> dict[str, float | None]:
+def signals_of(counts: GpuProcessCounts) -> dict[str, float | None]:
     """Return the counts by their signals."""
     return {
         "gpu_job.processes_count": counts.processes,

@@ -10,12 +10,18 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
-from ..collector import Blind, NoData, Spares
+from ..collector import AccessDenied, ExcludesDevices, NoData
 from ..hardware import host
-from ..hardware.files import KeptFile, NumberFiles, Roots
+from ..hardware.files import NumberFiles, OpenFile, Roots
 from ..hardware.host import Timex, parse_timex
-from .block_writer import places_of, put
-from .counter_files import Device, FolderCollector, Listing, Plan, Source
+from .block_writer import put, row_writer
+from .counter_files import (
+    CollectorSpec,
+    CounterDevice,
+    CounterFileCollector,
+    FileField,
+    PeriodicListing,
+)
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
@@ -83,8 +89,8 @@ class HostSecond:
 
     def __init__(self, roots: Roots) -> None:
         self._block = Block("host_1s", DEVICE)
-        places = places_of(self._block, _SECOND)
-        self._pass = HostPass(roots.proc, places, host.SATURATED_IDLE_RATIO_MAX)
+        writer = row_writer(self._block, _SECOND)
+        self._pass = HostPass(roots.proc, writer, host.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
@@ -93,7 +99,7 @@ class HostSecond:
         return (self._block,)
 
 
-class HostTenSeconds(Spares):
+class HostTenSeconds(ExcludesDevices):
     """Memory in all, load, frequency, and what the kernel had to kill or brake."""
 
     name = "host_10s"
@@ -101,31 +107,31 @@ class HostTenSeconds(Spares):
     enters_driver = True  # a frequency asks its core: 10 ms each before Linux 5.18
 
     def __init__(self, roots: Roots) -> None:
-        self._meminfo = KeptFile(roots.proc / "meminfo", whole=True)
-        self._vmstat = KeptFile(roots.proc / "vmstat")
-        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
-        self._loadavg = KeptFile(roots.proc / "loadavg", whole=True)
-        self._stat = KeptFile(roots.proc / "stat", whole=True)
+        self._meminfo = OpenFile(roots.proc / "meminfo", whole=True)
+        self._vmstat = OpenFile(roots.proc / "vmstat")
+        self._uptime = OpenFile(roots.proc / "uptime", whole=True)
+        self._loadavg = OpenFile(roots.proc / "loadavg", whole=True)
+        self._stat = OpenFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
-        self._cores = _CoreNumbers(roots.sys)
+        self._cores = _CoreFiles(roots.sys)
         self._block = Block("host_10s", DEVICE)
         self._changes = Block("host_10s_changes", DEVICE)
-        self._places = places_of(self._block, _TEN_SECONDS)
-        self._places_of_changes = places_of(self._changes, _CHANGES)
+        self._writer = row_writer(self._block, _TEN_SECONDS)
+        self._changes_writer = row_writer(self._changes, _CHANGES)
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask none of these cores for its frequency."""
-        super().spare(devices)
-        self._cores.spare(devices)
+        super().exclude(devices)
+        self._cores.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the block and the block of changes. NoData without /proc/meminfo."""
         sizes = self._memory()
         frequencies, *throttles = self._cores.read()
         uptime = host.parse_first_decimal(self._uptime.read())
-        self._places.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
+        self._writer.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
         kills = host.parse_vmstat(self._vmstat.read(), b"oom_kill")
-        self._places_of_changes.put(0, (kills, *map(_total, throttles)))
+        self._changes_writer.put(0, (kills, *map(_total, throttles)))
         return (self._block, self._changes)
 
     def _memory(self) -> tuple[int | None, ...]:
@@ -157,7 +163,7 @@ def _total(counts: Sequence[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(counts) else None
 
 
-class _CoreNumbers:
+class _CoreFiles:
     """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
 
     They are listed again when a core is taken offline or comes back, when a frequency domain does (its driver may be
@@ -166,24 +172,24 @@ class _CoreNumbers:
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys
-        online = KeptFile(sys / "devices/system/cpu/online", whole=True)
+        online = OpenFile(sys / "devices/system/cpu/online", whole=True)
         domains = Glance(sys / "devices/system/cpu/cpufreq")
-        self._listing = Listing(
+        self._listing = PeriodicListing(
             self._list,
             Pace.TEN_SECONDS,
             seconds=3600,
-            glance=lambda: (online.read(), domains.look()),
+            change_key=lambda: (online.read(), domains.look()),
         )
         self._files = NumberFiles(())
-        self._spared: frozenset[str] = frozenset()
+        self._excluded: frozenset[str] = frozenset()
 
-    def spare(self, devices: frozenset[str]) -> None:
-        self._spared = devices
-        self._files.spare(devices)
+    def exclude(self, devices: frozenset[str]) -> None:
+        self._excluded = devices
+        self._files.exclude(devices)
 
     def read(self) -> list[list[int | None]]:
         """Return the numbers of each kind."""
-        if self._listing.renew():
+        if self._listing.refresh():
             self._rebuild()
         numbers = iter(self._files.read())
         return [[*islice(numbers, len(files))] for files in self._listing.value]
@@ -202,7 +208,7 @@ class _CoreNumbers:
         others = [path for paths in counts for path in paths]
         cores = [*map(host.core_of, frequencies), *[""] * len(others)]  # a count asks no core
         self._files = NumberFiles([*frequencies, *others], cores)
-        self._files.spare(self._spared)
+        self._files.exclude(self._excluded)
 
 
 class HostMinute:
@@ -213,7 +219,7 @@ class HostMinute:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._stat = KeptFile(roots.proc / "stat", whole=True)
+        self._stat = OpenFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
         self._block = Block("host_60s", DEVICE)
 
@@ -231,42 +237,42 @@ class HostMinute:
 
 #: The frequency of so many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
 CPU_FREQUENCIES_MAX = 64
-_FREQUENCY = {"cpu.frequency_hertz": Source("cpufreq/scaling_cur_freq", scale=1000)}
+_FREQUENCY = {"cpu.frequency_hertz": FileField("cpufreq/scaling_cur_freq", scale=1000)}
 
 #: In the order of `ext.hostfiles.CoreTimes.shares`.
 _SHARES = ("cpu.busy_ratio", "cpu.system_ratio", "cpu.interrupt_ratio", "cpu.steal_ratio")
-_NOTHING = (None,) * len(_SHARES)
+_NO_SHARES = (None,) * len(_SHARES)
 
 
-class CpuMinute(FolderCollector):
+class CpuMinute(CounterFileCollector):
     """Shares of each core's time since the last turn, and its frequency now.
 
     The folders' collector reads the frequencies, this class fills in the shares.
     """
 
     def __init__(self, roots: Roots) -> None:
-        self._stat = KeptFile(roots.proc / "stat", whole=True)
+        self._stat = OpenFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
         folder = roots.sys / "devices/system/cpu"
 
-        def devices() -> list[Device]:
+        def devices() -> list[CounterDevice]:
             times = CoreTimes()
             times.take(self._stat.read())
             cores = sorted(times.cores)
             step = -(-len(cores) // CPU_FREQUENCIES_MAX)
             return [
-                Device(f"cpu{core}", f"{folder}/cpu{core}/", {} if at % step else _FREQUENCY)
+                CounterDevice(f"cpu{core}", f"{folder}/cpu{core}/", {} if at % step else _FREQUENCY)
                 for at, core in enumerate(cores)
             ]
 
-        absent = "/proc/stat names no core"
+        no_data_reason = "/proc/stat names no core"
         super().__init__(
-            Plan(
+            CollectorSpec(
                 "cpu_60s",
                 Pace.MINUTE,
                 ("cpu_60s",),
                 devices,
-                absent,
+                no_data_reason,
                 enters_driver=True,
                 list_seconds=60,
             )
@@ -277,9 +283,9 @@ class CpuMinute(FolderCollector):
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
-        places = places_of(block, _SHARES)
+        writer = row_writer(block, _SHARES)
         for row, name in enumerate(block.devices):
-            places.put(row, shares.get(int(name[3:]), _NOTHING))
+            writer.put(row, shares.get(int(name[3:]), _NO_SHARES))
         return (block,)
 
 
@@ -287,7 +293,7 @@ class CpuMinute(FolderCollector):
 # How well the host's clock is kept. Times of hosts whose clocks differ tell a wrong order of
 # events.
 
-_CLOSED = "adjtimex(2) is refused by a system call filter; open it with ProtectClock=no in the agent's unit"
+_ADJTIMEX_REFUSED = "adjtimex(2) is refused by a system call filter; open it with ProtectClock=no in the agent's unit"
 
 
 class ClockTenSeconds:
@@ -303,13 +309,13 @@ class ClockTenSeconds:
         self._block = Block("clock_10s", ("host",))
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises Blind where the call is refused, NoData where the kernel has none."""
+        """Return the one block. Raises AccessDenied where the call is refused, NoData where the kernel has none."""
         if self._read is None:
             raise NoData("only this machine's own clock can be asked")
         try:
             found = parse_timex(self._read())
         except PermissionError:
-            raise Blind(_CLOSED) from None
+            raise AccessDenied(_ADJTIMEX_REFUSED) from None
         except OSError as error:
             raise NoData(f"this kernel has no adjtimex(2): {error}") from None
         self._put("offset_seconds", found.offset_seconds)
@@ -331,47 +337,47 @@ class ClockTenSeconds:
 
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
 #: What stands at each kind of place.
-SOURCES: Mapping[str, Mapping[str, Source]] = {
+EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
     "controller": {
-        _CORRECTED: Source("ce_count"),
-        _UNCORRECTED: Source("ue_count"),
-        "edac.corrected_unlocated_errors": Source("ce_noinfo_count"),
-        "edac.uncorrected_unlocated_errors": Source("ue_noinfo_count"),
+        _CORRECTED: FileField("ce_count"),
+        _UNCORRECTED: FileField("ue_count"),
+        "edac.corrected_unlocated_errors": FileField("ce_noinfo_count"),
+        "edac.uncorrected_unlocated_errors": FileField("ue_noinfo_count"),
     },
-    "dimm": {_CORRECTED: Source("dimm_ce_count"), _UNCORRECTED: Source("dimm_ue_count")},
-    "row": {_CORRECTED: Source("ce_count"), _UNCORRECTED: Source("ue_count")},
-    "channel": {_CORRECTED: Source("ce_count"), _UNCORRECTED: Source("ue_count")},
+    "dimm": {_CORRECTED: FileField("dimm_ce_count"), _UNCORRECTED: FileField("dimm_ue_count")},
+    "row": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
+    "channel": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
 }
 
 
-def sources_of(place: host.Place) -> Mapping[str, Source]:
+def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
     """Return what is counted there. Most old drivers count uncorrected errors by row, and not by channel."""
-    sources = SOURCES[place.kind]
-    if place.uncorrected:
-        return sources
-    return {name: source for name, source in sources.items() if name != _UNCORRECTED}
+    fields = EDAC_FIELDS[location.kind]
+    if location.uncorrected:
+        return fields
+    return {name: file_field for name, file_field in fields.items() if name != _UNCORRECTED}
 
 
-def edac_10s(roots: Roots) -> FolderCollector:
+def edac_10s(roots: Roots) -> CounterFileCollector:
     """Errors of each controller and DIMM."""
 
-    def devices() -> list[Device]:
+    def devices() -> list[CounterDevice]:
         return [
-            Device(name, f"{place.folder}/{place.prefix}", sources_of(place))
-            for name, place in host.places(roots.sys).items()
+            CounterDevice(name, f"{location.folder}/{location.prefix}", fields_of(location))
+            for name, location in host.edac_locations(roots.sys).items()
         ]
 
-    absent = (
+    no_data_reason = (
         "no memory controller in /sys/devices/system/edac/mc: memory without ECC, a guest, or no EDAC driver "
         "(firmware that keeps errors to itself tells them in the kernel log)"
     )
-    return FolderCollector(
-        Plan(
+    return CounterFileCollector(
+        CollectorSpec(
             "edac_10s",
             Pace.TEN_SECONDS,
             ("edac_10s_changes",),
             devices,
-            absent,
+            no_data_reason,
             list_seconds=60,
         )
     )

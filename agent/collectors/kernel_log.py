@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
-from ..collector import Blind, NoData
-from ..events import WITNESS, Teller
+from ..collector import AccessDenied, NoData
+from ..events import XID_DEDUPLICATOR, EventPublisher
 from ..hardware.files import Roots, read_text
-from ..hardware.kmsg import PlainFile, Source, is_overrun, is_too_long, open_log, suspended_ns
-from ..registration import boot_id
+from ..hardware.host import boot_id
+from ..hardware.kmsg import KmsgSource, PlainFile, is_overrun, is_too_long, open_log, suspended_ns
 from .block_writer import put
 
 if TYPE_CHECKING:
-    from ..kernel_log.reader import Follower
+    from ..kernel_log.reader import LogReader
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
@@ -38,7 +38,7 @@ CLOSE_SECONDS_MAX = 1.0
 class KernelLog:
     """Tells what the kernel's log says, at once; `collect` reports how much was read, told and lost.
 
-    Without `listen` a turn reads by itself what there is, and tells nobody.
+    Without `start` a turn reads by itself what there is, and tells nobody.
     """
 
     name = "kernel_log_10s"
@@ -48,67 +48,67 @@ class KernelLog:
     def __init__(
         self,
         roots: Roots,
-        open_source: Callable[[Path], Source] = open_log,
+        open_source: Callable[[Path], KmsgSource] = open_log,
         clock: Clock | None = None,
     ) -> None:
         """Opens nothing yet. *open_source*: gives the records of /dev/kmsg.
 
-        *clock*: of a turn that reads by itself; None: the system's. `listen` brings its own.
+        *clock*: of a turn that reads by itself; None: the system's. `start` brings its own.
         """
         self._clock = clock or SystemClock()
         self._path = roots.dev / "kmsg"
         self._roots = roots
         self._open_source = open_source
-        self._follower: Follower | None = None
-        self._source: Source | None = None
-        self._nothing: Exception | None = None
+        self._reader: LogReader | None = None
+        self._source: KmsgSource | None = None
+        self._last_error: Exception | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._wake = -1
+        self._wake_descriptor = -1
         self._block = Block("kernel_log_10s", ("host",))
 
     # The turn ------------------------------------------------------------------------------
 
     def collect(self) -> Sequence[Block]:
-        """Return the counts. Raises NoData without a log, Blind when it is closed to us."""
+        """Return the counts. Raises NoData without a log, AccessDenied when it is closed to us."""
         if self._thread is None:
-            self._look()
-        if self._nothing is not None:
-            raise self._nothing.with_traceback(None)
-        if (follower := self._follower) is not None:
-            self._put("read_count", follower.read_count)
-            self._put("told_events", follower.told_count)
-            self._put("lost_count", follower.lost_count)
-            self._put("not_understood_count", follower.not_understood_count)
-            self._put("incidents_count", len(follower.incidents))
+            self._read_available()
+        if self._last_error is not None:
+            raise self._last_error.with_traceback(None)
+        if (reader := self._reader) is not None:
+            self._put("read_count", reader.read_count)
+            self._put("told_events", reader.reported_count)
+            self._put("lost_count", reader.lost_count)
+            self._put("not_understood_count", reader.not_understood_count)
+            self._put("incidents_count", len(reader.incidents))
         return (self._block,)
 
     def _put(self, name: str, value: int) -> None:
         put(self._block, f"kernel_log.{name}", 0, value)
 
-    def _look(self) -> None:
+    def _read_available(self) -> None:
         """Read what is there, in the caller's thread."""
         try:
-            if self._follower is None:
-                self._follower = self._follow(self._clock, None)
+            if self._reader is None:
+                self._reader = self._make_reader(self._clock, None)
             if self._source is None:
-                self._source = self._open(self._follower)
+                self._source = self._open(self._reader)
             for _ in range(GROUPS_PER_TURN_MAX):
-                if _read_group(self._source, self._follower, live=False):
+                if _read_group(self._source, self._reader, live=False):
                     break
-            self._follower.drained()
-            self._follower.settle()
+            self._reader.on_drained()
+            self._reader.flush_due()
         except (OSError, NoData) as error:
-            self._nothing = self._why(error)
+            self._last_error = self._collector_error(error)
 
     # The thread ----------------------------------------------------------------------------
 
-    def listen(self, teller: Teller) -> None:
+    def start(self, publisher: EventPublisher) -> None:
         """Begin to follow the log."""
-        self._follower = self._follow(teller.clock, teller)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._reader = self._make_reader(publisher.clock, publisher)
+        self._wake_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(
-            target=self._run, args=(self._follower, teller.clock), name="kernel-log", daemon=True
+            target=self._run, args=(self._reader, publisher.clock), name="kernel-log", daemon=True
         )
         self._thread.start()
 
@@ -117,83 +117,83 @@ class KernelLog:
         self._closing.set()
         if self._thread is not None:
             with suppress(OSError):
-                os.eventfd_write(self._wake, 1)
+                os.eventfd_write(self._wake_descriptor, 1)
             self._thread.join(CLOSE_SECONDS_MAX)
             if not self._thread.is_alive():
-                os.close(self._wake)
+                os.close(self._wake_descriptor)
                 self._thread = None
         elif self._source is not None:
             self._source.close()
             self._source = None
 
-    def _follow(self, clock: Clock, teller: Teller | None) -> Follower:
+    def _make_reader(self, clock: Clock, publisher: EventPublisher | None) -> LogReader:
         # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
-        from ..kernel_log.reader import Follower, Keeper, Stamps
-        from ..kernel_log.rules import Adapters, Decoder
+        from ..kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
+        from ..kernel_log.rules import AdapterFilter, XidDecoder
 
-        state = self._roots.state if teller else None
-        adapters = Adapters(self._roots.sys)
-        follower = Follower(
+        state = self._roots.state if publisher else None
+        adapters = AdapterFilter(self._roots.sys)
+        reader = LogReader(
             boot_id(self._roots.proc),
-            teller.tell if teller else lambda event: True,
-            Keeper(state / "kernel_log" if state else None),
+            publisher.publish if publisher else lambda event: True,
+            CheckpointFile(state / "kernel_log" if state else None),
             clock,
-            Stamps(suspended_ns),
-            Decoder(self._driver_version).decode,
-            adapters.wanted,
+            TimestampConverter(suspended_ns),
+            XidDecoder(self._driver_version).decode,
+            adapters.is_wanted,
         )
-        adapters.resumed = follower.resumed
-        return follower
+        adapters.resumed = reader.resumed
+        return reader
 
     def _driver_version(self) -> str:
         return read_text(self._roots.sys / "module/nvidia/version") or ""
 
-    def _run(self, follower: Follower, clock: Clock) -> None:
+    def _run(self, reader: LogReader, clock: Clock) -> None:
         while not self._closing.is_set():
             again = False
             try:
-                again = self._follow_log(follower, clock)
+                again = self._read_log(reader, clock)
             except Exception as error:  # noqa: BLE001 - whatever this was, the log is followed again
-                self._nothing = self._why(error)
+                self._last_error = self._collector_error(error)
             if not again:
                 self._closing.wait(REOPEN_SECONDS)
-        follower.finish()
+        reader.finish()
 
-    def _open(self, follower: Follower) -> Source:
+    def _open(self, reader: LogReader) -> KmsgSource:
         if self._roots.dev == Path("/dev") and not self._roots.is_this_machine:
             raise NoData("this host is a folder: it has no kernel")
         source = self._open_source(self._path)
-        follower.opened()
+        reader.on_open()
         return source
 
-    def _follow_log(self, follower: Follower, clock: Clock) -> bool:
+    def _read_log(self, reader: LogReader, clock: Clock) -> bool:
         """Follow the log until `close`. True: it must be read again from its beginning, at once."""
-        source = self._open(follower)
+        source = self._open(reader)
         try:
-            self._nothing = None
-            WITNESS.reads_the_kernel_log = True
+            self._last_error = None
+            XID_DEDUPLICATOR.reads_the_kernel_log = True
             live = False
             while not self._closing.is_set():
-                began_ns = clock.boottime_ns()
-                drained = _read_group(source, follower, live=live)
+                start_ns = clock.boottime_ns()
+                drained = _read_group(source, reader, live=live)
                 live = False
-                if drained and not follower.drained():
+                if drained and not reader.on_drained():
                     return True
-                follower.settle()
+                reader.flush_due()
                 if drained:
-                    live = self._wait(source, follower.next_ns(), clock)
+                    live = self._wait(source, reader.next_ns(), clock)
                 else:
-                    took_seconds = (clock.boottime_ns() - began_ns) / 1e9
-                    self._closing.wait(max(STORM_REST_SECONDS, took_seconds))
+                    elapsed_seconds = (clock.boottime_ns() - start_ns) / 1e9
+                    self._closing.wait(max(STORM_REST_SECONDS, elapsed_seconds))
         finally:
-            WITNESS.reads_the_kernel_log = False
+            XID_DEDUPLICATOR.reads_the_kernel_log = False
             source.close()
         return False
 
-    def _wait(self, source: Source, until_ns: int | None, clock: Clock) -> bool:
+    def _wait(self, source: KmsgSource, until_ns: int | None, clock: Clock) -> bool:
         """Return when a record came (True), or something is due, or at `close`."""
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._wake_descriptor, select.POLLIN)
         if source.fileno() >= 0:
             poll.register(source.fileno(), select.POLLIN)
         milliseconds = None
@@ -201,25 +201,27 @@ class KernelLog:
             milliseconds = max(0, until_ns - clock.boottime_ns()) // 1_000_000 + 1
         return source.fileno() in {descriptor for descriptor, _ in poll.poll(milliseconds)}
 
-    def _why(self, error: Exception) -> Exception:
+    def _collector_error(self, error: Exception) -> Exception:
         """Return the words of a turn for what kept the log from us."""
         if isinstance(error, NoData):
             return error
         if not isinstance(error, OSError):
             return RuntimeError(f"the kernel log's reader failed: {type(error).__name__}: {error}")
         if error.errno == errno.EPERM:
-            return Blind(
+            return AccessDenied(
                 f"{self._path} needs CAP_SYSLOG (kernel.dmesg_restrict is 1); open it with "
                 "AmbientCapabilities=CAP_SYSLOG in the agent's unit, or: sysctl kernel.dmesg_restrict=0"
             )
         if error.errno == errno.EACCES:
-            return Blind(f"{self._path} may not be opened; open it with: chmod a+r {self._path}")
+            return AccessDenied(
+                f"{self._path} may not be opened; open it with: chmod a+r {self._path}"
+            )
         if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
             return NoData(f"no {self._path}; a container is given it by --device=/dev/kmsg")
         return RuntimeError(f"{self._path}: {error.strerror}")
 
 
-def _read_group(source: Source, follower: Follower, *, live: bool) -> bool:
+def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:
     """Take records; return whether all that is there was taken.
 
     *live*: the first of them was written just now. Raises OSError, and NoData at an end that the
@@ -232,7 +234,7 @@ def _read_group(source: Source, follower: Follower, *, live: bool) -> bool:
             return True
         except OSError as error:
             if is_too_long(error):
-                follower.too_long()
+                reader.on_too_long()
             elif not is_overrun(error):  # the gap in the numbers will say how many were lost
                 raise
             live = False
@@ -241,6 +243,6 @@ def _read_group(source: Source, follower: Follower, *, live: bool) -> bool:
             if isinstance(source, PlainFile):
                 return True
             raise NoData("it has an end: a stand-in, and not the kernel's log")
-        follower.take(data, live=live)
+        reader.feed(data, live=live)
         live = False
     return False

@@ -14,23 +14,23 @@ from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import place
 from ..clock import Clock, SystemClock
-from ..collector import Blind, NoData
-from ..events import Teller
+from ..collector import AccessDenied, NoData
+from ..events import EventPublisher
 from ..hardware import process_owner
 from ..hardware.files import Roots
 from ..hardware.process_owner import Allocation, KubeletError
-from .change_events import TELL_AGAIN_NS, TellBudget, anew, boot_of, revision_at
+from .change_events import REPEAT_NS, EventRateLimit, boot_of, resync_event, revision_at
 
 EVENT = "gpu.allocation"
 #: The name under which a sampler that may not ask is told so.
-PLACE = "kubelet"
-_OPENS = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
+DEVICE_NAME = "kubelet"
+_REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
 #: A kubelet that does not answer is asked ever more rarely, in turns of 10 s.
 WAIT_TURNS_MAX = 60
 
 
 class KubeletAllocations:
-    """`collect` raises NoData where there is no kubelet, Blind where we may not ask, KubeletError when it fails."""
+    """`collect` raises NoData where there is no kubelet, AccessDenied where we may not ask, KubeletError when it fails."""
 
     name = "kubelet_10s"
     pace = Pace.TEN_SECONDS
@@ -43,21 +43,21 @@ class KubeletAllocations:
         answer_seconds_max: float = process_owner.ANSWER_SECONDS_MAX,
     ) -> None:
         self._seconds_max = answer_seconds_max
-        self._path = roots.proc.parent / process_owner.SOCKET
+        self._path = roots.proc.parent / process_owner.KUBELET_SOCKET
         self._clock = clock or SystemClock()
         self._boot = boot_of(roots.proc)
         self._block = Block("kubelet_10s_changes", ("host",))
-        self._teller: Teller | None = None
-        self._budget = TellBudget()
+        self._publisher: EventPublisher | None = None
+        self._rate_limit = EventRateLimit()
         #: What was told -> since when it was held, and when it was told last; boot time.
-        self._told: dict[Allocation, tuple[int, int]] = {}
+        self._reported: dict[Allocation, tuple[int, int]] = {}
         self._since_ns: int | None = None  # from when on all was told; 0: that is said
         self._wait_turns, self._turns_left = 1, 0
-        self._trouble: KubeletError | None = None
+        self._last_error: KubeletError | None = None
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller: names cannot travel in a frame."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher: names cannot travel in a frame."""
+        self._publisher = publisher
 
     def close(self) -> None:
         """Nothing runs between turns."""
@@ -65,69 +65,69 @@ class KubeletAllocations:
     def collect(self) -> Sequence[Block]:
         """Ask kubelet, and tell what has changed."""
         self._turns_left -= 1
-        if self._trouble and self._turns_left > 0:
-            raise self._trouble.with_traceback(None)
-        held = set(self._ask())
+        if self._last_error and self._turns_left > 0:
+            raise self._last_error.with_traceback(None)
+        held = set(self._list_allocations())
         now_ns = self._clock.boottime_ns()
-        if self._teller:
-            self._tell_all(self._teller, held, now_ns)
+        if self._publisher:
+            self._publish_all(self._publisher, held, now_ns)
         containers = {(one.namespace, one.pod, one.container) for one in held}
         self._block.put_float(index_of("kubelet.containers_count"), 0, len(containers))
         gpus = {one.device for one in held}
         self._block.put_float(index_of("kubelet.gpus_count"), 0, len(gpus))
         return (self._block,)
 
-    def _ask(self) -> list[Allocation]:
-        place.enter(PLACE.encode(), b"PodResourcesLister/List")
+    def _list_allocations(self) -> list[Allocation]:
+        place.enter(DEVICE_NAME.encode(), b"PodResourcesLister/List")
         try:
-            found = process_owner.ask(self._path, self._seconds_max)
+            found = process_owner.list_allocations(self._path, self._seconds_max)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoData("no kubelet listens on this host") from None
         except PermissionError:
-            raise Blind(f"{self._path} is root's: {_OPENS}") from None
+            raise AccessDenied(f"{self._path} is root's: {_REMEDY}") from None
         except KubeletError as error:
-            self._trouble, self._turns_left = error, self._wait_turns
+            self._last_error, self._turns_left = error, self._wait_turns
             self._wait_turns = min(2 * self._wait_turns, WAIT_TURNS_MAX)
             raise
         finally:
             place.leave()
-        self._trouble, self._wait_turns = None, 1
+        self._last_error, self._wait_turns = None, 1
         return found
 
-    def _tell_all(self, teller: Teller, held: set[Allocation], now_ns: int) -> None:
-        self._budget.refill(now_ns)
+    def _publish_all(self, publisher: EventPublisher, held: set[Allocation], now_ns: int) -> None:
+        self._rate_limit.refill(now_ns)
         if self._since_ns is None:
             self._since_ns = now_ns
-        for one in [one for one in self._told if one not in held]:
-            if not teller.tell(self._event(one, "released", self._told[one][0], now_ns)):
+        for one in [one for one in self._reported if one not in held]:
+            if not publisher.publish(self._event(one, "released", self._reported[one][0], now_ns)):
                 return  # the way is full: the rest at the next turn
-            del self._told[one]
+            del self._reported[one]
         for one in sorted(held):
-            since_ns, told_ns = self._told.get(one, (now_ns, -TELL_AGAIN_NS))
-            if now_ns - told_ns >= TELL_AGAIN_NS and self._budget.take():
-                if not teller.tell(self._event(one, "held", since_ns, now_ns)):
+            since_ns, reported_ns = self._reported.get(one, (now_ns, -REPEAT_NS))
+            if now_ns - reported_ns >= REPEAT_NS and self._rate_limit.take():
+                if not publisher.publish(self._event(one, "held", since_ns, now_ns)):
                     return
-                self._told[one] = since_ns, now_ns
-        if self._since_ns and self._told.keys() == held:
-            event = anew(self._boot, EVENT, "host", "host", self._since_ns, now_ns)
-            self._since_ns = 0 if teller.tell(event) else self._since_ns
+                self._reported[one] = since_ns, now_ns
+        if self._since_ns and self._reported.keys() == held:
+            event = resync_event(self._boot, EVENT, "host", "host", self._since_ns, now_ns)
+            self._since_ns = 0 if publisher.publish(event) else self._since_ns
 
     def _event(self, one: Allocation, state: str, since_ns: int, now_ns: int) -> HealthEvent:
         who = f"{one.namespace}/{one.pod}/{one.container}/{one.resource}/{one.replica}".encode()
         digest = f"{zlib.crc32(who):08x}{zlib.adler32(who):08x}"
-        said = {"state": state, "source": "kubelet", **one._asdict()}
+        attributes = {"state": state, "source": "kubelet", **one._asdict()}
         return HealthEvent(
             event_id=f"{self._boot}/allocation/{digest}/{one.device[:60]}",
             device_kind="gpu",
-            device=said.pop("device"),
+            device=attributes.pop("device"),
             name=EVENT,
-            message=f"pod {one.namespace}/{one.pod} container {one.container} {_SAYS[state]} {one.resource}",
+            message=f"pod {one.namespace}/{one.pod} container {one.container} {_STATE_PHRASES[state]} {one.resource}",
             boottime_ns=since_ns,
             last_boottime_ns=now_ns,
             wall_time_ns=self._clock.wall_ns() - (now_ns - since_ns),
             revision=revision_at(now_ns),
-            attributes={name: text for name, text in said.items() if text},
+            attributes={name: text for name, text in attributes.items() if text},
         )
 
 
-_SAYS = {"held": "was given", "released": "has given back"}
+_STATE_PHRASES = {"held": "was given", "released": "has given back"}

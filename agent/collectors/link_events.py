@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ...contract.block import Block
-from ...contract.counters import Nature, counted
+from ...contract.counters import CounterSpec, counter_delta
 from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
-from ..collector import Blind, NoData
-from ..events import Teller
+from ..collector import AccessDenied, NoData
+from ..events import EventPublisher
 from ..hardware.files import Roots, device_key
 from ..hardware.netlink import (
     DumpEnd,
-    Link,
+    LinkInfo,
+    LinkMessage,
+    LinkRemoved,
     LinkSocket,
-    Malformed,
+    MalformedMessage,
     Overrun,
-    Removed,
-    Told,
-    parse_told,
+    parse_link_messages,
 )
 from .block_writer import put
 
@@ -46,10 +46,10 @@ HISTORY_MAX = 16
 
 _SECOND_NS = 1_000_000_000
 #: How the kernel counts an interface's changes of carrier (include/linux/netdevice.h, atomic_t).
-COUNT = Nature(width_bits=32)
+COUNT = CounterSpec(width_bits=32)
 
 
-class Code(IntEnum):
+class LinkEventCode(IntEnum):
     """The `code` of a `net.link` event."""
 
     DOWN = 0
@@ -63,7 +63,7 @@ class LinkEvent:
     """What is to be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
-    code: Code
+    code: LinkEventCode
     count: int
     first_ns: int
     last_ns: int
@@ -72,147 +72,151 @@ class LinkEvent:
 
 @dataclass(slots=True)
 class _Interface:
-    link: Link
+    link: LinkInfo
     since_ns: int  # of its state
-    history: deque[tuple[int, Code]] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    history: deque[tuple[int, LinkEventCode]] = field(
+        default_factory=lambda: deque(maxlen=HISTORY_MAX)
+    )
 
 
 @dataclass(slots=True)
-class _Allowance:
+class _EventBucket:
     """A token bucket of one name: it outlives the interface, which may come and go all the time."""
 
     tokens: float
-    renewed_ns: int
-    withheld: dict[Code, LinkEvent] = field(default_factory=dict[Code, LinkEvent])
+    refilled_ns: int
+    suppressed: dict[LinkEventCode, LinkEvent] = field(
+        default_factory=dict[LinkEventCode, LinkEvent]
+    )
 
 
-class LinkWatch:
+class LinkFlapFilter:
     """The state of the watched links. All methods return the events to be told, in order."""
 
-    def __init__(self, watches: Callable[[Link], bool]) -> None:
-        """*watches* says whether an interface that is new to us is to be watched."""
+    def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
+        """*is_watched* says whether an interface that is new to us is to be watched."""
         self.transitions = 0  # of all links, since the start
-        self.withheld = 0  # of them, those that had no event of their own
-        self._watches = watches
+        self.suppressed = 0  # of them, those that had no event of their own
+        self._is_watched = is_watched
         self._interfaces: dict[int, _Interface] = {}
-        self._allowances: dict[str, _Allowance] = {}
-        self._whole = False  # whether all links were seen once: before that nothing is news
+        self._buckets: dict[str, _EventBucket] = {}
+        self._is_synced = False  # whether all links were seen once: before that nothing is news
 
     @property
     def count(self) -> int:
         """How many interfaces are watched."""
         return len(self._interfaces)
 
-    def observe(self, told: Link | Removed, now_ns: int) -> list[LinkEvent]:
+    def observe(self, message: LinkInfo | LinkRemoved, now_ns: int) -> list[LinkEvent]:
         """Take what the kernel told of one link."""
-        known = self._interfaces.get(told.index)
-        if isinstance(told, Removed):
-            return self._remove(told.index, now_ns) if known else []
-        if known and known.link.name != told.name:
-            return [*self._remove(told.index, now_ns), *self._appear(told, now_ns)]
-        return self._changed(known, told, now_ns) if known else self._appear(told, now_ns)
+        known = self._interfaces.get(message.index)
+        if isinstance(message, LinkRemoved):
+            return self._remove(message.index, now_ns) if known else []
+        if known and known.link.name != message.name:
+            return [*self._remove(message.index, now_ns), *self._appear(message, now_ns)]
+        return self._update(known, message, now_ns) if known else self._appear(message, now_ns)
 
-    def resync(self, seen: Collection[int], now_ns: int) -> list[LinkEvent]:
-        """All links were asked for and *seen* are the indexes that answered: others are gone."""
-        gone = [index for index in self._interfaces if index not in seen]
+    def resync(self, present: Collection[int], now_ns: int) -> list[LinkEvent]:
+        """All links were asked for and *present* are the indexes that answered: others are gone."""
+        gone = [index for index in self._interfaces if index not in present]
         events = [event for index in gone for event in self._remove(index, now_ns)]
-        self._whole = True
+        self._is_synced = True
         return events
 
-    def settle(self, now_ns: int) -> list[LinkEvent]:
+    def release_due(self, now_ns: int) -> list[LinkEvent]:
         """Return what was withheld and may be told now. To be called about every second."""
         events: list[LinkEvent] = []
-        for name, allowance in list(self._allowances.items()):
-            self._renew(allowance, now_ns)
-            for code in sorted(allowance.withheld, key=lambda c: allowance.withheld[c].last_ns):
-                if allowance.tokens >= 1:
-                    allowance.tokens -= 1
-                    events.append(allowance.withheld.pop(code))
-            if not allowance.withheld and allowance.tokens >= BURST_EVENTS_MAX:
-                del self._allowances[name]
+        for name, bucket in list(self._buckets.items()):
+            self._refill(bucket, now_ns)
+            for code in sorted(bucket.suppressed, key=lambda c: bucket.suppressed[c].last_ns):
+                if bucket.tokens >= 1:
+                    bucket.tokens -= 1
+                    events.append(bucket.suppressed.pop(code))
+            if not bucket.suppressed and bucket.tokens >= BURST_EVENTS_MAX:
+                del self._buckets[name]
         return events
 
-    def _appear(self, link: Link, now_ns: int) -> list[LinkEvent]:
-        if len(self._interfaces) >= INTERFACES_MAX or not self._watches(link):
+    def _appear(self, link: LinkInfo, now_ns: int) -> list[LinkEvent]:
+        if len(self._interfaces) >= INTERFACES_MAX or not self._is_watched(link):
             return []
         self._interfaces[link.index] = _Interface(link, now_ns)
-        return self._tell(link.name, Code.APPEARED, 1, now_ns, _facts(link))
+        return self._emit(link.name, LinkEventCode.APPEARED, 1, now_ns, _link_attributes(link))
 
     def _remove(self, index: int, now_ns: int) -> list[LinkEvent]:
         interface = self._interfaces.pop(index)
-        attributes = _facts(interface.link) | _past(interface, now_ns)
-        return self._tell(interface.link.name, Code.REMOVED, 1, now_ns, attributes)
+        attributes = _link_attributes(interface.link) | _history_attributes(interface, now_ns)
+        return self._emit(interface.link.name, LinkEventCode.REMOVED, 1, now_ns, attributes)
 
-    def _changed(self, known: _Interface, link: Link, now_ns: int) -> list[LinkEvent]:
+    def _update(self, known: _Interface, link: LinkInfo, now_ns: int) -> list[LinkEvent]:
         downs, ups = transitions(known.link, link)
-        attributes = _facts(link) | _past(known, now_ns)
-        steps = [(Code.DOWN, downs), (Code.UP, ups)]
+        attributes = _link_attributes(link) | _history_attributes(known, now_ns)
+        steps = [(LinkEventCode.DOWN, downs), (LinkEventCode.UP, ups)]
         if link.up is False:  # the last word is the state that it is in
             steps.reverse()
         events: list[LinkEvent] = []
         for code, count in steps:
             if count:
                 known.history.append((now_ns, code))
-                events += self._tell(link.name, code, count, now_ns, attributes)
+                events += self._emit(link.name, code, count, now_ns, attributes)
         if downs or ups:
             known.since_ns = now_ns
         known.link = link
         return events
 
-    def _tell(
-        self, name: str, code: Code, count: int, now_ns: int, attributes: dict[str, str]
+    def _emit(
+        self, name: str, code: LinkEventCode, count: int, now_ns: int, attributes: dict[str, str]
     ) -> list[LinkEvent]:
-        """Return the event if the interface may have one now; else withhold it for `settle`."""
-        if not self._whole:
+        """Return the event if the interface may have one now; else withhold it for `release_due`."""
+        if not self._is_synced:
             return []
         self.transitions += count
         event = LinkEvent(name, code, count, now_ns, now_ns, attributes)
-        allowance = self._allowances.setdefault(name, _Allowance(BURST_EVENTS_MAX, now_ns))
-        self._renew(allowance, now_ns)
-        if allowance.tokens >= 1 and not allowance.withheld:
-            allowance.tokens -= 1
+        bucket = self._buckets.setdefault(name, _EventBucket(BURST_EVENTS_MAX, now_ns))
+        self._refill(bucket, now_ns)
+        if bucket.tokens >= 1 and not bucket.suppressed:
+            bucket.tokens -= 1
             return [event]
-        self.withheld += count
-        before = allowance.withheld.get(code)
+        self.suppressed += count
+        before = bucket.suppressed.get(code)
         if before:
             event = replace(event, count=before.count + count, first_ns=before.first_ns)
-        allowance.withheld[code] = event
+        bucket.suppressed[code] = event
         return []
 
     @staticmethod
-    def _renew(allowance: _Allowance, now_ns: int) -> None:
-        earned = max(0, now_ns - allowance.renewed_ns) / _SECOND_NS / EVENT_SECONDS
-        allowance.tokens = min(BURST_EVENTS_MAX, allowance.tokens + earned)
-        allowance.renewed_ns = now_ns
+    def _refill(bucket: _EventBucket, now_ns: int) -> None:
+        earned = max(0, now_ns - bucket.refilled_ns) / _SECOND_NS / EVENT_SECONDS
+        bucket.tokens = min(BURST_EVENTS_MAX, bucket.tokens + earned)
+        bucket.refilled_ns = now_ns
 
 
-def transitions(before: Link, after: Link) -> tuple[int, int]:
+def transitions(before: LinkInfo, after: LinkInfo) -> tuple[int, int]:
     """Return how often the link went down and up between two messages, by the kernel's counts.
 
     Kernels before 4.16 count changes only: half of them were downs. Switching an interface off need
     not touch its carrier, so a state that differs is one change at least.
     """
-    downs = counted(before.downs, after.downs, COUNT)
-    ups = counted(before.ups, after.ups, COUNT)
+    downs = counter_delta(before.downs, after.downs, COUNT)
+    ups = counter_delta(before.ups, after.ups, COUNT)
     if downs is None or ups is None:
-        changes = counted(before.changes, after.changes, COUNT) or 0
+        changes = counter_delta(before.changes, after.changes, COUNT) or 0
         downs = ups = changes // 2
-    went, came = before.up and not after.up, after.up and not before.up
-    return max(downs, int(went)), max(ups, int(came))
+    went_down, came_up = before.up and not after.up, after.up and not before.up
+    return max(downs, int(went_down)), max(ups, int(came_up))
 
 
-def _facts(link: Link) -> dict[str, str]:
-    told = {
+def _link_attributes(link: LinkInfo) -> dict[str, str]:
+    attributes = {
         "ifindex": str(link.index),
         "state": "up" if link.up else "down",
         "kind": device_key(link.kind),
         "operational": "" if link.operational is None else str(link.operational),
         "switched_on": "" if link.switched_on else "no",
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in attributes.items() if value}
 
 
-def _past(interface: _Interface, now_ns: int) -> dict[str, str]:
+def _history_attributes(interface: _Interface, now_ns: int) -> dict[str, str]:
     """Return what the state was and for how long, and the changes before, each with its age."""
     history = [
         f"{code.name.lower()} {(now_ns - at) / _SECOND_NS:.3f} s ago"
@@ -234,11 +238,11 @@ DUMP_NS_MIN = 1_000_000_000
 #: `close` does not wait longer for the thread.
 END_SECONDS_MAX = 0.9
 
-_WORDS = {
-    Code.DOWN: "link down",
-    Code.UP: "link up",
-    Code.REMOVED: "interface removed",
-    Code.APPEARED: "interface appeared",
+_CODE_TEXT = {
+    LinkEventCode.DOWN: "link down",
+    LinkEventCode.UP: "link up",
+    LinkEventCode.REMOVED: "interface removed",
+    LinkEventCode.APPEARED: "interface appeared",
 }
 
 
@@ -254,18 +258,18 @@ class LinkListener:
         roots: Roots,
         *,
         open_socket: Callable[[], LinkSocket] = LinkSocket,
-        watches: Callable[[Link], bool] | None = None,
+        is_watched: Callable[[LinkInfo], bool] | None = None,
     ) -> None:
-        """*watches*: the interfaces with a device of their own, and bonds, unless told otherwise."""
+        """*is_watched*: the interfaces with a device of their own, and bonds, unless told otherwise."""
         self._roots, self._open_socket = roots, open_socket
-        self._watch = LinkWatch(watches or self._has_device)
+        self._filter = LinkFlapFilter(is_watched or self._has_device)
         self._block = Block("rtnetlink_10s", ["host"])
         self._socket: LinkSocket | None = None
         self._thread: threading.Thread | None = None
-        self._trouble: Exception | None = None
-        self._teller: Teller | None = None
+        self._error: Exception | None = None
+        self._publisher: EventPublisher | None = None
         self._sequence = 0  # of the dump under way or the last one
-        self._seen: set[int] | None = None  # indexes heard of in the dump under way
+        self._dump_indexes: set[int] | None = None  # indexes heard of in the dump under way
         self._dump_wanted, self._dump_from_ns = True, 0
         #: Set once all links were seen: from then on what happens is news.
         self.ready = threading.Event()
@@ -273,17 +277,17 @@ class LinkListener:
         self.overruns = 0
         self.malformed = 0
 
-    def listen(self, teller: Teller) -> None:
+    def start(self, publisher: EventPublisher) -> None:
         """Start the thread, if these are this machine's links. Never raises."""
         if not self._roots.is_this_machine or self._thread is not None:
             return
-        self._teller = teller
+        self._publisher = publisher
         try:
             self._socket = self._open_socket()
             self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
             self._thread.start()
         except (OSError, RuntimeError) as error:
-            self._trouble = error
+            self._error = error
 
     def close(self) -> None:
         """End the thread, within a second. Never raises."""
@@ -293,47 +297,47 @@ class LinkListener:
             self._thread.join(END_SECONDS_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return what was heard. Raises Blind when netlink is refused, RuntimeError when the thread
+        """Return what was heard. Raises AccessDenied when netlink is refused, RuntimeError when the thread
         ended, NoData when nobody listens."""
-        if isinstance(self._trouble, OSError) and self._thread is None:
-            raise Blind(_refused(self._trouble))
-        if self._trouble is not None:
-            raise RuntimeError(f"the listener for links ended: {self._trouble!r}")
+        if isinstance(self._error, OSError) and self._thread is None:
+            raise AccessDenied(_refusal_message(self._error))
+        if self._error is not None:
+            raise RuntimeError(f"the listener for links ended: {self._error!r}")
         if self._thread is None:
             raise NoData("nobody listens for changes of links here")
         values = {
             "messages_count": self.messages,
             "overruns_events": self.overruns,
-            "transitions_events": self._watch.transitions,
-            "withheld_events": self._watch.withheld,
+            "transitions_events": self._filter.transitions,
+            "withheld_events": self._filter.suppressed,
             "malformed_count": self.malformed,
-            "interfaces_count": self._watch.count,
+            "interfaces_count": self._filter.count,
         }
         for column, value in values.items():
             put(self._block, f"rtnetlink.{column}", 0, value)
         return (self._block,)
 
-    def _has_device(self, link: Link) -> bool:
+    def _has_device(self, link: LinkInfo) -> bool:
         folder = self._roots.sys / "class/net" / link.name
         return link.kind == "bond" or (folder / "device").exists()
 
     def _serve(self) -> None:
         assert self._socket is not None
         try:
-            while self._once(self._socket):
+            while self._read_once(self._socket):
                 pass
         except Exception as error:  # noqa: BLE001 - told by the next turn
-            self._trouble = error
+            self._error = error
         finally:
             self._socket.close()
 
-    def _once(self, source: LinkSocket) -> bool:
+    def _read_once(self, source: LinkSocket) -> bool:
         """Read what is there and tell it; return False when it is time to end."""
         if self._dump_wanted and self._now_ns() >= self._dump_from_ns:
             self._sequence += 1
-            self._seen, self._dump_wanted = set(), False
+            self._dump_indexes, self._dump_wanted = set(), False
             self._dump_from_ns = self._now_ns() + DUMP_NS_MIN
-            source.ask_for_all(self._sequence)
+            source.request_all(self._sequence)
         if not source.wait(WAIT_SECONDS):
             return False
         for _ in range(MESSAGES_MAX):
@@ -346,55 +350,61 @@ class LinkListener:
             if data is None:
                 break
             self.messages += 1
-            for told in parse_told(data, self._sequence):
-                self._take(told)
-        self._tell(self._watch.settle(self._now_ns()))
+            for message in parse_link_messages(data, self._sequence):
+                self._handle(message)
+        self._publish(self._filter.release_due(self._now_ns()))
         return True
 
-    def _take(self, told: Told) -> None:
-        what = told.what
-        self._dump_wanted |= told.answer and told.interrupted
-        if isinstance(what, Malformed):
+    def _handle(self, message: LinkMessage) -> None:
+        content = message.content
+        self._dump_wanted |= message.answer and message.interrupted
+        if isinstance(content, MalformedMessage):
             self.malformed += 1
-        elif isinstance(what, DumpEnd):
-            self._end_dump(what)
+        elif isinstance(content, DumpEnd):
+            self._end_dump(content)
         else:
-            if self._seen is not None:
-                self._seen.add(what.index)  # also when it was told by itself during the dump
-            self._tell(self._watch.observe(what, self._now_ns()))
+            if self._dump_indexes is not None:
+                self._dump_indexes.add(
+                    content.index
+                )  # also when it was told by itself during the dump
+            self._publish(self._filter.observe(content, self._now_ns()))
 
     def _end_dump(self, end: DumpEnd) -> None:
         """A dump that was refused (EBUSY: the last one is not read out) or interrupted is asked again."""
-        seen, self._seen = self._seen, None
+        indexes, self._dump_indexes = self._dump_indexes, None
         self._dump_wanted |= bool(end.failed)
-        if seen is not None and not self._dump_wanted:
-            self._tell(self._watch.resync(seen, self._now_ns()))
+        if indexes is not None and not self._dump_wanted:
+            self._publish(self._filter.resync(indexes, self._now_ns()))
             self.ready.set()
 
     def _now_ns(self) -> int:
-        assert self._teller is not None
-        return self._teller.clock.boottime_ns()
+        assert self._publisher is not None
+        return self._publisher.clock.boottime_ns()
 
-    def _tell(self, events: Sequence[LinkEvent]) -> None:
-        assert self._teller is not None
+    def _publish(self, events: Sequence[LinkEvent]) -> None:
+        assert self._publisher is not None
         for event in events:
             age_ns = self._now_ns() - event.first_ns
-            self._teller.tell(as_health_event(event, self._teller.clock.wall_ns() - age_ns))
-            if event.code in (Code.REMOVED, Code.APPEARED):
-                self._teller.renew_inventory(f"{_WORDS[event.code]}: {device_key(event.interface)}")
+            self._publisher.publish(
+                as_health_event(event, self._publisher.clock.wall_ns() - age_ns)
+            )
+            if event.code in (LinkEventCode.REMOVED, LinkEventCode.APPEARED):
+                self._publisher.request_inventory(
+                    f"{_CODE_TEXT[event.code]}: {device_key(event.interface)}"
+                )
 
 
 def as_health_event(event: LinkEvent, wall_time_ns: int) -> telemetry_pb2.HealthEvent:
-    """Return the event as it travels; its id is left to the teller."""
-    words = f"{device_key(event.interface)}: {_WORDS[event.code]}"
+    """Return the event as it travels; its id is left to the publisher."""
+    message = f"{device_key(event.interface)}: {_CODE_TEXT[event.code]}"
     if event.count > 1:
-        words += f" {event.count} times in {(event.last_ns - event.first_ns) / 1e9:.1f} s"
+        message += f" {event.count} times in {(event.last_ns - event.first_ns) / 1e9:.1f} s"
     return telemetry_pb2.HealthEvent(
         device_kind="net",
         device=device_key(event.interface),
         name="net.link",
         code=int(event.code),
-        message=words,
+        message=message,
         boottime_ns=event.first_ns,
         wall_time_ns=wall_time_ns,
         count=event.count,
@@ -403,7 +413,7 @@ def as_health_event(event: LinkEvent, wall_time_ns: int) -> telemetry_pb2.Health
     )
 
 
-def _refused(error: OSError) -> str:
+def _refusal_message(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, str(error))
     return (
         f"netlink is refused ({name}): links that go are noticed within a second and not at once; "

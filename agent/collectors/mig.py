@@ -17,10 +17,10 @@ from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_parts import MigDevice, Parts
 from ..clock import Clock, SystemClock
 from ..collector import NoData
-from ..events import Teller
+from ..events import EventPublisher
 from ..hardware.files import Roots, device_key
 from .gpu_fast import METRICS
-from .gpu_parts import PartsLane, remade
+from .gpu_parts import GpuPartsCollector, cleared_block
 
 # ----------------------------------------------------------------------
 # What share of a GPU instance of MIG was at work since the turn before, by GPM: Hopper and later
@@ -32,7 +32,7 @@ SHARES = tuple(metric for metric in METRICS if metric[2].endswith("_ratio"))
 LACKING = (3, 13)
 
 #: Key of a MIG device, address of its GPU, number of its GPU instance.
-Place = tuple[str, str, int]
+InstanceKey = tuple[str, str, int]
 
 
 class Occupancy:
@@ -42,32 +42,32 @@ class Occupancy:
     """
 
     def __init__(self) -> None:
-        self._instances: dict[Place, Instance] = {}
+        self._instances: dict[InstanceKey, GpmInstance] = {}
 
-    def keep(self, places: Collection[Place]) -> None:
+    def retain(self, instance_keys: Collection[InstanceKey]) -> None:
         """Free the samples of all other devices: an instance made anew in their place is another."""
-        for place in self._instances.keys() - set(places):
-            self._instances.pop(place).close()
+        for key in self._instances.keys() - set(instance_keys):
+            self._instances.pop(key).close()
 
-    def read(self, nvml: Nvml, place: Place, now_ns: int) -> dict[str, float]:
+    def read(self, nvml: Nvml, key: InstanceKey, now_ns: int) -> dict[str, float]:
         """Return the shares of one device by column, without those that are missing. Raises NvmlError."""
-        _, address, number = place
+        _, address, number = key
         try:
-            instance = self._instances.get(place)
+            instance = self._instances.get(key)
             if instance is None:
-                instance = self._instances[place] = Instance(nvml, address, number)
+                instance = self._instances[key] = GpmInstance(nvml, address, number)
             return instance.read(now_ns)
         except NvmlError:  # asked for from the start at the next turn: by then it may be permitted
-            if place in self._instances:
-                self._instances.pop(place).close()
+            if key in self._instances:
+                self._instances.pop(key).close()
             raise
 
     def close(self) -> None:
         """Free all samples. Before the library is let go of."""
-        self.keep(())
+        self.retain(())
 
 
-class Instance:
+class GpmInstance:
     """Two samples of one GPU instance, used in turn."""
 
     def __init__(self, nvml: Nvml, address: str, number: int) -> None:
@@ -100,7 +100,7 @@ class Instance:
 
 
 #: Column of `mig_10s` or `mig_10s_changes` -> its value in a MigDevice; the others are of the occupancy.
-VALUES = {
+DEVICE_FIELDS = {
     "gpu_instance_number": "gpu_instance",
     "compute_instance_number": "compute_instance",
     "profile_number": "profile",
@@ -115,45 +115,47 @@ VALUES = {
 }
 
 
-class Mig(PartsLane):
+class MigDevices(GpuPartsCollector):
     """MIG devices. A device that went has no row; that the devices are others asks for a new inventory."""
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__("mig_10s", Pace.TEN_SECONDS, roots)
         self._clock = clock or SystemClock()
         self._occupancy = Occupancy()
-        self._teller: Teller | None = None
+        self._publisher: EventPublisher | None = None
         self._devices: dict[str, Block] = {}
         self._known: dict[str, frozenset[tuple[object, ...]]] = {}  # of each GPU, by its key
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller: MIG devices come and go without a restart."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher: MIG devices come and go without a restart."""
+        self._publisher = publisher
 
     def close(self) -> None:
         """Nothing runs between turns."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the samples of instances too."""
         self._occupancy.close()
-        super().let_go()
+        super().release()
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        modes = {a: mode for a, mode in self._ask(parts.mig_mode).items() if mode is not None}
+        modes = {a: mode for a, mode in self._query(parts.mig_mode).items() if mode is not None}
         if not modes:
             raise NoData("no GPU can be cut into MIG instances")
         on = [address for address, mode in modes.items() if mode[0]]
-        most = self._ask(parts.mig_devices_max, on)
-        found = self._look_up(parts, most)
+        most = self._query(parts.mig_devices_max, on)
+        found = self._list_devices(parts, most)
         self._compare(modes, found)
         return self._fill(found, self._shares(found))
 
-    def _look_up(self, parts: Parts, most: Mapping[str, int | None]) -> dict[str, list[MigDevice]]:
+    def _list_devices(
+        self, parts: Parts, most: Mapping[str, int | None]
+    ) -> dict[str, list[MigDevice]]:
         """Return the MIG devices of the GPUs in MIG mode."""
-        found = self._ask(lambda address: parts.mig_devices(address, most[address] or 0), most)
+        found = self._query(lambda address: parts.mig_devices(address, most[address] or 0), most)
         for address, devices in found.items():
-            if any(device.refused for device in devices) and not self.blind_words:
-                self.blind_words = f"GPU {address}: MIG: {self.refused_words()}"
+            if any(device.refused for device in devices) and not self.access_error:
+                self.access_error = f"GPU {address}: MIG: {self.permission_message()}"
         return found
 
     def _compare(
@@ -166,29 +168,29 @@ class Mig(PartsLane):
                 continue
             key = self._gpus[address]
             now = frozenset((d.uuid, *d[1:9]) for d in found.get(address, ()))
-            if self._known.get(key, now) != now and self._teller is not None:
-                self._teller.renew_inventory(f"MIG devices of {key} are others")
+            if self._known.get(key, now) != now and self._publisher is not None:
+                self._publisher.request_inventory(f"MIG devices of {key} are others")
             self._known[key] = now
 
     def _shares(self, found: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
         """Return what share of each device's GPU instance was at work, by its key; what could not be had is noted."""
         nvml = self._session.nvml
         assert nvml is not None
-        places: list[Place] = [
+        instance_keys: list[InstanceKey] = [
             (_key(self._gpus[address], device), address, device.gpu_instance)
             for address, devices in found.items()
             for device in devices
             if device.gpu_instance is not None
         ]
-        self._occupancy.keep(places)
+        self._occupancy.retain(instance_keys)
         shares: dict[str, dict[str, float]] = {}
         errors: dict[str, NvmlError] = {}
-        for place in places:
+        for key in instance_keys:
             try:
-                shares[place[0]] = self._occupancy.read(nvml, place, self._clock.boottime_ns())
+                shares[key[0]] = self._occupancy.read(nvml, key, self._clock.boottime_ns())
             except NvmlError as error:
-                errors.setdefault(place[1], error)
-        self._note(errors)
+                errors.setdefault(key[1], error)
+        self._record_errors(errors)
         return shares
 
     def _fill(
@@ -200,13 +202,15 @@ class Mig(PartsLane):
             for device in devices
         }
         for table in ("mig_10s", "mig_10s_changes"):
-            block = self._devices[table] = remade(self._devices.get(table), table, by_key)
+            block = self._devices[table] = cleared_block(self._devices.get(table), table, by_key)
             for row, (key, device) in enumerate(by_key.items()):
-                said: dict[str, Any] = {c: getattr(device, name) for c, name in VALUES.items()}
-                said |= shares.get(key, {})
+                values: dict[str, Any] = {
+                    c: getattr(device, name) for c, name in DEVICE_FIELDS.items()
+                }
+                values |= shares.get(key, {})
                 for column, signal in enumerate(TABLES[table]):
                     put = block.put_float if signal.kind is Kind.GAUGE else block.put_int
-                    put(column, row, said.get(signal.column))
+                    put(column, row, values.get(signal.column))
         return tuple(self._devices.values())
 
 

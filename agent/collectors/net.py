@@ -14,88 +14,104 @@ from ...contract.signals import BY_NAME
 from ...ext.counterfiles import WORD
 from ...ext.ethtool import DriverStatistics
 from ...ext.hostfiles import Glance
-from ..collector import Blind, NoData, Spares, entering
+from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
 from ..hardware import netlink
-from ..hardware.files import Files, Roots, device_key, read_unsigned
+from ..hardware.files import FileReader, Roots, device_key, read_unsigned
 from ..hardware.netlink import EthtoolNetlink
 from ..hardware.network import OPERATIONAL_STATES, bonds, interfaces_with_device, read_bond
-from ..hardware.nvidia import pick
+from ..hardware.nvidia import select_statistics
 from ..hardware.pci import is_asleep
-from .block_writer import block_of, clear_row, places_of, put
-from .counter_files import DEVICES_MAX, Device, FolderCollector, Listing, Plan, Source
-from .file_cache import Remembered
+from .block_writer import block_of, clear_row, put, row_writer
+from .counter_files import (
+    DEVICES_MAX,
+    CollectorSpec,
+    CounterDevice,
+    CounterFileCollector,
+    FileField,
+    PeriodicListing,
+)
+from .file_cache import FileCache
 
 _MEGABIT_BYTES = 125_000
 #: `speed` of an interface that does not know it is -1, or that as an unsigned number.
 _SPEED_MEGABITS_MAX = 10_000_000
 
-SOURCES: Mapping[str, Source] = {
-    "net.counter_epoch_count": Source("ifindex"),
-    "net.carrier_state": Source("carrier", most=1),
-    "net.carrier_changes_count": Source("carrier_changes"),
-    "net.carrier_up_events": Source("carrier_up_count"),
-    "net.carrier_down_events": Source("carrier_down_count"),
-    "net.operational_state": Source("operstate", WORD, OPERATIONAL_STATES),
-    "net.speed_bytes_per_second": Source("speed", scale=_MEGABIT_BYTES, most=_SPEED_MEGABITS_MAX),
-    "net.received_bytes": Source("statistics/rx_bytes"),
-    "net.transmitted_bytes": Source("statistics/tx_bytes"),
-    "net.received_packets": Source("statistics/rx_packets"),
-    "net.transmitted_packets": Source("statistics/tx_packets"),
-    "net.receive_errors": Source("statistics/rx_errors"),
-    "net.transmit_errors": Source("statistics/tx_errors"),
-    "net.receive_dropped_packets": Source("statistics/rx_dropped"),
-    "net.transmit_dropped_packets": Source("statistics/tx_dropped"),
-    "net.receive_missed_errors": Source("statistics/rx_missed_errors"),
-    "net.receive_overrun_errors": Source("statistics/rx_fifo_errors"),
-    "net.receive_crc_errors": Source("statistics/rx_crc_errors"),
-    "net.transmit_carrier_errors": Source("statistics/tx_carrier_errors"),
-    "net.mtu_bytes": Source("mtu"),
+FIELDS: Mapping[str, FileField] = {
+    "net.counter_epoch_count": FileField("ifindex"),
+    "net.carrier_state": FileField("carrier", raw_max=1),
+    "net.carrier_changes_count": FileField("carrier_changes"),
+    "net.carrier_up_events": FileField("carrier_up_count"),
+    "net.carrier_down_events": FileField("carrier_down_count"),
+    "net.operational_state": FileField("operstate", WORD, OPERATIONAL_STATES),
+    "net.speed_bytes_per_second": FileField(
+        "speed", scale=_MEGABIT_BYTES, raw_max=_SPEED_MEGABITS_MAX
+    ),
+    "net.received_bytes": FileField("statistics/rx_bytes"),
+    "net.transmitted_bytes": FileField("statistics/tx_bytes"),
+    "net.received_packets": FileField("statistics/rx_packets"),
+    "net.transmitted_packets": FileField("statistics/tx_packets"),
+    "net.receive_errors": FileField("statistics/rx_errors"),
+    "net.transmit_errors": FileField("statistics/tx_errors"),
+    "net.receive_dropped_packets": FileField("statistics/rx_dropped"),
+    "net.transmit_dropped_packets": FileField("statistics/tx_dropped"),
+    "net.receive_missed_errors": FileField("statistics/rx_missed_errors"),
+    "net.receive_overrun_errors": FileField("statistics/rx_fifo_errors"),
+    "net.receive_crc_errors": FileField("statistics/rx_crc_errors"),
+    "net.transmit_carrier_errors": FileField("statistics/tx_carrier_errors"),
+    "net.mtu_bytes": FileField("mtu"),
 }
-ABSENT = "no network interface with a device of its own in /sys/class/net"
+NO_INTERFACE = "no network interface with a device of its own in /sys/class/net"
 
 #: Which interfaces are read, by name: a test watches a veth pair.
-Choose = Callable[[Path], dict[str, Path]]
+InterfaceLister = Callable[[Path], dict[str, Path]]
 
 
-def net_1s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderCollector:
+def net_1s(
+    roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
+) -> CounterFileCollector:
     """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
     a driver may hold as long as its firmware does not answer; the statistics may be the driver's to add up.
 
     An interface that comes or goes is listed anew in the next turn. One that was replaced under its
     name is told by its ifindex, in the same block as its first counters.
     """
-    return FolderCollector(
-        Plan(
+    return CounterFileCollector(
+        CollectorSpec(
             "net_1s",
             Pace.SECOND,
             ("net_1s", "net_1s_changes"),
-            lambda: _devices(roots, choose),
-            ABSENT,
+            lambda: _devices(roots, list_interfaces),
+            NO_INTERFACE,
             enters_driver=True,
             list_seconds=60,
-            glance=Glance(roots.sys / "class/net").look,
+            change_key=Glance(roots.sys / "class/net").look,
         )
     )
 
 
-def net_10s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderCollector:
+def net_10s(
+    roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
+) -> CounterFileCollector:
     """Speed and MTU. `speed` asks the driver, which asks firmware, under the kernel's network lock."""
-    return FolderCollector(
-        Plan(
+    return CounterFileCollector(
+        CollectorSpec(
             "net_10s",
             Pace.TEN_SECONDS,
             ("net_10s",),
-            lambda: _devices(roots, choose),
-            ABSENT,
+            lambda: _devices(roots, list_interfaces),
+            NO_INTERFACE,
             enters_driver=True,
             list_seconds=60,
-            glance=Glance(roots.sys / "class/net").look,
+            change_key=Glance(roots.sys / "class/net").look,
         )
     )
 
 
-def _devices(roots: Roots, choose: Choose) -> list[Device]:
-    return [Device(name, f"{folder}/", SOURCES) for name, folder in choose(roots.sys).items()]
+def _devices(roots: Roots, list_interfaces: InterfaceLister) -> list[CounterDevice]:
+    return [
+        CounterDevice(name, f"{folder}/", FIELDS)
+        for name, folder in list_interfaces(roots.sys).items()
+    ]
 
 
 #: In the order of `Bonds._values`.
@@ -108,7 +124,7 @@ _BOND = (
 )
 
 
-class Bonds(Spares):
+class Bonds(ExcludesDevices):
     """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
 
     name = "bond_10s"
@@ -117,35 +133,35 @@ class Bonds(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._bonds = Remembered(self._work_out)
+        self._bonds = FileCache(self._compute)
         self._block = Block(self.name, ())
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask nothing of these bonds."""
-        super().spare(devices)
-        self._bonds.spare(devices)
+        super().exclude(devices)
+        self._bonds.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without a bond."""
-        is_new = self._bonds.look()
+        is_new = self._bonds.refresh()
         if not self._bonds.value:
             raise NoData("no bond in /sys/class/net")
         if is_new:
             self._block = block_of(self._block, self._bonds.value)
-            places = places_of(self._block, _BOND)
+            writer = row_writer(self._block, _BOND)
             for row, values in enumerate(self._bonds.value.values()):
-                places.put(row, values)
+                writer.put(row, values)
         return (self._block,)
 
-    def _work_out(self, files: Files) -> dict[str, tuple[int | None, ...]]:
+    def _compute(self, files: FileReader) -> dict[str, tuple[int | None, ...]]:
         """Return the values of each bond. An interface that comes or goes is an entry of class/net."""
         files.names(self._sys / "class/net")
         return {
-            name: (None,) * len(_BOND) if self.is_spared(name) else self._values(name, files)
+            name: (None,) * len(_BOND) if self.is_excluded(name) else self._values(name, files)
             for name in list(bonds(self._sys))[:DEVICES_MAX]
         }
 
-    def _values(self, interface: str, files: Files) -> tuple[int | None, ...]:
+    def _values(self, interface: str, files: FileReader) -> tuple[int | None, ...]:
         bond = read_bond(self._sys, interface, files)
         ups = [slave.up for slave in bond.slaves]
         failures = [slave.failures for slave in bond.slaves if slave.failures is not None]
@@ -166,7 +182,7 @@ class Bonds(Spares):
 # It enters the driver under the kernel's network lock, and from there firmware.
 
 #: An interface of a host that is a folder has no driver that could be asked.
-FOLDER_WORDS = "the drivers of a host that is a folder cannot be asked"
+FOLDER_REASON = "the drivers of a host that is a folder cannot be asked"
 REFUSED = frozenset((errno.EPERM, errno.EACCES))
 
 
@@ -178,20 +194,20 @@ class Interface:
     index: int
 
 
-class Interfaces:
+class EthtoolInterfaces:
     """The interfaces that are asked, listed anew in each turn."""
 
-    def __init__(self, roots: Roots, choose: Choose) -> None:
-        self._sys, self._choose = roots.sys, choose
-        self._listing = Listing(self._list, Pace.TEN_SECONDS)
+    def __init__(self, roots: Roots, list_interfaces: InterfaceLister) -> None:
+        self._sys, self._list_interfaces = roots.sys, list_interfaces
+        self._listing = PeriodicListing(self._list, Pace.TEN_SECONDS)
 
-    def renew(self) -> bool:
+    def refresh(self) -> bool:
         """Return whether they are others than in the turn before."""
-        return self._listing.renew()
+        return self._listing.refresh()
 
     @property
-    def now(self) -> list[Interface]:
-        """Those of the last `renew`."""
+    def current(self) -> list[Interface]:
+        """Those of the last `refresh`."""
         return self._listing.value
 
     def is_asleep(self, interface: Interface) -> bool:
@@ -199,7 +215,7 @@ class Interfaces:
         return is_asleep(self._sys / "class/net" / interface.name / "device")
 
     def _list(self) -> list[Interface]:
-        found = list(self._choose(self._sys).items())[:DEVICES_MAX]
+        found = list(self._list_interfaces(self._sys).items())[:DEVICES_MAX]
         read = [(name, index_of_interface(folder)) for name, folder in found]
         return [Interface(name, index) for name, index in read if index]
 
@@ -210,16 +226,16 @@ def index_of_interface(folder: Path) -> int:
 
 
 @dataclass(slots=True)
-class _Picked:
+class _SelectedStatistics:
     """What is read of one interface: the places of its statistics, and where their values go."""
 
     signals: tuple[str, ...]
-    places: array[int]
+    positions: array[int]
     values: array[int]
     count: int  # of all statistics that the driver has
 
 
-class NicStatistics(Spares):
+class NicStatistics(ExcludesDevices):
     """The driver's statistics: one ioctl an interface and turn; the names are read once."""
 
     name = "nic_10s"
@@ -229,80 +245,82 @@ class NicStatistics(Spares):
     def __init__(
         self,
         roots: Roots,
-        choose: Choose = interfaces_with_device,
+        list_interfaces: InterfaceLister = interfaces_with_device,
         open_socket: Callable[[], DriverStatistics] = DriverStatistics,
     ) -> None:
         self._roots, self._open = roots, open_socket
-        self._interfaces = Interfaces(roots, choose)
+        self._interfaces = EthtoolInterfaces(roots, list_interfaces)
         self._statistics: DriverStatistics | None = None
-        self._picked: dict[Interface, _Picked] = {}
+        self._selected: dict[Interface, _SelectedStatistics] = {}
         self._blocks = (Block("nic_10s", ()), Block("nic_10s_changes", ()))
-        self.blind_words = ""
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks. Raises NoData without an interface, OSError without a socket."""
         if not self._roots.is_this_machine:
-            raise NoData(FOLDER_WORDS)
-        if self._interfaces.renew():
-            self._picked.clear()  # an interface that is new is asked for its names
-            keys = [device_key(interface.name) for interface in self._interfaces.now]
+            raise NoData(FOLDER_REASON)
+        if self._interfaces.refresh():
+            self._selected.clear()  # an interface that is new is asked for its names
+            keys = [device_key(interface.name) for interface in self._interfaces.current]
             self._blocks = Block("nic_10s", keys), Block("nic_10s_changes", keys)
-        if not self._interfaces.now:
-            raise NoData(ABSENT)
+        if not self._interfaces.current:
+            raise NoData(NO_INTERFACE)
         statistics = self._statistics = self._statistics or self._open()
         refused = [
             device_key(interface.name)
-            for row, interface in enumerate(self._interfaces.now)
+            for row, interface in enumerate(self._interfaces.current)
             if self._fill(statistics, row, interface) in REFUSED
         ]
-        self.blind_words = refused_words("statistics", refused)
+        self.access_error = refusal_message("statistics", refused)
         return self._blocks
 
     def _fill(self, statistics: DriverStatistics, row: int, interface: Interface) -> int:
         """Fill a row; return the errno of what the driver answered, 0 when it was the values or not asked."""
         for block in self._blocks:
             clear_row(block, row)
-        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
+        if self.is_excluded(interface.name) or self._interfaces.is_asleep(interface):
             return 0
         try:
-            with entering(interface.name, "ETHTOOL_GSTATS"):
-                picked = self._read(statistics, interface)
+            with driver_call(interface.name, "ETHTOOL_GSTATS"):
+                selected = self._read(statistics, interface)
         except OSError as error:
-            self._picked.pop(interface, None)
+            self._selected.pop(interface, None)
             return error.errno or errno.EIO
         except OverflowError:
             return errno.E2BIG
-        put(self._blocks[0], "nic.statistics_count", row, picked.count)
+        put(self._blocks[0], "nic.statistics_count", row, selected.count)
         put(self._blocks[0], "nic.counter_epoch_count", row, interface.index)
-        for signal, value in zip(picked.signals, picked.values, strict=True):
+        for signal, value in zip(selected.signals, selected.values, strict=True):
             put(self._blocks[1], signal, row, value)
         return 0
 
-    def _read(self, statistics: DriverStatistics, interface: Interface) -> _Picked:
+    def _read(self, statistics: DriverStatistics, interface: Interface) -> _SelectedStatistics:
         """Return the picks with their values; the names are asked for again when they are others."""
-        picked = self._picked.get(interface)
-        if picked is None or not _is_read(statistics, interface, picked):
-            picked = self._picked[interface] = _pick(statistics, interface.name)
-            if not _is_read(statistics, interface, picked):
+        selected = self._selected.get(interface)
+        if selected is None or not _is_read(statistics, interface, selected):
+            selected = self._selected[interface] = _select(statistics, interface.name)
+            if not _is_read(statistics, interface, selected):
                 raise OSError(errno.EAGAIN, "the driver's statistics are changing")
-        return picked
+        return selected
 
 
-def _is_read(statistics: DriverStatistics, interface: Interface, picked: _Picked) -> bool:
-    if not picked.count:
+def _is_read(
+    statistics: DriverStatistics, interface: Interface, selected: _SelectedStatistics
+) -> bool:
+    if not selected.count:
         return True
-    found = statistics.read(interface.name, picked.places, picked.values, picked.count)
-    return found == picked.count
+    found = statistics.read(interface.name, selected.positions, selected.values, selected.count)
+    return found == selected.count
 
 
-def _pick(statistics: DriverStatistics, interface: str) -> _Picked:
+def _select(statistics: DriverStatistics, interface: str) -> _SelectedStatistics:
     names = statistics.names(interface)
-    places = pick(statistics.driver(interface)[0], names)
-    values = array("Q", bytes(8 * len(places)))
-    return _Picked(tuple(places), array("i", places.values()), values, len(names))
+    positions = select_statistics(statistics.driver(interface)[0], names)
+    values = array("Q", bytes(8 * len(positions)))
+    return _SelectedStatistics(tuple(positions), array("i", positions.values()), values, len(names))
 
 
-def refused_words(what: str, refused: Sequence[str]) -> str:
+def refusal_message(what: str, refused: Sequence[str]) -> str:
     """Return which interfaces refuse, and what would open them; empty when none does."""
     if not refused:
         return ""
@@ -315,7 +333,7 @@ def refused_words(what: str, refused: Sequence[str]) -> str:
 # It enters the driver under the kernel's network lock, and from there firmware.
 
 
-class LinkDetails(Spares):
+class LinkDetails(ExcludesDevices):
     """Signal, speed, FEC and pause of the wire: four questions an interface and turn."""
 
     name = "link_10s"
@@ -325,35 +343,35 @@ class LinkDetails(Spares):
     def __init__(
         self,
         roots: Roots,
-        choose: Choose = interfaces_with_device,
+        list_interfaces: InterfaceLister = interfaces_with_device,
         open_socket: Callable[[], EthtoolNetlink] = EthtoolNetlink,
     ) -> None:
         self._roots, self._open = roots, open_socket
-        self._interfaces = Interfaces(roots, choose)
+        self._interfaces = EthtoolInterfaces(roots, list_interfaces)
         self._netlink: EthtoolNetlink | None = None
         self._blocks = (Block("link_10s", ()), Block("link_10s_changes", ()))
-        self.blind_words = ""
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks. Raises NoData without an interface or a kernel that can say (Linux 5.6),
         Blind when netlink is refused."""
         if not self._roots.is_this_machine:
-            raise NoData(FOLDER_WORDS)
-        if self._interfaces.renew():
-            keys = [device_key(interface.name) for interface in self._interfaces.now]
+            raise NoData(FOLDER_REASON)
+        if self._interfaces.refresh():
+            keys = [device_key(interface.name) for interface in self._interfaces.current]
             self._blocks = Block("link_10s", keys), Block("link_10s_changes", keys)
-        if not self._interfaces.now:
-            raise NoData(ABSENT)
-        source = self._netlink = self._netlink or self._opened()
+        if not self._interfaces.current:
+            raise NoData(NO_INTERFACE)
+        source = self._netlink = self._netlink or self._open_netlink()
         refused = [
             device_key(interface.name)
-            for row, interface in enumerate(self._interfaces.now)
+            for row, interface in enumerate(self._interfaces.current)
             if self._fill(source, row, interface)
         ]
-        self.blind_words = refused_words("link details", refused)
+        self.access_error = refusal_message("link details", refused)
         return self._blocks
 
-    def _opened(self) -> EthtoolNetlink:
+    def _open_netlink(self) -> EthtoolNetlink:
         try:
             return self._open()
         except OSError as error:
@@ -362,7 +380,7 @@ class LinkDetails(Spares):
                     "this kernel has no ethtool netlink (Linux 5.6 and later have)"
                 ) from error
             if error.errno in (*REFUSED, errno.EAFNOSUPPORT):
-                raise Blind(
+                raise AccessDenied(
                     "generic netlink is refused; allow it: RestrictAddressFamilies=AF_NETLINK in the "
                     "agent's unit"
                 ) from error
@@ -372,13 +390,15 @@ class LinkDetails(Spares):
         """Fill a row, each question by itself; return whether one was refused."""
         for block in self._blocks:
             clear_row(block, row)
-        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
+        if self.is_excluded(interface.name) or self._interfaces.is_asleep(interface):
             return False
         refused = False
-        for words, command, with_statistics, values_of in _QUESTIONS:
+        for request_name, command, with_statistics, values_of in _REQUESTS:
             try:
-                with entering(interface.name, words):
-                    reply = source.ask(command, interface.index, with_statistics=with_statistics)
+                with driver_call(interface.name, request_name):
+                    reply = source.request(
+                        command, interface.index, with_statistics=with_statistics
+                    )
             except OSError as error:  # what it cannot say is missing, and costs nothing else
                 if error.errno == errno.ENODEV:
                     return False
@@ -442,7 +462,7 @@ def _of_pause(reply: bytes) -> _Values:
 
 
 #: What is asked in words and as a command, whether its counts are asked for too, and how the reply is read.
-_QUESTIONS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
+_REQUESTS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
     ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
     ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),
     ("ETHTOOL_MSG_FEC_GET", netlink.FEC_GET, True, _of_fec),

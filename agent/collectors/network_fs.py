@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import Blind, NoData, Spares, entering
+from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
 from ..hardware import storage
-from ..hardware.files import KeptFile, Roots, device_key, read_bytes
-from ..hardware.storage import Stat, parse_mountstats, parse_network_mounts
-from .block_writer import block_of, places_of
-from .counter_files import DEVICES_MAX, Listing
+from ..hardware.files import OpenFile, Roots, device_key, read_bytes
+from ..hardware.storage import LustreStat, parse_mountstats, parse_network_mounts
+from .block_writer import block_of, row_writer
+from .counter_files import DEVICES_MAX, PeriodicListing
 
 #: In the order of `ext.hostfiles.nfs_values`.
 _COLUMNS = (
@@ -55,9 +55,9 @@ class NfsMounts:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._stats = KeptFile(roots.proc / "self/mountstats")
+        self._stats = OpenFile(roots.proc / "self/mountstats")
         self._block = Block("nfs_10s", ())
-        self._places = places_of(self._block, _COLUMNS)
+        self._writer = row_writer(self._block, _COLUMNS)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a mount that went has no row. Raises NoData without an NFS mount."""
@@ -67,9 +67,9 @@ class NfsMounts:
             raise NoData("no NFS mount in /proc/self/mountstats")
         block = block_of(self._block, mounts)
         if block is not self._block:
-            self._block, self._places = block, places_of(block, _COLUMNS)
+            self._block, self._writer = block, row_writer(block, _COLUMNS)
         for row, mount in enumerate(mounts.values()):
-            self._places.put(row, mount.values)
+            self._writer.put(row, mount.values)
         return (self._block,)
 
 
@@ -103,7 +103,7 @@ _IMPORT = (
 )
 
 
-class _Instances:
+class _LustreInstances:
     """The folders of each instance of some kinds, and the file of each that can be read."""
 
     def __init__(
@@ -112,30 +112,30 @@ class _Instances:
         kinds: tuple[str, ...],
         file: str,
         pace: Pace,
-        is_spared: Callable[[str], bool] = lambda instance: False,
+        is_excluded: Callable[[str], bool] = lambda instance: False,
     ) -> None:
-        trees = storage.trees(roots.sys, roots.proc)
-        self._listing = Listing(
-            lambda: storage.instances(trees, kinds), pace, seconds=_LIST_SECONDS
+        trees = storage.lustre_folders(roots.sys, roots.proc)
+        self._listing = PeriodicListing(
+            lambda: storage.lustre_instances(trees, kinds), pace, seconds=_LIST_SECONDS
         )
         self._file = file
-        self._is_spared = is_spared
+        self._is_excluded = is_excluded
 
     def read(self) -> dict[str, bytes | None]:
         """Return the file of each instance; None where no tree shows it, empty where it is not to be asked.
 
         Raises NoData without an instance.
         """
-        self._listing.renew()
+        self._listing.refresh()
         found = list(self._listing.value.items())[:DEVICES_MAX]
         if not found:
             raise NoData("no Lustre client in /proc/fs/lustre, /sys/fs/lustre")
         return {name: self._first(name, folders) for name, folders in found}
 
     def _first(self, instance: str, folders: Iterable[Path]) -> bytes | None:
-        if self._is_spared(instance):
+        if self._is_excluded(instance):
             return b""
-        with entering(instance, f"read {self._file}"):
+        with driver_call(instance, f"read {self._file}"):
             texts = (read_bytes(folder / self._file) for folder in folders)
             return next((text for text in texts if text), None)
 
@@ -148,26 +148,26 @@ class LustreMounts:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._mounts = KeptFile(roots.proc / "self/mountinfo")
-        self._instances = _Instances(roots, ("llite",), "stats", self.pace)
-        self._listed: tuple[Sequence[str], bytes] = (), b""
+        self._mounts = OpenFile(roots.proc / "self/mountinfo")
+        self._instances = _LustreInstances(roots, ("llite",), "stats", self.pace)
+        self._last_listing: tuple[Sequence[str], bytes] = (), b""
         self._points: list[str] = []
-        self._rows = _Rows(self.name, _STATS)
-        self.blind_words = ""
+        self._rows = _TextRows(self.name, _STATS)
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without Lustre, Blind when no mount shows anything."""
+        """Return the one block. Raises NoData without Lustre, AccessDenied when no mount shows anything."""
         texts = self._instances.read()
-        self.blind_words = _blind_words("stats", texts)
+        self.access_error = _access_error("stats", texts)
         listed = list(texts), self._mounts.read()
-        if listed != self._listed:
-            self._listed, self._points = listed, list(mount_points(*listed).values())
+        if listed != self._last_listing:
+            self._last_listing, self._points = listed, list(mount_points(*listed).values())
         return self._rows.fill(
-            self._points, texts.values(), lambda text: _values(storage.parse_stats(text))
+            self._points, texts.values(), lambda text: _values(storage.parse_lustre_stats(text))
         )
 
 
-def _values(stats: Mapping[str, Stat]) -> list[int | None]:
+def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
     """Return the value of each signal; what never happened has no line."""
     found = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
     return [
@@ -175,7 +175,7 @@ def _values(stats: Mapping[str, Stat]) -> list[int | None]:
     ]
 
 
-class LustreTargets(Spares):
+class LustreTargets(ExcludesDevices):
     """State and troubles of the connection to each target. Device: the target.
 
     It may wait while a connection is being taken down: the file is made under that lock.
@@ -186,30 +186,32 @@ class LustreTargets(Spares):
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
-        self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace, self.is_spared)
-        self._listed: Sequence[str] = ()
+        self._instances = _LustreInstances(
+            roots, ("osc", "mdc"), "import", self.pace, self.is_excluded
+        )
+        self._last_listing: Sequence[str] = ()
         self._targets: list[str] = []
-        self._rows = _Rows(self.name, _IMPORT)
-        self.blind_words = ""
+        self._rows = _TextRows(self.name, _IMPORT)
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without Lustre, Blind when no target shows anything."""
+        """Return the one block. Raises NoData without Lustre, AccessDenied when no target shows anything."""
         texts = self._instances.read()
-        self.blind_words = _blind_words("import", texts)
+        self.access_error = _access_error("import", texts)
         listed = list(texts)
-        if listed != self._listed:
-            self._listed = listed
-            self._targets = list(_unique(listed, storage.target_of).values())
-        return self._rows.fill(self._targets, texts.values(), storage.parse_import)
+        if listed != self._last_listing:
+            self._last_listing = listed
+            self._targets = list(_unique(listed, storage.lustre_target_of).values())
+        return self._rows.fill(self._targets, texts.values(), storage.parse_lustre_import)
 
 
-class _Rows:
+class _TextRows:
     """A block with a row for each text; a text that is as it was is not parsed again."""
 
     def __init__(self, table: str, signals: Iterable[str]) -> None:
         self._signals = tuple(signals)
         self._block = Block(table, ())
-        self._places = places_of(self._block, self._signals)
+        self._writer = row_writer(self._block, self._signals)
         self._texts: list[bytes | None] = []
 
     def fill(
@@ -221,12 +223,12 @@ class _Rows:
         """Return the one block, with what *parse* finds in each text in the order of the signals."""
         block = block_of(self._block, devices)
         if block is not self._block:
-            self._block, self._places = block, places_of(block, self._signals)
+            self._block, self._writer = block, row_writer(block, self._signals)
             self._texts = [None] * len(devices)
         for row, text in enumerate(text or b"" for text in texts):
             if text != self._texts[row]:
                 self._texts[row] = text
-                self._places.put(row, parse(text))
+                self._writer.put(row, parse(text))
         return (self._block,)
 
 
@@ -239,7 +241,7 @@ def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
             points.setdefault(name, []).append(mount.point)
 
     def point_of(instance: str) -> str:
-        found = points.get(storage.filesystem_of(instance), [])
+        found = points.get(storage.lustre_filesystem_of(instance), [])
         return found[0] if len(found) == 1 else instance
 
     return _unique(instances, point_of)
@@ -252,15 +254,15 @@ def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, 
     return {own: name if count[name] == 1 else own for own, name in names.items()}
 
 
-def _blind_words(file: str, texts: Mapping[str, bytes | None]) -> str:
-    """Return what would show the files that are not; raises Blind when none is."""
+def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
+    """Return what would show the files that are not; raises AccessDenied when none is."""
     hidden = [name for name, text in texts.items() if text is None]
     if not hidden:
         return ""
-    words = (
+    message = (
         f"Lustre's `{file}` of {hidden[0]} is not shown; it is in /sys/kernel/debug: open it with "
         "AmbientCapabilities=CAP_DAC_READ_SEARCH and ProtectKernelTunables=no in the agent's unit"
     )
     if len(hidden) == len(texts):
-        raise Blind(words)
-    return words
+        raise AccessDenied(message)
+    return message

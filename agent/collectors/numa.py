@@ -9,49 +9,49 @@ from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
 from ..collector import NoData
-from ..hardware.files import Files, KeptFile, Roots, read_text
+from ..hardware.files import FileReader, OpenFile, Roots, read_text
 from ..hardware.host import cores_in, hugepage_pools, nodes
 from .block_writer import block_of, put
-from .counter_files import Device, FolderCollector, Plan, Source
-from .file_cache import Remembered
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
+from .file_cache import FileCache
 
-SOURCES: Mapping[str, Source] = {
-    "numa.memory_total_bytes": Source("meminfo", KEYED, b"MemTotal:", 1024),
-    "numa.memory_free_bytes": Source("meminfo", KEYED, b"MemFree:", 1024),
-    "numa.hit_pages": Source("numastat", KEYED, b"numa_hit"),
-    "numa.miss_pages": Source("numastat", KEYED, b"numa_miss"),
-    "numa.foreign_pages": Source("numastat", KEYED, b"numa_foreign"),
-    "numa.interleave_hit_pages": Source("numastat", KEYED, b"interleave_hit"),
-    "numa.local_pages": Source("numastat", KEYED, b"local_node"),
-    "numa.other_pages": Source("numastat", KEYED, b"other_node"),
+NUMA_FIELDS: Mapping[str, FileField] = {
+    "numa.memory_total_bytes": FileField("meminfo", KEYED, b"MemTotal:", 1024),
+    "numa.memory_free_bytes": FileField("meminfo", KEYED, b"MemFree:", 1024),
+    "numa.hit_pages": FileField("numastat", KEYED, b"numa_hit"),
+    "numa.miss_pages": FileField("numastat", KEYED, b"numa_miss"),
+    "numa.foreign_pages": FileField("numastat", KEYED, b"numa_foreign"),
+    "numa.interleave_hit_pages": FileField("numastat", KEYED, b"interleave_hit"),
+    "numa.local_pages": FileField("numastat", KEYED, b"local_node"),
+    "numa.other_pages": FileField("numastat", KEYED, b"other_node"),
 }
-HUGEPAGES: Mapping[str, Source] = {
-    "hugepages.total_pages": Source("nr_hugepages"),
-    "hugepages.free_pages": Source("free_hugepages"),
-    "hugepages.surplus_pages": Source("surplus_hugepages"),
+HUGEPAGE_FIELDS: Mapping[str, FileField] = {
+    "hugepages.total_pages": FileField("nr_hugepages"),
+    "hugepages.free_pages": FileField("free_hugepages"),
+    "hugepages.surplus_pages": FileField("surplus_hugepages"),
 }
-_ABSENT = "no NUMA node in /sys/devices/system/node"
+_NO_NODE = "no NUMA node in /sys/devices/system/node"
 
 
-class NumaTenSeconds(FolderCollector):
+class NumaTenSeconds(CounterFileCollector):
     """Memory and cores of each node, and pages that were not had where they were wanted."""
 
     def __init__(self, roots: Roots) -> None:
         folder = roots.sys / "devices/system/node"
         super().__init__(
-            Plan(
+            CollectorSpec(
                 "numa_10s",
                 Pace.TEN_SECONDS,
                 ("numa_10s",),
                 lambda: _devices(roots),
-                _ABSENT,
+                _NO_NODE,
                 list_seconds=300,
-                glance=Glance(folder).look,
+                change_key=Glance(folder).look,
             )
         )
         self._sys = roots.sys
-        self._cores = Remembered(self._work_out)
-        self._stat = KeptFile(roots.proc / "stat", whole=True)
+        self._cores = FileCache(self._compute)
+        self._stat = OpenFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
 
     def collect(self) -> Sequence[Block]:
@@ -59,13 +59,13 @@ class NumaTenSeconds(FolderCollector):
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
-        self._cores.look()
+        self._cores.refresh()
         for row, name in enumerate(block.devices):
             cores = self._cores.value.get(name, ())
             self._put_shares(block, row, [shares[core].busy for core in cores if core in shares])
         return (block,)
 
-    def _work_out(self, files: Files) -> dict[str, Sequence[int]]:
+    def _compute(self, files: FileReader) -> dict[str, Sequence[int]]:
         """Return the cores of each node: others when one is taken offline."""
         return {
             name: cores_in(files.text(folder / "cpulist")) or ()
@@ -78,23 +78,32 @@ class NumaTenSeconds(FolderCollector):
         put(block, "numa.cpu_busiest_core_ratio", row, max(busy, default=None))
 
 
-def _devices(roots: Roots) -> list[Device]:
-    return [Device(name, f"{folder}/", SOURCES) for name, folder in nodes(roots.sys).items()]
+def _devices(roots: Roots) -> list[CounterDevice]:
+    return [
+        CounterDevice(name, f"{folder}/", NUMA_FIELDS) for name, folder in nodes(roots.sys).items()
+    ]
 
 
-def hugepages_10s(roots: Roots) -> FolderCollector:
+def hugepages_10s(roots: Roots) -> CounterFileCollector:
     """Huge pages of each node and size."""
 
-    def devices() -> list[Device]:
+    def devices() -> list[CounterDevice]:
         return [
-            Device(name, f"{pool.folder}/", HUGEPAGES, {"hugepages.page_bytes": pool.page_bytes})
+            CounterDevice(
+                name, f"{pool.folder}/", HUGEPAGE_FIELDS, {"hugepages.page_bytes": pool.page_bytes}
+            )
             for name, pool in hugepage_pools(roots.sys).items()
         ]
 
-    absent = "no huge pages in /sys/devices/system/node/node*/hugepages"
-    return FolderCollector(
-        Plan(
-            "hugepages_10s", Pace.TEN_SECONDS, ("hugepages_10s",), devices, absent, list_seconds=60
+    no_data_reason = "no huge pages in /sys/devices/system/node/node*/hugepages"
+    return CounterFileCollector(
+        CollectorSpec(
+            "hugepages_10s",
+            Pace.TEN_SECONDS,
+            ("hugepages_10s",),
+            devices,
+            no_data_reason,
+            list_seconds=60,
         )
     )
 
@@ -114,7 +123,7 @@ class NumaCores:
         """Return the one block. Raises NoData on a kernel without NUMA."""
         found = nodes(self._sys)
         if not found:
-            raise NoData(_ABSENT)
+            raise NoData(_NO_NODE)
         self._block = block_of(self._block, found)
         for row, folder in enumerate(found.values()):
             cores = cores_in(read_text(folder / "cpulist"))

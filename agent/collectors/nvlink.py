@@ -17,13 +17,13 @@ from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIT_ERROR_RATIO, FLOAT, INTEGER, Fabric, FieldPass, Parts
 from ..collector import NoData
 from ..hardware.files import Roots
-from .gpu_parts import PartsLane, remade
+from .gpu_parts import GpuPartsCollector, cleared_block
 
 _KIB, _MEGABYTE = 1024, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class LinkField:
     """Where a signal of a link comes from."""
 
     scoped: int = 0  # field id that takes the link as scope; 0: none
@@ -33,108 +33,115 @@ class Field:
     multiplier: int = 1
     raw_max: int = 0  # larger values are not believed; 0: any
 
-    def asks(self, link: int) -> list[tuple[int, int]]:
+    def requests(self, link: int) -> list[tuple[int, int]]:
         """Return (field id, scope) in the order in which they are believed."""
         found = [(self.scoped, link)] if self.scoped else []
         found += [(self.by_link[link], 0)] if link < len(self.by_link) else []
         return found + ([(self.whole, 0)] if self.whole else [])
 
 
-def _two(first: int, sixth: int) -> tuple[int, ...]:
+def _two_ranges(first: int, sixth: int) -> tuple[int, ...]:
     """Ids of links 0-5 and 6-11: the second half came with a later header."""
     return (*range(first, first + 6), *range(sixth, sixth + 6))
 
 
-NVLINK: Mapping[str, Field] = {
-    "nvlink.transmitted_data_bytes": Field(138, multiplier=_KIB),
-    "nvlink.received_data_bytes": Field(139, multiplier=_KIB),
-    "nvlink.transmitted_bytes": Field(202),
-    "nvlink.received_bytes": Field(204),
-    "nvlink.transmitted_packets": Field(201),
-    "nvlink.received_packets": Field(203),
-    **{f"nvlink.fec_history_{bin_}_count": Field(235 + bin_) for bin_ in range(16)},
-    "nvlink.link_state": Field(165, raw_max=3),
-    "nvlink.version_code": Field(166, raw_max=255),
-    "nvlink.speed_bytes_per_second": Field(
-        164, _two(84, 132), 90, form=FLOAT, multiplier=_MEGABYTE, raw_max=10_000_000
+NVLINK: Mapping[str, LinkField] = {
+    "nvlink.transmitted_data_bytes": LinkField(138, multiplier=_KIB),
+    "nvlink.received_data_bytes": LinkField(139, multiplier=_KIB),
+    "nvlink.transmitted_bytes": LinkField(202),
+    "nvlink.received_bytes": LinkField(204),
+    "nvlink.transmitted_packets": LinkField(201),
+    "nvlink.received_packets": LinkField(203),
+    **{f"nvlink.fec_history_{bin_}_count": LinkField(235 + bin_) for bin_ in range(16)},
+    "nvlink.link_state": LinkField(165, raw_max=3),
+    "nvlink.version_code": LinkField(166, raw_max=255),
+    "nvlink.speed_bytes_per_second": LinkField(
+        164, _two_ranges(84, 132), 90, form=FLOAT, multiplier=_MEGABYTE, raw_max=10_000_000
     ),
-    "nvlink.replay_errors": Field(161, _two(46, 108)),
-    "nvlink.recovery_errors": Field(162, _two(53, 114)),
-    "nvlink.crc_errors": Field(163),
-    "nvlink.crc_flit_errors": Field(by_link=_two(32, 96)),
-    "nvlink.crc_data_errors": Field(by_link=_two(39, 102)),
-    "nvlink.ecc_data_errors": Field(by_link=range(148, 160)),
-    "nvlink.malformed_packets_errors": Field(206),
-    "nvlink.buffer_overrun_errors": Field(207),
-    "nvlink.receive_errors": Field(208),
-    "nvlink.receive_remote_errors": Field(209),
-    "nvlink.receive_general_errors": Field(210),
-    "nvlink.local_link_integrity_errors": Field(211),
-    "nvlink.transmit_discards_packets": Field(212),
-    "nvlink.link_recovery_successful_events": Field(213),
-    "nvlink.link_recovery_failed_events": Field(214),
-    "nvlink.link_recovery_events": Field(215),
-    "nvlink.effective_errors": Field(219),
-    "nvlink.effective_bit_error_ratio": Field(220, form=BIT_ERROR_RATIO),
-    "nvlink.symbol_errors": Field(221),
-    "nvlink.symbol_bit_error_ratio": Field(222, form=BIT_ERROR_RATIO),
+    "nvlink.replay_errors": LinkField(161, _two_ranges(46, 108)),
+    "nvlink.recovery_errors": LinkField(162, _two_ranges(53, 114)),
+    "nvlink.crc_errors": LinkField(163),
+    "nvlink.crc_flit_errors": LinkField(by_link=_two_ranges(32, 96)),
+    "nvlink.crc_data_errors": LinkField(by_link=_two_ranges(39, 102)),
+    "nvlink.ecc_data_errors": LinkField(by_link=range(148, 160)),
+    "nvlink.malformed_packets_errors": LinkField(206),
+    "nvlink.buffer_overrun_errors": LinkField(207),
+    "nvlink.receive_errors": LinkField(208),
+    "nvlink.receive_remote_errors": LinkField(209),
+    "nvlink.receive_general_errors": LinkField(210),
+    "nvlink.local_link_integrity_errors": LinkField(211),
+    "nvlink.transmit_discards_packets": LinkField(212),
+    "nvlink.link_recovery_successful_events": LinkField(213),
+    "nvlink.link_recovery_failed_events": LinkField(214),
+    "nvlink.link_recovery_events": LinkField(215),
+    "nvlink.effective_errors": LinkField(219),
+    "nvlink.effective_bit_error_ratio": LinkField(220, form=BIT_ERROR_RATIO),
+    "nvlink.symbol_errors": LinkField(221),
+    "nvlink.symbol_bit_error_ratio": LinkField(222, form=BIT_ERROR_RATIO),
 }
-C2C: Mapping[str, Field] = {
-    "c2c.link_state": Field(171, raw_max=1),
-    "c2c.speed_max_bytes_per_second": Field(
+C2C: Mapping[str, LinkField] = {
+    "c2c.link_state": LinkField(171, raw_max=1),
+    "c2c.speed_max_bytes_per_second": LinkField(
         172, form=FLOAT, multiplier=_MEGABYTE, raw_max=10_000_000
     ),
-    "c2c.crc_errors": Field(231),
-    "c2c.replay_errors": Field(232),
-    "c2c.replay_back_to_back_errors": Field(233),
-    "c2c.power_state": Field(234, raw_max=1),
+    "c2c.crc_errors": LinkField(231),
+    "c2c.replay_errors": LinkField(232),
+    "c2c.replay_back_to_back_errors": LinkField(233),
+    "c2c.power_state": LinkField(234, raw_max=1),
 }
 
 
-class LinkLane(PartsLane):
+class GpuLinkCollector(GpuPartsCollector):
     """The links of one kind, every 10 s: one call a GPU for all that fits into one."""
 
     def __init__(
         self,
         roots: Roots,
         kind: str,
-        fields: Mapping[str, Field],
+        fields: Mapping[str, LinkField],
         count: Callable[[Parts, str], int],
-        nothing: str,
+        no_link_reason: str,
     ) -> None:
-        """*count* says how many links a GPU has; *nothing* is said where no GPU has any."""
+        """*count* says how many links a GPU has; *no_link_reason* is said where no GPU has any."""
         super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
-        self._kind, self._fields, self._count, self._no_link = kind, fields, count, nothing
+        self._kind, self._fields, self._count, self._no_link_reason = (
+            kind,
+            fields,
+            count,
+            no_link_reason,
+        )
         self._blocks: dict[str, Block] = {}
         self._links: list[tuple[str, int]] = []  # (address, link) of each row
         self._pass: FieldPass | None = None
 
     def _prepare(self, parts: Parts) -> None:
-        counts = self._ask(lambda address: self._count(parts, address))
-        self._closed = self._closed or self.blind_words
+        counts = self._query(lambda address: self._count(parts, address))
+        self._open_error = self._open_error or self.access_error
         if len(counts) < len(self._gpus) or 0 in counts.values():
-            self._fell_sick()  # a GPU did not say, or has none where others may have some: asked again
+            self._mark_unhealthy()  # a GPU did not say, or has none where others may have some: asked again
         self._links = [
             (address, link) for address, count in counts.items() for link in range(count)
         ]
         if not self._links:
-            raise NoData(self._no_link)
+            raise NoData(self._no_link_reason)
         name = "link" if self._kind == "nvlink" else self._kind
         keys = [f"{self._gpus[address]}/{name}{link}" for address, link in self._links]
         tables = {BY_NAME[signal].table for signal in self._fields}
         self._blocks = {table: Block(table, keys) for table in TABLES if table in tables}
         self._pass = FieldPass(parts)
         for signal, field in self._fields.items():
-            self._aim(self._pass, self._blocks[BY_NAME[signal].table], index_of(signal), field)
+            self._add_field(
+                self._pass, self._blocks[BY_NAME[signal].table], index_of(signal), field
+            )
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release(self) -> None:
+        super().release()
         self._pass = None
 
-    def _aim(self, fields: FieldPass, block: Block, column: int, field: Field) -> None:
+    def _add_field(self, fields: FieldPass, block: Block, column: int, field: LinkField) -> None:
         for row, (address, link) in enumerate(self._links):
             cell = column * block.rows + row
-            for number, scope in field.asks(link):
+            for number, scope in field.requests(link):
                 fields.ask(
                     *(address, number, scope, block.cells, block.valid, cell, field.form),
                     multiplier=field.multiplier,
@@ -144,7 +151,7 @@ class LinkLane(PartsLane):
     def _read(self, parts: Parts) -> Sequence[Block]:
         assert self._pass is not None
         self._pass.run()
-        self._note(
+        self._record_errors(
             {
                 address: NvmlError(f"nvmlDeviceGetFieldValues: NVML error {code}", code)
                 for address, code in self._pass.codes.items()
@@ -157,7 +164,7 @@ class LinkLane(PartsLane):
         """Ask what has no field in this driver some other way."""
 
 
-class NvLinks(LinkLane):
+class NvLinkCollector(GpuLinkCollector):
     """NVLinks: keyed `GPU-uuid/link0`."""
 
     def __init__(self, roots: Roots) -> None:
@@ -174,10 +181,10 @@ class NvLinks(LinkLane):
                 block.put_int(column, row, parts.nvlink_state(address, link))
             except NvmlError as error:
                 errors[address] = error
-        self._note(errors)
+        self._record_errors(errors)
 
 
-class C2cLinks(LinkLane):
+class C2cLinkCollector(GpuLinkCollector):
     """Links between GPU and Grace CPU: keyed `GPU-uuid/c2c0`."""
 
     def __init__(self, roots: Roots) -> None:
@@ -200,7 +207,7 @@ _YES_OR_NO_SHIFTS = (0, 2, 4, 6)
 _CONFIGURATION_SHIFT = 8  # four bits: 0 not supported, 1 correct, above: what is wrong (NVML 13)
 
 
-class GpuFabric(PartsLane):
+class GpuFabric(GpuPartsCollector):
     """State and health of each GPU's registration with the fabric."""
 
     def __init__(self, roots: Roots) -> None:
@@ -208,18 +215,18 @@ class GpuFabric(PartsLane):
         self._block: Block | None = None
         self._answers: dict[str, Fabric | None] = {}  # of the turn that filled the block
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release(self) -> None:
+        super().release()
         self._answers = {}
 
     def _read(self, parts: Parts) -> Sequence[Block]:
         """As long as every GPU says the same, the block stands."""
-        answers = self._ask(parts.fabric)
+        answers = self._query(parts.fabric)
         if self._block is None or answers != self._answers or not answers:
-            self._block, self._answers = self._filled(answers), answers
+            self._block, self._answers = self._fill(answers), answers
         return (self._block,)
 
-    def _filled(self, answers: Mapping[str, Fabric | None]) -> Block:
+    def _fill(self, answers: Mapping[str, Fabric | None]) -> Block:
         found = {
             address: fabric
             for address, fabric in answers.items()
@@ -228,7 +235,7 @@ class GpuFabric(PartsLane):
         if not found:
             raise NoData("no GPU is part of an NVLink fabric")
         keys = [self._gpus[address] for address in found]
-        block = remade(self._block, "gpu_fabric_1s_changes", keys)
+        block = cleared_block(self._block, "gpu_fabric_1s_changes", keys)
         for row, fabric in enumerate(found.values()):
             for column, value in enumerate(values_of(fabric)):
                 block.put_int(column, row, value)

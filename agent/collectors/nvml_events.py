@@ -15,20 +15,20 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ...ext import nvml as library
 from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent, SystemEventSet
-from ..collector import Blind, NoData
+from ..collector import AccessDenied, NoData
 from ..events import (
-    APART_NS_MAX,
+    DUPLICATE_NS_MAX,
+    REPEAT_NS_MIN,
     SECOND_NS,
-    TOLD_AGAIN_NS_MIN,
-    WITNESS,
-    Heard,
-    Hearings,
-    Teller,
-    XidWitness,
+    XID_DEDUPLICATOR,
+    EventPublisher,
+    PendingReport,
+    PendingReports,
+    XidDeduplicator,
 )
 from ..hardware.files import Roots
 from ..hardware.nvidia import mig_monitor_line, sees_all_mig_instances
-from .nvml_session import LOOK_AGAIN_SECONDS, session_of
+from .nvml_session import RETRY_SECONDS, session_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ EVENTS_MAX = 256
 XID = 0x8
 MIG_CHANGE = 0x100
 #: nvmlEventType of nvml.h -> its words. Changes of clock, performance state and power supply are no events of health.
-TYPES = {
+EVENT_TYPES = {
     0x1: "single bit ECC error",
     0x2: "double bit ECC error",
     XID: "XID",
@@ -51,7 +51,7 @@ TYPES = {
     0x4000: "GPU unavailable",
     0x8000: "recovery action asked for",
 }
-WANTED = sum(TYPES)
+REGISTERED_TYPES = sum(EVENT_TYPES)
 
 
 class NvmlEvents:
@@ -62,120 +62,125 @@ class NvmlEvents:
     pace = Pace.TEN_SECONDS
     enters_driver = True
 
-    def __init__(self, roots: Roots, witness: XidWitness = WITNESS) -> None:
-        self.blind_words = ""
-        self._roots, self._witness = roots, witness
+    def __init__(self, roots: Roots, deduplicator: XidDeduplicator = XID_DEDUPLICATOR) -> None:
+        self.access_error = ""
+        self._roots, self._deduplicator = roots, deduplicator
         self._session = session_of(roots)
-        self._session.join(self)
+        self._session.register(self)
         self._block = Block("nvml_events_10s_changes", ["host"])
-        self._teller: Teller | None = None
+        self._publisher: EventPublisher | None = None
         self._parts: Parts | None = None
         self._events: EventSet | None = None
         self._system: SystemEventSet | None = None
         self._keys: dict[str, str] = {}  # address -> UUID
-        self._hearings = Hearings()
-        self._trouble: Exception | None = None
-        self._pause_seconds, self._again_ns = 0.5, 0
-        self._listens_ns = 0  # since when
-        self.received = self.told_by_kernel_log = self.failed_waits = 0
+        self._reports = PendingReports()
+        self._last_error: Exception | None = None
+        self._pause_seconds, self._retry_ns = 0.5, 0
+        self._registered_ns = 0  # since when
+        self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
-    def listen(self, teller: Teller) -> None:
-        """Take the teller."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Take the publisher."""
+        self._publisher = publisher
 
     def close(self) -> None:
         """Tell nobody any more."""
-        self._teller = None
+        self._publisher = None
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Register no events of these GPUs."""
-        self._session.spare(devices)
+        self._session.exclude(devices)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the event sets; what still waits is told: nothing more will be heard for a while."""
         for events in (self._events, self._system):
             if events is not None:
                 events.close()
         self._parts = self._events = self._system = None
-        if self._teller is not None:
-            end_ns = self._teller.clock.boottime_ns() + TOLD_AGAIN_NS_MIN + APART_NS_MAX
-            self._tell_due(self._teller, end_ns)
+        if self._publisher is not None:
+            end_ns = self._publisher.clock.boottime_ns() + REPEAT_NS_MIN + DUPLICATE_NS_MAX
+            self._publish_due(self._publisher, end_ns)
 
     def collect(self) -> Sequence[Block]:
         """Report what was heard until now, or why nothing can be."""
-        if self._teller is None:
+        if self._publisher is None:
             raise NoData("nobody listens: there is no one to tell")
         self._session.open()
-        self.hear()
-        if self._trouble is not None:
-            raise self._trouble.with_traceback(None)
+        self.poll_events()
+        if self._last_error is not None:
+            raise self._last_error.with_traceback(None)
         calls = sum(each.calls for each in library.accounts())
-        counts = (self.received, self.told_by_kernel_log, self.failed_waits, calls)
+        counts = (self.received, self.reported_by_kernel_log, self.failed_waits, calls)
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
         return (self._block,)
 
-    def hear(self) -> None:
+    def poll_events(self) -> None:
         """Ask NVML what has come, and tell it; what goes wrong is said in the next turn."""
-        teller = self._teller
-        if teller is None or self._session.nvml is None or not self._session.gpus:
+        publisher = self._publisher
+        if publisher is None or self._session.nvml is None or not self._session.gpus:
             return
-        now_ns = teller.clock.boottime_ns()
-        if self._events is None and now_ns < self._again_ns:
+        now_ns = publisher.clock.boottime_ns()
+        if self._events is None and now_ns < self._retry_ns:
             return
         try:
-            self._listen(teller, now_ns)
+            self._receive_all(publisher, now_ns)
         except Exception as error:  # noqa: BLE001 - whatever a driver's library does
             self._fail(error, now_ns)
-        self._tell_due(teller, now_ns)
+        self._publish_due(publisher, now_ns)
 
     def _fail(self, error: Exception, now_ns: int) -> None:
         """Make the sets anew after a while: soon at first, then ever more rarely."""
         # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
-        lasted = now_ns - self._listens_ns > LOOK_AGAIN_SECONDS * SECOND_NS and self._events
-        self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, LOOK_AGAIN_SECONDS)
-        self._again_ns = now_ns + int(self._pause_seconds * SECOND_NS)
-        self._trouble = error
-        self.failed_waits += not isinstance(error, NoData | Blind)
-        self.let_go()
+        lasted = now_ns - self._registered_ns > RETRY_SECONDS * SECOND_NS and self._events
+        self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, RETRY_SECONDS)
+        self._retry_ns = now_ns + int(self._pause_seconds * SECOND_NS)
+        self._last_error = error
+        self.failed_waits += not isinstance(error, NoData | AccessDenied)
+        self.release()
 
-    def _listen(self, teller: Teller, now_ns: int) -> None:
+    def _receive_all(self, publisher: EventPublisher, now_ns: int) -> None:
         if self._events is None:
             self._register()
-            self._listens_ns = now_ns
+            self._registered_ns = now_ns
         assert self._events is not None
         for _ in range(EVENTS_MAX):
             event = self._events.wait(0)
-            self._trouble = None
+            self._last_error = None
             if event is None:
                 break
-            self._hear(teller, event)
-        for said in self._system.look() if self._system else ():
-            self._hear_of_driver(teller, said)
+            self._receive(publisher, event)
+        for system_event in self._system.look() if self._system else ():
+            self._receive_system_event(publisher, system_event)
 
     def _register(self) -> None:
         """Register what each GPU supports; one that fails costs only its own events."""
         assert self._session.nvml is not None
         self._parts = parts = Parts(self._session.nvml)
         self._events = events = EventSet(parts)
-        self._keys, registered, under_mig, words = {}, 0, False, ""
+        self._keys, registered, under_mig, error_message = {}, 0, False, ""
         for gpu in self._session.gpus:
-            if gpu.spared:
+            if gpu.excluded:
                 continue
             try:
                 parts.open(gpu.address)
                 self._keys[gpu.address] = gpu.key
-                registered |= events.register(gpu.address, WANTED)
+                registered |= events.register(gpu.address, REGISTERED_TYPES)
                 under_mig |= (parts.mig_mode(gpu.address) or (0, 0))[0] == 1
             except NvmlError as error:
-                words = words or f"GPU {gpu.address}: {error}"
+                error_message = error_message or f"GPU {gpu.address}: {error}"
         if not registered:
-            raise RuntimeError(words) if words else NoData("no GPU supports NVML events")
-        if under_mig and not sees_all_mig_instances(self._roots):
-            words = (
-                words or f"events of MIG instances are not shown; {mig_monitor_line(self._roots)}"
+            raise (
+                RuntimeError(error_message)
+                if error_message
+                else NoData("no GPU supports NVML events")
             )
-        self.blind_words = words
+        if under_mig and not sees_all_mig_instances(self._roots):
+            error_message = (
+                error_message
+                or f"events of MIG instances are not shown; {mig_monitor_line(self._roots)}"
+            )
+        self.access_error = error_message
         self._system = self._system_events(parts)
 
     def _system_events(self, parts: Parts) -> SystemEventSet | None:
@@ -185,65 +190,69 @@ class NvmlEvents:
             log.info("no system events: %s", error, extra={"cause": "gpu.system_events"})
             return None
 
-    def _hear(self, teller: Teller, event: Event) -> None:
+    def _receive(self, publisher: EventPublisher, event: Event) -> None:
         self.received += 1
         if event.type == MIG_CHANGE:
-            teller.renew_inventory("NVML: MIG configuration changed")
-        now_ns = teller.clock.boottime_ns()
-        self._hearings.heard(event, now_ns)
-        self._tell_due(teller, now_ns)
+            publisher.request_inventory("NVML: MIG configuration changed")
+        now_ns = publisher.clock.boottime_ns()
+        self._reports.add(event, now_ns)
+        self._publish_due(publisher, now_ns)
 
-    def _hear_of_driver(self, teller: Teller, said: SystemEvent) -> None:
+    def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
         """Let go of the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
-        if said.type not in (UNBIND, BIND):
+        if event.type not in (UNBIND, BIND):
             return
         self.received += 1
-        state = "unbind" if said.type == UNBIND else "bind"
-        key = self._keys.get(said.address, "")
-        (self._session.unbind if said.type == UNBIND else self._session.bind)(said.address)
-        words = "is taken off, it is let go of" if state == "unbind" else "is put on"
-        teller.renew_inventory(f"the driver {words}: GPU {key or said.address}")
-        teller.tell(
+        state = "unbind" if event.type == UNBIND else "bind"
+        key = self._keys.get(event.address, "")
+        (self._session.unbind if event.type == UNBIND else self._session.bind)(event.address)
+        change = "is taken off, it is let go of" if state == "unbind" else "is put on"
+        publisher.request_inventory(f"the driver {change}: GPU {key or event.address}")
+        publisher.publish(
             HealthEvent(
                 device_kind="gpu",
-                device=key or said.address,
+                device=key or event.address,
                 name="gpu.driver_binding",
-                message=f"NVML system event: the driver {words}",
-                attributes={"source": "nvml", "pci_address": said.address, "state": state},
+                message=f"NVML system event: the driver {change}",
+                attributes={"source": "nvml", "pci_address": event.address, "state": state},
             )
         )
 
-    def _tell_due(self, teller: Teller, now_ns: int) -> None:
+    def _publish_due(self, publisher: EventPublisher, now_ns: int) -> None:
         """Tell what has waited long enough. An XID waits for the kernel log, as long as somebody reads that."""
-        hold_ns = APART_NS_MAX if self._witness.reads_the_kernel_log else 0
-        for event, heard in self._hearings.due(now_ns, hold_ns):
+        hold_ns = DUPLICATE_NS_MAX if self._deduplicator.reads_the_kernel_log else 0
+        for event, report in self._reports.due(now_ns, hold_ns):
             assert isinstance(event, Event)
-            if event.type == XID and self._witness.shows(event.address, event.data, heard.first_ns):
-                self.told_by_kernel_log += heard.count
+            if event.type == XID and self._deduplicator.was_recorded(
+                event.address, event.data, report.first_ns
+            ):
+                self.reported_by_kernel_log += report.count
             else:
-                said = as_health_event(event, heard, self._keys.get(event.address, ""))
-                clock = teller.clock
-                said.wall_time_ns = clock.wall_ns() - (clock.boottime_ns() - heard.first_ns)
-                teller.tell(said)
+                health_event = as_health_event(event, report, self._keys.get(event.address, ""))
+                clock = publisher.clock
+                health_event.wall_time_ns = clock.wall_ns() - (
+                    clock.boottime_ns() - report.first_ns
+                )
+                publisher.publish(health_event)
 
 
-def as_health_event(event: Event, heard: Heard, key: str) -> HealthEvent:
+def as_health_event(event: Event, report: PendingReport, key: str) -> HealthEvent:
     """Return what is told of an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
     is_xid = event.type == XID
-    said = HealthEvent(
+    health_event = HealthEvent(
         device_kind="gpu",
         device=key or event.address or "host",
         name="gpu.xid" if is_xid else "gpu.driver_event",
         code=event.data & 0xFFFFFFFF if is_xid else event.type & 0xFFFFFFFF,
-        message=f"NVML event: {TYPES.get(event.type, f'type {event.type:#x}')}"
+        message=f"NVML event: {EVENT_TYPES.get(event.type, f'type {event.type:#x}')}"
         + (f" {event.data}" if is_xid else ""),
-        boottime_ns=heard.first_ns,
-        count=heard.count,
-        last_boottime_ns=heard.last_ns if heard.count > 1 else 0,
+        boottime_ns=report.first_ns,
+        count=report.count,
+        last_boottime_ns=report.last_ns if report.count > 1 else 0,
         attributes={"source": "nvml", "pci_address": event.address},
     )
     if event.gpu_instance is not None:
-        said.attributes["gpu_instance"] = str(event.gpu_instance)
+        health_event.attributes["gpu_instance"] = str(event.gpu_instance)
     if event.compute_instance is not None:
-        said.attributes["compute_instance"] = str(event.compute_instance)
-    return said
+        health_event.attributes["compute_instance"] = str(event.compute_instance)
+    return health_event

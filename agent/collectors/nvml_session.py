@@ -20,7 +20,7 @@ from ...contract.gpu_set import PASSTHROUGH_DRIVERS
 from ...ext import nvml as library
 from ...ext.nvml import Device, Nvml, NvmlAbsent, NvmlError
 from ..clock import Clock, SystemClock
-from ..collector import Blind, NoData, StartAnew
+from ..collector import AccessDenied, NoData, RestartRequired
 from ..hardware import pci
 from ..hardware.files import Roots, device_key
 from ..hardware.nvidia import (
@@ -37,15 +37,15 @@ from ..hardware.nvidia import (
 LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000
 #: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
-LOOK_AGAIN_SECONDS = 60
+RETRY_SECONDS = 60
 #: While the kernel has a driver loaded that NVML does not answer for: one loaded again does so within seconds.
-LOOK_SOON_SECONDS = 10
+RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
 NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION = 4, 9, 15, 18
 
 
-class LookAgain:
+class RetryTimer:
     """When to open NVML again after that failed.
 
     At once when the kernel has another driver loaded than then, and soon after an error while it has one. Else
@@ -54,21 +54,21 @@ class LookAgain:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._version, self._due_ns, self._looked_ns = "", 0, 0
+        self._version, self._due_ns, self._checked_ns = "", 0, 0
 
-    def begin(self, reason: Exception, now_ns: int) -> None:
+    def start(self, reason: Exception, now_ns: int) -> None:
         """It failed just now, for that."""
-        self._version, self._looked_ns = kernel_driver_version(self._proc), now_ns
+        self._version, self._checked_ns = kernel_driver_version(self._proc), now_ns
         soon = isinstance(reason, NvmlError) and bool(self._version)
-        self._due_ns = now_ns + (LOOK_SOON_SECONDS if soon else LOOK_AGAIN_SECONDS) * SECOND_NS
+        self._due_ns = now_ns + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS) * SECOND_NS
 
     def is_due(self, now_ns: int) -> bool:
         """Say whether to try again now. The kernel's side is looked at once a second at most."""
         if now_ns >= self._due_ns:
             return True
-        if now_ns - self._looked_ns < SECOND_NS:
+        if now_ns - self._checked_ns < SECOND_NS:
             return False
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         return kernel_driver_version(self._proc) != self._version
 
 
@@ -83,39 +83,39 @@ def open_nvml(roots: Roots) -> Nvml:
         raise NoData("this host is a folder: it has no driver")
     try:
         return Nvml(library_of(roots))
-    except NvmlAbsent as absent:
-        raise without_driver(f"no NVML: {absent}", roots) from None
+    except NvmlAbsent as missing:
+        raise no_gpu_error(f"no NVML: {missing}", roots) from None
     except NvmlError as error:
-        raise in_words(error, roots) from None
+        raise collector_error(error, roots) from None
 
 
-def without_driver(words: str, roots: Roots) -> Exception:
-    """Return what a turn raises where NVML shows no GPU, for the reason in *words*: Blind where the PCI bus has some.
+def no_gpu_error(reason: str, roots: Roots) -> Exception:
+    """Return what a turn raises where NVML shows no GPU, for the reason in *reason*: AccessDenied where the PCI bus has some.
 
     GPUs that the host hands to virtual machines are no GPUs of its own.
     """
     found = pci.nvidia_gpus(roots.sys)
-    own = {at: driver for at, driver in found.items() if driver not in PASSTHROUGH_DRIVERS}
-    if found and not own:
+    host_gpus = {at: driver for at, driver in found.items() if driver not in PASSTHROUGH_DRIVERS}
+    if found and not host_gpus:
         driver = next(iter(found.values()))
         return NoData(
-            f"{words}; {len(found)} NVIDIA GPUs are passed through to virtual machines ({driver})"
+            f"{reason}; {len(found)} NVIDIA GPUs are passed through to virtual machines ({driver})"
         )
-    if not own:
-        return NoData(words)
-    first, driver = next(iter(own.items()))
+    if not host_gpus:
+        return NoData(reason)
+    first, driver = next(iter(host_gpus.items()))
     bound = f", bound to {driver}" if driver else ""
-    return Blind(
-        f"{words}, and {len(own)} NVIDIA GPUs are on the PCI bus, the first at {first}{bound}"
+    return AccessDenied(
+        f"{reason}, and {len(host_gpus)} NVIDIA GPUs are on the PCI bus, the first at {first}{bound}"
     )
 
 
-def in_words(error: NvmlError, roots: Roots) -> Exception:
+def collector_error(error: NvmlError, roots: Roots) -> Exception:
     """Return what a turn raises where NVML as a whole answers with *error*."""
     if error.code == DRIVER_NOT_LOADED:
-        return without_driver("the NVIDIA driver is not loaded", roots)
+        return no_gpu_error("the NVIDIA driver is not loaded", roots)
     if error.code == NO_PERMISSION:
-        return Blind(f"{error}; let the agent open /dev/nvidiactl and /dev/nvidia[0-9]*")
+        return AccessDenied(f"{error}; let the agent open /dev/nvidiactl and /dev/nvidia[0-9]*")
     if error.code == OTHER_VERSION:
         version = kernel_driver_version(roots.proc)
         loaded = f", the kernel has {version} loaded" if version else ""
@@ -133,39 +133,39 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class NvmlGpu:
     """A GPU of this host."""
 
     address: str
     key: str
     """Its UUID; its PCI address where that is not known, or is claimed by another too."""
-    spared: bool = False
+    excluded: bool = False
 
 
-class User(Protocol):
+class NvmlUser(Protocol):
     """A collector that makes something of an open NVML."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free and forget what was made. NVML is still open. Never raises."""
         ...
 
 
 @runtime_checkable
-class Hearing(Protocol):
+class EventPoller(Protocol):
     """A collector that NVML may have something to tell at any time."""
 
-    def hear(self) -> None:
+    def poll_events(self) -> None:
         """Ask NVML once, without waiting. Never raises."""
         ...
 
 
-class Session:
+class NvmlSession:
     """For one thread. Who uses it keeps it."""
 
     def __init__(self, roots: Roots) -> None:
         self.clock: Clock = SystemClock()
         self.nvml: Nvml | None = None  # None also while every GPU is spared
-        self.gpus: Sequence[Gpu] = ()  # in order of address
+        self.gpus: Sequence[NvmlGpu] = ()  # in order of address
         self.driver_version = ""
         self.hidden = ""  # in words: GPUs that NVML does not show
         #: Rises whenever what was made of the open NVML is of no use any more.
@@ -173,68 +173,68 @@ class Session:
         #: How often the driver was found gone or another: every GPU's counters began anew each time.
         self.driver_loads = 0
         #: PCI addresses of the GPUs that are split into MIG instances, as their lane last read it.
-        self.split: frozenset[str] = frozenset()
+        self.mig_addresses: frozenset[str] = frozenset()
         #: Library and driver are of different versions.
         self.is_updating = False
         self._roots = roots
-        self._users: weakref.WeakSet[User] = weakref.WeakSet()
-        self._hearing: list[weakref.ref[Hearing]] = []
-        self._spared: Collection[str] = ()
+        self._users: weakref.WeakSet[NvmlUser] = weakref.WeakSet()
+        self._event_pollers: list[weakref.ref[EventPoller]] = []
+        self._excluded: Collection[str] = ()
         self._unbinding: dict[str, int] = {}  # address -> until when it is left alone
-        self._found = self._was_open = False
-        self._complete = True  # all that NVML counts were found, each under its UUID
-        self._nothing: Exception | None = None
-        self._again = LookAgain(roots.proc)
-        self._reopen_ns = self._ailed_ns = 0
-        self._patience_seconds = REOPEN_SECONDS
+        self._has_gpus = self._was_open = False
+        self._is_complete = True  # all that NVML counts were found, each under its UUID
+        self._last_error: Exception | None = None
+        self._retry_timer = RetryTimer(roots.proc)
+        self._reopen_ns = self._unhealthy_ns = 0
+        self._reopen_wait_seconds = REOPEN_SECONDS
 
-    def join(self, user: User) -> None:
+    def register(self, user: NvmlUser) -> None:
         """Have *user* let go whenever NVML is closed; it is not kept alive by that."""
         self._users.add(user)
-        if isinstance(user, Hearing):
-            self._hearing.append(weakref.ref(user))
+        if isinstance(user, EventPoller):
+            self._event_pollers.append(weakref.ref(user))
 
-    def listen(self) -> None:
+    def poll_events(self) -> None:
         """Let those hear who can, between the turns; it is called about once a second."""
-        for each in self._hearing:
+        for each in self._event_pollers:
             if user := each():
-                user.hear()
+                user.poll_events()
 
     # ---- opening ----------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Have NVML open, and every GPU found that is not spared; `nvml` is None when all are.
 
-        Raises NoData, Blind or NvmlError as it did the last time until it is time to look again; StartAnew.
+        Raises NoData, AccessDenied or NvmlError as it did the last time until it is time to look again; RestartRequired.
         """
-        if self._found and not self._reopen_ns and not self._unbinding:
+        if self._has_gpus and not self._reopen_ns and not self._unbinding:
             return
         now_ns = self.clock.boottime_ns()
         if self._unbinding:
-            self._take_back(now_ns)
+            self._end_unbinding(now_ns)
         if self._reopen_ns and now_ns >= self._reopen_ns:
-            self._patience_seconds = min(2 * self._patience_seconds, REOPEN_SECONDS_MAX)
+            self._reopen_wait_seconds = min(2 * self._reopen_wait_seconds, REOPEN_SECONDS_MAX)
             self.close()
-        if self._found:
+        if self._has_gpus:
             return
-        if self._nothing is not None and not self._again.is_due(now_ns):
-            raise self._nothing.with_traceback(None)  # or each raise would make it longer
+        if self._last_error is not None and not self._retry_timer.is_due(now_ns):
+            raise self._last_error.with_traceback(None)  # or each raise would make it longer
         try:
             self._find()
-        except (NoData, Blind, NvmlError) as reason:
+        except (NoData, AccessDenied, NvmlError) as reason:
             self._give_up(reason, now_ns)
             raise
         except BaseException:
             self.close()
             raise
-        self._nothing, self._found, self.is_updating = None, True, False
+        self._last_error, self._has_gpus, self.is_updating = None, True, False
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Load NVML, and open no GPU. Never raises."""
         try:
             if self.nvml is None:
                 self.nvml = open_nvml(self._roots)
-        except (NoData, Blind, NvmlError) as reason:
+        except (NoData, AccessDenied, NvmlError) as reason:
             log.info("not warm: %s", reason, extra={"cause": "gpu.warm"})
 
     def _give_up(self, reason: Exception, now_ns: int) -> None:
@@ -243,16 +243,18 @@ class Session:
         self.is_updating = isinstance(reason, NvmlError) and reason.code == OTHER_VERSION
         if self.is_updating:
             if self._was_open and library.is_loaded(library_of(self._roots)):
-                raise StartAnew(f"{reason}: the library of the driver before cannot be unloaded")
+                raise RestartRequired(
+                    f"{reason}: the library of the driver before cannot be unloaded"
+                )
             self.gpus = self._known_gpus()
-        self._nothing = reason
-        self._again.begin(reason, now_ns)
+        self._last_error = reason
+        self._retry_timer.start(reason, now_ns)
 
     def _find(self) -> None:
         known = self._addresses()
-        if known and all(self._is_spared(address) for address in known):
+        if known and all(self._is_excluded(address) for address in known):
             self.close()
-            self.gpus, self._found = self._keyed([], known), True
+            self.gpus, self._has_gpus = self._with_keys([], known), True
             return
         if self.nvml is None:
             self.nvml = open_nvml(self._roots)
@@ -263,19 +265,19 @@ class Session:
         devices = [d if d.uuid else d._replace(uuid=self._uuid(d.address)) for d in devices]
         for device in devices:
             library.remember(device.address, uuid=device.uuid)
-        spared = [address for address in known if self._is_spared(address)]
-        if not devices and not spared:
-            raise without_driver("the NVIDIA driver has no GPU", self._roots)
-        self.gpus = self._keyed(devices, spared)
+        excluded = [address for address in known if self._is_excluded(address)]
+        if not devices and not excluded:
+            raise no_gpu_error("the NVIDIA driver has no GPU", self._roots)
+        self.gpus = self._with_keys(devices, excluded)
         listed = set(driver_gpus(self._roots.proc)) - {gpu.address for gpu in self.gpus}
-        opens = "let the agent open /dev/nvidia[0-9]*"
+        remedy = "let the agent open /dev/nvidia[0-9]*"
         hidden = ", ".join(sorted(listed))
-        self.hidden = f"NVML does not show GPU {hidden}; {opens}" if hidden else ""
+        self.hidden = f"NVML does not show GPU {hidden}; {remedy}" if hidden else ""
         self._reopen_ns = 0
-        named = all(gpu.spared or gpu.key.startswith("GPU-") for gpu in self.gpus)
-        self._complete = len(self.gpus) >= count and named
-        if not self._complete:
-            self.ail()
+        has_uuids = all(gpu.excluded or gpu.key.startswith("GPU-") for gpu in self.gpus)
+        self._is_complete = len(self.gpus) >= count and has_uuids
+        if not self._is_complete:
+            self.schedule_reopen()
 
     def _addresses(self) -> list[str]:
         """Return where GPUs are, as far as that is known without asking NVML.
@@ -286,14 +288,14 @@ class Session:
         if not found:
             known = library.accounts()
             remembered = [each.address for each in known if each.address and each.uuid]
-            found = remembered if any(map(self._is_spared, remembered)) else []
+            found = remembered if any(map(self._is_excluded, remembered)) else []
         return sorted({*found, *self._unbinding} if found else found)[: library.GPUS_MAX]
 
     def _devices(self, nvml: Nvml, addresses: Sequence[str]) -> list[Device]:
         """Return the GPUs at *addresses* that are not spared, also those that NVML answers to be lost."""
         found = []
         for address in addresses:
-            if self._is_spared(address):
+            if self._is_excluded(address):
                 continue
             try:
                 found.append(nvml.device(address))
@@ -304,22 +306,22 @@ class Session:
 
     def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
         """Return the GPUs where nobody but NVML says where they are: it attaches all of them to say so."""
-        return [d for d in nvml.devices(count) if not self._is_spared(d.address)]
+        return [d for d in nvml.devices(count) if not self._is_excluded(d.address)]
 
     def _uuid(self, address: str) -> str:
         """Return the UUID that a GPU had, or that the kernel's side knows: it does not say it itself."""
         return library.account(address).uuid or driver_gpu_uuid(self._roots.proc, address)
 
-    def _known_gpus(self) -> Sequence[Gpu]:
+    def _known_gpus(self) -> Sequence[NvmlGpu]:
         """Return the GPUs without asking them or the driver anything."""
-        return self._keyed([], self._addresses())
+        return self._with_keys([], self._addresses())
 
-    def _keyed(self, devices: Sequence[Device], spared: Sequence[str]) -> Sequence[Gpu]:
+    def _with_keys(self, devices: Sequence[Device], excluded: Sequence[str]) -> Sequence[NvmlGpu]:
         """Return the GPUs by their UUIDs. One that is spared has the UUID that it had."""
-        silent = [Device(a, library.account(a).uuid, "", "") for a in spared]
+        silent = [Device(a, library.account(a).uuid, "", "") for a in excluded]
         claims = Counter(device.uuid for device in (*devices, *silent))
         return tuple(
-            Gpu(
+            NvmlGpu(
                 each.address,
                 device_key(each.uuid if each.uuid and claims[each.uuid] == 1 else each.address),
                 each in silent,
@@ -333,11 +335,11 @@ class Session:
         """Have everything made anew of the GPUs, which stay attached."""
         for user in list(self._users):
             try:
-                user.let_go()
+                user.release()
             except Exception:
                 log.exception("a collector does not let go", extra={"cause": "gpu.let_go"})
         self.generation += 1
-        self._found, self._nothing, self.gpus = False, None, ()
+        self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
         """Let go of every GPU and of NVML, so that no descriptor is left; the next `open` opens them again."""
@@ -346,82 +348,82 @@ class Session:
             self.nvml.close()
         self.nvml, self._reopen_ns = None, 0
 
-    def open_anew(self, *, driver_loaded: bool) -> None:
+    def reopen(self, *, driver_loaded: bool) -> None:
         """Let go, for NVML to see what is new. *driver_loaded*: the driver is, or may be, another one."""
         self.driver_loads += driver_loaded
         self.close()
 
-    def ail(self) -> None:
+    def schedule_reopen(self) -> None:
         """Something is wrong with a GPU that NVML does not find out without being opened anew: do so after a while."""
         now_ns = self.clock.boottime_ns()
-        if now_ns - self._ailed_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
-            self._patience_seconds = REOPEN_SECONDS
-        self._ailed_ns = now_ns
+        if now_ns - self._unhealthy_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
+            self._reopen_wait_seconds = REOPEN_SECONDS
+        self._unhealthy_ns = now_ns
         if not self._reopen_ns:
-            self._reopen_ns = now_ns + self._patience_seconds * SECOND_NS
+            self._reopen_ns = now_ns + self._reopen_wait_seconds * SECOND_NS
 
-    def is_well(self) -> None:
+    def cancel_reopen(self) -> None:
         """No GPU is lost any more."""
-        if self._reopen_ns and self._complete:
-            self._reopen_ns, self._patience_seconds = 0, REOPEN_SECONDS
+        if self._reopen_ns and self._is_complete:
+            self._reopen_ns, self._reopen_wait_seconds = 0, REOPEN_SECONDS
 
     # ---- GPUs that are left alone -----------------------------------------------------------------
 
-    def spare(self, devices: Collection[str]) -> None:
+    def exclude(self, devices: Collection[str]) -> None:
         """Ask the GPUs at these PCI addresses nothing from now on; an empty name is the driver as a whole.
 
         What is open is closed when one of them is among it, and taken up again without them. It is, too, when
         one is back that was not there: NVML shows it once it is opened anew.
         """
-        before = {gpu.address: gpu.spared for gpu in self.gpus}
-        returned = [each for each in self._spared if each not in devices]
-        self._spared = devices
-        if self._found and any(each not in before for each in returned):
+        before = {gpu.address: gpu.excluded for gpu in self.gpus}
+        returned = [each for each in self._excluded if each not in devices]
+        self._excluded = devices
+        if self._has_gpus and any(each not in before for each in returned):
             self.close()
         else:
-            self._settle(before)
+            self._apply_exclusion(before)
 
     def unbind(self, address: str) -> None:
         """The driver is about to be taken off a GPU: let go of it; of all, if that is none that is known."""
-        before = {gpu.address: gpu.spared for gpu in self.gpus}
+        before = {gpu.address: gpu.excluded for gpu in self.gpus}
         until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * SECOND_NS
         for each in (address,) if address in before else tuple(before):
             self._unbinding[each] = until_ns
-        self._settle(before)
+        self._apply_exclusion(before)
 
     def bind(self, address: str) -> None:
         """The driver has been put onto a GPU: take it up."""
         self._unbinding.pop(address, None)
         self.refresh()
 
-    def _settle(self, before: dict[str, bool]) -> None:
-        now = {address: self._is_spared(address) for address in before}
-        if any(now[address] and not spared for address, spared in before.items()):
+    def _apply_exclusion(self, before: dict[str, bool]) -> None:
+        now = {address: self._is_excluded(address) for address in before}
+        if any(now[address] and not was_excluded for address, was_excluded in before.items()):
             self.close()
         elif now != before:
             self.refresh()
         elif not before:  # nothing was found, or could be: what is spared now may be why
-            self._nothing = None
+            self._last_error = None
 
-    def _is_spared(self, address: str) -> bool:
-        return address in self._spared or "" in self._spared or address in self._unbinding
+    def _is_excluded(self, address: str) -> bool:
+        return address in self._excluded or "" in self._excluded or address in self._unbinding
 
-    def _take_back(self, now_ns: int) -> None:
+    def _end_unbinding(self, now_ns: int) -> None:
         """Take up GPUs that the driver was not taken off after all, or that it is on again."""
         for address, until_ns in list(self._unbinding.items()):
             if now_ns >= until_ns:
                 if is_bound(self._roots.sys, address) is False:
-                    self._unbinding[address] = now_ns + LOOK_SOON_SECONDS * SECOND_NS
+                    self._unbinding[address] = now_ns + RETRY_SOON_SECONDS * SECOND_NS
                 else:
                     self.bind(address)
 
 
-_SESSIONS: weakref.WeakValueDictionary[Roots, Session] = weakref.WeakValueDictionary()
+_SESSIONS: weakref.WeakValueDictionary[Roots, NvmlSession] = weakref.WeakValueDictionary()
 
 
-def session_of(roots: Roots) -> Session:
+def session_of(roots: Roots) -> NvmlSession:
     """Return the session of a host's library, one for the whole process."""
     session = _SESSIONS.get(roots)
     if session is None:
-        session = _SESSIONS[roots] = Session(roots)
+        session = _SESSIONS[roots] = NvmlSession(roots)
     return session

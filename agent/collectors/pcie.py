@@ -11,28 +11,28 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.counterfiles import DECIMAL, KEYED
 from ...ext.hostfiles import Glance
-from ..collector import NoData, Spares, entering
-from ..events import Teller
+from ..collector import ExcludesDevices, NoData, driver_call
+from ..events import EventPublisher
 from ..hardware import pci
-from ..hardware.files import Files, Roots, read_text, read_unsigned
-from ..hardware.pci import ConfigClosed, Express, read_express
-from .block_writer import block_of, places_of
-from .counter_files import Device, FolderCollector, Plan, Source
-from .file_cache import Remembered
+from ..hardware.files import FileReader, Roots, read_text, read_unsigned
+from ..hardware.pci import ConfigHidden, ExpressRegisters, read_express
+from .block_writer import block_of, row_writer
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
+from .file_cache import FileCache
 
 #: Wider links do not exist; 255 is `unknown`, 63 what a device that fell off the bus seems to say.
 _LANES_MAX = 32
-ABSENT = "no GPU, network or NVMe function in /sys/bus/pci/devices"
+NO_FUNCTION = "no GPU, network or NVMe function in /sys/bus/pci/devices"
 #: A list costs as much as four minutes' readings, so it is made again when the functions are others.
 _LIST_SECONDS = 300
 #: In a turn at most so many functions are named to the one who asks why the inventory is renewed.
-_NAMED_MAX = 4
+_CHANGES_LISTED_MAX = 4
 
-LINK: Mapping[str, Source] = {
-    "pcie.link_speed_transfers_per_second": Source(
+LINK_FIELDS: Mapping[str, FileField] = {
+    "pcie.link_speed_transfers_per_second": FileField(
         "current_link_speed", DECIMAL, pci.GIGATRANSFERS.encode(), 1e9
     ),
-    "pcie.link_width_lanes": Source("current_link_width", most=_LANES_MAX),
+    "pcie.link_width_lanes": FileField("current_link_width", raw_max=_LANES_MAX),
 }
 #: The kernel's word for a kind of correctable error, and its signal (`drivers/pci/pcie/aer.c`).
 CORRECTABLE: Mapping[bytes, str] = {
@@ -75,30 +75,31 @@ UNCORRECTABLE: Mapping[bytes, str] = {
 }
 
 
-def _aer() -> dict[str, Source]:
+def _aer() -> dict[str, FileField]:
     """Return every AER signal of a function with the file and the word where it stands."""
-    sources = {
-        signal: Source("aer_dev_correctable", KEYED, word) for word, signal in CORRECTABLE.items()
+    fields = {
+        signal: FileField("aer_dev_correctable", KEYED, word)
+        for word, signal in CORRECTABLE.items()
     }
     for severity in ("nonfatal", "fatal"):
         file = f"aer_dev_{severity}"
         total = f"TOTAL_ERR_{severity.upper()}".encode()
-        sources[f"pcie.aer_{severity}_errors"] = Source(file, KEYED, total)
+        fields[f"pcie.aer_{severity}_errors"] = FileField(file, KEYED, total)
         for word, name in UNCORRECTABLE.items():
-            sources[f"pcie.aer_{severity}_{name}_errors"] = Source(file, KEYED, word)
-    return sources
+            fields[f"pcie.aer_{severity}_{name}_errors"] = FileField(file, KEYED, word)
+    return fields
 
 
-AER: Mapping[str, Source] = _aer()
+AER_FIELDS: Mapping[str, FileField] = _aer()
 #: What a root port has besides: the messages that reached it from below.
-AER_ROOT_PORT: Mapping[str, Source] = {
-    "pcie.aer_root_port_correctable_errors": Source("aer_rootport_total_err_cor"),
-    "pcie.aer_root_port_nonfatal_errors": Source("aer_rootport_total_err_nonfatal"),
-    "pcie.aer_root_port_fatal_errors": Source("aer_rootport_total_err_fatal"),
+AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
+    "pcie.aer_root_port_correctable_errors": FileField("aer_rootport_total_err_cor"),
+    "pcie.aer_root_port_nonfatal_errors": FileField("aer_rootport_total_err_nonfatal"),
+    "pcie.aer_root_port_fatal_errors": FileField("aer_rootport_total_err_fatal"),
 }
 
 
-class PcieTenSeconds(FolderCollector):
+class PcieTenSeconds(CounterFileCollector):
     """Links and AER. A link's speed is read from the device itself, which may be asleep or gone.
 
     A function that came, went, or was put back is listed in the next turn, its files opened anew; so is one
@@ -107,81 +108,87 @@ class PcieTenSeconds(FolderCollector):
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(
-            Plan(
+            CollectorSpec(
                 "pcie_10s",
                 Pace.TEN_SECONDS,
                 ("pcie_10s", "pcie_10s_changes"),
                 self._devices,
-                ABSENT,
+                NO_FUNCTION,
                 enters_driver=True,
                 list_seconds=_LIST_SECONDS,
-                glance=lambda: [pci.is_asleep(folder) for folder in self._dozers],
+                change_key=lambda: [pci.is_asleep(folder) for folder in self._sleepable],
             )
         )
         self._sys = roots.sys
-        self._dozers: list[Path] = []
+        self._sleepable: list[Path] = []
         self._present = pci.presence(roots.sys)
-        self._glance = Glance(roots.sys / "bus/pci/devices")
-        self._glanced = self._glance.look()
-        self._teller: Teller | None = None
+        self._device_folder = Glance(roots.sys / "bus/pci/devices")
+        self._last_change_key = self._device_folder.look()
+        self._publisher: EventPublisher | None = None
 
-    def listen(self, teller: Teller) -> None:
-        """Tell *teller* from now on when the functions are others."""
-        self._teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        """Tell *publisher* from now on when the functions are others."""
+        self._publisher = publisher
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """As of any folders' collector; what a link could do is asked when its device is listed, so that is done anew."""
-        if devices != self._spared:
+        if devices != self._excluded:
             self.close()
-        super().spare(devices)
+        super().exclude(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the blocks, refilled. Raises NoData when there is no function to watch."""
-        before, self._glanced = self._glanced, self._glance.look()
-        if before != self._glanced:
+        before, self._last_change_key = self._last_change_key, self._device_folder.look()
+        if before != self._last_change_key:
             present = pci.presence(self._sys)
-            if self._teller and present != self._present:
-                self._teller.renew_inventory(_difference(self._present, present))
+            if self._publisher and present != self._present:
+                self._publisher.request_inventory(_difference(self._present, present))
             self._present = present
             self.close()
         return super().collect()
 
-    def _devices(self) -> list[Device]:
+    def _devices(self) -> list[CounterDevice]:
         functions = pci.watched_functions(self._sys).values()
-        self._dozers = [f.folder for f in functions if pci.may_sleep(f.folder)]
-        return [_device(function, self.is_spared(function.address)) for function in functions]
+        self._sleepable = [f.folder for f in functions if pci.may_sleep(f.folder)]
+        return [_device(function, self.is_excluded(function.address)) for function in functions]
 
 
 def _link_max(function: pci.Function) -> tuple[float | None, int | None]:
-    with entering(function.address, "read max_link_speed, max_link_width"):
+    with driver_call(function.address, "read max_link_speed, max_link_width"):
         speed = pci.parse_link_speed(read_text(function.folder / "max_link_speed"))
         return speed, read_unsigned(function.folder / "max_link_width")
 
 
 def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, int]]) -> str:
     """Return words for the functions that are others: `PCIe 0000:18:00.0 gone`."""
-    were, are = {name for name, _ in before}, {name for name, _ in now}
-    words = [f"{name} gone" for name in sorted(were - are)]
-    words += [f"{name} new" for name in sorted(are - were)]
-    words += [f"{name} put back" for name, _ in sorted(now - before) if name in were]
-    more = f" and {len(words) - _NAMED_MAX} more" if len(words) > _NAMED_MAX else ""
-    return f"PCIe {', '.join(words[:_NAMED_MAX])}{more}"
+    before_names, now_names = {name for name, _ in before}, {name for name, _ in now}
+    changes = [f"{name} gone" for name in sorted(before_names - now_names)]
+    changes += [f"{name} new" for name in sorted(now_names - before_names)]
+    changes += [f"{name} put back" for name, _ in sorted(now - before) if name in before_names]
+    more = (
+        f" and {len(changes) - _CHANGES_LISTED_MAX} more"
+        if len(changes) > _CHANGES_LISTED_MAX
+        else ""
+    )
+    return f"PCIe {', '.join(changes[:_CHANGES_LISTED_MAX])}{more}"
 
 
-def _device(function: pci.Function, spared: bool) -> Device:
+def _device(function: pci.Function, excluded: bool) -> CounterDevice:
     """Return the function with the files it has: one in the root complex has no link, one asleep none to be read."""
     folder = function.folder
-    speed_max, lanes_max = (None, None) if spared or pci.is_asleep(folder) else _link_max(function)
+    speed_max, lanes_max = (
+        (None, None) if excluded or pci.is_asleep(folder) else _link_max(function)
+    )
     has_link = speed_max is not None and lanes_max is not None and 0 < lanes_max <= _LANES_MAX
     has_aer = (folder / "aer_dev_correctable").exists()
     is_root_port = (folder / "aer_rootport_total_err_cor").exists()
-    return Device(
+    return CounterDevice(
         function.address,
         f"{folder}/",
         {
-            **(LINK if has_link else {}),
-            **(AER if has_aer else {}),
-            **(AER_ROOT_PORT if is_root_port else {}),
+            **(LINK_FIELDS if has_link else {}),
+            **(AER_FIELDS if has_aer else {}),
+            **(AER_ROOT_PORT_FIELDS if is_root_port else {}),
         },
         {
             "pcie.link_speed_max_transfers_per_second": speed_max if has_link else None,
@@ -217,7 +224,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _SysfsState:
     """What small files of sysfs show of a function; by itself, of one that is not to be asked."""
 
     is_asleep: bool = True
@@ -226,10 +233,10 @@ class _Shown:
     power: int | None = None
 
 
-_SPARED = _Shown()
+_EXCLUDED = _SysfsState()
 
 
-class PcieMinute(Spares):
+class PcieMinute(ExcludesDevices):
     """Sizes of requests, ordering, link power, access control, IOMMU: what decides a function's speed."""
 
     name = "pcie_60s"
@@ -238,68 +245,68 @@ class PcieMinute(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._shown = Remembered(self._work_out)
+        self._functions = FileCache(self._compute)
         self._block = Block("pcie_60s", ())
-        self._places = places_of(self._block, _COLUMNS)
-        self._told: dict[int, tuple[object, ...]] = {}  # what stands in each row
-        self.blind_words = ""
+        self._writer = row_writer(self._block, _COLUMNS)
+        self._written_values: dict[int, tuple[object, ...]] = {}  # what stands in each row
+        self.access_error = ""
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Read nothing of these functions."""
-        super().spare(devices)
-        self._shown.spare(devices)
+        super().exclude(devices)
+        self._functions.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when there is no function to watch."""
-        is_new = self._shown.look()
-        if not self._shown.value:
-            raise NoData(ABSENT)
+        is_new = self._functions.refresh()
+        if not self._functions.value:
+            raise NoData(NO_FUNCTION)
         if is_new:
-            self._block = block_of(self._block, [f.address for f, _ in self._shown.value])
-            self._places = places_of(self._block, _COLUMNS)
-            self._told.clear()
-        self.blind_words = ""
-        for row, (function, shown) in enumerate(self._shown.value):
-            values = self._values(function, shown)
-            if self._told.get(row) != values:
-                self._told[row] = values
-                self._places.put(row, values)
+            self._block = block_of(self._block, [f.address for f, _ in self._functions.value])
+            self._writer = row_writer(self._block, _COLUMNS)
+            self._written_values.clear()
+        self.access_error = ""
+        for row, (function, state) in enumerate(self._functions.value):
+            values = self._values(function, state)
+            if self._written_values.get(row) != values:
+                self._written_values[row] = values
+                self._writer.put(row, values)
         return (self._block,)
 
-    def _values(self, function: pci.Function, shown: _Shown) -> tuple[float | None, ...]:
-        express = Express() if shown.is_asleep else self._express(function)
+    def _values(self, function: pci.Function, state: _SysfsState) -> tuple[float | None, ...]:
+        express = ExpressRegisters() if state.is_asleep else self._express(function)
         return (
             express.max_payload_bytes,
             express.max_payload_supported_bytes,
             express.max_read_request_bytes,
             express.relaxed_ordering,
             express.acs_flags,
-            express.aspm_flags if shown.aspm_flags is None else shown.aspm_flags,
-            shown.iommu,
-            shown.power,
+            express.aspm_flags if state.aspm_flags is None else state.aspm_flags,
+            state.iommu,
+            state.power,
         )
 
-    def _work_out(self, files: Files) -> list[tuple[pci.Function, _Shown]]:
+    def _compute(self, files: FileReader) -> list[tuple[pci.Function, _SysfsState]]:
         """Return the functions: others when one came, went, or was put back under its address."""
         files.names(self._sys / "bus/pci/devices")
         return [
-            (each, _SPARED if self.is_spared(each.address) else _shown(each.folder, files))
+            (each, _EXCLUDED if self.is_excluded(each.address) else _read_sysfs(each.folder, files))
             for each in pci.watched_functions(self._sys).values()
         ]
 
-    def _express(self, function: pci.Function) -> Express:
+    def _express(self, function: pci.Function) -> ExpressRegisters:
         try:
-            with entering(function.address, "read config"):
+            with driver_call(function.address, "read config"):
                 return read_express(function.folder / "config")
-        except (ConfigClosed, PermissionError):
-            self.blind_words = _CONFIG_CLOSED
+        except (ConfigHidden, PermissionError):
+            self.access_error = _CONFIG_CLOSED
         except OSError:
             pass  # it went; its row is of missing values
-        return Express()
+        return ExpressRegisters()
 
 
-def _shown(folder: Path, files: Files) -> _Shown:
-    return _Shown(
+def _read_sysfs(folder: Path, files: FileReader) -> _SysfsState:
+    return _SysfsState(
         pci.is_asleep(folder, files),
         aspm_flags(folder, files),
         iommu_code(folder, files),
@@ -307,18 +314,18 @@ def _shown(folder: Path, files: Files) -> _Shown:
     )
 
 
-def code_of(word: str | None, words: Sequence[str]) -> int | None:
-    """Return the place of *word* in *words*; None for another."""
-    return words.index(word) if word and word in words else None
+def code_of(name: str | None, names: Sequence[str]) -> int | None:
+    """Return the place of *name* in *names*; None for another."""
+    return names.index(name) if name and name in names else None
 
 
-def aspm_flags(folder: Path, files: Files) -> int | None:
+def aspm_flags(folder: Path, files: FileReader) -> int | None:
     """Return the link's power states that are allowed (1 L0s, 2 L1); None where sysfs has neither."""
     l0s, l1 = (files.unsigned(f"{folder}/link/{name}_aspm") for name in ("l0s", "l1"))
     return None if l0s is None and l1 is None else (1 if l0s else 0) | (2 if l1 else 0)
 
 
-def iommu_code(folder: Path, files: Files) -> int | None:
+def iommu_code(folder: Path, files: FileReader) -> int | None:
     """Return the code of how the function's addresses are translated; None when it cannot be told."""
     kind = files.text(f"{folder}/iommu_group/type")  # may come with the function's driver
     if kind is None and not os.path.lexists(f"{folder}/iommu_group"):

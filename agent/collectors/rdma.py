@@ -11,7 +11,7 @@ from ...ext.counterfiles import CODE, DECIMAL, WORD
 from ...ext.hostfiles import Glance
 from ..hardware.files import Roots, device_key, inode, names_in
 from ..hardware.network import LINK_LAYERS, rdma_ports
-from .counter_files import Device, FolderCollector, Plan, Source
+from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
 # ----------------------------------------------------------------------
 # What drivers call the counters of an RDMA port.
@@ -56,7 +56,7 @@ QUEUE_COUNTERS: Mapping[str, str] = {
 }
 
 #: Signal -> file names of other drivers in a port's hw_counters/, the first that is there counts.
-_OTHER: Mapping[str, tuple[str, ...]] = {
+_ALTERNATIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "rdma.received_bytes": ("rx_bytes",),
     "rdma.transmitted_bytes": ("tx_bytes",),
     "rdma.received_packets": ("rx_pkts",),
@@ -148,10 +148,10 @@ _OF_DEVICE: Mapping[str, str] = {
 }
 
 
-def _other_names() -> dict[str, tuple[str, ...]]:
+def _alternative_files() -> dict[str, tuple[str, ...]]:
     """mlx5 in switchdev mode counts per virtual port, under the same names with `vport_` before them."""
     files: dict[str, list[str]] = {}
-    for signal, names in _OTHER.items():
+    for signal, names in _ALTERNATIVE_NAMES.items():
         files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
     for name, signal in QUEUE_COUNTERS.items():
         files.setdefault(signal, []).append(f"hw_counters/vport_{name}")
@@ -161,7 +161,7 @@ def _other_names() -> dict[str, tuple[str, ...]]:
 
 
 #: Signal -> files below a port's folder, the first that is there counts.
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = _other_names()
+ALTERNATIVE_FILES: Mapping[str, tuple[str, ...]] = _alternative_files()
 
 #: In these folders, and no counters: how long the kernel keeps a reading, and how much there is now.
 _SETTINGS = ("lifespan",)
@@ -180,61 +180,63 @@ _WAIT_SECONDS_MAX = 300
 #: To list the counters of twelve ports costs as much as five turns, and they are made with their device.
 _LIST_SECONDS = 300
 
-_PORT: Mapping[str, Source] = {
-    "rdma.port_state": Source("state", CODE),
-    "rdma.physical_state": Source("phys_state", CODE),
-    "rdma.rate_bytes_per_second": Source("rate", DECIMAL, b"Gb/sec", _GIGABIT_BYTES),
-    "rdma.link_layer_code": Source("link_layer", WORD, LINK_LAYERS),
+_PORT: Mapping[str, FileField] = {
+    "rdma.port_state": FileField("state", CODE),
+    "rdma.physical_state": FileField("phys_state", CODE),
+    "rdma.rate_bytes_per_second": FileField("rate", DECIMAL, b"Gb/sec", _GIGABIT_BYTES),
+    "rdma.link_layer_code": FileField("link_layer", WORD, LINK_LAYERS),
 }
-_COUNTERS: Mapping[str, Source] = {
-    "rdma.received_bytes": Source("counters/port_rcv_data", scale=_WORD_BYTES),
-    "rdma.transmitted_bytes": Source("counters/port_xmit_data", scale=_WORD_BYTES),
-    "rdma.received_packets": Source("counters/port_rcv_packets"),
-    "rdma.transmitted_packets": Source("counters/port_xmit_packets"),
-    "rdma.unicast_received_packets": Source("counters/unicast_rcv_packets"),
-    "rdma.unicast_transmitted_packets": Source("counters/unicast_xmit_packets"),
-    "rdma.multicast_received_packets": Source("counters/multicast_rcv_packets"),
-    "rdma.multicast_transmitted_packets": Source("counters/multicast_xmit_packets"),
-    "rdma.transmit_wait_count": Source("counters/port_xmit_wait"),
-    "rdma.link_downed_events": Source("counters/link_downed"),
-    "rdma.link_recovery_events": Source("counters/link_error_recovery"),
-    "rdma.symbol_errors": Source("counters/symbol_error"),
-    "rdma.receive_errors": Source("counters/port_rcv_errors"),
-    "rdma.transmit_discards_packets": Source("counters/port_xmit_discards"),
-    "rdma.receive_remote_physical_errors": Source("counters/port_rcv_remote_physical_errors"),
-    "rdma.receive_switch_relay_errors": Source("counters/port_rcv_switch_relay_errors"),
-    "rdma.transmit_constraint_errors": Source("counters/port_xmit_constraint_errors"),
-    "rdma.receive_constraint_errors": Source("counters/port_rcv_constraint_errors"),
-    "rdma.local_link_integrity_errors": Source("counters/local_link_integrity_errors"),
-    "rdma.buffer_overrun_errors": Source("counters/excessive_buffer_overrun_errors"),
-    "rdma.vl15_dropped_packets": Source("counters/VL15_dropped"),
+_COUNTERS: Mapping[str, FileField] = {
+    "rdma.received_bytes": FileField("counters/port_rcv_data", scale=_WORD_BYTES),
+    "rdma.transmitted_bytes": FileField("counters/port_xmit_data", scale=_WORD_BYTES),
+    "rdma.received_packets": FileField("counters/port_rcv_packets"),
+    "rdma.transmitted_packets": FileField("counters/port_xmit_packets"),
+    "rdma.unicast_received_packets": FileField("counters/unicast_rcv_packets"),
+    "rdma.unicast_transmitted_packets": FileField("counters/unicast_xmit_packets"),
+    "rdma.multicast_received_packets": FileField("counters/multicast_rcv_packets"),
+    "rdma.multicast_transmitted_packets": FileField("counters/multicast_xmit_packets"),
+    "rdma.transmit_wait_count": FileField("counters/port_xmit_wait"),
+    "rdma.link_downed_events": FileField("counters/link_downed"),
+    "rdma.link_recovery_events": FileField("counters/link_error_recovery"),
+    "rdma.symbol_errors": FileField("counters/symbol_error"),
+    "rdma.receive_errors": FileField("counters/port_rcv_errors"),
+    "rdma.transmit_discards_packets": FileField("counters/port_xmit_discards"),
+    "rdma.receive_remote_physical_errors": FileField("counters/port_rcv_remote_physical_errors"),
+    "rdma.receive_switch_relay_errors": FileField("counters/port_rcv_switch_relay_errors"),
+    "rdma.transmit_constraint_errors": FileField("counters/port_xmit_constraint_errors"),
+    "rdma.receive_constraint_errors": FileField("counters/port_rcv_constraint_errors"),
+    "rdma.local_link_integrity_errors": FileField("counters/local_link_integrity_errors"),
+    "rdma.buffer_overrun_errors": FileField("counters/excessive_buffer_overrun_errors"),
+    "rdma.vl15_dropped_packets": FileField("counters/VL15_dropped"),
 }
-_QUEUES = {name: Source(f"hw_counters/{file}") for file, name in QUEUE_COUNTERS.items()}
+_QUEUES = {name: FileField(f"hw_counters/{file}") for file, name in QUEUE_COUNTERS.items()}
 #: What mlx5 and the InfiniBand core call it.
-SOURCES: Mapping[str, Source] = {**_PORT, **_COUNTERS, **_QUEUES}
+FIELDS: Mapping[str, FileField] = {**_PORT, **_COUNTERS, **_QUEUES}
 #: What others call it: the same quantity, where the first file is not there.
-OTHERS: Mapping[str, tuple[Source, ...]] = {
-    name: tuple(Source(file) for file in files) for name, files in OTHER_NAMES.items()
+ALTERNATIVE_FIELDS: Mapping[str, tuple[FileField, ...]] = {
+    name: tuple(FileField(file) for file in files) for name, files in ALTERNATIVE_FILES.items()
 }
-_NAMED = {s.file for s in SOURCES.values()} | {s.file for each in OTHERS.values() for s in each}
+_KNOWN_FILES = {s.file for s in FIELDS.values()} | {
+    s.file for each in ALTERNATIVE_FIELDS.values() for s in each
+}
 #: Where counters stand, below a port's folder; the last is the device's own, which EFA has.
 FOLDERS = ("counters", "hw_counters", "../../hw_counters")
 
 
-def rdma_1s(roots: Roots) -> FolderCollector:
+def rdma_1s(roots: Roots) -> CounterFileCollector:
     """State, rate, traffic and the errors that matter most."""
     return _collector(roots, "rdma_1s", Pace.SECOND)
 
 
-def rdma_10s(roots: Roots) -> FolderCollector:
+def rdma_10s(roots: Roots) -> CounterFileCollector:
     """The rest: each read of `counters/` is a query of the firmware."""
     return _collector(roots, "rdma_10s", Pace.TEN_SECONDS)
 
 
-def _collector(roots: Roots, name: str, pace: Pace) -> FolderCollector:
-    ports = _Ports(roots)
-    return FolderCollector(
-        Plan(
+def _collector(roots: Roots, name: str, pace: Pace) -> CounterFileCollector:
+    ports = _PortListing(roots)
+    return CounterFileCollector(
+        CollectorSpec(
             name,
             pace,
             (name, f"{name}_changes"),
@@ -242,35 +244,37 @@ def _collector(roots: Roots, name: str, pace: Pace) -> FolderCollector:
             "no RDMA port in /sys/class/infiniband",
             enters_driver=True,
             list_seconds=_LIST_SECONDS,
-            glance=Glance(roots.sys / "class/infiniband").look,
-            blind_words=blind_words,
+            change_key=Glance(roots.sys / "class/infiniband").look,
+            access_error=access_error,
             wait_seconds_max=_WAIT_SECONDS_MAX,
         )
     )
 
 
-class _Ports:
+class _PortListing:
     """Lists ports, and remembers how often one was taken away and made again under its name."""
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._seen: dict[str, tuple[int, int]] = {}  # inode of the folder, and how many there were
+        self._epochs: dict[
+            str, tuple[int, int]
+        ] = {}  # inode of the folder, and how many there were
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[CounterDevice]:
         """Return the ports with the files that they have, and how many of those no signal stands for."""
         return [self._device(name, folder) for name, folder in rdma_ports(self._sys).items()]
 
-    def _device(self, name: str, folder: Path) -> Device:
+    def _device(self, name: str, folder: Path) -> CounterDevice:
         now = inode(folder)
-        before, epoch = self._seen.get(name, (now, 0))
+        before, epoch = self._epochs.get(name, (now, 0))
         epoch += before != now
-        self._seen[name] = now, epoch
+        self._epochs[name] = now, epoch
         files = counter_files(folder)
         constants: dict[str, float | None] = {
             "rdma.counter_epoch_count": epoch,
             "rdma.unnamed_counters_count": len(unnamed(files)) if files else None,
         }
-        return Device(name, f"{folder}/", sources_of(files), constants)
+        return CounterDevice(name, f"{folder}/", fields_of(files), constants)
 
 
 def counter_files(port: Path) -> frozenset[str]:
@@ -283,30 +287,30 @@ def counter_files(port: Path) -> frozenset[str]:
     )
 
 
-def sources_of(files: frozenset[str]) -> dict[str, Source]:
+def fields_of(files: frozenset[str]) -> dict[str, FileField]:
     """Return where each signal stands on a port with these files.
 
     Without a single one they are all tried: a folder may be there that we may not list.
     """
     if not files:
-        return dict(SOURCES)
-    sources = dict(_PORT)
-    for name, source in {**_COUNTERS, **_QUEUES}.items():
-        if source.file in files:
-            sources[name] = source
-    for name, others in OTHERS.items():
-        there = [source for source in others if source.file in files]
-        if there:
-            sources.setdefault(name, there[0])
-    return sources
+        return dict(FIELDS)
+    fields = dict(_PORT)
+    for name, file_field in {**_COUNTERS, **_QUEUES}.items():
+        if file_field.file in files:
+            fields[name] = file_field
+    for name, alternatives in ALTERNATIVE_FIELDS.items():
+        present = [file_field for file_field in alternatives if file_field.file in files]
+        if present:
+            fields.setdefault(name, present[0])
+    return fields
 
 
 def unnamed(files: frozenset[str]) -> list[str]:
     """Return the files that no signal stands for: another vendor's, or a newer kernel's."""
-    return sorted(files - _NAMED)
+    return sorted(files - _KNOWN_FILES)
 
 
-def blind_words(refusals: Sequence[tuple[str, int]]) -> str:
+def access_error(refusals: Sequence[tuple[str, int]]) -> str:
     """Return which ports refuse their counters, why, and what would open them.
 
     A port that has no such counters says EOPNOTSUPP or ENOSYS: nothing is hidden there.
@@ -315,15 +319,15 @@ def blind_words(refusals: Sequence[tuple[str, int]]) -> str:
     for path, error in refusals:
         if error not in (errno.EOPNOTSUPP, errno.ENOSYS):
             ports.setdefault(error, set()).add(_port_of(path))
-    words = [
+    messages = [
         f"{', '.join(sorted(names))} refuse counters ({errno.errorcode.get(error, error)}): "
-        f"{_what_opens(error)}"
+        f"{_remedy(error)}"
         for error, names in ports.items()
     ]
-    return "; ".join(words)
+    return "; ".join(messages)
 
 
-def _what_opens(error: int) -> str:
+def _remedy(error: int) -> str:
     if error == errno.EACCES:
         return "give the agent CAP_DAC_READ_SEARCH"
     return (

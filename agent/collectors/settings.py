@@ -8,18 +8,18 @@ from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import Blind, NoData, Spares, entering
+from ..collector import AccessDenied, ExcludesDevices, NoData, driver_call
 from ..hardware import settings
-from ..hardware.files import Files, KeptFile, Roots
+from ..hardware.files import FileReader, OpenFile, Roots
 from ..hardware.host import core_of, parse_first_decimal
-from ..hardware.processes import PROC, Processes
+from ..hardware.processes import PROC, ProcessScanner
 from ..hardware.settings import SERVICES, Service
-from .block_writer import block_of, places_of, put
-from .file_cache import Remembered
+from .block_writer import block_of, put, row_writer
+from .file_cache import FileCache
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
 
-class SettingsMinute(Spares):
+class SettingsMinute(ExcludesDevices):
     """Some seventy small files, and two for each frequency domain: looked at each time, and read when one is another."""
 
     name = "settings_60s"
@@ -31,17 +31,17 @@ class SettingsMinute(Spares):
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._block = Block("settings_60s", ("host",))
-        self._settings = Remembered(self._work_out)
-        self._handles = KeptFile(roots.proc / "sys/fs/file-nr", whole=True)  # others at each look
+        self._settings = FileCache(self._compute)
+        self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # others at each look
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Ask none of these cores."""
-        super().spare(devices)
-        self._settings.spare(devices)
+        super().exclude(devices)
+        self._settings.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData where none of them can be read."""
-        is_new = self._settings.look()
+        is_new = self._settings.refresh()
         settings_now = self._settings.value
         files, files_max = settings.parse_file_handles(self._handles.read())
         if is_new:
@@ -57,10 +57,10 @@ class SettingsMinute(Spares):
         put(self._block, "settings.open_files_max_count", 0, files_max)
         return (self._block,)
 
-    def _work_out(self, files: Files) -> dict[str, float | None]:
+    def _compute(self, files: FileReader) -> dict[str, float | None]:
         def of_domain(file: Path) -> str | None:
             core = core_of(file)
-            return None if self.is_spared(core) else files.text(file, core)
+            return None if self.is_excluded(core) else files.text(file, core)
 
         return (
             of_cores(self._roots.sys, files, of_domain)
@@ -71,13 +71,13 @@ class SettingsMinute(Spares):
 
 
 def of_cores(
-    sys: Path, files: Files, of_domain: Callable[[Path], str | None]
+    sys: Path, files: FileReader, of_domain: Callable[[Path], str | None]
 ) -> dict[str, float | None]:
     """Governor, energy preference, SMT, turbo, idle states, isolation, clock source."""
     cpu = sys / "devices/system/cpu"
     clocksource = sys / "devices/system/clocksource/clocksource0/current_clocksource"
-    governors = settings.domain_words(sys, "scaling_governor", of_domain, files.names)
-    preferences = settings.domain_words(
+    governors = settings.domain_values(sys, "scaling_governor", of_domain, files.names)
+    preferences = settings.domain_values(
         sys, "energy_performance_preference", of_domain, files.names
     )
     return {
@@ -91,7 +91,7 @@ def of_cores(
     }
 
 
-def of_memory(roots: Roots, files: Files) -> dict[str, float | None]:
+def of_memory(roots: Roots, files: FileReader) -> dict[str, float | None]:
     """Huge pages, NUMA balancing, reclaim, swapping, mappings."""
     pages, kernel = roots.sys / "kernel/mm/transparent_hugepage", roots.proc / "sys"
     enabled = settings.parse_selected(files.text(pages / "enabled"))
@@ -106,7 +106,7 @@ def of_memory(roots: Roots, files: Files) -> dict[str, float | None]:
     }
 
 
-def of_devices(roots: Roots, files: Files) -> dict[str, float | None]:
+def of_devices(roots: Roots, files: FileReader) -> dict[str, float | None]:
     """Link power of PCIe, and the way from NIC to GPU memory."""
     policy = settings.parse_selected(files.text(roots.sys / "module/pcie_aspm/parameters/policy"))
     return {
@@ -115,7 +115,7 @@ def of_devices(roots: Roots, files: Files) -> dict[str, float | None]:
     }
 
 
-def of_kernel(folder: Path, files: Files) -> dict[str, float | None]:
+def of_kernel(folder: Path, files: FileReader) -> dict[str, float | None]:
     """Limits of /proc/sys that large jobs run into, and the kernel's taint."""
     return {
         "kernel_taint_flags": files.unsigned(folder / "kernel/tainted"),
@@ -138,7 +138,7 @@ _COLUMNS = ("service.running_state", "service.enabled_state", "service.running_s
 _NAMES = frozenset(service.process for service in SERVICES)
 
 
-class Services(Spares):
+class Services(ExcludesDevices):
     """Fills a row per service that is installed or runs. Nothing is started, and no socket is touched."""
 
     name = "service_60s"
@@ -148,44 +148,44 @@ class Services(Spares):
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._root = roots.proc.parent  # of the host, also where it is mounted below /host
-        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
-        self._processes = Processes(roots.proc, PROCESSES_MAX, READS_MAX)
+        self._uptime = OpenFile(roots.proc / "uptime", whole=True)
+        self._processes = ProcessScanner(roots.proc, PROCESSES_MAX, READS_MAX)
         self._block = Block("service_60s", ())
-        self.blind_words = ""
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData when none of the services is there, Blind when none is shown."""
-        if self.is_spared(PROC) or self.is_spared(_ROOT):
+        """Return the one block. Raises NoData when none of the services is there, AccessDenied when none is shown."""
+        if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()
-        with entering(_ROOT, "list unit files"):
+        with driver_call(_ROOT, "list unit files"):
             units = settings.UnitFiles(self._root)
-        found = self._found(units)
-        if not found and self.blind_words:
-            raise Blind(self.blind_words)
+        found = self._find_services(units)
+        if not found and self.access_error:
+            raise AccessDenied(self.access_error)
         if not found:
             raise NoData(
                 f"none of {', '.join(s.name for s in SERVICES[:4])}... is installed or runs"
             )
         self._block = block_of(self._block, (service.name for service in found))
-        places = places_of(self._block, _COLUMNS)
+        writer = row_writer(self._block, _COLUMNS)
         now_seconds = parse_first_decimal(self._uptime.read())
         for row, (service, run) in enumerate(found.items()):
             is_enabled = not units.enabled.isdisjoint(service.units)
-            began = run.since_seconds if run else None
+            start_seconds = run.since_seconds if run else None
             seconds: float | None = None
-            if began is not None and now_seconds is not None:
-                seconds = max(0.0, now_seconds - began)
-            places.put(row, (self._state(run), is_enabled, seconds))
+            if start_seconds is not None and now_seconds is not None:
+                seconds = max(0.0, now_seconds - start_seconds)
+            writer.put(row, (self._state(run), is_enabled, seconds))
         return (self._block,)
 
-    def _state(self, run: _Run | None) -> int | None:
+    def _state(self, run: _ServiceRun | None) -> int | None:
         """Return the state; None where the processes that would tell are hidden."""
         if run is None:
-            return None if self.blind_words else NOT_RUNNING
+            return None if self.access_error else NOT_RUNNING
         return RUNNING
 
-    def _found(self, units: settings.UnitFiles) -> dict[Service, _Run | None]:
+    def _find_services(self, units: settings.UnitFiles) -> dict[Service, _ServiceRun | None]:
         """Return the services that are there, with how they run."""
         starts, by_name = self._starts()
         if not starts:
@@ -193,7 +193,7 @@ class Services(Spares):
         groups = settings.groups_of_units(self._roots.sys)
         runs = {service: self._run_of(service, groups, starts, by_name) for service in SERVICES}
         booted = settings.is_booted(self._roots.run)
-        with entering(_ROOT, "look for unit files"):
+        with driver_call(_ROOT, "look for unit files"):
             return {
                 service: run
                 for service, run in runs.items()
@@ -206,15 +206,15 @@ class Services(Spares):
         groups: Mapping[str, Sequence[str]],
         starts: Mapping[int, float],
         by_name: Mapping[str, float],
-    ) -> _Run | None:
+    ) -> _ServiceRun | None:
         numbers = settings.processes_of_unit(groups, service)
         known = [starts[number] for number in numbers or () if number in starts]
         if not known and service.process in by_name:
             known = [by_name[service.process]]
         if known:
-            return _Run(min(known))
+            return _ServiceRun(min(known))
         is_once = not service.process and settings.is_active(self._roots.run, service)
-        return _Run(None) if numbers is not None or is_once else None
+        return _ServiceRun(None) if numbers is not None or is_once else None
 
     def _starts(self) -> tuple[dict[int, float], dict[str, float]]:
         """Return when each process began, by its number, and the oldest of each name."""
@@ -222,7 +222,7 @@ class Services(Spares):
             processes = self._processes.read(lambda task: task.name in _NAMES)
         except OSError:
             return {}, {}
-        self.blind_words = HIDEPID if hides_processes(processes) else ""
+        self.access_error = HIDEPID if hides_processes(processes) else ""
         found = [task for task in processes if not task.is_kernel]
         by_name: dict[str, float] = {}
         for task in found:
@@ -231,7 +231,7 @@ class Services(Spares):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ServiceRun:
     """A service runs; since when, in seconds since boot, if that can be known."""
 
     since_seconds: float | None

@@ -8,12 +8,12 @@ from pathlib import Path
 from ...contract.block import Block
 from ...contract.signal import Pace
 from ...ext.hostfiles import Glance
-from ..collector import NoData, Spares
+from ..collector import ExcludesDevices, NoData
 from ..hardware import processes as tasks
-from ..hardware.files import KeptFile, Roots, names_in, read_unsigned
+from ..hardware.files import OpenFile, Roots, names_in, read_unsigned
 from ..hardware.host import parse_first_decimal
-from ..hardware.processes import Processes, Task
-from .block_writer import places_of
+from ..hardware.processes import ProcessScanner, TaskStat
+from .block_writer import row_writer
 
 #: More processes are not looked at in a turn, nor more threads of those that hold a GPU.
 PROCESSES_MAX = 16384
@@ -24,8 +24,8 @@ READS_MAX = 512
 DESCRIPTORS_MAX = 512
 #: Whether a process holds a GPU is looked up anew after this many turns, for each descriptor is a link to be
 #: read; after more turns where that would be more processes in a turn than these.
-_ASK_TURNS = 6
-_ASKS_MAX = 512
+_CHECK_TURNS = 6
+_CHECKS_MAX = 512
 #: The device files of GPUs, before their number. A container's are shown under the same name.
 _GPU = "nvidia"
 HIDEPID = (
@@ -52,13 +52,15 @@ _COLUMNS = (
 )
 
 
-class BlockedSince:
+class BlockedTimes:
     """When each task in uninterruptible wait was first seen in it. A task that left it is forgotten."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], float] = {}
 
-    def look(self, blocked: Iterable[Task], now_seconds: float) -> dict[tuple[int, int], float]:
+    def observe(
+        self, blocked: Iterable[TaskStat], now_seconds: float
+    ) -> dict[tuple[int, int], float]:
         """Return how long each of these tasks has been seen blocked, in seconds, by its identity.
 
         It may have moved between two looks: blocked at both is not proof of blocked all the time.
@@ -76,8 +78,8 @@ class GpuHolders:
 
     def __init__(self, proc: Path, dev: Path) -> None:
         self._proc, self._dev = proc, dev
-        self._glance = Glance(dev)
-        self._glanced: int | None = None
+        self._device_folder = Glance(dev)
+        self._last_change_key: int | None = None
         self._turn = 0
         #: By identity whether the process holds a GPU; None where that is not shown.
         self._holding: dict[tuple[int, int], bool | None] = {}
@@ -89,45 +91,47 @@ class GpuHolders:
         """Whether the descriptors of some process are not shown."""
         return None in self._holding.values()
 
-    def holds(self, task: Task) -> bool:
+    def holds(self, task: TaskStat) -> bool:
         """Say whether the task held a GPU when it was asked last."""
         return bool(self._holding.get(task.identity))
 
-    def among(self, processes: Sequence[Task]) -> list[Task]:
+    def find(self, processes: Sequence[TaskStat]) -> list[TaskStat]:
         """Return those that hold a GPU. One that is new is asked at once, each other once in some turns."""
         self._turn += 1
-        before, self._glanced = self._glanced, self._glance.look()
-        if before != self._glanced:
+        before, self._last_change_key = self._last_change_key, self._device_folder.look()
+        if before != self._last_change_key:
             numbers = [n[len(_GPU) :] for n in names_in(self._dev) if n.startswith(_GPU)]
             self.has_gpus = any(number.isdecimal() for number in numbers)
-        asked = [task for task in processes if self.has_gpus and not task.is_kernel]
-        turns = max(_ASK_TURNS, -(-len(asked) // _ASKS_MAX))
+        candidates = [task for task in processes if self.has_gpus and not task.is_kernel]
+        turns = max(_CHECK_TURNS, -(-len(candidates) // _CHECKS_MAX))
         self._holding = {
-            task.identity: self._ask(task)
+            task.identity: self._check(task)
             if task.identity not in self._holding or (task.number + self._turn) % turns == 0
             else self._holding[task.identity]
-            for task in asked
+            for task in candidates
         }
-        return [task for task in asked if self.holds(task)]
+        return [task for task in candidates if self.holds(task)]
 
-    def _ask(self, task: Task) -> bool | None:
+    def _check(self, task: TaskStat) -> bool | None:
         try:
-            found = tasks.holds(self._proc / str(task.number), f"/dev/{_GPU}", DESCRIPTORS_MAX)
+            found = tasks.has_open_device(
+                self._proc / str(task.number), f"/dev/{_GPU}", DESCRIPTORS_MAX
+            )
         except PermissionError:
             return None
         return self.holds(task) if found is None else found
 
 
-def hides_processes(processes: Iterable[Task]) -> bool:
+def hides_processes(processes: Iterable[TaskStat]) -> bool:
     """Say whether /proc shows some processes only: the first of all is always there."""
     return all(task.number != 1 for task in processes)
 
 
-class BlockedTasks(Spares):
+class BlockedTasks(ExcludesDevices):
     """Counts tasks in uninterruptible wait (D) and how long they are in it, from /proc.
 
     Of processes that hold a GPU every thread is looked at, of others the main one; of thousands of those a part
-    in each turn, so that one which blocks may be seen some turns later (`Processes`).
+    in each turn, so that one which blocks may be seen some turns later (`ProcessScanner`).
     """
 
     name = "tasks_10s"
@@ -136,17 +140,17 @@ class BlockedTasks(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._proc = roots.proc
-        self._processes = Processes(roots.proc, PROCESSES_MAX, READS_MAX)
-        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
+        self._processes = ProcessScanner(roots.proc, PROCESSES_MAX, READS_MAX)
+        self._uptime = OpenFile(roots.proc / "uptime", whole=True)
         self._holders = GpuHolders(roots.proc, roots.dev)
-        self._since = BlockedSince()
+        self._blocked_times = BlockedTimes()
         self._block = Block("tasks_10s", ("host",))
-        self._places = places_of(self._block, _COLUMNS)
-        self.blind_words = ""
+        self._writer = row_writer(self._block, _COLUMNS)
+        self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when /proc cannot be listed, or shows no process."""
-        if self.is_spared(tasks.PROC):
+        if self.is_excluded(tasks.PROC):
             self._block.clear()
             return (self._block,)
         try:
@@ -156,31 +160,31 @@ class BlockedTasks(Spares):
         now_seconds = parse_first_decimal(self._uptime.read())
         if not processes or now_seconds is None:
             raise NoData("no process in /proc")
-        holders = self._holders.among(processes)
+        holders = self._holders.find(processes)
         threads = self._threads_of(holders)
-        self.blind_words = self._hidden_words(processes)
+        self.access_error = self._access_error(processes)
         blocked = {t.identity: t for t in (*processes, *threads) if t.is_blocked}
-        seconds = self._since.look(blocked.values(), now_seconds)
-        own = [seconds[i] for i, t in blocked.items() if not t.is_kernel]
+        seconds = self._blocked_times.observe(blocked.values(), now_seconds)
+        user_seconds = [seconds[i] for i, t in blocked.items() if not t.is_kernel]
         of_gpus = [seconds[t.identity] for t in threads if t.is_blocked]
         values = (
             *self._counts(processes),
-            max(own, default=0.0),
+            max(user_seconds, default=0.0),
             *self._of_gpus(len(holders), of_gpus),
         )
-        self._places.put(0, values)
+        self._writer.put(0, values)
         return (self._block,)
 
-    def _hidden_words(self, processes: Sequence[Task]) -> str:
+    def _access_error(self, processes: Sequence[TaskStat]) -> str:
         if hides_processes(processes):
             return HIDEPID
         return _HIDDEN if self._holders.is_hidden else ""
 
-    def _is_urgent(self, task: Task) -> bool:
+    def _is_urgent(self, task: TaskStat) -> bool:
         return task.is_blocked or self._holders.holds(task)
 
-    def _threads_of(self, holders: Iterable[Task]) -> list[Task]:
-        found: list[Task] = []
+    def _threads_of(self, holders: Iterable[TaskStat]) -> list[TaskStat]:
+        found: list[TaskStat] = []
         for holder in holders:
             folder = self._proc / str(holder.number) / "task"
             try:
@@ -190,19 +194,19 @@ class BlockedTasks(Spares):
             found += tasks.read_tasks(folder, numbers[: THREADS_MAX - len(found)])
         return found
 
-    def _counts(self, processes: Sequence[Task]) -> tuple[int | None, ...]:
+    def _counts(self, processes: Sequence[TaskStat]) -> tuple[int | None, ...]:
         """Return how many there are of each; nothing when not all were seen, for it would be too few."""
         blocked = [task for task in processes if task.is_blocked]
         of_kernel = sum(task.is_kernel for task in blocked)
         zombies = sum(task.state == "Z" for task in processes)
         counts = (self._processes.count, len(blocked) - of_kernel, of_kernel, zombies)
-        whole = self._processes.count is not None and self.blind_words != HIDEPID
+        whole = self._processes.count is not None and self.access_error != HIDEPID
         detected = read_unsigned(f"{self._proc}/sys/kernel/hung_task_detect_count")
         return (*(counts if whole else (None,) * 4), detected)
 
     def _of_gpus(self, holders: int, blocked_seconds: Sequence[float]) -> tuple[float | None, ...]:
         """Return what is known of processes with a GPU: nothing without one, or when not all are shown."""
         known = self._holders.has_gpus and self._processes.count is not None
-        if not known or self.blind_words:
+        if not known or self.access_error:
             return (None,) * 3
         return holders, len(blocked_seconds), max(blocked_seconds, default=0.0)

@@ -14,7 +14,7 @@ from ...ext import process
 from .. import log, service
 from ..clock import SystemClock
 from ..config import AgentConfig, check_address
-from ..prefork import begin
+from ..prefork import prefork
 from ..spool.lockdir import FolderError
 
 #: Where the aggregator is, for every command of the house.
@@ -33,30 +33,30 @@ def main(arguments: list[str]) -> int:
         return cli.OK
     handler = log.start(sys.stderr)
     try:
-        anew = _run(options)
+        restart = _run(options)
     except (SettingsError, FolderError) as error:
-        print(f"gangline agent: {log.redacted(str(error))}", file=sys.stderr)
+        print(f"gangline agent: {log.redact(str(error))}", file=sys.stderr)
         return cli.USAGE if isinstance(error, SettingsError) else cli.FAILED
     finally:
         log.stop(handler)
-    if anew:
-        service.begin_anew()
+    if restart:
+        service.reexec()
     return cli.OK
 
 
 def _run(options: argparse.Namespace) -> bool:
     """Return whether the agent is to begin anew. Raises SettingsError and FolderError."""
     config = _settings(options)
-    early = begin(config, SystemClock())
+    preforked = prefork(config, SystemClock())
     try:
-        from ..main import run  # once the nursery is forked: samplers carry none of it
+        from ..main import run  # once the fork server is forked: samplers carry none of it
 
         gc.collect()  # what importing has left
         process.trim()
         # Without a file there is nothing that could be another when it is read again.
-        return run(config, (lambda: _settings(options)) if options.config else None, early)
+        return run(config, (lambda: _settings(options)) if options.config else None, preforked)
     finally:
-        early.nursery.kill_all()
+        preforked.fork_server.kill_all()
 
 
 def _settings(options: argparse.Namespace) -> AgentConfig:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...cli import NO_ANSWER, OK, json_object
-from ..local.check import SECOND_NS, span
+from ..local.check import SECOND_NS, format_duration
 from .check import FOLDERS, read_status
 
 NAMES_SHOWN = 6
@@ -38,17 +38,21 @@ def main(arguments: list[str]) -> int:
 
 def document(status: dict[str, Any], now_ns: int) -> dict[str, Any]:
     """Return what `--json` prints: times as seconds before now."""
-    shown = dict(status["agent"])
-    last_ns, since_ns = shown.pop("last_receipt_ns"), shown.pop("since_ns")
-    if said := shown["verdict"]:
-        age = _seconds(said["at_ns"], now_ns)
-        shown["verdict"] = {"state": said["state"], "reason": said["reason"], "age_seconds": age}
+    fields = dict(status["agent"])
+    last_ns, since_ns = fields.pop("last_receipt_ns"), fields.pop("since_ns")
+    if verdict := fields["verdict"]:
+        age = _seconds(verdict["at_ns"], now_ns)
+        fields["verdict"] = {
+            "state": verdict["state"],
+            "reason": verdict["reason"],
+            "age_seconds": age,
+        }
     return {
         "known": True,
         "host": status["host"],
         "agent_version": status["agent_version"],
         "age_seconds": _seconds(status["boottime_ns"], now_ns),
-        **shown,
+        **fields,
         "state_seconds": _seconds(since_ns, now_ns),
         "last_receipt_seconds": None if last_ns is None else _seconds(last_ns, now_ns),
         "notes": status["notes"],
@@ -57,45 +61,45 @@ def document(status: dict[str, Any], now_ns: int) -> dict[str, Any]:
 
 def lines(status: dict[str, Any], now_ns: int) -> Iterator[str]:
     """Yield what a person reads."""
-    shown = document(status, now_ns)
-    age = span(shown["age_seconds"])
+    fields = document(status, now_ns)
+    age = format_duration(fields["age_seconds"])
     yield (
-        f"{shown['host']}: agent {shown['agent_version']}, process {shown['pid']}, as of {age} ago"
+        f"{fields['host']}: agent {fields['agent_version']}, process {fields['pid']}, as of {age} ago"
     )
-    since = span(shown["state_seconds"])
-    last = shown["last_receipt_seconds"]
-    receipt = "no receipt yet" if last is None else f"last receipt {span(last)} ago"
-    if shown["connected"]:
-        yield f"connected to {shown['aggregator']} for {since}, {receipt}"
+    since = format_duration(fields["state_seconds"])
+    last = fields["last_receipt_seconds"]
+    last_ack = "no receipt yet" if last is None else f"last receipt {format_duration(last)} ago"
+    if fields["connected"]:
+        yield f"connected to {fields['aggregator']} for {since}, {last_ack}"
     else:
-        why = f": {shown['last_error']}" if shown["last_error"] else ""
-        yield f"NOT CONNECTED to {shown['aggregator']} for {since}, {receipt}{why}"
-    if said := shown["verdict"]:
-        reason = f": {said['reason']}" if said["reason"] else ""
-        yield f"the aggregator says {said['state']}{reason} ({span(said['age_seconds'])} ago)"
+        why = f": {fields['last_error']}" if fields["last_error"] else ""
+        yield f"NOT CONNECTED to {fields['aggregator']} for {since}, {last_ack}{why}"
+    if verdict := fields["verdict"]:
+        reason = f": {verdict['reason']}" if verdict["reason"] else ""
+        yield f"the aggregator says {verdict['state']}{reason} ({format_duration(verdict['age_seconds'])} ago)"
     yield (
-        f"waiting for a receipt: {shown['waiting_frames']} frames ({_size(shown['waiting_bytes'])}), "
-        f"{shown['waiting_events']} events"
+        f"waiting for a receipt: {fields['waiting_frames']} frames ({_size(fields['waiting_bytes'])}), "
+        f"{fields['waiting_events']} events"
     )
-    if lost := _lost(shown):
+    if lost := _lost(fields):
         yield f"LOST since the agent started: {lost}"
-    yield f"sources: {shown['sources_well']} read"
-    for one in shown["sources_unread"]:
+    yield f"sources: {fields['sources_well']} read"
+    for one in fields["sources_unread"]:
         names, more = one["names"][:NAMES_SHOWN], len(one["names"]) - NAMES_SHOWN
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         yield f"  {OUTCOMES.get(one['outcome'], one['outcome'])}: {listed}: {one['words']}"
-    for note in shown["notes"]:
+    for note in fields["notes"]:
         yield f"problem: {note}"
 
 
-def _lost(shown: dict[str, Any]) -> str:
+def _lost(fields: dict[str, Any]) -> str:
     counts = (
         ("lost_frames", "frames dropped"),
         ("refused_frames", "frames refused by the aggregator"),
         ("lost_events", "events dropped"),
         ("write_errors", "frames not written to disk"),
     )
-    return ", ".join(f"{shown[key]} {words}" for key, words in counts if shown[key])
+    return ", ".join(f"{fields[key]} {label}" for key, label in counts if fields[key])
 
 
 def _seconds(at_ns: int, now_ns: int) -> float:

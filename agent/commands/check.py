@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The only exit code by which this command says no. Others than 0 and this are somebody else's: a shell that
 #: finds no such command, an interpreter that does not start, a signal.
-OK, BARRED = 0, 10
+OK, BLOCKED = 0, 10
 #: As `agent/config.py` has them; importing that would cost more than all the rest.
 FOLDERS, FILE_NAME = ("/run/gangline", "var/agent/run"), "status.json"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -44,17 +44,17 @@ def main(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not drain a host
-        _say(f"gangline: the check itself failed: {type(error).__name__}: {error}; exit 0")
+        _print_line(f"gangline: the check itself failed: {type(error).__name__}: {error}; exit 0")
         return OK
 
 
 def _run(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        _say(USAGE)
+        _print_line(USAGE)
         return OK
     options = _options(arguments)
     if isinstance(options, str):
-        _say(f"gangline: {options}; nothing was checked, exit 0")
+        _print_line(f"gangline: {options}; nothing was checked, exit 0")
         return OK
     purpose, as_json, folder = options
     # A prolog runs in whoever's folder: below that only a person is meant to look.
@@ -63,19 +63,19 @@ def _run(arguments: list[str]) -> int:
     )
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if status is None:
-        _tell_unknown(why, as_json=as_json)
+        _print_unknown(why, as_json=as_json)
         return OK
-    barred = check.enforced(status, now_ns)
+    blocking = check.enforced_findings(status, now_ns)
     if as_json:
-        _tell_json(status, barred, now_ns)
-    elif barred and purpose == "healthcheck":
-        _say(check.reason(barred[0]))
+        _print_json(status, blocking, now_ns)
+    elif blocking and purpose == "healthcheck":
+        _print_line(check.drain_reason(blocking[0]))
     elif purpose != "cron" or status["findings"] or status["notes"]:
-        _say(f"gangline: {check.summary(status, now_ns)}")
+        _print_line(f"gangline: {check.summary(status, now_ns)}")
         if purpose == "person" and os.isatty(1):  # what scripts read is one line
-            for line in check.beyond(status, now_ns):
-                _say(f"gangline: {line}")
-    return BARRED if barred else OK
+            for line in check.agent_lines(status, now_ns):
+                _print_line(f"gangline: {line}")
+    return BLOCKED if blocking else OK
 
 
 def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
@@ -99,7 +99,7 @@ def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
         elif option == "--run-folder":
             return "--run-folder: expected a folder, as the agent's setting run_folder"
         else:
-            return f"{check.text(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
+            return f"{check.printable(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
     return purpose, as_json, folder
 
 
@@ -109,40 +109,42 @@ def read_status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
     why = f"no agent runs here: there is no {paths[0]}"
     for path in paths:
         try:
-            content = _read(path, ours=path.startswith(FOLDERS[1]))
+            content = _read(path, own_user_only=path.startswith(FOLDERS[1]))
         except FileNotFoundError:
             continue
         except OSError as error:
             return None, f"{path}: {error.strerror}"
         except ValueError as error:
             return None, f"{path}: {error}"
-        return _understood(path, content)
+        return _parse_current(path, content)
     return None, why
 
 
-def _read(path: str, *, ours: bool) -> bytes:
+def _read(path: str, *, own_user_only: bool) -> bytes:
     """Return the file. Raises OSError; ValueError when it is not one that only the agent could write.
 
-    *ours*: that only an agent of this user could: whoever made the working folder made this one too.
+    *own_user_only*: that only an agent of this user could: whoever made the working folder made this one too.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        seen = os.fstat(file)
-        if not stat.S_ISREG(seen.st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no file")
-        if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError("others than its owner may write it, so it is not believed")
         owners = (
-            (os.geteuid(),) if ours else (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid)
+            (os.geteuid(),)
+            if own_user_only
+            else (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid)
         )
-        if seen.st_uid not in owners:
+        if status.st_uid not in owners:
             raise ValueError("it belongs to somebody else, so it is not believed")
         return os.read(file, check.STATUS_BYTES_MAX + 1)
     finally:
         os.close(file)
 
 
-def _understood(path: str, content: bytes) -> tuple[dict[str, Any] | None, str]:
+def _parse_current(path: str, content: bytes) -> tuple[dict[str, Any] | None, str]:
     try:
         status = check.parse(content)
     except check.StatusError as error:
@@ -150,7 +152,7 @@ def _understood(path: str, content: bytes) -> tuple[dict[str, Any] | None, str]:
     boot = boot_id()
     if boot and boot != status["boot_id"]:
         return None, f"no agent runs here: {path} is of another boot"
-    if old := check.stale(status, time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+    if old := check.stale_reason(status, time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
         return None, f"the agent is down, or hangs: {path}: {old}"
     return status, ""
 
@@ -164,12 +166,12 @@ def boot_id() -> str:
         return ""
 
 
-def _tell_unknown(why: str, *, as_json: bool) -> None:
-    why = check.text(why)
+def _print_unknown(why: str, *, as_json: bool) -> None:
+    why = check.printable(why)
     if as_json:
         import json
 
-        _say(
+        _print_line(
             json.dumps(
                 {
                     "format": check.FORMAT,
@@ -181,24 +183,27 @@ def _tell_unknown(why: str, *, as_json: bool) -> None:
             )
         )
     else:
-        _say(f"gangline: {why}. Nothing is known of this host, exit 0")
+        _print_line(f"gangline: {why}. Nothing is known of this host, exit 0")
 
 
-def _tell_json(status: dict[str, Any], barred: list[dict[str, Any]], now_ns: int) -> None:
+def _print_json(status: dict[str, Any], blocking: list[dict[str, Any]], now_ns: int) -> None:
     import json
 
-    found = [{**one, "withheld": check.withheld(status, one, now_ns)} for one in status["findings"]]
+    found = [
+        {**one, "withheld": check.not_enforced_reason(status, one, now_ns)}
+        for one in status["findings"]
+    ]
     shown = {key: value for key, value in status.items() if key != "agent"}
     answer = {
         **shown,
         "findings": found,
         "known": True,
-        "enforced": [one["name"] for one in barred],
+        "enforced": [one["name"] for one in blocking],
     }
-    _say(json.dumps({**answer, "exit_code": BARRED if barred else OK}))
+    _print_line(json.dumps({**answer, "exit_code": BLOCKED if blocking else OK}))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print *line*. Who does not read it, or a full disk, must not change the exit code."""
     try:
         sys.stdout.write(f"{line}\n")

@@ -13,21 +13,21 @@ from pathlib import Path
 from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
-from ..gpu_release import SECONDS_DEFAULT, SECONDS_MAX, Released
-from ..hardware.nvidia import Holder, blocking, every_process, holders, nodes_of
+from ..gpu_release import RELEASE_SECONDS_DEFAULT, RELEASE_SECONDS_MAX, ReleasedGpu
+from ..hardware.nvidia import OpenHandle, blocking, every_process, nodes_of, open_handles
 from ..local.agent_service import (
     RELEASE,
     STATUS,
     NotAGpu,
-    add_place_options,
+    add_socket_options,
     addresses_of,
-    ask,
-    canonical,
+    call_agent,
+    canonical_name,
     known_gpus,
     release_file,
     sockets,
 )
-from ..transport.grpc_http2 import CallFailed, NobodyThere
+from ..transport.grpc_http2 import CallFailed, NoListener
 
 ANSWER_SECONDS_MAX = 10.0
 PROC, DEV = Path("/proc"), Path("/dev")
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     try:
         if options.status:
             return _status(options)
-        names = [canonical(name) for name in options.gpus]
+        names = [canonical_name(name) for name in options.gpus]
         return _release(options, names)
     except NotAGpu as error:
         print(f"gangline release: {error}", file=sys.stderr)
@@ -53,61 +53,67 @@ def main(arguments: list[str]) -> int:
 
 def _release(options: argparse.Namespace, names: list[str]) -> int:
     try:
-        answer = _asked(options, names)
-    except NobodyThere as error:
+        answer = _request_release(options, names)
+    except NoListener as error:
         print(f"the agent holds nothing: {error}")
-        _print_others(names, ours=set())
+        _print_others(names, agent_processes=set())
         return OK
     for each in answer.holders:
-        print(f"still held: {_who_of_us(each)}", file=sys.stderr)
+        print(f"still held: {_holder_text(each)}", file=sys.stderr)
     if not answer.holders:
         for gpu in answer.released:
-            print(f"released: {_released(gpu)}")
-    _print_others(names, ours={each.process_id for each in answer.holders})
+            print(f"released: {_released_text(gpu)}")
+    _print_others(names, agent_processes={each.process_id for each in answer.holders})
     return FAILED if answer.holders else OK
 
 
-def _asked(options: argparse.Namespace, names: list[str]) -> pb.ReleaseResponse:
-    """Ask the agent; where none answers, note it for one that is about to, and ask once more. Raises NobodyThere.
+def _request_release(options: argparse.Namespace, names: list[str]) -> pb.ReleaseResponse:
+    """Ask the agent; where none answers, note it for one that is about to, and ask once more. Raises NoListener.
 
     Either the note is there when that one looks for it, or its socket is there when it is asked again.
     """
     request = pb.ReleaseRequest(gpus=names, seconds=options.seconds, why=options.why)
-    given = (sockets(options.socket), RELEASE, request, pb.ReleaseResponse, ANSWER_SECONDS_MAX)
+    call_arguments = (
+        sockets(options.socket),
+        RELEASE,
+        request,
+        pb.ReleaseResponse,
+        ANSWER_SECONDS_MAX,
+    )
     try:
-        return ask(*given)
-    except NobodyThere:
-        if not _note(options, names):
+        return call_agent(*call_arguments)
+    except NoListener:
+        if not _write_release_file(options, names):
             raise
-        return ask(*given)
+        return call_agent(*call_arguments)
 
 
-def _note(options: argparse.Namespace, names: list[str]) -> bool:
+def _write_release_file(options: argparse.Namespace, names: list[str]) -> bool:
     if (file := release_file(options.socket)) is None:
         return False
     addresses = sorted(addresses_of(names, known_gpus(PROC))) if names else [None]
     now_ns = SystemClock().boottime_ns()
     until_ns, why = now_ns + int(options.seconds * 1e9), options.why or "asked while no agent ran"
     before = [each for each in file.read(now_ns) if each.address not in addresses]
-    file.write([*before, *(Released(address, until_ns, why) for address in addresses)])
+    file.write([*before, *(ReleasedGpu(address, until_ns, why) for address in addresses)])
     return True
 
 
-def forget(options: argparse.Namespace, names: list[str]) -> None:
+def remove_from_release_file(options: argparse.Namespace, names: list[str]) -> None:
     """Strike these GPUs (none named: all) from the note, of which no agent knows yet."""
     if (file := release_file(options.socket)) is not None:
-        gone = addresses_of(names, known_gpus(PROC)) if names else None
-        noted = file.read(SystemClock().boottime_ns())
-        file.write([each for each in noted if gone is not None and each.address not in gone])
+        resumed = addresses_of(names, known_gpus(PROC)) if names else None
+        stored = file.read(SystemClock().boottime_ns())
+        file.write([each for each in stored if resumed is not None and each.address not in resumed])
 
 
 def _status(options: argparse.Namespace) -> int:
     request = pb.GetStatusRequest()
     try:
-        answer = ask(
+        answer = call_agent(
             sockets(options.socket), STATUS, request, pb.GetStatusResponse, ANSWER_SECONDS_MAX
         )
-    except NobodyThere as error:
+    except NoListener as error:
         print(f"no agent: {error}")
         return OK
     print("\n".join(status_lines(answer)))
@@ -120,67 +126,71 @@ def status_lines(answer: pb.GetStatusResponse) -> Iterator[str]:
     if answer.driver_updating:
         yield f"driver: {answer.driver_words}"
     for gpu in answer.released:
-        yield f"released: {_released(gpu)}"
+        yield f"released: {_released_text(gpu)}"
     for device in answer.devices:
-        yield f"{device.state.replace('_', ' ')}: {_trouble(device)}"
+        yield f"{device.state.replace('_', ' ')}: {_device_text(device)}"
     if answer.abandoned_count:
         yield f"samplers left behind in a driver since the start: {answer.abandoned_count}"
     if not answer.released and not answer.devices:
         yield "nothing is released, every device answers"
 
 
-def _released(gpu: pb.ReleasedGpu) -> str:
+def _released_text(gpu: pb.ReleasedGpu) -> str:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + gpu.seconds_left))
     name = "all GPUs" if gpu.pci_address == "all" else gpu.pci_address
     why = f" ({gpu.why})" if gpu.why else ""
     return f"{name} until {until}{why}"
 
 
-def _trouble(device: pb.DeviceTrouble) -> str:
-    words = device.device or f"the driver of the {device.lane} lane"
+def _device_text(device: pb.DeviceTrouble) -> str:
+    message = device.device or f"the driver of the {device.lane} lane"
     if device.state in ("hung", "abandoned"):
-        words += f", {device.call} has not returned for {device.hung_seconds:.0f} s"
+        message += f", {device.call} has not returned for {device.hung_seconds:.0f} s"
     if device.next_try_seconds > 0:
-        words += f", tried again in {device.next_try_seconds:.0f} s"
-    return words
+        message += f", tried again in {device.next_try_seconds:.0f} s"
+    return message
 
 
-def _who_of_us(holder: pb.Holder) -> str:
+def _holder_text(holder: pb.Holder) -> str:
     who = f"process {holder.process_id} of the agent" if holder.process_id else "the agent"
-    words = f": {holder.words}" if holder.words else ""
-    return f"{holder.pci_address or 'the driver'} by {who}{words}"
+    detail = f": {holder.words}" if holder.words else ""
+    return f"{holder.pci_address or 'the driver'} by {who}{detail}"
 
 
-def _print_others(names: list[str], ours: set[int]) -> None:
+def _print_others(names: list[str], agent_processes: set[int]) -> None:
     """Name who else is in the way of a reset, as far as we may see."""
     try:
         devices = addresses_of(names, known_gpus(PROC)) if names else None
     except NotAGpu:
         return  # the agent sees other GPUs than we do: it runs elsewhere
     nodes = nodes_of(PROC)
-    found, unseen = holders(PROC, DEV, every_process(PROC))
-    others = [each for each in blocking(found, nodes, devices) if each[0].process_id not in ours]
-    for line in _grouped(others):
+    found, unreadable = open_handles(PROC, DEV, every_process(PROC))
+    others = [
+        each
+        for each in blocking(found, nodes, devices)
+        if each[0].process_id not in agent_processes
+    ]
+    for line in _lines_by_process(others):
         print(f"also held: {line}", file=sys.stderr)
-    if unseen and os.geteuid() != 0:
-        print(f"{unseen} processes of other users could not be looked at", file=sys.stderr)
+    if unreadable and os.geteuid() != 0:
+        print(f"{unreadable} processes of other users could not be looked at", file=sys.stderr)
 
 
-def _grouped(found: Iterable[tuple[Holder, str]]) -> Iterator[str]:
+def _lines_by_process(found: Iterable[tuple[OpenHandle, str]]) -> Iterator[str]:
     """Yield a line a process, with all that it has open."""
     by_process: dict[tuple[int, str], list[str]] = {}
     for holder, address in found:
         by_process.setdefault(holder[:2], []).append(address or f"/dev/{holder.node}")
-    for (process_id, name), what in by_process.items():
-        yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(what))}"
+    for (process_id, name), open_nodes in by_process.items():
+        yield f"by process {process_id} ({name}): {', '.join(dict.fromkeys(open_nodes))}"
 
 
 def _seconds(text: str) -> float:
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
-    if not 0 < seconds <= SECONDS_MAX:
+    if not 0 < seconds <= RELEASE_SECONDS_MAX:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a time of at most {SECONDS_MAX / 3600:g}h, as 90s, 10m or 2h"
+            f"{text!r}: expected a time of at most {RELEASE_SECONDS_MAX / 3600:g}h, as 90s, 10m or 2h"
         )
     return seconds
 
@@ -201,10 +211,10 @@ def _parser() -> argparse.ArgumentParser:
         "--for",
         dest="seconds",
         type=_seconds,
-        default=SECONDS_DEFAULT,
+        default=RELEASE_SECONDS_DEFAULT,
         metavar="TIME",
-        help=f"the agent reopens them after this time (default {SECONDS_DEFAULT / 60:g}m, at most "
-        f"{SECONDS_MAX / 3600:g}h)",
+        help=f"the agent reopens them after this time (default {RELEASE_SECONDS_DEFAULT / 60:g}m, at most "
+        f"{RELEASE_SECONDS_MAX / 3600:g}h)",
     )
     parser.add_argument("--why", default="", metavar="WORDS", help="shown in the status")
     parser.add_argument(
@@ -212,5 +222,5 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only show which GPUs are released, hung or left alone",
     )
-    add_place_options(parser)
+    add_socket_options(parser)
     return parser

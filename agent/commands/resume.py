@@ -7,17 +7,24 @@ import sys
 
 from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
-from ..local.agent_service import RESUME, NotAGpu, add_place_options, ask, canonical, sockets
-from ..transport.grpc_http2 import CallFailed, NobodyThere
-from .release import ANSWER_SECONDS_MAX, forget
+from ..local.agent_service import (
+    RESUME,
+    NotAGpu,
+    add_socket_options,
+    call_agent,
+    canonical_name,
+    sockets,
+)
+from ..transport.grpc_http2 import CallFailed, NoListener
+from .release import ANSWER_SECONDS_MAX, remove_from_release_file
 
 
 def main(arguments: list[str]) -> int:
     """0: they are sampled again, or no agent runs; 1: refused; 2: wrong usage."""
     options = _parser().parse_args(arguments)
     try:
-        names = [canonical(name) for name in options.gpus]
-        answer = _asked(options, names)
+        names = [canonical_name(name) for name in options.gpus]
+        answer = _request_resume(options, names)
     except NotAGpu as error:
         print(f"gangline resume: {error}", file=sys.stderr)
         return USAGE
@@ -31,13 +38,15 @@ def main(arguments: list[str]) -> int:
     return OK
 
 
-def _asked(options: argparse.Namespace, names: list[str]) -> pb.ResumeResponse | None:
+def _request_resume(options: argparse.Namespace, names: list[str]) -> pb.ResumeResponse | None:
     """Return the agent's answer; None where none runs, and one that begins will have nothing to take back."""
     request = pb.ResumeRequest(gpus=names)
     try:
-        return ask(sockets(options.socket), RESUME, request, pb.ResumeResponse, ANSWER_SECONDS_MAX)
-    except NobodyThere as error:
-        forget(options, names)
+        return call_agent(
+            sockets(options.socket), RESUME, request, pb.ResumeResponse, ANSWER_SECONDS_MAX
+        )
+    except NoListener as error:
+        remove_from_release_file(options, names)
         print(f"nothing to resume: {error}")
         return None
 
@@ -54,5 +63,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPU",
         help="UUID or PCI address (default: all that it let go of)",
     )
-    add_place_options(parser)
+    add_socket_options(parser)
     return parser

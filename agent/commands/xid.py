@@ -14,19 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...cli import NOT_FOUND, OK, json_object
-from ...contract.xid.decode import RECOVERY, VARYING, Decoded, Line, decode, split
+from ...contract.xid.decode import (
+    RECOVERY_ACTIONS,
+    VARYING,
+    DecodedLine,
+    XidLine,
+    decode,
+    parse_line,
+)
 from ...contract.xid.policy import (
     Clears,
-    Severity,
     Xid,
+    XidSeverity,
     driver_major,
     lookup,
     lookup_sxid,
-    others,
     policy,
     printable,
-    refined,
+    refine,
     sxid_policy,
+    tool_actions,
 )
 
 #: Lines longer than this are hard to read, however wide the terminal; also the width of a pipe.
@@ -40,17 +47,17 @@ CODE_DIGITS_MAX = 9
 LINE_CHARACTERS_MAX = 400
 
 MEANING = {
-    Severity.FATAL: "fatal: no job may start on the host until it is cleared",
-    Severity.HAZARD: "hazard: jobs may run, a fault is {factor:g} times as likely",
-    Severity.APPLICATION: "application: the program's doing; the host stays as it is",
-    Severity.IGNORE: "ignored: shown, means nothing by itself",
-    Severity.UNKNOWN: "unknown: shown, never fatal by itself",
+    XidSeverity.FATAL: "fatal: no job may start on the host until it is cleared",
+    XidSeverity.HAZARD: "hazard: jobs may run, a fault is {factor:g} times as likely",
+    XidSeverity.APPLICATION: "application: the program's doing; the host stays as it is",
+    XidSeverity.IGNORE: "ignored: shown, means nothing by itself",
+    XidSeverity.UNKNOWN: "unknown: shown, never fatal by itself",
 }
 
 
 #: The XID whose text is the recovery that the driver asks for.
 RECOVERY_CHANGED = 154
-GIVE_THE_LINE = "the rest of its line may change that: give the whole line, in quotes"
+LINE_NEEDED = "the rest of its line may change that: give the whole line, in quotes"
 
 #: Where the catalogue's words are from.
 NVIDIA = {
@@ -60,12 +67,12 @@ NVIDIA = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class CodeQuery:
     """One thing to explain: a code, or the line that it stands in."""
 
     table: str
     code: int
-    line: Line | None = None
+    line: XidLine | None = None
 
     @property
     def row(self) -> Xid:
@@ -82,16 +89,16 @@ def main(arguments: list[str]) -> int:
     """Explain codes or lines; without any, list all codes. 4 when a code is in no table of ours."""
     options = _parser().parse_intermixed_args(arguments)
     driver = options.driver or ""
-    asked = [*options.codes, *options.sxid]
-    if not asked:
-        return _list(as_json=options.json)
+    queries = [*options.codes, *options.sxid]
+    if not queries:
+        return _print_all(as_json=options.json)
     if options.json:
-        print(json_object({"codes": [document(one, driver) for one in asked]}))
+        print(json_object({"codes": [document(one, driver) for one in queries]}))
     else:
         width = width_to_fill()
-        cards = [explained(one, driver, width) for one in asked]
-        print("\n\n".join([*cards, "\n".join(_fields(_sources(asked), width))]))
-    return OK if all(one.known for one in asked) else NOT_FOUND
+        cards = [explain(one, driver, width) for one in queries]
+        print("\n\n".join([*cards, "\n".join(_wrap_fields(_sources(queries), width))]))
+    return OK if all(one.known for one in queries) else NOT_FOUND
 
 
 def width_to_fill() -> int:
@@ -100,39 +107,42 @@ def width_to_fill() -> int:
     return min(max(columns, WIDTH_MIN), WIDTH_MAX)
 
 
-def explained(asked: Asked, driver: str, width: int) -> str:
+def explain(query: CodeQuery, driver: str, width: int) -> str:
     """Return all that is known of one code or line, what to do first, wrapped to *width*."""
-    row = asked.row
-    blocks: list[Iterable[str]] = [[_heading(asked, width)]]
-    if asked.line is not None:
-        decoded = _decoded(asked, asked.line, driver)
-        blocks.append(_fields(_of_line(asked.line, decoded, driver), width))
-        row = refined(row, decoded.attributes)
-    blocks += [_fields(_ours(asked, row), width), _fields(_theirs(asked), width)]
-    if beside := [*_companions(asked)]:
-        blocks.append(_fields(beside, width))
+    row = query.row
+    blocks: list[Iterable[str]] = [[_heading(query, width)]]
+    if query.line is not None:
+        decoded = _decode(query, query.line, driver)
+        blocks.append(_wrap_fields(_line_fields(query.line, decoded, driver), width))
+        row = refine(row, decoded.attributes)
+    blocks += [
+        _wrap_fields(_gangline_fields(query, row), width),
+        _wrap_fields(_other_tools(query), width),
+    ]
+    if companions := [*_companions(query)]:
+        blocks.append(_wrap_fields(companions, width))
     return "\n\n".join(text for text in map("\n".join, blocks) if text)
 
 
-def _heading(asked: Asked, width: int) -> str:
-    row = asked.row
+def _heading(query: CodeQuery, width: int) -> str:
+    row = query.row
     mnemonic = f" ({row.mnemonic})" if row.mnemonic else ""
-    title = f"{asked.table.upper()} {asked.code}: {row.name}{mnemonic}"
+    title = f"{query.table.upper()} {query.code}: {row.name}{mnemonic}"
     return "\n".join(textwrap.wrap(title, width, subsequent_indent="  "))
 
 
-def _decoded(asked: Asked, line: Line, driver: str) -> Decoded:
-    return decode(asked.code, line.message, driver, asked.table)
+def _decode(query: CodeQuery, line: XidLine, driver: str) -> DecodedLine:
+    return decode(query.code, line.message, driver, query.table)
 
 
-def _of_line(line: Line, decoded: Decoded, driver: str) -> Iterator[tuple[str, str]]:
+def _line_fields(line: XidLine, decoded: DecodedLine, driver: str) -> Iterator[tuple[str, str]]:
     yield "The line", printable(line.message[:LINE_CHARACTERS_MAX]) or "says only its code"
     yield "Device", line.device
     if decoded.words:
         yield "It says", decoded.words
     if decoded.process_id or decoded.process_name:
-        named = " ".join(filter(None, (decoded.process_name, f"pid {decoded.process_id}")))
-        yield "Process", f"{named}; it met the fault, it need not be its cause"
+        process = " ".join(filter(None, (decoded.process_name, f"pid {decoded.process_id}")))
+        yield "Process", f"{process}; it met the fault, it need not be its cause"
     if decoded.continuation:
         yield "Note", "a further line about the same code, no event of its own"
     if not decoded.verified:
@@ -145,14 +155,14 @@ def _unverified(driver: str) -> str:
     return "say which driver wrote it, as: --driver 575.57.08"
 
 
-def _ours(asked: Asked, row: Xid) -> Iterator[tuple[str, str]]:
-    if not asked.known:
+def _gangline_fields(query: CodeQuery, row: Xid) -> Iterator[tuple[str, str]]:
+    if not query.known:
         yield (
             "Not listed",
             "our table has no such code; we show it, count it and never drain for it",
         )
     yield "Do", row.action
-    yield "We call it", _called(asked, row)
+    yield "We call it", _severity_text(query, row)
     if row.why or row.catalogue:
         yield "Why", row.why or f"as NVIDIA has it: {row.catalogue}"
     if row.scope != "unknown":
@@ -162,17 +172,19 @@ def _ours(asked: Asked, row: Xid) -> Iterator[tuple[str, str]]:
         yield "Reason code", row.reason
 
 
-def _called(asked: Asked, row: Xid) -> str:
-    if asked.line is not None or not _varies(asked):
+def _severity_text(query: CodeQuery, row: Xid) -> str:
+    if query.line is not None or not _varies(query):
         return MEANING[row.severity].format(factor=row.hazard_factor)
-    if (asked.table, asked.code) == ("xid", RECOVERY_CHANGED):
-        said = ", ".join(f"{name}: {severity}" for name, severity, _ in RECOVERY.values())
-        return f"what its text says ({said}); {GIVE_THE_LINE}"
-    return f"{MEANING[row.severity].format(factor=row.hazard_factor)}. {GIVE_THE_LINE.capitalize()}"
+    if (query.table, query.code) == ("xid", RECOVERY_CHANGED):
+        severities = ", ".join(
+            f"{name}: {severity}" for name, severity, _ in RECOVERY_ACTIONS.values()
+        )
+        return f"what its text says ({severities}); {LINE_NEEDED}"
+    return f"{MEANING[row.severity].format(factor=row.hazard_factor)}. {LINE_NEEDED.capitalize()}"
 
 
-def _varies(asked: Asked) -> bool:
-    return asked.known and (asked.table == "sxid" or asked.code in VARYING)
+def _varies(query: CodeQuery) -> bool:
+    return query.known and (query.table == "sxid" or query.code in VARYING)
 
 
 def _cleared(row: Xid) -> str:
@@ -183,45 +195,45 @@ def _cleared(row: Xid) -> str:
     return "the GPU is reset, or the host boots"
 
 
-def _theirs(asked: Asked) -> Iterator[tuple[str, str]]:
-    row = asked.row
+def _other_tools(query: CodeQuery) -> Iterator[tuple[str, str]]:
+    row = query.row
     if row.catalogue:
         unused = "" if row.used else " (unused)"
         further = f"; to investigate: {row.investigate}" if row.investigate else ""
         yield "Catalogue", f"{row.catalogue}{unused}{further}"
-    if asked.table == "xid":
-        for number, other in enumerate(others(asked.code)):
+    if query.table == "xid":
+        for number, other in enumerate(tool_actions(query.code)):
             yield "" if number else "Others", f"{other.tool}: {other.words}"
 
 
-def _sources(asked: list[Asked]) -> Iterator[tuple[str, str]]:
-    tables = {one.table for one in asked}
+def _sources(queries: list[CodeQuery]) -> Iterator[tuple[str, str]]:
+    tables = {one.table for one in queries}
     for number, source in enumerate(
         (
             *(NVIDIA[table] for table in ("xid", "sxid") if table in tables),
             *dict.fromkeys(
                 f"{other.tool}: {other.source}"
-                for one in asked
+                for one in queries
                 if one.table == "xid"
-                for other in others(one.code)
+                for other in tool_actions(one.code)
             ),
         )
     ):
         yield "" if number else "Sources", source
 
 
-def _companions(asked: Asked) -> Iterator[tuple[str, str]]:
-    row, table = asked.row, asked.table.upper()
+def _companions(query: CodeQuery) -> Iterator[tuple[str, str]]:
+    row, table = query.row, query.table.upper()
     for number, one in enumerate(row.companions):
         label = "" if number else "Beside it"
         yield label, f"{table} {one.code} within {row.wait_seconds:.0f} s: {one.words}"
     if row.cancels:
         yield "Takes back", ", ".join(f"{table} {code}" for code in row.cancels)
-    for other in _table(asked.table).values():
-        if asked.code in other.cancels:
+    for other in _table(query.table).values():
+        if query.code in other.cancels:
             yield "Taken back", f"by {table} {other.code}: {other.name}"
         for one in other.companions:
-            if one.code == asked.code:
+            if one.code == query.code:
                 waits = f"{table} {other.code} waits {other.wait_seconds:.0f} s for it"
                 yield "Explains", f"{waits}: {one.words}"
 
@@ -230,7 +242,7 @@ def _table(table: str) -> dict[int, Xid]:
     return policy() if table == "xid" else sxid_policy()
 
 
-def _fields(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+def _wrap_fields(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     indent = " " * (LABEL_CHARACTERS + 2)
     for label, text in pairs:
         yield from textwrap.wrap(
@@ -242,30 +254,30 @@ def _fields(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
         )
 
 
-def document(asked: Asked, driver: str) -> dict[str, Any]:
+def document(query: CodeQuery, driver: str) -> dict[str, Any]:
     """Return one code or line as JSON. `row` is the policy's, `now` what the line makes of it."""
     answer: dict[str, Any] = {
-        "table": asked.table,
-        "code": asked.code,
-        "known": asked.known,
-        "row": dataclasses.asdict(asked.row),
-        "others": [dataclasses.asdict(other) for other in others(asked.code)]
-        if asked.table == "xid"
+        "table": query.table,
+        "code": query.code,
+        "known": query.known,
+        "row": dataclasses.asdict(query.row),
+        "others": [dataclasses.asdict(other) for other in tool_actions(query.code)]
+        if query.table == "xid"
         else [],
     }
-    if asked.line is not None:
-        decoded = _decoded(asked, asked.line, driver)
+    if query.line is not None:
+        decoded = _decode(query, query.line, driver)
         answer |= {
-            "device": asked.line.device,
+            "device": query.line.device,
             "line": dataclasses.asdict(decoded),
-            "now": dataclasses.asdict(refined(asked.row, decoded.attributes)),
+            "now": dataclasses.asdict(refine(query.row, decoded.attributes)),
         }
     return answer
 
 
-def _list(*, as_json: bool) -> int:
+def _print_all(*, as_json: bool) -> int:
     """Print every code of both tables, one line each."""
-    every = [Asked(table, code) for table in ("xid", "sxid") for code in sorted(_table(table))]
+    every = [CodeQuery(table, code) for table in ("xid", "sxid") for code in sorted(_table(table))]
     if as_json:
         print(json_object({"codes": [document(one, "") for one in every]}))
         return OK
@@ -278,23 +290,23 @@ def _list(*, as_json: bool) -> int:
     return OK
 
 
-def _asked(text: str) -> Asked:
+def _parse_query(text: str) -> CodeQuery:
     """Return what *text* asks for. Raises argparse.ArgumentTypeError with what would be right."""
-    if line := split(text):
-        return Asked(line.table, line.code, line)
+    if line := parse_line(text):
+        return CodeQuery(line.table, line.code, line)
     table, _, number = text.strip().lower().rpartition(":")
     if table.strip() in ("", "xid", "sxid") and _is_code(number.strip()):
-        return Asked(table.strip() or "xid", int(number))
+        return CodeQuery(table.strip() or "xid", int(number))
     raise argparse.ArgumentTypeError(
         f"{printable(text[:60])!r}: expected an XID (94), an SXID (sxid:20034) or a line of the "
         "kernel log in quotes ('NVRM: Xid (PCI:0000:9b:00): 119, pid=...')"
     )
 
 
-def _sxid(text: str) -> Asked:
+def _parse_sxid(text: str) -> CodeQuery:
     if not _is_code(text):
         raise argparse.ArgumentTypeError(f"{printable(text[:60])!r}: expected an SXID, as 20034")
-    return Asked("sxid", int(text))
+    return CodeQuery("sxid", int(text))
 
 
 def _is_code(text: str) -> bool:
@@ -320,14 +332,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "codes",
         nargs="*",
-        type=_asked,
+        type=_parse_query,
         metavar="CODE|LINE",
         help="94, sxid:20034, or a line of the kernel log in quotes; several may follow",
     )
     parser.add_argument(
         "--sxid",
         action="append",
-        type=_sxid,
+        type=_parse_sxid,
         default=[],
         metavar="CODE",
         help="a code of an NVSwitch",

@@ -12,7 +12,7 @@ from ...contract.counters import BLANK_32, BLANK_64
 from ...ext import hostfiles
 from ...ext.counterfiles import CounterFiles
 
-KeptFile = hostfiles.KeptFile
+OpenFile = hostfiles.KeptFile
 read_bytes = hostfiles.read_file
 
 #: Of a folder, no more names than these are looked at.
@@ -30,7 +30,7 @@ def read_text(path: Path | str) -> str | None:
     return None if data is None else data.decode(errors="replace").strip()
 
 
-class Files:
+class FileReader:
     """How small files are read and folders listed, by those who let somebody else note which."""
 
     def text(self, path: Path | str, device: str = "") -> str | None:
@@ -50,7 +50,7 @@ class Files:
         return names_in(folder)
 
 
-FILES = Files()
+FILE_READER = FileReader()
 
 
 def names_in(folder: Path | str) -> list[str]:
@@ -109,7 +109,7 @@ def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
 # A few files of one number each, through kept descriptors.
 
 #: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
-KEPT_MAX = 128
+OPEN_FILES_MAX = 128
 
 
 class NumberFiles:
@@ -120,7 +120,7 @@ class NumberFiles:
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
-        self._files = CounterFiles([(self._cells, self._valid)], kept_max=KEPT_MAX)
+        self._files = CounterFiles([(self._cells, self._valid)], kept_max=OPEN_FILES_MAX)
         for index, path in enumerate(paths):
             self._files.add_file(path, device=devices[index] if devices else "")
             self._files.add_cell(index)
@@ -133,7 +133,7 @@ class NumberFiles:
             for number, valid in zip(self._numbers, self._valid, strict=True)
         ]
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         """Make no call for these devices: their files hold no number."""
         self._files.spare(devices)
 

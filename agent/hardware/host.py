@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.counters import BLANK_32
-from .files import FILES, Files, names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 from .pci import chain_to_root, is_address
 
 #: More cores than any host has; a list that claims more is not one.
@@ -115,8 +115,8 @@ def find_line(data: bytes, beginning: bytes) -> bytes | None:
 
 def parse_first_decimal(data: bytes) -> float | None:
     """Return the first number of /proc/loadavg (one minute mean) or /proc/uptime (seconds)."""
-    words = data.split(None, 1)
-    return parse_decimal(words[0]) if words else None
+    tokens = data.split(None, 1)
+    return parse_decimal(tokens[0]) if tokens else None
 
 
 def parse_decimal(text: bytes) -> float | None:
@@ -142,7 +142,7 @@ class HugepagePool:
     page_bytes: int
 
 
-def nodes(sys: Path, files: Files = FILES) -> dict[str, Path]:
+def nodes(sys: Path, files: FileReader = FILE_READER) -> dict[str, Path]:
     """Return the folder of each NUMA node, by `node0`, in the order of their numbers."""
     folder = sys / "devices/system/node"
     numbers = [
@@ -184,7 +184,7 @@ _CHANNEL = re.compile(r"(ch\d{1,4})_ce_count$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EdacLocation:
     """Where errors are counted: a controller, a DIMM, or with old drivers a row and its channels."""
 
     folder: Path
@@ -193,30 +193,30 @@ class Place:
     uncorrected: bool = True  # a channel need not count them
 
 
-def places(sys: Path) -> dict[str, Place]:
+def edac_locations(sys: Path) -> dict[str, EdacLocation]:
     """Return every place, by `mc0`, `mc0/dimm3`, `mc0/csrow2`, `mc0/csrow2/ch0`.
 
     Drivers that know DIMMs (or ranks) may show the same errors by rows as well: then these are left out.
     """
     folder = sys / "devices/system/edac/mc"
-    found: dict[str, Place] = {}
+    found: dict[str, EdacLocation] = {}
     for name in filter(_CONTROLLER.match, names_in(folder)):
-        found[name] = Place(folder / name, "controller")
+        found[name] = EdacLocation(folder / name, "controller")
         parts = names_in(folder / name)
         dimms = [part for part in parts if _DIMM.match(part)]
         for dimm in dimms:
-            found[f"{name}/{dimm}"] = Place(folder / name / dimm, "dimm")
+            found[f"{name}/{dimm}"] = EdacLocation(folder / name / dimm, "dimm")
         for row in () if dimms else filter(_ROW.match, parts):
             found |= _row(f"{name}/{row}", folder / name / row)
     return found
 
 
-def _row(name: str, folder: Path) -> dict[str, Place]:
+def _row(name: str, folder: Path) -> dict[str, EdacLocation]:
     files = names_in(folder)
-    found = {name: Place(folder, "row")}
+    found = {name: EdacLocation(folder, "row")}
     for channel in [match[1] for match in map(_CHANNEL.match, files) if match]:
         uncorrected = f"{channel}_ue_count" in files
-        found[f"{name}/{channel}"] = Place(folder, "channel", f"{channel}_", uncorrected)
+        found[f"{name}/{channel}"] = EdacLocation(folder, "channel", f"{channel}_", uncorrected)
     return found
 
 
@@ -332,7 +332,7 @@ Timex = tuple[int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockStatus:
     """The clock in SI units; None for what cannot be."""
 
     offset_seconds: float | None
@@ -345,7 +345,7 @@ class Clock:
     status_flags: int | None
 
 
-def parse_timex(answer: Timex) -> Clock:
+def parse_timex(answer: Timex) -> ClockStatus:
     """Return what the answer of `ext.adjtimex.read` says. Never raises.
 
     Not synchronised is what the status says, or TIME_ERROR, by which the kernel also answers for a lost PPS.
@@ -353,7 +353,7 @@ def parse_timex(answer: Timex) -> Clock:
     state, status, offset, frequency, error_max, error_estimated, tai = answer
     offset_seconds = offset * (1e-9 if status & STA_NANO else 1e-6)
     ratio = frequency / 65536e6
-    return Clock(
+    return ClockStatus(
         offset_seconds if abs(offset_seconds) <= _OFFSET_SECONDS_MAX else None,
         _error_seconds(error_estimated),
         _error_seconds(error_max),
@@ -367,3 +367,21 @@ def parse_timex(answer: Timex) -> Clock:
 
 def _error_seconds(microseconds: int) -> float | None:
     return microseconds / 1e6 if 0 <= microseconds <= _ERROR_MICROSECONDS_MAX else None
+
+
+BOOT_ID_BYTES = 16
+
+
+def boot_id(proc_root: Path = Path("/proc")) -> bytes:
+    """Return the 16 bytes that the kernel drew at this boot. Never raises.
+
+    Where it shows none (some sandboxes), 16 random bytes: each start then counts as a boot of its
+    own, which wastes a few sequence numbers and is otherwise harmless.
+    """
+    try:
+        boot = bytes.fromhex(
+            (read_text(proc_root / "sys/kernel/random/boot_id") or "").replace("-", "")
+        )
+    except ValueError:
+        boot = b""
+    return boot if len(boot) == BOOT_ID_BYTES else os.urandom(BOOT_ID_BYTES)

@@ -29,7 +29,7 @@ DEADLINE_NS = 6_000_000_000
 RETRY_NS = 60_000_000_000
 #: Lines of BATCH_MAX processes are a tenth of this.
 OUTPUT_BYTES_MAX = 1 << 20
-TURN_ON = (
+REMEDY = (
     "environments of other users' processes are not shown: AmbientCapabilities=CAP_SYS_PTRACE in the agent's "
     "unit opens them, or read_ranks=false leaves them alone"
 )
@@ -38,7 +38,7 @@ TURN_ON = (
 Identity = tuple[int, int]
 
 #: Attribute -> the variables it is taken from, the first that is there.
-_MEANINGS: Mapping[str, tuple[str, ...]] = {
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "rank": (
         "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX",
     ),
@@ -52,7 +52,7 @@ _MEANINGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class Answer(NamedTuple):
+class RankAnswer(NamedTuple):
     """What the helper said of a process: attributes by name, or why there are none."""
 
     identity: Identity
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 def attributes_of(variables: Mapping[str, str]) -> dict[str, str]:
     """Return what the variables mean, with the variable's name beside the rank, for launchers differ."""
     found: dict[str, str] = {}
-    for attribute, names in _MEANINGS.items():
+    for attribute, names in _VARIABLES.items():
         name = next((name for name in names if name in variables), "")
         if name:
             found[attribute] = variables[name]
@@ -72,15 +72,17 @@ def attributes_of(variables: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def parse_answers(output: bytes) -> list[Answer]:
+def parse_answers(output: bytes) -> list[RankAnswer]:
     """Return the answers in the helper's lines; what is none counts for nothing. Never raises."""
-    found: list[Answer] = []
+    found: list[RankAnswer] = []
     for line in output.split(b"\n"):
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            said = json.loads(line)
-            variables = {str(k): str(v) for k, v in said.get("variables", {}).items()}
-            identity = int(said["pid"]), int(said["start"])
-            found.append(Answer(identity, attributes_of(variables), str(said.get("refused", ""))))
+            fields = json.loads(line)
+            variables = {str(k): str(v) for k, v in fields.get("variables", {}).items()}
+            identity = int(fields["pid"]), int(fields["start"])
+            found.append(
+                RankAnswer(identity, attributes_of(variables), str(fields.get("refused", "")))
+            )
     return found
 
 
@@ -90,33 +92,33 @@ class RankReader:
     def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
         self._proc, self._clock, self._command = proc, clock, tuple(command)
         self._waiting: dict[Identity, None] = {}
-        self._asked: list[Identity] = []
+        self._requested: list[Identity] = []
         self._child: subprocess.Popen[bytes] | None = None
         self._output = b""
         self._until_ns = 0  # the child's, or before which no other is started
         #: What stands in the way, in words; empty: nothing.
-        self.blind_words = ""
+        self.access_error = ""
 
-    def ask(self, processes: Iterable[Identity]) -> None:
+    def request(self, processes: Iterable[Identity]) -> None:
         """Ask after processes; `poll` has the answers some turns later. What is too many is left out."""
         self._waiting |= dict.fromkeys(processes)
         for identity in list(self._waiting)[WAITING_MAX:]:
             del self._waiting[identity]
 
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[RankAnswer]:
         """Return what has been answered since the last call. Never waits, never raises."""
         if self._child is None:
             self._start()
             return []
-        self._listen(self._child)
-        return self._end(self._child)
+        self._read_output(self._child)
+        return self._finish(self._child)
 
     def _start(self) -> None:
         now_ns = self._clock.boottime_ns()
         if not self._waiting or now_ns < self._until_ns:
             return
-        self._asked = list(self._waiting)[:BATCH_MAX]
-        command = [*self._command, str(self._proc), *(f"{pid}:{at}" for pid, at in self._asked)]
+        self._requested = list(self._waiting)[:BATCH_MAX]
+        command = [*self._command, str(self._proc), *(f"{pid}:{at}" for pid, at in self._requested)]
         try:
             self._child = subprocess.Popen(
                 command,
@@ -130,15 +132,15 @@ class RankReader:
             )
         except OSError as error:
             self._until_ns = now_ns + RETRY_NS
-            self.blind_words = f"the helper for ranks could not be started: {error.strerror}"
+            self.access_error = f"the helper for ranks could not be started: {error.strerror}"
             return
         assert self._child.stdout is not None
         os.set_blocking(self._child.stdout.fileno(), False)
-        for identity in self._asked:
+        for identity in self._requested:
             self._waiting.pop(identity, None)
         self._output, self._until_ns = b"", now_ns + DEADLINE_NS
 
-    def _listen(self, child: subprocess.Popen[bytes]) -> None:
+    def _read_output(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while (part := os.read(child.stdout.fileno(), 1 << 16)) and len(
@@ -146,27 +148,27 @@ class RankReader:
             ) < OUTPUT_BYTES_MAX:
                 self._output += part
 
-    def _end(self, child: subprocess.Popen[bytes]) -> list[Answer]:
+    def _finish(self, child: subprocess.Popen[bytes]) -> list[RankAnswer]:
         """Take leave of a child that has ended, or is late."""
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
                 child.kill()  # what it sits in may not let go of it: then it stays our only one
-                self.blind_words = f"the helper for ranks (process {child.pid}) does not return"
+                self.access_error = f"the helper for ranks (process {child.pid}) does not return"
             return []
-        self._listen(child)
+        self._read_output(child)
         assert child.stdout is not None
         child.stdout.close()
         self._child, self._until_ns = None, 0
-        asked = set(self._asked)
-        answers = [answer for answer in parse_answers(self._output) if answer.identity in asked]
+        requested = set(self._requested)
+        answers = [answer for answer in parse_answers(self._output) if answer.identity in requested]
         answered = {answer.identity for answer in answers}
-        unanswered = [identity for identity in self._asked if identity not in answered]
+        unanswered = [identity for identity in self._requested if identity not in answered]
         if child.returncode < 0:  # held up by the first of them: it reads in turn
             self._waiting = dict.fromkeys([*unanswered[1:], *self._waiting])
             del unanswered[1:]
         denied = any(answer.refused == "no permission" for answer in answers)
-        self.blind_words = TURN_ON if denied else ""
-        return answers + [Answer(identity, {}, "not answered") for identity in unanswered]
+        self.access_error = REMEDY if denied else ""
+        return answers + [RankAnswer(identity, {}, "not answered") for identity in unanswered]
 
     def close(self) -> None:
         """End the child, if one runs. It is not waited for. Never raises."""

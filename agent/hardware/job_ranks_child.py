@@ -76,39 +76,39 @@ def variables_of(descriptor: int) -> dict[str, str]:
 def start_of(folder: str) -> int:
     """Return when the process of this folder of /proc started. Raises OSError, or ValueError for no `stat`."""
     with open(f"{folder}/stat", "rb", buffering=0) as file:
-        words = file.read(4096).rpartition(b")")[2].split()
-    if len(words) < 20:
+        tokens = file.read(4096).rpartition(b")")[2].split()
+    if len(tokens) < 20:
         raise ValueError("no stat")
-    return int(words[19])
+    return int(tokens[19])
 
 
 def answer(proc: str, pid: int, start: int) -> dict[str, object]:
     """Return what is said of one process: its variables, or why there are none."""
-    said: dict[str, object] = {"pid": pid, "start": start}
+    result: dict[str, object] = {"pid": pid, "start": start}
     folder = f"{proc}/{pid}"
     try:
         if start_of(folder) != start:
-            return {**said, "refused": "another process has its number"}
+            return {**result, "refused": "another process has its number"}
         descriptor = os.open(f"{folder}/environ", os.O_RDONLY | os.O_CLOEXEC)
         try:
             variables = variables_of(descriptor)
         finally:
             os.close(descriptor)
         if start_of(folder) != start:
-            return {**said, "refused": "another process has its number"}
+            return {**result, "refused": "another process has its number"}
     except PermissionError:
-        return {**said, "refused": "no permission"}
+        return {**result, "refused": "no permission"}
     except (OSError, ValueError):
-        return {**said, "refused": "it has ended"}
-    return {**said, "variables": variables}
+        return {**result, "refused": "it has ended"}
+    return {**result, "variables": variables}
 
 
 def main(arguments: list[str]) -> int:
     """Print a line for each process, each as soon as it is read."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(SECONDS_MAX)
-    for asked in arguments[1:]:
-        pid, _, start = asked.partition(":")
+    for argument in arguments[1:]:
+        pid, _, start = argument.partition(":")
         sys.stdout.write(json.dumps(answer(arguments[0], int(pid), int(start))) + "\n")
         sys.stdout.flush()
     return 0

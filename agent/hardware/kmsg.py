@@ -28,7 +28,7 @@ _HEAD = re.compile(rb"(\d{1,4}),(\d{1,19}),(\d{1,19}),([^,;\n]{0,16})[^;\n]{0,25
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
-class Record(NamedTuple):
+class KmsgRecord(NamedTuple):
     """One record. `microseconds` is the kernel's local clock: since boot, suspended time left out."""
 
     facility: int
@@ -40,7 +40,7 @@ class Record(NamedTuple):
     device: str = ""  # of the dictionary, as `+pci:0000:9b:00.0`
 
 
-def parse_record(data: bytes) -> Record:
+def parse_record(data: bytes) -> KmsgRecord:
     """Return the record. Raises ValueError for anything else, in words; never anything else.
 
     Bytes that are no UTF-8 become U+FFFD. A dictionary that is cut off costs the dictionary only.
@@ -52,7 +52,7 @@ def parse_record(data: bytes) -> Record:
     end = data.find(b"\n", head.end())
     body = data[head.end() : end if end >= 0 else len(data)]
     flags = head[4]
-    return Record(
+    return KmsgRecord(
         prefix >> 3,
         prefix & 7,
         int(head[2]),
@@ -80,7 +80,7 @@ def _device(dictionary: bytes) -> str:
     return ""
 
 
-class Source(Protocol):
+class KmsgSource(Protocol):
     """Where records come from. A fake passes what the kernel does: see `read`."""
 
     def fileno(self) -> int:
@@ -145,7 +145,7 @@ def split_records(content: bytes) -> Iterator[bytes]:
         yield b"".join(record)
 
 
-def open_log(path: Path) -> Source:
+def open_log(path: Path) -> KmsgSource:
     """Open the log at *path*. Raises OSError; PermissionError under `kernel.dmesg_restrict`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -53,7 +53,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkInfo:
     """What RTM_NEWLINK says of an interface; None is what it did not say."""
 
     index: int
@@ -68,7 +68,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class LinkRemoved:
     """What RTM_DELLINK says."""
 
     index: int
@@ -82,15 +82,15 @@ class DumpEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedMessage:
     """A message about a link that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LinkMessage:
     """One thing that a datagram said, in its order; `answer`: it answers the dump asked for."""
 
-    what: Link | Removed | DumpEnd | Malformed
+    content: LinkInfo | LinkRemoved | DumpEnd | MalformedMessage
     answer: bool = False
     interrupted: bool = False  # links came or went during the dump: it may be neither old nor new
 
@@ -145,7 +145,7 @@ def text(data: bytes | None) -> str:
     return os.fsdecode((data or b"").partition(b"\0")[0])
 
 
-def parse_link(payload: bytes) -> Link | None:
+def parse_link(payload: bytes) -> LinkInfo | None:
     """Return what the payload of RTM_NEWLINK says; None when it names no interface."""
     if len(payload) < _LINK.size:
         return None
@@ -155,7 +155,7 @@ def parse_link(payload: bytes) -> Link | None:
     if index <= 0 or not name:
         return None
     has_carrier = bool(flags & _RUNNING) if carrier is None else bool(carrier)
-    return Link(
+    return LinkInfo(
         index=index,
         name=name,
         up=bool(flags & _UP) and has_carrier,
@@ -168,28 +168,30 @@ def parse_link(payload: bytes) -> Link | None:
     )
 
 
-def parse_told(data: bytes, sequence: int) -> list[Told]:
+def parse_link_messages(data: bytes, sequence: int) -> list[LinkMessage]:
     """Return what a datagram of NETLINK_ROUTE says of links, and of the dump asked for as *sequence*.
 
     Messages of another family than AF_UNSPEC are about ports of a bridge, not about links.
     """
-    told: list[Told] = []
+    found: list[LinkMessage] = []
     for message in messages(data):
         answer = message.sequence == sequence
-        what = _what(message, answer)
-        if what is not None:
-            told.append(Told(what, answer, bool(message.flags & DUMP_INTERRUPTED)))
-    return told
+        content = _link_content(message, answer)
+        if content is not None:
+            found.append(LinkMessage(content, answer, bool(message.flags & DUMP_INTERRUPTED)))
+    return found
 
 
-def _what(message: Message, answer: bool) -> Link | Removed | DumpEnd | Malformed | None:
+def _link_content(
+    message: Message, answer: bool
+) -> LinkInfo | LinkRemoved | DumpEnd | MalformedMessage | None:
     if message.type in (NEW_LINK, DELETED_LINK):
         if message.payload[:1] not in (b"", bytes([socket.AF_UNSPEC])):
             return None
         link = parse_link(message.payload)
         if link is None:
-            return Malformed()
-        return link if message.type == NEW_LINK else Removed(link.index)
+            return MalformedMessage()
+        return link if message.type == NEW_LINK else LinkRemoved(link.index)
     if answer and message.type == MESSAGE_DONE:
         return DumpEnd()
     if answer and message.type == MESSAGE_ERROR and (failed := parse_error(message.payload)):
@@ -245,7 +247,7 @@ class LinkSocket:
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
         )
-        self._woken, self._waker = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         try:
             self._set_buffer(receive_buffer_bytes)
             self._socket.bind((0, GROUP_LINK))
@@ -261,7 +263,7 @@ class LinkSocket:
         except PermissionError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
-    def ask_for_all(self, sequence: int) -> None:
+    def request_all(self, sequence: int) -> None:
         """Ask for a dump of all links. Raises OSError (EBUSY while the last one is not read out)."""
         self._socket.sendto(all_links(sequence), (0, 0))
 
@@ -286,17 +288,19 @@ class LinkSocket:
             select.poll()
         )  # select() knows no descriptor above 1,023, and counter files keep thousands
         poll.register(self._socket, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
-        return self._woken.fileno() not in {number for number, _ in poll.poll(seconds * 1000)}
+        poll.register(self._wake_receiver, select.POLLIN)
+        return self._wake_receiver.fileno() not in {
+            number for number, _ in poll.poll(seconds * 1000)
+        }
 
     def wake(self) -> None:
         """End the wait, now and for ever. From any thread; never raises."""
         with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+            self._wake_sender.send(b"\0")
 
     def close(self) -> None:
         """Close. For the reader's thread."""
-        for each in (self._socket, self._woken, self._waker):
+        for each in (self._socket, self._wake_receiver, self._wake_sender):
             each.close()
 
 
@@ -463,7 +467,7 @@ def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
     return None
 
 
-def question(family: int, command: int, sequence: int, body: bytes) -> bytes:
+def request_message(family: int, command: int, sequence: int, body: bytes) -> bytes:
     """Return a request of generic netlink as bytes."""
     return make_message(family, REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
 
@@ -490,7 +494,7 @@ class EthtoolNetlink:
             self._socket.settimeout(ANSWER_SECONDS_MAX)
             self._socket.bind((0, 0))
             name = make_attribute(_FAMILY_NAME, b"ethtool\0")
-            family = parse_family(self._ask(_CONTROL, _GET_FAMILY, name))
+            family = parse_family(self._request(_CONTROL, _GET_FAMILY, name))
             if family is None:
                 raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
         except BaseException:
@@ -498,7 +502,7 @@ class EthtoolNetlink:
             raise
         self._family = family
 
-    def ask(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
+    def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         """Return the attributes of the reply about interface *index*. Raises OSError: EOPNOTSUPP when
         its driver cannot say, ENODEV without it, TimeoutError without an answer.
 
@@ -506,15 +510,15 @@ class EthtoolNetlink:
         """
         try:
             header = header_of(index, with_statistics=with_statistics)
-            return self._ask(self._family, command, header)
+            return self._request(self._family, command, header)
         except OSError as error:
             if not with_statistics or error.errno != errno.EINVAL:
                 raise
-            return self._ask(self._family, command, header_of(index, with_statistics=False))
+            return self._request(self._family, command, header_of(index, with_statistics=False))
 
-    def _ask(self, family: int, command: int, body: bytes) -> bytes:
+    def _request(self, family: int, command: int, body: bytes) -> bytes:
         self._sequence = self._sequence % 0xFFFFFFFF + 1
-        self._socket.sendto(question(family, command, self._sequence, body), (0, 0))
+        self._socket.sendto(request_message(family, command, self._sequence, body), (0, 0))
         for _ in range(DATAGRAMS_MAX):
             data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
             reply = reply_of(data, family, self._sequence) if address[0] == 0 else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import FILES, Files, names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
 #: A port has up to 65,536 entries in its GID table; RoCE uses the first few for each address.
@@ -114,7 +114,7 @@ class Bond:
     slaves: tuple[Slave, ...]
 
 
-def read_bond(sys: Path, name: str, files: Files = FILES) -> Bond:
+def read_bond(sys: Path, name: str, files: FileReader = FILE_READER) -> Bond:
     """Return what is known of the bond; what cannot be read is None or empty."""
     net = f"{sys}/class/net"
     folder = f"{net}/{name}/bonding"
@@ -127,7 +127,7 @@ def read_bond(sys: Path, name: str, files: Files = FILES) -> Bond:
     )
 
 
-def _slave(folder: str, name: str, files: Files) -> Slave:
+def _slave(folder: str, name: str, files: FileReader) -> Slave:
     return Slave(
         name,
         parse_mii_status(files.text(f"{folder}/mii_status")),

@@ -164,15 +164,17 @@ SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {
 }
 
 
-def pick(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
+def select_statistics(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
     """Return signal -> place of its statistic among *names*; none for a driver that is not known.
 
     A name that stands there twice is not picked: nobody could say which of them is meant.
     """
     known = SIGNALS_OF.get(driver.partition(b" ")[0], {})
-    often = Counter(name for name in names if name in known)
+    occurrences = Counter(name for name in names if name in known)
     return {
-        known[name]: place for place, name in enumerate(names) if name in known and often[name] == 1
+        known[name]: position
+        for position, name in enumerate(names)
+        if name in known and occurrences[name] == 1
     }
 
 
@@ -234,7 +236,7 @@ _GPU_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
 _NODE = re.compile(r"nvidia(?:\d{1,4}|ctl|-uvm|-uvm-tools|-modeset|-caps/.{1,40})")
 
 
-class Holder(NamedTuple):
+class OpenHandle(NamedTuple):
     """A process and a device node that it has open: `nvidia3`, `nvidiactl`."""
 
     process_id: int
@@ -242,11 +244,11 @@ class Holder(NamedTuple):
     node: str
 
 
-class Holders(NamedTuple):
-    """`unseen`: processes whose descriptors we may not see."""
+class OpenHandles(NamedTuple):
+    """`hidden_count`: processes whose descriptors we may not see."""
 
-    found: tuple[Holder, ...]
-    unseen: int
+    found: tuple[OpenHandle, ...]
+    hidden_count: int
 
 
 def parse_gpu_minor(information: str) -> int | None:
@@ -293,18 +295,18 @@ def open_nodes(proc: Path, process_id: int, dev: Path) -> set[str] | None:
     return nodes
 
 
-def holders(proc: Path, dev: Path, process_ids: Iterator[int]) -> Holders:
+def open_handles(proc: Path, dev: Path, process_ids: Iterator[int]) -> OpenHandles:
     """Return who of these processes has which of the driver's nodes open."""
-    found: list[Holder] = []
-    unseen = 0
+    found: list[OpenHandle] = []
+    hidden_count = 0
     for process_id in process_ids:
         nodes = open_nodes(proc, process_id, dev)
         if nodes is None:
-            unseen += 1
+            hidden_count += 1
         elif nodes:
             name = (read_text(proc / str(process_id) / "comm") or "").strip()[:NAME_CHARACTERS_MAX]
-            found += [Holder(process_id, name, node) for node in sorted(nodes)]
-    return Holders(tuple(found), unseen)
+            found += [OpenHandle(process_id, name, node) for node in sorted(nodes)]
+    return OpenHandles(tuple(found), hidden_count)
 
 
 def every_process(proc: Path) -> Iterator[int]:
@@ -314,7 +316,7 @@ def every_process(proc: Path) -> Iterator[int]:
         yield int(name)
 
 
-def own_processes(proc: Path) -> Iterator[int]:
+def agent_processes(proc: Path) -> Iterator[int]:
     """Yield the ids of this process and all that descend from it, as *proc* numbers them: it may be the host's."""
     try:
         pending = [int(os.readlink(proc / "self"))]
@@ -340,14 +342,14 @@ def children(proc: Path, process_id: int) -> list[int]:
 
 
 def blocking(
-    found: tuple[Holder, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
-) -> list[tuple[Holder, str]]:
+    found: tuple[OpenHandle, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
+) -> list[tuple[OpenHandle, str]]:
     """Return who stands in the way of *devices* (None: of the driver as a whole), with the GPU's PCI address.
 
     A process that has only the driver's common nodes open is in the way of no single GPU.
     """
     return [
-        (holder, nodes.get(holder.node, ""))
-        for holder in found
-        if devices is None or nodes.get(holder.node, "") in devices
+        (handle, nodes.get(handle.node, ""))
+        for handle in found
+        if devices is None or nodes.get(handle.node, "") in devices
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import FILES, READ, Files, names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILE_READER, READ, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 
 DISPLAY = 0x03
 ACCELERATOR = 0x12
@@ -71,13 +71,13 @@ def parse_class(text: str | None) -> int | None:
 
 def parse_link_speed(text: str | None) -> float | None:
     """Return transfers per second of `32.0 GT/s PCIe`; None for `Unknown`, `Unknown speed`, absent."""
-    words = (text or "").split()
-    if len(words) < 2 or words[1] != GIGATRANSFERS:
+    tokens = (text or "").split()
+    if len(tokens) < 2 or tokens[1] != GIGATRANSFERS:
         return None
-    whole, _, fraction = words[0].partition(".")
-    if not words[0].isascii() or not (whole + fraction).isdecimal() or len(words[0]) > 8:
+    whole, _, fraction = tokens[0].partition(".")
+    if not tokens[0].isascii() or not (whole + fraction).isdecimal() or len(tokens[0]) > 8:
         return None
-    return float(words[0]) * 1e9
+    return float(tokens[0]) * 1e9
 
 
 def numa_node(folder: Path) -> int | None:
@@ -90,7 +90,7 @@ def may_sleep(device: Path) -> bool:
     return read_text(device / "power/control") == "auto"
 
 
-def is_asleep(device: Path, files: Files = FILES) -> bool:
+def is_asleep(device: Path, files: FileReader = FILE_READER) -> bool:
     """Say whether the device whose folder this is is suspended, or is being, or wakes up.
 
     Asking it anything would wake it, and an agent that asks every ten seconds would keep it awake for ever.
@@ -100,7 +100,7 @@ def is_asleep(device: Path, files: Files = FILES) -> bool:
     return status.startswith(("suspend", "resum")) or power_state(device, files) not in (None, "D0")
 
 
-def power_state(device: Path, files: Files = FILES) -> str | None:
+def power_state(device: Path, files: FileReader = FILE_READER) -> str | None:
     """Return `D0`, `D3hot` and so on; None where the kernel does not know it, or is older than 5.11."""
     word = files.text(f"{device}/power_state")
     return word if word in POWER_STATES else None
@@ -157,12 +157,12 @@ def nvidia_gpus(sys: Path) -> dict[str, str]:
 
 def read_function(folder: Path, address: str) -> Function | None:
     """Return a function of /sys/bus/pci/devices; None when it went, or is virtual."""
-    place = folder / address
-    code = parse_class(read_text(place / "class"))
-    if code is None or not _ADDRESS.match(address) or (place / "physfn").exists():
+    device_folder = folder / address
+    code = parse_class(read_text(device_folder / "class"))
+    if code is None or not _ADDRESS.match(address) or (device_folder / "physfn").exists():
         return None
-    parents, root = chain_to_root(os.path.realpath(place))
-    return Function(address, place, code, parents, root)
+    parents, root = chain_to_root(os.path.realpath(device_folder))
+    return Function(address, device_folder, code, parents, root)
 
 
 def chain_to_root(path: str) -> tuple[tuple[str, ...], str]:
@@ -182,12 +182,12 @@ def nearest(function: Function, others: Iterable[Function]) -> tuple[str, list[F
 
     Those on another socket are never the nearest: what is merely least far is not near.
     """
-    by_word: dict[str, list[Function]] = {}
+    by_nearness: dict[str, list[Function]] = {}
     for other in others:
-        by_word.setdefault(nearness(function, other), []).append(other)
+        by_nearness.setdefault(nearness(function, other), []).append(other)
     for word in NEARNESS[:-1]:
-        if word in by_word:
-            return word, by_word[word]
+        if word in by_nearness:
+            return word, by_nearness[word]
     return "", []
 
 
@@ -227,12 +227,12 @@ _CAPABILITIES_MAX = (256 - OPEN_BYTES) // 4
 _EXTENDED_MAX = (4096 - _EXTENDED_AT) // 8
 
 
-class ConfigClosed(Exception):
+class ConfigHidden(Exception):
     """The kernel shows this process the first 64 bytes only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Express:
+class ExpressRegisters:
     """What a function's registers say; None where it has no such register."""
 
     max_payload_bytes: int | None = None
@@ -243,8 +243,8 @@ class Express:
     acs_flags: int | None = None
 
 
-def read_express(config: Path) -> Express:
-    """Return what the file `config` of a function says. OSError as of reading, or ConfigClosed."""
+def read_express(config: Path) -> ExpressRegisters:
+    """Return what the file `config` of a function says. OSError as of reading, or ConfigHidden."""
     descriptor = os.open(config, READ)
     try:
         return parse_express(lambda offset, count: os.pread(descriptor, count, offset))
@@ -252,22 +252,22 @@ def read_express(config: Path) -> Express:
         os.close(descriptor)
 
 
-def parse_express(read: Read) -> Express:
-    """Return what a configuration space says. ConfigClosed if its capabilities are not shown.
+def parse_express(read: Read) -> ExpressRegisters:
+    """Return what a configuration space says. ConfigHidden if its capabilities are not shown.
 
     A device that fell off the bus answers all ones: nothing is known of it.
     """
     head = read(0, OPEN_BYTES)
     if len(head) < OPEN_BYTES or head[:4] == b"\xff" * 4 or not head[_STATUS] & _HAS_CAPABILITIES:
-        return Express()
+        return ExpressRegisters()
     at = _find_express(read, head[_CAPABILITIES])
     if at is None:
-        return Express()
+        return ExpressRegisters()
     registers = read(at, 0x12)
     if len(registers) < 0x12:
-        return Express()
+        return ExpressRegisters()
     supported, control, link = (_word(registers, offset) for offset in (0x04, 0x08, 0x10))
-    return Express(
+    return ExpressRegisters(
         _size(control >> 5),
         _size(supported),
         _size(control >> 12),
@@ -293,7 +293,7 @@ def _find_express(read: Read, first: int) -> int | None:
             return None
         head = read(at, 2)
         if len(head) < 2:
-            raise ConfigClosed
+            raise ConfigHidden
         if head[0] == _EXPRESS:
             return at
         at = head[1] & 0xFC

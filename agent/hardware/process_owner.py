@@ -56,8 +56,8 @@ class Owner:
 
     def attributes(self) -> dict[str, str]:
         """Return what is known, by name."""
-        said = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in said if isinstance(value, str) and value}
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, str) and value}
 
 
 _HEX = "[0-9a-f]{64}"
@@ -140,16 +140,16 @@ def _slurm(parts: list[str]) -> Owner | None:
     found = _SLURM_2.fullmatch(path) or _SLURM_1.fullmatch(path)
     if found is None:
         return None
-    said = found.groupdict(default="")
-    inside = _container_in(said["rest"].split("/")) or Owner()
+    groups = found.groupdict(default="")
+    inside = _container_in(groups["rest"].split("/")) or Owner()
     return replace(
         inside,
         source=SLURM,
-        job_id=said["job"],
-        step=said["step"],
-        task=said["task"],
-        node=said["node"],
-        job_user_id=said.get("user", ""),
+        job_id=groups["job"],
+        step=groups["step"],
+        task=groups["task"],
+        node=groups["node"],
+        job_user_id=groups.get("user", ""),
     )
 
 
@@ -222,11 +222,11 @@ def _systemd(parts: list[str]) -> Owner:
         return Owner()
     user = next((m[1] for p in parts[:slices] if (m := _USER_SLICE.fullmatch(p))), "")
     session = _SESSION.fullmatch(unit)
-    own = [part for part in parts[slices + 1 :] if _UNIT.fullmatch(part)]
+    user_units = [part for part in parts[slices + 1 :] if _UNIT.fullmatch(part)]
     return Owner(
         SYSTEMD,
         unit=unit,
-        user_unit=own[-1] if own and unit.startswith("user@") else "",
+        user_unit=user_units[-1] if user_units and unit.startswith("user@") else "",
         session=session[1] if session and user else "",
         slice_user_id=user,
     )
@@ -244,8 +244,8 @@ STATUS_BYTES_MAX = 1 << 16
 STAT_BYTES_MAX = 4096
 #: What `/proc/self/ns/pid` shows in the host's own PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
 HOST_PID_NAMESPACE = "pid:[4026531836]"
-#: The name under which a sampler that may not look here is told so (`agent/collector.py`, Sparing).
-PLACE = PROC
+#: The name under which a sampler that may not look here is told so (`agent/collector.py`, SupportsExclude).
+DEVICE_NAME = PROC
 
 _STATUS_UID = re.compile(rb"^Uid:\t([0-9]{1,10})\t", re.MULTILINE)
 _NAMESPACE_PIDS = re.compile(rb"^NSpid:((?:\t[0-9]{1,10}){1,32})$", re.MULTILINE)
@@ -254,7 +254,7 @@ UNKNOWN = Owner()
 _THREADS = 17  # of the words behind the name (proc(5) field 20)
 
 
-class State(Enum):
+class ProcessState(Enum):
     """How a process was found."""
 
     RUNNING = "running"
@@ -265,10 +265,10 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessSnapshot:
     """A process at one look. Without a start it was not seen."""
 
-    state: State
+    state: ProcessState
     start_ticks: int = 0  # since boot; with the number it is the process's identity
     name: str = ""
     user_id: int | None = None
@@ -292,37 +292,41 @@ def parse_namespace_pid(status: bytes) -> int | None:
 def parse_ended(stat: bytes) -> bool:
     """Say whether a `stat` file is of a process that has ended as a whole. One whose first thread has ended and
     others have not is a zombie by its state, and runs."""
-    words = stat.rpartition(b")")[2].split()
-    return len(words) > _THREADS and words[0] in (b"Z", b"X") and words[_THREADS] in (b"0", b"1")
+    tokens = stat.rpartition(b")")[2].split()
+    return len(tokens) > _THREADS and tokens[0] in (b"Z", b"X") and tokens[_THREADS] in (b"0", b"1")
 
 
-def glance(proc: Path, pid: int) -> Seen:
+def read_process_state(proc: Path, pid: int) -> ProcessSnapshot:
     """Return state and start only: one small file. Never raises."""
     try:
         stat = _read(f"{proc}/{pid}/stat", STAT_BYTES_MAX)
     except (FileNotFoundError, ProcessLookupError):
-        return Seen(State.GONE)
+        return ProcessSnapshot(ProcessState.GONE)
     except OSError:
-        return Seen(State.HIDDEN)
+        return ProcessSnapshot(ProcessState.HIDDEN)
     task = parse_task(stat)
     if task is None or task.number != pid:
-        return Seen(State.HIDDEN)
-    return Seen(State.ZOMBIE if parse_ended(stat) else State.RUNNING, task.start_ticks, task.name)
+        return ProcessSnapshot(ProcessState.HIDDEN)
+    return ProcessSnapshot(
+        ProcessState.ZOMBIE if parse_ended(stat) else ProcessState.RUNNING,
+        task.start_ticks,
+        task.name,
+    )
 
 
-def look(proc: Path, pid: int) -> Seen:
+def read_process(proc: Path, pid: int) -> ProcessSnapshot:
     """Return all that is known of a process; CHANGED when it was not the same one throughout. Never raises."""
-    first = glance(proc, pid)
+    first = read_process_state(proc, pid)
     if not first.start_ticks:
         return first
     status = _read_or_nothing(f"{proc}/{pid}/status", STATUS_BYTES_MAX)
     cgroup = _read_or_nothing(f"{proc}/{pid}/cgroup", CGROUP_BYTES_MAX)
-    last = glance(proc, pid)
-    if last.state is State.GONE:
+    last = read_process_state(proc, pid)
+    if last.state is ProcessState.GONE:
         return last
     if last.start_ticks != first.start_ticks:
-        return Seen(State.CHANGED)
-    return Seen(
+        return ProcessSnapshot(ProcessState.CHANGED)
+    return ProcessSnapshot(
         last.state,
         last.start_ticks,
         last.name,
@@ -334,7 +338,7 @@ def look(proc: Path, pid: int) -> Seen:
 
 def shows_all(proc: Path) -> bool:
     """Say whether /proc shows the processes of all users: the first of all always is there."""
-    return glance(proc, 1).state in (State.RUNNING, State.ZOMBIE)
+    return read_process_state(proc, 1).state in (ProcessState.RUNNING, ProcessState.ZOMBIE)
 
 
 def in_host_pid_namespace(proc: Path) -> bool:
@@ -355,7 +359,7 @@ def _read_or_nothing(path: str, bytes_max: int) -> bytes:
 
 def _read(path: str, bytes_max: int) -> bytes:
     """Return the start of a file. Raises OSError."""
-    place.enter(PLACE.encode(), f"read {path[-64:]}".encode())
+    place.enter(DEVICE_NAME.encode(), f"read {path[-64:]}".encode())
     try:
         descriptor = os.open(path, READ)
         try:
@@ -377,9 +381,9 @@ def _read(path: str, bytes_max: int) -> bytes:
 # the host itself.
 
 #: Below the root of the host (kubelet's --pod-logs-dir; its default).
-LOGS = "var/log/pods"
+POD_LOGS = "var/log/pods"
 #: Names are those of DNS (RFC 1123), in which there is no underscore.
-_FOLDER = re.compile(
+_POD_LOG_FOLDER = re.compile(
     r"(?P<namespace>[a-z0-9-]{1,63})_(?P<name>[a-z0-9.-]{1,253})_(?P<uid>[0-9a-f-]{32,36})"
 )
 
@@ -391,20 +395,20 @@ class Pod(NamedTuple):
     name: str
 
 
-def parse_folder(folder: str) -> tuple[str, Pod] | None:
+def parse_pod_log_folder(folder: str) -> tuple[str, Pod] | None:
     """Return a pod's UID and name; None for a folder that is not of a pod."""
-    found = _FOLDER.fullmatch(folder)
+    found = _POD_LOG_FOLDER.fullmatch(folder)
     return (found["uid"], Pod(found["namespace"], found["name"])) if found else None
 
 
-def names_of_pods(root: Path) -> dict[str, Pod]:
+def pods_by_uid(root: Path) -> dict[str, Pod]:
     """Return the pods that this host has or had lately, by UID; none where there is no kubelet."""
     place.enter(b"/var/log", b"list /var/log/pods")
     try:
-        folders = names_in(root / LOGS)
+        folders = names_in(root / POD_LOGS)
     finally:
         place.leave()
-    return dict(found for folder in folders if (found := parse_folder(folder)))
+    return dict(found for folder in folders if (found := parse_pod_log_folder(folder)))
 
 
 # ----------------------------------------------------------------------
@@ -414,8 +418,8 @@ def names_of_pods(root: Path) -> dict[str, Pod]:
 # come past kubelet.
 
 #: Below the root of the host.
-SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
-LIST = "/v1.PodResourcesLister/List"
+KUBELET_SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+LIST_METHOD = "/v1.PodResourcesLister/List"
 #: kubelet's answer, all together: shorter than the time in which a sampler must return.
 ANSWER_SECONDS_MAX = 0.5
 #: Of an answer, no more is kept.
@@ -452,7 +456,7 @@ def parse_allocations(message: bytes) -> list[Allocation]:
     found: list[Allocation] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
-            who = (
+            container_names = (
                 pod.namespace[:_NAME_CHARACTERS_MAX],
                 pod.name[:_NAME_CHARACTERS_MAX],
                 container.name[:_NAME_CHARACTERS_MAX],
@@ -460,12 +464,15 @@ def parse_allocations(message: bytes) -> list[Allocation]:
             for devices in container.devices:
                 if devices.resource_name.startswith(_RESOURCES):
                     resource = devices.resource_name[:_NAME_CHARACTERS_MAX]
-                    found += (Allocation(*who, resource, *_device(i)) for i in devices.device_ids)
+                    found += (
+                        Allocation(*container_names, resource, *_device(i))
+                        for i in devices.device_ids
+                    )
             for claim in container.dynamic_resources:
                 for one in claim.claim_resources:
                     if one.driver_name == _DRIVER:
                         name = f"{one.pool_name}/{one.device_name}"[:_DEVICE_CHARACTERS_MAX]
-                        found.append(Allocation(*who, _DRIVER, name))
+                        found.append(Allocation(*container_names, _DRIVER, name))
     return found[:ALLOCATIONS_MAX]
 
 
@@ -475,7 +482,7 @@ def _device(device_id: str) -> tuple[str, str]:
     return device[:_DEVICE_CHARACTERS_MAX], replica[:16]
 
 
-def ask(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
+def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]:
     """Return who holds which GPU, within *seconds_max* in all. Raises KubeletError, and OSError when nobody listens
     there or we may not ask."""
     os.stat(path)
@@ -483,6 +490,6 @@ def ask(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> list[Allocation]
     from ..transport.grpc_http2 import CallFailed, call
 
     try:
-        return parse_allocations(call(path, LIST, b"", seconds_max))
+        return parse_allocations(call(path, LIST_METHOD, b"", seconds_max))
     except CallFailed as error:
         raise KubeletError(f"{error.status}: {error}") from None

@@ -23,7 +23,7 @@ _PROC = PROC.encode()
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-class Task(NamedTuple):
+class TaskStat(NamedTuple):
     """A process, as its main thread stands, or a thread. Number and start together are its identity."""
 
     number: int
@@ -48,10 +48,10 @@ class Task(NamedTuple):
         return self.start_ticks / _TICKS_PER_SECOND
 
 
-def parse_task(data: bytes) -> Task | None:
+def parse_task(data: bytes) -> TaskStat | None:
     """Return what a `stat` file says; None for anything else. The name may hold `) R 1` and the like."""
     fields = task_fields(data)
-    return None if fields is None else Task(*fields)
+    return None if fields is None else TaskStat(*fields)
 
 
 def task_numbers(folder: Path, tasks_max: int) -> list[str]:
@@ -67,18 +67,18 @@ def task_numbers(folder: Path, tasks_max: int) -> list[str]:
     return found
 
 
-def read_tasks(folder: Path, numbers: Iterable[str]) -> list[Task]:
+def read_tasks(folder: Path, numbers: Iterable[str]) -> list[TaskStat]:
     """Return the tasks that are still there."""
     found = (read_task(folder, number) for number in numbers)
     return [task for task in found if task is not None]
 
 
-def read_task(folder: Path, number: str) -> Task | None:
+def read_task(folder: Path, number: str) -> TaskStat | None:
     """Return a task; None when it is gone."""
     return parse_task(_read(f"{folder}/{number}/stat"))
 
 
-class Processes:
+class ProcessScanner:
     """All processes, as each was read last.
 
     To read one costs the kernel 10 us, and a host may have ten thousand. So in a turn those are read that are
@@ -88,12 +88,12 @@ class Processes:
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
         """*reads_max*: of those neither new nor urgent, so many are read in a turn."""
         self._proc, self._processes_max, self._reads_max = proc, processes_max, reads_max
-        self._known: dict[str, Task] = {}
-        self._after = 0  # the number read last of those in line
+        self._known: dict[str, TaskStat] = {}
+        self._last_number = 0  # the number read last of those in line
         #: How many there are; None when there are more than are looked at.
         self.count: int | None = None
 
-    def read(self, is_urgent: Callable[[Task], bool]) -> list[Task]:
+    def read(self, is_urgent: Callable[[TaskStat], bool]) -> list[TaskStat]:
         """Return the processes. Raises OSError when /proc cannot be listed."""
         numbers = task_numbers(self._proc, self._processes_max)
         self.count = len(numbers) if len(numbers) <= self._processes_max else None
@@ -110,9 +110,9 @@ class Processes:
         return list(self._known.values())
 
     def _in_line(self, numbers: Sequence[str]) -> list[str]:
-        behind = [n for n in numbers if int(n) > self._after]
+        behind = [n for n in numbers if int(n) > self._last_number]
         line = [*behind, *numbers][: min(self._reads_max, len(numbers))]
-        self._after = int(line[-1]) if line else 0
+        self._last_number = int(line[-1]) if line else 0
         return line
 
 
@@ -124,7 +124,7 @@ def _read(path: str) -> bytes:
     return data
 
 
-def holds(folder: Path, prefix: str, links_max: int) -> bool | None:
+def has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
     """Say whether one of the first *links_max* descriptors of the process whose folder this is leads to
     *prefix* and a digit (`/dev/nvidia` -> `/dev/nvidia0`); None when it has no descriptor (any more).
 
@@ -132,12 +132,12 @@ def holds(folder: Path, prefix: str, links_max: int) -> bool | None:
     """
     place.enter(_PROC, b"list fd")
     try:
-        return _holds(folder, prefix, links_max)
+        return _has_open_device(folder, prefix, links_max)
     finally:
         place.leave()
 
 
-def _holds(folder: Path, prefix: str, links_max: int) -> bool | None:
+def _has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
     try:
         with os.scandir(folder / "fd") as entries:  # there may be a million
             names = [entry.name for entry in islice(entries, links_max)]

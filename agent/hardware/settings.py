@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import Files, names_in, parse_unsigned, read_bytes, read_text, read_unsigned
+from .files import FileReader, names_in, parse_unsigned, read_bytes, read_text, read_unsigned
 from .host import cores_in
 
 SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
@@ -43,13 +43,13 @@ _FLAGS_CHARACTERS_MAX = 512
 
 def parse_selected(text: str | None) -> str | None:
     """Return the word in brackets of `always [madvise] never`; None when there is not just one."""
-    words = re.findall(r"\[([^\[\]\s]+)\]", text or "")
-    return words[0] if len(words) == 1 else None
+    selected = re.findall(r"\[([^\[\]\s]+)\]", text or "")
+    return selected[0] if len(selected) == 1 else None
 
 
-def code(words: Mapping[str, int], text: str | None) -> int | None:
+def code(codes: Mapping[str, int], text: str | None) -> int | None:
     """Return the code of a word; None for one that is not known."""
-    return None if text is None else words.get(text)
+    return None if text is None else codes.get(text)
 
 
 def clocksource_code(text: str | None) -> int | None:
@@ -57,13 +57,13 @@ def clocksource_code(text: str | None) -> int | None:
     return CLOCKSOURCES.get(text, CLOCKSOURCE_OTHER) if text else None
 
 
-def share_of_others(words: Iterable[str | None], wanted: str) -> float | None:
-    """Return the share of *words* that are not *wanted*; None without one that could be read."""
-    known = [word for word in words if word]
+def share_of_others(values: Iterable[str | None], wanted: str) -> float | None:
+    """Return the share of *values* that are not *wanted*; None without one that could be read."""
+    known = [word for word in values if word]
     return sum(word != wanted for word in known) / len(known) if known else None
 
 
-def domain_words(
+def domain_values(
     sys: Path,
     file: str,
     read: Callable[[Path], str | None] = read_text,
@@ -74,7 +74,7 @@ def domain_words(
     return [read(folder / name / file) for name in names(folder) if "policy" in name]
 
 
-def turbo(sys: Path, files: Files) -> int | None:
+def turbo(sys: Path, files: FileReader) -> int | None:
     """Return 1 if cores may run above their base frequency, 0 if not; None where nothing says it."""
     folder = sys / "devices/system/cpu"
     braked = files.unsigned(folder / "intel_pstate/no_turbo")
@@ -84,7 +84,7 @@ def turbo(sys: Path, files: Files) -> int | None:
     return boost if boost in (0, 1) else None
 
 
-def idle_latency_microseconds(sys: Path, files: Files) -> int | None:
+def idle_latency_microseconds(sys: Path, files: FileReader) -> int | None:
     """Return the longest wake-up of an idle state that is not disabled, of the first core of each package."""
     latencies: list[int] = []
     for core in _first_cores(sys / "devices/system/cpu", files):
@@ -96,7 +96,7 @@ def idle_latency_microseconds(sys: Path, files: Files) -> int | None:
     return max(latencies, default=None)
 
 
-def _first_cores(folder: Path, files: Files) -> list[Path]:
+def _first_cores(folder: Path, files: FileReader) -> list[Path]:
     packages: dict[int | None, Path] = {}
     files.text(folder / "online")  # others when a core is taken offline or comes back
     for name in sorted(names_in(folder), key=lambda name: (len(name), name)):
@@ -106,7 +106,7 @@ def _first_cores(folder: Path, files: Files) -> list[Path]:
     return list(packages.values())
 
 
-def peer_memory(sys: Path, files: Files) -> int | None:
+def peer_memory(sys: Path, files: FileReader) -> int | None:
     """Return how RDMA reaches GPU memory by a module: 0, 1 nvidia_peermem, 2 nv_peer_mem; None without a GPU driver."""
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
@@ -124,13 +124,13 @@ def open_module(proc: Path) -> int | None:
 
 def parse_file_handles(text: str | bytes | None) -> tuple[int | None, int | None]:
     """Return file handles in use and the most there may be, of `/proc/sys/fs/file-nr`: `1952 0 9223372036854775807`."""
-    words = text.split() if text else ()
-    if len(words) != 3:
+    tokens = text.split() if text else ()
+    if len(tokens) != 3:
         return None, None
-    return parse_unsigned(words[0]), parse_unsigned(words[2])
+    return parse_unsigned(tokens[0]), parse_unsigned(tokens[2])
 
 
-def isolated_cores(sys: Path, files: Files) -> int | None:
+def isolated_cores(sys: Path, files: FileReader) -> int | None:
     """Return how many cores the scheduler leaves alone."""
     cores = cores_in(files.text(sys / "devices/system/cpu/isolated"))
     return None if cores is None else len(cores)

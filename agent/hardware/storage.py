@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ext.hostfiles import line_numbers, nfs_values
-from .files import FILES, Files, names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 from .pci import is_asleep
 
 #: Optical and floppy drives: they have a device, but no health that a gang depends on.
@@ -184,25 +184,25 @@ class SmartLog:
     heavy_throttles: int | None
 
 
-def controllers(sys: Path, files: Files = FILES) -> dict[str, Path]:
+def nvme_controllers(sys: Path, files: FileReader = FILE_READER) -> dict[str, Path]:
     """Return the folder of each controller in class/nvme, by name."""
     folder = sys / "class/nvme"
     return {name: folder / name for name in files.names(folder) if _CONTROLLER.match(name)}
 
 
-def identity(controller: Path) -> int | None:
+def nvme_identity(controller: Path) -> int | None:
     """Return a number of 32 bits that another drive by the same name does not have; None without a serial."""
     serial = read_text(controller / "serial")
     model = read_text(controller / "model")
     return zlib.crc32(f"{serial} {model}".encode()) if serial else None
 
 
-def parse_state(text: str | None) -> int | None:
+def parse_nvme_state(text: str | None) -> int | None:
     """Return the code of a controller's state; None for a word that no kernel known here writes."""
     return NVME_STATES.get(text) if text else None
 
 
-def namespaces(controller: Path, files: Files = FILES) -> list[str]:
+def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[str]:
     """Return the names of the controller's namespaces, or of its paths to them."""
     return [name for name in files.names(controller) if _NAMESPACE.match(name)]
 
@@ -256,9 +256,11 @@ def parse_smart_page(page: bytes) -> SmartLog | None:
     counters = [_counter(raw) for raw in rest[:10]]
     read, written, _, _, busy_minutes, cycles, hours, unsafe, media, errors = counters
     warm_minutes, hot_minutes, light, heavy = (n if n < 0xFFFFFFFF else None for n in rest[10:])
-    told = bool(spare or threshold)  # virtual drives leave both at 0, which is not worn out
+    reports_spare = bool(
+        spare or threshold
+    )  # virtual drives leave both at 0, which is not worn out
     return SmartLog(
-        warning, _celsius(kelvin), _percent(spare) if told else None, _percent(threshold) if told else None,
+        warning, _celsius(kelvin), _percent(spare) if reports_spare else None, _percent(threshold) if reports_spare else None,
         used / 100,
         _times(read, _DATA_UNIT_BYTES), _times(written, _DATA_UNIT_BYTES), _times(busy_minutes, 60),
         cycles, _times(hours, 3600), unsafe, media, errors,
@@ -374,7 +376,7 @@ _STAT = re.compile(
     re.MULTILINE,
 )
 _STATE = re.compile(rb"^[ \t]+state: *(\S+)", re.MULTILINE)
-#: In the order of `Import`, behind its state.
+#: In the order of `LustreImport`, behind its state.
 _NUMBERS = (
     b"connection_attempts:",
     b"generation:",
@@ -388,14 +390,14 @@ _TARGET = re.compile(r"-(osc|mdc)-[0-9a-f]{8,16}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class LustreStat:
     """One line of `stats`: how often, and the sum (bytes, microseconds) where there is one."""
 
     samples: int
     total: int | None
 
 
-class Import(NamedTuple):
+class LustreImport(NamedTuple):
     """A client's connection to a target; None: not shown, or no number."""
 
     state: int | None
@@ -406,12 +408,12 @@ class Import(NamedTuple):
     wait_microseconds: int | None  # mean of a request
 
 
-def trees(sys: Path, proc: Path) -> list[Path]:
+def lustre_folders(sys: Path, proc: Path) -> list[Path]:
     """Return where Lustre's files may be, the first that has one wins."""
     return [proc / "fs/lustre", sys / "kernel/debug/lustre", sys / "fs/lustre"]
 
 
-def instances(roots: list[Path], kinds: tuple[str, ...]) -> dict[str, list[Path]]:
+def lustre_instances(roots: list[Path], kinds: tuple[str, ...]) -> dict[str, list[Path]]:
     """Return the folders of each instance of these kinds (`llite`, `osc`, `mdc`), by its name."""
     found: dict[str, list[Path]] = {}
     for kind in kinds:
@@ -422,31 +424,31 @@ def instances(roots: list[Path], kinds: tuple[str, ...]) -> dict[str, list[Path]
     return found
 
 
-def filesystem_of(instance: str) -> str:
+def lustre_filesystem_of(instance: str) -> str:
     """Return the file system's name of `scratch-ffff8881.../`, an instance of llite."""
     return _ADDRESS.sub("", instance)
 
 
-def target_of(instance: str) -> str:
+def lustre_target_of(instance: str) -> str:
     """Return the target's name of `scratch-OST0000-osc-ffff8881...`."""
     return _TARGET.sub("", instance)
 
 
-def parse_stats(data: bytes) -> dict[str, Stat]:
+def parse_lustre_stats(data: bytes) -> dict[str, LustreStat]:
     """Return the lines of a `stats` file by name. What is no such line is left out."""
-    found: dict[str, Stat] = {}
+    found: dict[str, LustreStat] = {}
     for name, samples, total in _STAT.findall(data):
         count, amount = parse_unsigned(samples), parse_unsigned(total)
         if count is not None:
-            found[name.decode()] = Stat(count, amount)
+            found[name.decode()] = LustreStat(count, amount)
     return found
 
 
-def parse_import(data: bytes) -> Import:
+def parse_lustre_import(data: bytes) -> LustreImport:
     """Return what an `import` file says. Some releases leave zero bytes in it (LU-5567)."""
     data = data.replace(b"\0", b"")
     state = _STATE.search(data)
-    return Import(
+    return LustreImport(
         LUSTRE_STATES.get(state[1].decode(errors="replace")) if state else None,
         *line_numbers(data, _NUMBERS, indented=True),
     )

@@ -26,20 +26,20 @@ ATTRIBUTES_MAX = 64
 NAME_CHARACTERS_MAX = 128
 VALUE_CHARACTERS_MAX = 1024
 #: Of the child's complaints, the end is kept.
-COMPLAINT_BYTES_MAX = 2048
+STDERR_BYTES_MAX = 2048
 #: PCI addresses of GPUs that are not to be touched; None: all, and their driver.
-LeftOut = frozenset[str] | None
+ExcludedGpus = frozenset[str] | None
 #: A killed child that has not ended after this long sits in a driver, and is left behind.
-DEATH_SECONDS_MAX = 1.0
+EXIT_SECONDS_MAX = 1.0
 
 #: Children that would not die. While one lives no other is started: it would only join it.
 _abandoned: list[subprocess.Popen[bytes]] = []
 #: The child that runs, with the GPUs that it leaves out.
-_running: tuple[subprocess.Popen[bytes], LeftOut] | None = None
+_running: tuple[subprocess.Popen[bytes], ExcludedGpus] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class HostDevice:
     """A part of the host. `kind` and `key` are those of its readings where it has any."""
 
     kind: str
@@ -49,38 +49,38 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the host is made of; `words` say why it is not whole, and are empty when it is."""
+    """What the host is made of; `reason` say why it is not whole, and are empty when it is."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[HostDevice, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    words: str = ""
+    reason: str = ""
     #: GPUs of which nobody was asked.
-    left_out: LeftOut = frozenset()
+    left_out: ExcludedGpus = frozenset()
 
 
-def is_within(avoided: LeftOut, left_out: LeftOut) -> bool:
-    """Say whether who leaves *left_out* out touches none of *avoided*."""
-    return left_out is None or (avoided is not None and avoided <= left_out)
+def is_within(required: ExcludedGpus, left_out: ExcludedGpus) -> bool:
+    """Say whether who leaves *left_out* out touches none of *required*."""
+    return left_out is None or (required is not None and required <= left_out)
 
 
-def interrupt(avoided: LeftOut) -> None:
+def interrupt(avoided: ExcludedGpus) -> None:
     """End the child that runs, unless it leaves these GPUs out. For any thread; returns at once."""
     if (running := _running) is not None and not is_within(avoided, running[1]):
         running[0].kill()
 
 
 def read(
-    roots: Roots, seconds_max: float = 20.0, avoided: Callable[[], LeftOut] = frozenset
+    roots: Roots, seconds_max: float = 20.0, avoided: Callable[[], ExcludedGpus] = frozenset
 ) -> Inventory:
     """Run the child and return what it found. Never raises; returns within *seconds_max* and a second.
 
     What the child printed before a driver held it fast is kept. *avoided*: GPUs that are not to be touched now. Of one
-    that becomes so meanwhile the child is ended, within `interrupt`, and its `words` say so.
+    that becomes so meanwhile the child is ended, within `interrupt`, and its `reason` say so.
     """
     _abandoned[:] = [child for child in _abandoned if child.poll() is None]
     if _abandoned:
         return Inventory(
-            words=f"the last inventory (process {_abandoned[0].pid}) has not ended yet"
+            reason=f"the last inventory (process {_abandoned[0].pid}) has not ended yet"
         )
     command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
     command += ["--seconds", str(seconds_max / 2), "--until-stdin-ends"]
@@ -89,19 +89,19 @@ def read(
     left_out = avoided()
     command += ["--leave-out", "all" if left_out is None else ",".join(sorted(left_out))]
     try:
-        output, words = run_child(command, seconds_max, left_out, avoided)
+        output, reason = run_child(command, seconds_max, left_out, avoided)
     except OSError as error:
-        return Inventory(words=f"the inventory could not be started: {error}")
+        return Inventory(reason=f"the inventory could not be started: {error}")
     if not is_within(avoided(), left_out):
-        words = "ended for GPUs that are let go of or left alone"
-    return replace(parse(output, words), left_out=left_out)
+        reason = "ended for GPUs that are let go of or left alone"
+    return replace(parse(output, reason), left_out=left_out)
 
 
 def run_child(
     command: list[str],
     seconds_max: float,
-    left_out: LeftOut = None,
-    avoided: Callable[[], LeftOut] = frozenset,
+    left_out: ExcludedGpus = None,
+    avoided: Callable[[], ExcludedGpus] = frozenset,
 ) -> tuple[bytes, str]:
     """Return the line that the command printed, and why it is not whole. Raises OSError at the start.
 
@@ -121,18 +121,20 @@ def run_child(
     interrupt(avoided())  # of what is avoided since it was asked, and before it could be seen
     assert child.stdin and child.stdout and child.stderr
     with child.stdin, child.stdout, child.stderr:
-        output, complaint, words = _listen(child.stdout, child.stderr, seconds_max)
+        output, error_output, reason = _read_output(child.stdout, child.stderr, seconds_max)
     _end(child)
     _running = None
-    if not words and not output.endswith(b"\n"):
-        said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-        words = f"the inventory ended without an answer: {said or 'it said nothing'}"
-    return output, words
+    if not reason and not output.endswith(b"\n"):
+        last_line = error_output.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = f"the inventory ended without an answer: {last_line or 'it said nothing'}"
+    return output, reason
 
 
-def _listen(stdout: IO[bytes], stderr: IO[bytes], seconds_max: float) -> tuple[bytes, bytes, str]:
+def _read_output(
+    stdout: IO[bytes], stderr: IO[bytes], seconds_max: float
+) -> tuple[bytes, bytes, str]:
     """Read both pipes until the answer's line is whole; the words say why it is not."""
-    output, complaint = b"", b""
+    output, error_output = b"", b""
     deadline = time.monotonic() + seconds_max
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
@@ -140,7 +142,7 @@ def _listen(stdout: IO[bytes], stderr: IO[bytes], seconds_max: float) -> tuple[b
         while stdout in selector.get_map() and not output.endswith(b"\n"):
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                return output, complaint, f"the inventory took longer than {seconds_max:g} s"
+                return output, error_output, f"the inventory took longer than {seconds_max:g} s"
             for key, _ in ready:
                 part = os.read(key.fd, 65536)
                 if not part:
@@ -148,35 +150,35 @@ def _listen(stdout: IO[bytes], stderr: IO[bytes], seconds_max: float) -> tuple[b
                 elif key.fileobj is stdout:
                     output += part
                 else:
-                    complaint = (complaint + part)[-COMPLAINT_BYTES_MAX:]
+                    error_output = (error_output + part)[-STDERR_BYTES_MAX:]
             if len(output) > OUTPUT_BYTES_MAX:
-                return b"", complaint, f"the inventory said more than {OUTPUT_BYTES_MAX} bytes"
-    return output, complaint, ""
+                return b"", error_output, f"the inventory said more than {OUTPUT_BYTES_MAX} bytes"
+    return output, error_output, ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(DEATH_SECONDS_MAX / 2)
+        child.wait(EXIT_SECONDS_MAX / 2)
         return
     child.kill()
     try:
-        child.wait(DEATH_SECONDS_MAX / 2)
+        child.wait(EXIT_SECONDS_MAX / 2)
     except subprocess.TimeoutExpired:
         _abandoned.append(child)
 
 
-def parse(output: bytes, words: str = "") -> Inventory:
+def parse(output: bytes, reason: str = "") -> Inventory:
     """Return the inventory that the child's line says. What is not one has words; never raises."""
     try:
-        said = json.loads(output)
+        document = json.loads(output)
         devices = tuple(
-            Device(str(d["kind"]), str(d["key"]), _texts(d.get("attributes", {})))
-            for d in said["devices"][:DEVICES_MAX]
+            HostDevice(str(d["kind"]), str(d["key"]), _texts(d.get("attributes", {})))
+            for d in document["devices"][:DEVICES_MAX]
         )
-        labels = _texts(said["labels"])
-        problems = [words, *(str(problem) for problem in said.get("problems", ()))]
+        labels = _texts(document["labels"])
+        problems = [reason, *(str(problem) for problem in document.get("problems", ()))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Inventory(words=words or f"the inventory's answer is none: {error!r:.120}")
+        return Inventory(reason=reason or f"the inventory's answer is none: {error!r:.120}")
     return Inventory(devices, labels, "; ".join(filter(None, problems)))
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..hardware.files import Roots
-from . import Device, host, links
+from . import HostDevice, host, links
 from .gpus import gpus
 
 #: In the order in which they are printed.
-SECTIONS: dict[str, Callable[[Roots], list[Device]]] = {
+SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
     "NUMA nodes": host.numa_nodes,
     "PCIe functions": host.pcie_functions,
     "disks": host.disks,
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     roots = Roots(options.sys, options.proc, options.nvml)
     left_out = None if options.leave_out == "all" else _names(options.leave_out)
     sections = SECTIONS | {"GPUs": lambda roots: gpus(roots, left_out)}
-    found, problems = look(sections, roots, options.seconds)
+    found, problems = run_sections(sections, roots, options.seconds)
     answer = {
         "devices": [
             {"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in found
@@ -81,18 +81,18 @@ def _end_with_stdin() -> None:
     os._exit(1)
 
 
-def look(
-    sections: Mapping[str, Callable[[Roots], list[Device]]], roots: Roots, seconds_max: float
-) -> tuple[list[Device], list[str]]:
+def run_sections(
+    sections: Mapping[str, Callable[[Roots], list[HostDevice]]], roots: Roots, seconds_max: float
+) -> tuple[list[HostDevice], list[str]]:
     """Return what the sections found and what was wrong with the others, within *seconds_max* in all.
 
     They look at the same time: however many are held fast by drivers, the others' answers are there.
     """
-    found: list[Device] = []
+    found: list[HostDevice] = []
     problems: list[str] = []
-    looks = {name: _Look(section, roots) for name, section in sections.items()}
+    threads = {name: _SectionThread(section, roots) for name, section in sections.items()}
     deadline = time.monotonic() + seconds_max
-    for name, section in looks.items():
+    for name, section in threads.items():
         section.join(max(0.0, deadline - time.monotonic()))
         devices, problem = section.answer or ([], f"no answer within {seconds_max:g} s")
         found += devices
@@ -101,13 +101,13 @@ def look(
     return found, problems
 
 
-class _Look(threading.Thread):
+class _SectionThread(threading.Thread):
     """A section in a thread of its own, which can be left behind when a driver does not return."""
 
-    def __init__(self, section: Callable[[Roots], list[Device]], roots: Roots) -> None:
+    def __init__(self, section: Callable[[Roots], list[HostDevice]], roots: Roots) -> None:
         super().__init__(daemon=True)
         self._section, self._roots = section, roots
-        self.answer: tuple[list[Device], str] | None = None
+        self.answer: tuple[list[HostDevice], str] | None = None
         self.start()
 
     def run(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..hardware.files import Roots
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
-from . import Device, LeftOut
+from . import ExcludedGpus, HostDevice
 
 # ----------------------------------------------------------------------
 # Where a GPU stands in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
@@ -24,7 +24,7 @@ from . import Device, LeftOut
 _VERSION_BYTES, _GUID_BYTES = 4, 16
 _PLATFORM_BYTES = _VERSION_BYTES + 2 * _GUID_BYTES + 5
 #: What the last five bytes are called, by version.
-_PLACES = {
+_LOCATION_FIELDS = {
     1: ("slot", "tray", "host_index", "peer_type", "module_id"),
     2: ("slot", "tray", "host_index", "peer_type", "module_id"),
 }
@@ -39,15 +39,20 @@ SWITCH_ERRORS = (
 
 def platform(data: bytes, version: int) -> dict[str, str]:
     """Return what an nvmlPlatformInfo_t of *version* says; what is all zeros was not told. Nothing when it is short."""
-    if len(data) < _PLATFORM_BYTES or version not in _PLACES:
+    if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES
     guid, second = data[_VERSION_BYTES:first], data[first : first + _GUID_BYTES]
-    places = data[first + _GUID_BYTES : _PLATFORM_BYTES]
-    said = {"platform_guid": guid.rstrip(b"\0").hex(), _SECOND_GUID[version]: text_or_hex(second)}
-    said |= {name: str(value) for name, value in zip(_PLACES[version], places, strict=True)}
-    said["peer_type"] = _PEER_TYPES.get(places[3], said["peer_type"])
-    return {name: value for name, value in said.items() if value}
+    numbers = data[first + _GUID_BYTES : _PLATFORM_BYTES]
+    attributes = {
+        "platform_guid": guid.rstrip(b"\0").hex(),
+        _SECOND_GUID[version]: text_or_hex(second),
+    }
+    attributes |= {
+        name: str(value) for name, value in zip(_LOCATION_FIELDS[version], numbers, strict=True)
+    }
+    attributes["peer_type"] = _PEER_TYPES.get(numbers[3], attributes["peer_type"])
+    return {name: value for name, value in attributes.items() if value}
 
 
 def text_or_hex(data: bytes) -> str:
@@ -62,10 +67,13 @@ def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
     NVSwitches; any other has switches outside of it."""
     if state != 3 or len(cluster) != _GUID_BYTES:
         return {}
-    said = {"fabric_clique": str(clique)}
+    attributes = {"fabric_clique": str(clique)}
     if any(cluster):
-        said |= {"fabric_cluster": str(uuid.UUID(bytes=cluster)), "nvswitch_errors": SWITCH_ERRORS}
-    return said
+        attributes |= {
+            "fabric_cluster": str(uuid.UUID(bytes=cluster)),
+            "nvswitch_errors": SWITCH_ERRORS,
+        }
+    return attributes
 
 
 #: More memory than a GPU has (1 PiB): NVML's all ones for "not available" is beyond.
@@ -95,10 +103,10 @@ PROBLEM, HIDDEN = "problem", "hidden"
 _NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
 _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
 
-Question = Callable[[], object]
+Query = Callable[[], object]
 
 
-def gpus(roots: Roots, left_out: LeftOut = frozenset()) -> list[Device]:
+def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
     """Return the GPUs by UUID, their MIG devices and NVLinks; none without pynvml, the driver or a GPU.
 
     *left_out*: are not touched, nor are they in what is returned. Raises pynvml.NVMLError when the driver is there and
@@ -126,25 +134,25 @@ def gpus(roots: Roots, left_out: LeftOut = frozenset()) -> list[Device]:
             return []
         raise
     try:
-        found = list(_answering(pynvml, roots, left_out))
+        found = list(_responding_gpus(pynvml, roots, left_out))
     finally:
         pynvml.nvmlShutdown()
-    seen = {device.attributes.get("pci_address") for device in found}
-    return found + _silent(roots, seen | left_out)
+    known = {device.attributes.get("pci_address") for device in found}
+    return found + _unresponsive_gpus(roots, known | left_out)
 
 
-def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Question]]:
+def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
     """Yield what attaches each GPU, and no other: by its address; where nobody lists them, by index, with "" for it."""
-    listed = driver_gpus(roots.proc) or pci_gpus(roots.sys)
-    for address in listed[:GPUS_MAX]:
+    addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
+    for address in addresses[:GPUS_MAX]:
         if address not in left_out:
             yield address, partial(pynvml.nvmlDeviceGetHandleByPciBusId, address.encode())
-    if not listed and not left_out:
+    if not addresses and not left_out:
         for index in range(min(GPUS_MAX, pynvml.nvmlDeviceGetCount())):
             yield "", partial(pynvml.nvmlDeviceGetHandleByIndex, index)
 
 
-def _answering(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[Device]:
+def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[HostDevice]:
     for address, attach in _handles(pynvml, roots, left_out):
         try:  # one lost GPU must not cost the others
             handle = attach()
@@ -154,36 +162,36 @@ def _answering(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[
             yield from _mig_devices(pynvml, handle, gpu.key)
         except pynvml.NVMLError as error:
             if address and getattr(error, "value", None) == pynvml.NVML_ERROR_NO_PERMISSION:
-                yield _listed(
+                yield _driver_listed_gpu(
                     roots, address, HIDDEN, "no permission: let the agent open /dev/nvidia[0-9]*"
                 )
 
 
-def _silent(roots: Roots, seen: Container[str | None]) -> list[Device]:
+def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostDevice]:
     """Return the GPUs that the kernel's driver lists and NVML said nothing of."""
     return [
-        _listed(roots, address, PROBLEM, "NVML does not answer for this GPU")
+        _driver_listed_gpu(roots, address, PROBLEM, "NVML does not answer for this GPU")
         for address in driver_gpus(roots.proc)
-        if address not in seen
+        if address not in known
     ]
 
 
-def _listed(roots: Roots, address: str, attribute: str, words: str) -> Device:
+def _driver_listed_gpu(roots: Roots, address: str, attribute: str, message: str) -> HostDevice:
     """Return a GPU of which the kernel's driver knows, and NVML tells nothing."""
     key = driver_gpu_uuid(roots.proc, address) or address
-    return Device("gpu", key, {"pci_address": address, attribute: words})
+    return HostDevice("gpu", key, {"pci_address": address, attribute: message})
 
 
-def _gpu(pynvml: Any, handle: object) -> Device:
+def _gpu(pynvml: Any, handle: object) -> HostDevice:
     attributes: dict[str, str] = {}
-    for place in (_platform, _fabric):
+    for read in (_platform, _fabric):
         with contextlib.suppress(pynvml.NVMLError, AttributeError):
-            attributes |= place(pynvml, handle)
-    attributes |= _answers(pynvml, _board(pynvml, handle) | _modes(pynvml, handle))
-    return Device("gpu", as_text(pynvml.nvmlDeviceGetUUID(handle)), attributes)
+            attributes |= read(pynvml, handle)
+    attributes |= _query_all(pynvml, _board(pynvml, handle) | _modes(pynvml, handle))
+    return HostDevice("gpu", as_text(pynvml.nvmlDeviceGetUUID(handle)), attributes)
 
 
-def _board(pynvml: Any, handle: object) -> dict[str, Question]:
+def _board(pynvml: Any, handle: object) -> dict[str, Query]:
     """What is built into the board."""
     nv = pynvml
     return {
@@ -192,7 +200,7 @@ def _board(pynvml: Any, handle: object) -> dict[str, Question]:
         "pci_address": lambda: sysfs_address(nv.nvmlDeviceGetPciInfo(handle).busId),
         "board_part_number": lambda: nv.nvmlDeviceGetBoardPartNumber(handle),
         "board_id": lambda: nv.nvmlDeviceGetBoardId(handle),
-        "architecture": lambda: _named(ARCHITECTURES, nv.nvmlDeviceGetArchitecture(handle)),
+        "architecture": lambda: _name_of(ARCHITECTURES, nv.nvmlDeviceGetArchitecture(handle)),
         "compute_capability": lambda: ".".join(
             map(str, nv.nvmlDeviceGetCudaComputeCapability(handle))
         ),
@@ -210,7 +218,7 @@ def _board(pynvml: Any, handle: object) -> dict[str, Question]:
     }
 
 
-def _modes(pynvml: Any, handle: object) -> dict[str, Question]:
+def _modes(pynvml: Any, handle: object) -> dict[str, Query]:
     """What host and driver made of it."""
     nv = pynvml
     return {
@@ -236,13 +244,13 @@ def _bytes(total: int) -> int:
     return total
 
 
-def _answers(pynvml: Any, questions: dict[str, Question]) -> dict[str, str]:
+def _query_all(pynvml: Any, queries: dict[str, Query]) -> dict[str, str]:
     """Return the answers there are: not every GPU, driver or binding has one to each."""
-    answers: dict[str, str] = {}
-    for name, question in questions.items():
+    values: dict[str, str] = {}
+    for name, query in queries.items():
         with contextlib.suppress(pynvml.NVMLError, AttributeError, ValueError):
-            answers[name] = as_text(question())
-    return {name: answer for name, answer in answers.items() if answer}
+            values[name] = as_text(query())
+    return {name: value for name, value in values.items() if value}
 
 
 def _field(pynvml: Any, handle: object, field: int, scope: int = 0) -> int:
@@ -272,22 +280,24 @@ def _fabric(pynvml: Any, handle: object) -> dict[str, str]:
     return fabric(bytes(info.clusterUuid), info.cliqueId, info.state)
 
 
-def _links(pynvml: Any, handle: object, gpu: str) -> Iterator[Device]:
+def _links(pynvml: Any, handle: object, gpu: str) -> Iterator[HostDevice]:
     """Yield each NVLink with what is at its far end."""
     count = 0
     with contextlib.suppress(pynvml.NVMLError):
         count = min(LINKS_MAX, _field(pynvml, handle, _NVLINK_COUNT))
     for link in range(count):
-        yield Device("nvlink", f"{gpu}/link{link}", {"gpu": gpu} | _far_end(pynvml, handle, link))
+        yield HostDevice(
+            "nvlink", f"{gpu}/link{link}", {"gpu": gpu} | _far_end(pynvml, handle, link)
+        )
 
 
 def _far_end(pynvml: Any, handle: object, link: int) -> dict[str, str]:
     nv = pynvml
-    return _answers(
+    return _query_all(
         pynvml,
         {
             "active": lambda: nv.nvmlDeviceGetNvLinkState(handle, link),
-            "remote_kind": lambda: _named(
+            "remote_kind": lambda: _name_of(
                 FAR_ENDS, nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
             ),
             "remote_pci_address": lambda: sysfs_address(
@@ -298,7 +308,7 @@ def _far_end(pynvml: Any, handle: object, link: int) -> dict[str, str]:
     )
 
 
-def _mig_devices(pynvml: Any, handle: object, gpu: str) -> Iterator[Device]:
+def _mig_devices(pynvml: Any, handle: object, gpu: str) -> Iterator[HostDevice]:
     """Yield the MIG devices; an index without one is no error."""
     nv, count = pynvml, 0
     with contextlib.suppress(nv.NVMLError):
@@ -308,10 +318,10 @@ def _mig_devices(pynvml: Any, handle: object, gpu: str) -> Iterator[Device]:
         with contextlib.suppress(nv.NVMLError):
             mig = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             uuid = as_text(nv.nvmlDeviceGetUUID(mig))
-            yield Device("mig", uuid, {"gpu": gpu} | _answers(nv, _instance(nv, mig)))
+            yield HostDevice("mig", uuid, {"gpu": gpu} | _query_all(nv, _instance(nv, mig)))
 
 
-def _instance(nv: Any, mig: object) -> dict[str, Question]:
+def _instance(nv: Any, mig: object) -> dict[str, Query]:
     return {
         "name": lambda: nv.nvmlDeviceGetName(mig),
         "gpu_instance": lambda: nv.nvmlDeviceGetGpuInstanceId(mig),
@@ -321,7 +331,7 @@ def _instance(nv: Any, mig: object) -> dict[str, Question]:
     }
 
 
-def _named(names: dict[int, str], number: int) -> str:
+def _name_of(names: dict[int, str], number: int) -> str:
     return names.get(number, str(number))
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from ...ext.hostfiles import CoreTimes, line_numbers
 from ..hardware import host, pci, settings, storage
-from ..hardware.files import KeptFile, Roots, device_key, names_in, read_text, read_unsigned
+from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text, read_unsigned
 from ..hardware.host import cpu_model
-from . import Device
+from . import HostDevice
 
 _SECTOR_BYTES = 512  # `size` counts these, whatever the disk's own
 #: The device kind of those network filesystems that have readings.
 _NETWORK_KINDS = {"nfs": "nfs", "nfs4": "nfs", "lustre": "lustre"}
 
 
-def numa_nodes(roots: Roots) -> list[Device]:
+def numa_nodes(roots: Roots) -> list[HostDevice]:
     """Nodes with their cores, and the distance to each node."""
     return [
-        Device(
+        HostDevice(
             "numa",
             name,
             {
@@ -33,16 +33,16 @@ def numa_nodes(roots: Roots) -> list[Device]:
     ]
 
 
-def pcie_functions(roots: Roots) -> list[Device]:
+def pcie_functions(roots: Roots) -> list[HostDevice]:
     """Functions with their bridges up to the root; a GPU's also say what is near it."""
     functions = pci.watched_functions(roots.sys)
     nics = [function for function in functions.values() if function.is_network]
     rdma = _rdma_by_function(roots)
-    devices: list[Device] = []
+    devices: list[HostDevice] = []
     for function in functions.values():
-        attributes = _known(function.folder, _FUNCTION_FILES)
+        attributes = _read_attributes(function.folder, _FUNCTION_FILES)
         if not pci.is_asleep(function.folder):
-            attributes |= _known(function.folder, _LINK_FILES)
+            attributes |= _read_attributes(function.folder, _LINK_FILES)
         attributes |= {
             "class": f"0x{function.class_code:06x}",
             "parents": " ".join(function.parents),
@@ -54,7 +54,7 @@ def pcie_functions(roots: Roots) -> list[Device]:
         if function.is_gpu:
             attributes |= {f"near {nic.address}": pci.nearness(function, nic) for nic in nics}
             attributes |= _nearest(function, nics, rdma)
-        devices.append(Device("pcie", function.address, attributes))
+        devices.append(HostDevice("pcie", function.address, attributes))
     return devices
 
 
@@ -78,7 +78,7 @@ def _nearest(
     """Return what a job should pair with a GPU, and how near it is; nothing of what is on another socket."""
     nearness, near = pci.nearest(gpu, nics)
     rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])
-    return _filled(
+    return _without_empty(
         {
             "nearest_nics": " ".join(nic.address for nic in near),
             "nearest_nics_at": nearness,
@@ -94,13 +94,13 @@ def _rdma_by_function(roots: Roots) -> dict[str, str]:
     return {pci_address(folder / name): device_key(name) for name in names_in(folder)}
 
 
-def disks(roots: Roots) -> list[Device]:
+def disks(roots: Roots) -> list[HostDevice]:
     """Disks with model, firmware, size, how their queue works, and the PCIe function they hang from."""
-    devices: list[Device] = []
+    devices: list[HostDevice] = []
     for name in storage.disks_with_backing(roots.sys):
         folder = roots.sys / "block" / name.replace("/", "!")
         sectors = read_unsigned(folder / "size")
-        attributes = _known(
+        attributes = _read_attributes(
             folder / "device",
             {
                 "model": "model",
@@ -109,22 +109,24 @@ def disks(roots: Roots) -> list[Device]:
                 "transport": "transport",
             },
         )
-        attributes |= _known(folder, {"wwid": "wwid", "queue_requests": "queue/nr_requests"})
+        attributes |= _read_attributes(
+            folder, {"wwid": "wwid", "queue_requests": "queue/nr_requests"}
+        )
         attributes |= {
             "size_bytes": "" if sectors is None else str(sectors * _SECTOR_BYTES),
             "rotational": read_text(folder / "queue/rotational") or "",
-            "scheduler": _chosen(read_text(folder / "queue/scheduler") or ""),
+            "scheduler": _bracketed(read_text(folder / "queue/scheduler") or ""),
             "pci_address": pci_address(folder),
         }
-        devices.append(Device("disk", device_key(name), _filled(attributes)))
+        devices.append(HostDevice("disk", device_key(name), _without_empty(attributes)))
     return devices
 
 
-def nvme_controllers(roots: Roots) -> list[Device]:
+def nvme_controllers(roots: Roots) -> list[HostDevice]:
     """NVMe controllers with what is written on them, and their disks."""
-    devices: list[Device] = []
-    for name, folder in storage.controllers(roots.sys).items():
-        attributes = _known(
+    devices: list[HostDevice] = []
+    for name, folder in storage.nvme_controllers(roots.sys).items():
+        attributes = _read_attributes(
             folder,
             {
                 "model": "model",
@@ -136,23 +138,23 @@ def nvme_controllers(roots: Roots) -> list[Device]:
             },
         )
         attributes |= {
-            "disks": " ".join(storage.namespaces(folder)),
+            "disks": " ".join(storage.nvme_namespaces(folder)),
             "pci_address": pci_address(folder),
         }
-        devices.append(Device("nvme", device_key(name), _filled(attributes)))
+        devices.append(HostDevice("nvme", device_key(name), _without_empty(attributes)))
     return devices
 
 
-def filesystems(roots: Roots) -> list[Device]:
+def filesystems(roots: Roots) -> list[HostDevice]:
     """Local filesystems with what they are on, and those over a network, of which no readings may exist."""
-    data = KeptFile(roots.proc / "self/mountinfo").read()
+    data = OpenFile(roots.proc / "self/mountinfo").read()
     local = [("filesystem", mount) for mount in storage.parse_mountinfo(data)]
     remote = [
         (_NETWORK_KINDS.get(mount.type, "network_filesystem"), mount)
         for mount in storage.parse_network_mounts(data)
     ]
     return [
-        Device(
+        HostDevice(
             kind,
             device_key(mount.point),
             {"source": device_key(mount.source), "type": device_key(mount.type)},
@@ -161,10 +163,10 @@ def filesystems(roots: Roots) -> list[Device]:
     ]
 
 
-def sensors(roots: Roots) -> list[Device]:
+def sensors(roots: Roots) -> list[HostDevice]:
     """RAPL zones and hwmon sensors with the names that their numbers do not say."""
     zones = host.rapl_zones(roots.sys).items()
-    found = [Device("rapl", name, {"label": host.zone_label(folder)}) for name, folder in zones]
+    found = [HostDevice("rapl", name, {"label": host.zone_label(folder)}) for name, folder in zones]
     for name, sensor in host.sensors(roots.sys).items():
         chip = Path(sensor.prefix).parent
         attributes = {
@@ -172,11 +174,11 @@ def sensors(roots: Roots) -> list[Device]:
             "label": read_text(Path(f"{sensor.prefix}_label")) or "",
             "pci_address": pci_address(chip / "device"),
         }
-        found.append(Device("hwmon", device_key(name), _filled(attributes)))
+        found.append(HostDevice("hwmon", device_key(name), _without_empty(attributes)))
     return found
 
 
-def memory_modules(roots: Roots) -> list[Device]:
+def memory_modules(roots: Roots) -> list[HostDevice]:
     """Memory controllers and DIMMs, with the label that is printed beside the socket."""
     files = {
         "controller": {"name": "mc_name", "size_megabytes": "size_mb"},
@@ -191,23 +193,23 @@ def memory_modules(roots: Roots) -> list[Device]:
         "channel": {"label": "dimm_label"},
     }
     return [
-        Device(
+        HostDevice(
             "edac",
             name,
-            _known(
+            _read_attributes(
                 place.folder,
                 {key: f"{place.prefix}{file}" for key, file in files[place.kind].items()},
             ),
         )
-        for name, place in host.places(roots.sys).items()
+        for name, place in host.edac_locations(roots.sys).items()
     ]
 
 
-def kernel_settings(roots: Roots) -> list[Device]:
+def kernel_settings(roots: Roots) -> list[HostDevice]:
     """Settings that are words: the flags that the kernel was started with, and which parts it uses."""
     cpu, kernel = roots.sys / "devices/system/cpu", roots.proc / "sys"
     clock = roots.sys / "devices/system/clocksource/clocksource0/current_clocksource"
-    governors = {word for word in settings.domain_words(roots.sys, "scaling_governor") if word}
+    governors = {word for word in settings.domain_values(roots.sys, "scaling_governor") if word}
     attributes = {
         "kernel_flags": settings.kernel_flags(read_text(roots.proc / "cmdline")),
         "kernel_build": (read_text(kernel / "kernel/version") or "")[:256],
@@ -218,8 +220,8 @@ def kernel_settings(roots: Roots) -> list[Device]:
         "isolated_cpus": read_text(cpu / "isolated") or "",
         "tcp_congestion": read_text(kernel / "net/ipv4/tcp_congestion_control") or "",
     }
-    filled = _filled(attributes)
-    return [Device("settings", "host", filled)] if filled else []
+    filled = _without_empty(attributes)
+    return [HostDevice("settings", "host", filled)] if filled else []
 
 
 def pci_address(folder: Path) -> str:
@@ -236,17 +238,17 @@ def link_name(link: Path) -> str:
         return ""
 
 
-def _known(folder: Path, files: dict[str, str]) -> dict[str, str]:
+def _read_attributes(folder: Path, files: dict[str, str]) -> dict[str, str]:
     """Return the attributes whose files exist."""
-    return _filled({name: read_text(folder / file) or "" for name, file in files.items()})
+    return _without_empty({name: read_text(folder / file) or "" for name, file in files.items()})
 
 
-def _chosen(text: str) -> str:
+def _bracketed(text: str) -> str:
     """Return the one in brackets of a list of choices: `[none] mq-deadline`."""
     return text.partition("[")[2].partition("]")[0]
 
 
-def _filled(attributes: dict[str, str]) -> dict[str, str]:
+def _without_empty(attributes: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if value}
 
 
@@ -258,8 +260,8 @@ def labels(roots: Roots) -> dict[str, str]:
     """Return hostname, kernel, os, cpu, memory and driver version; without those that are not known."""
     proc = roots.proc
     cores = CoreTimes()
-    cores.take(KeptFile(proc / "stat").read())
-    (memory,) = line_numbers(KeptFile(proc / "meminfo").read(), (b"MemTotal:",))
+    cores.take(OpenFile(proc / "stat").read())
+    (memory,) = line_numbers(OpenFile(proc / "meminfo").read(), (b"MemTotal:",))
     found = {
         "hostname": read_text(proc / "sys/kernel/hostname"),
         "kernel": read_text(proc / "sys/kernel/osrelease"),

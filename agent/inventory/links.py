@@ -10,45 +10,45 @@ from pathlib import Path
 
 from ...ext.ethtool import DriverStatistics
 from ..collectors.rdma import counter_files, unnamed
-from ..hardware.files import KeptFile, Roots, device_key, names_in, read_text
+from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text
 from ..hardware.netlink import LINKMODES_GET, EthtoolNetlink, SupportedMode, parse_supported_modes
 from ..hardware.network import gids, interfaces_with_device, rdma_ports, read_bond
 from ..hardware.pci import is_asleep
-from . import VALUE_CHARACTERS_MAX, Device
+from . import VALUE_CHARACTERS_MAX, HostDevice
 from .host import link_name, pci_address
 
 #: Of a long list, an attribute names so many.
-NAMED_MAX = 64
+LISTED_MAX = 64
 
 
-def interfaces(roots: Roots) -> list[Device]:
+def interfaces(roots: Roots) -> list[HostDevice]:
     """Return the interfaces with a device of their own, and what is built on them."""
     kinds = _kinds_by_netlink() if roots.is_this_machine else {}
     physical = interfaces_with_device(roots.sys)
     modes = _modes_by_netlink(roots, physical) if roots.is_this_machine else {}
     folder = roots.sys / "class/net"
-    devices: list[Device] = []
+    devices: list[HostDevice] = []
     for name in names_in(folder):
-        attributes = _of_sysfs(folder / name) | kinds.get(name, {})
+        attributes = _sysfs_attributes(folder / name) | kinds.get(name, {})
         if name in physical:
             attributes |= {
                 "pci_address": pci_address(folder / name),
                 "driver": link_name(folder / name / "device/driver"),
             }
-            attributes |= _of_driver(folder / name) if roots.is_this_machine else {}
-            attributes |= of_modes(modes.get(name, ()))
+            attributes |= _driver_attributes(folder / name) if roots.is_this_machine else {}
+            attributes |= mode_attributes(modes.get(name, ()))
         elif attributes.get("link") not in ("bond", "vlan"):
             continue
         if (folder / name / "bonding").is_dir():
-            attributes |= _of_bond(roots, name)
+            attributes |= _bond_attributes(roots, name)
         elif attributes.get("link") == "vlan":
-            attributes |= _of_vlan(roots, name)
+            attributes |= _vlan_attributes(roots, name)
         filled = {key: value for key, value in attributes.items() if value}
-        devices.append(Device("net", device_key(name), filled))
+        devices.append(HostDevice("net", device_key(name), filled))
     return devices
 
 
-def _of_sysfs(folder: Path) -> dict[str, str]:
+def _sysfs_attributes(folder: Path) -> dict[str, str]:
     """What sysfs tells: `uevent` names the kind, `lower_*` are links to the interfaces below."""
     lines = (read_text(folder / "uevent") or "").splitlines()
     kinds = [line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")]
@@ -64,7 +64,7 @@ def _of_sysfs(folder: Path) -> dict[str, str]:
     }
 
 
-def _of_driver(folder: Path) -> dict[str, str]:
+def _driver_attributes(folder: Path) -> dict[str, str]:
     """Return what the driver says of itself (ETHTOOL_GDRVINFO); nothing when its device sleeps, which it would end."""
     if is_asleep(folder / "device"):
         return {}
@@ -89,12 +89,12 @@ def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[Supp
             if is_asleep(roots.sys / "class/net" / name / "device"):
                 continue
             with contextlib.suppress(OSError):
-                reply = source.ask(LINKMODES_GET, socket.if_nametoindex(name))
+                reply = source.request(LINKMODES_GET, socket.if_nametoindex(name))
                 found[name] = parse_supported_modes(reply)
     return found
 
 
-def of_modes(modes: Iterable[SupportedMode]) -> dict[str, str]:
+def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
     """Return the highest speed, the most lanes, and the modes' names from the fastest on, as many as fit."""
     fastest = sorted(modes, key=lambda mode: mode.speed_megabits, reverse=True)
     if not fastest:
@@ -109,17 +109,17 @@ def of_modes(modes: Iterable[SupportedMode]) -> dict[str, str]:
     }
 
 
-def _of_bond(roots: Roots, name: str) -> dict[str, str]:
+def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
     """Return how the bond stands, each slave with its state and how often it failed."""
     bond, folder = read_bond(roots.sys, name), roots.sys / "class/net" / name / "bonding"
-    words = {True: "up", False: "down", None: "unknown"}
+    states = {True: "up", False: "down", None: "unknown"}
     slaves = [
-        f"{device_key(s.name)}={words[s.up]}" + (f"/{s.failures}" if s.failures else "")
+        f"{device_key(s.name)}={states[s.up]}" + (f"/{s.failures}" if s.failures else "")
         for s in bond.slaves
     ]
     return {
         "mode": read_text(folder / "mode") or "",
-        "state": words[bond.up],
+        "state": states[bond.up],
         "active_slave": device_key(bond.active),
         "slaves": " ".join(slaves),
         "transmit_hash": read_text(folder / "xmit_hash_policy") or "",
@@ -129,9 +129,9 @@ def _of_bond(roots: Roots, name: str) -> dict[str, str]:
     }
 
 
-def _of_vlan(roots: Roots, name: str) -> dict[str, str]:
+def _vlan_attributes(roots: Roots, name: str) -> dict[str, str]:
     """Return the number and the interface below, from /proc/net/vlan, which only root may read."""
-    text = KeptFile(roots.proc / "net/vlan/config").read()
+    text = OpenFile(roots.proc / "net/vlan/config").read()
     for interface, number, below in parse_vlans(text):
         if interface == device_key(name):
             return {"vlan": str(number), "below": below}
@@ -152,10 +152,12 @@ def parse_vlans(text: bytes) -> list[tuple[str, int, str]]:
     return found
 
 
-def rdma(roots: Roots) -> list[Device]:
+def rdma(roots: Roots) -> list[HostDevice]:
     """Ports with firmware, link layer, addresses, and the network interfaces that they belong to."""
     return [
-        Device("rdma", device_key(name), {k: v for k, v in _port(roots, name, folder).items() if v})
+        HostDevice(
+            "rdma", device_key(name), {k: v for k, v in _port(roots, name, folder).items() if v}
+        )
         for name, folder in rdma_ports(roots.sys).items()
     ]
 
@@ -167,17 +169,21 @@ def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
         names_in(device / "device/net")
     )
     hidden = unnamed(counter_files(folder))
-    said = {attribute: read_text(device / file) or "" for attribute, file in _DEVICE_FILES.items()}
-    said |= {attribute: read_text(folder / file) or "" for attribute, file in _PORT_FILES.items()}
-    return said | {
+    attributes = {
+        attribute: read_text(device / file) or "" for attribute, file in _DEVICE_FILES.items()
+    }
+    attributes |= {
+        attribute: read_text(folder / file) or "" for attribute, file in _PORT_FILES.items()
+    }
+    return attributes | {
         "pci_address": pci_address(device),
         "interfaces": " ".join(sorted(device_key(each) for each in interfaces)),
         "gids": ", ".join(
             " ".join(filter(None, (f"{g.index}={g.gid}", g.type, device_key(g.interface))))
-            for g in table[:NAMED_MAX]
+            for g in table[:LISTED_MAX]
         ),
         "gids_count": str(len(table)) if table else "",
-        "unnamed_counters": " ".join(device_key(each) for each in hidden[:NAMED_MAX]),
+        "unnamed_counters": " ".join(device_key(each) for each in hidden[:LISTED_MAX]),
     }
 
 
@@ -206,11 +212,11 @@ def _kinds_by_netlink() -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):
-        _ask_netlink(found)
+        _query_netlink(found)
     return found
 
 
-def _ask_netlink(found: dict[str, dict[str, str]]) -> None:
+def _query_netlink(found: dict[str, dict[str, str]]) -> None:
     from pyroute2 import IPRoute
 
     with IPRoute() as route:
@@ -219,6 +225,6 @@ def _ask_netlink(found: dict[str, dict[str, str]]) -> None:
             kind = info.get_attr("IFLA_INFO_KIND") if info else None
             data = info.get_attr("IFLA_INFO_DATA") if info and kind == "vlan" else None
             number = data.get_attr("IFLA_VLAN_ID") if data else None
-            told = {"link": kind or "", "vlan": "" if number is None else str(number)}
+            attributes = {"link": kind or "", "vlan": "" if number is None else str(number)}
             name = message.get_attr("IFLA_IFNAME")
-            found[name] = {key: value for key, value in told.items() if value}
+            found[name] = {key: value for key, value in attributes.items() if value}

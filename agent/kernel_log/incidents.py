@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ...contract.xid.policy import Severity, lookup
+from ...contract.xid.policy import XidSeverity, lookup
 from .record import (
     ATTRIBUTES_MAX,
     LINE_CHARACTERS_MAX,
     VALUE_CHARACTERS_MAX,
-    Forms,
-    Notice,
-    Part,
+    LinePart,
+    MessageTemplates,
+    ParsedLine,
     printable,
 )
 
@@ -34,9 +34,9 @@ SECOND_NS = 1_000_000_000
 #: Silence that ends an incident.
 QUIET_NS = 60 * SECOND_NS
 #: Within this, one code explains another (`wait_seconds` of `xid.toml`).
-BESIDE_NS = 5 * SECOND_NS
+RELATED_NS = 5 * SECOND_NS
 #: When an incident that goes on is told again, from the time it was told before. The last stays.
-PACE_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
+REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 #: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
 #: top is folded: first the scopes of one device and code into one, then all of one event name.
 OPEN_MAX = 256
@@ -59,10 +59,10 @@ Key = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line of the log with what it tells. `boottime_ns` is when it was written."""
 
-    notice: Notice
+    parsed: ParsedLine
     text: str
     boottime_ns: int
     wall_ns: int
@@ -70,26 +70,26 @@ class Line:
 
 
 @dataclass(slots=True)
-class Incident:
+class OpenIncident:
     """One event in the making. `event` is as it would be told now, but for what `refresh` brings up."""
 
     key: Key
     event: HealthEvent
-    forms: Forms
+    templates: MessageTemplates
     processes: dict[str, None] = field(default_factory=dict)
-    headed: bool = False  # a head was counted whose body has not come
-    changed: bool = False  # since it was told last
-    hurried: bool = False  # its next line is told soon
-    tellings: int = 0
-    told_ns: int = 0
-    tell_ns: int = 0  # not before
+    awaits_body: bool = False  # a head was counted whose body has not come
+    has_changed: bool = False  # since it was told last
+    is_urgent: bool = False  # its next line is told soon
+    reports: int = 0
+    reported_ns: int = 0
+    report_ns: int = 0  # not before
 
     def refresh(self) -> HealthEvent:
         """Return a copy of the event, brought up to date."""
         event = self.event
         del event.forms[:]
-        event.forms.extend(self.forms.words)
-        event.forms_count = self.forms.count
+        event.forms.extend(self.templates.texts)
+        event.forms_count = self.templates.count
         if len(self.processes) > 1:
             event.attributes["processes"] = ", ".join(self.processes)[:VALUE_CHARACTERS_MAX]
         copy = HealthEvent()
@@ -97,72 +97,72 @@ class Incident:
         return copy
 
 
-class Incidents:
+class IncidentTracker:
     """All incidents that are open. Memory is bounded by OPEN_MAX, whatever the lines say."""
 
     def __init__(self) -> None:
-        self._open: dict[Key, Incident] = {}
+        self._open: dict[Key, OpenIncident] = {}
         self._names: Counter[str] = Counter()  # of those that are open
-        self._last: dict[str, Incident] = {}  # by group: whose detail lines may follow
+        self._last: dict[str, OpenIncident] = {}  # by group: whose detail lines may follow
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Incident]:
+    def __iter__(self) -> Iterator[OpenIncident]:
         return iter(self._open.values())
 
-    def take(self, line: Line, now_ns: int) -> list[HealthEvent]:
+    def add(self, line: LogLine, now_ns: int) -> list[HealthEvent]:
         """Return what must be told at once: the end of the incident before, and a new one."""
-        if line.notice.part is Part.DETAIL or self._is_body_of_last(line.notice):
-            self._detail(line)
+        if line.parsed.part is LinePart.DETAIL or self._is_body_of_last(line.parsed):
+            self._add_detail(line)
             return []
-        key = self._key(line.notice)
-        told: list[HealthEvent] = []
+        key = self._key(line.parsed)
+        events: list[HealthEvent] = []
         incident = self._open.get(key)
         if incident and line.boottime_ns - incident.event.last_boottime_ns > QUIET_NS:
-            told += self._close(incident)
+            events += self._close(incident)
             incident = None
         if incident is None:
-            self._hurry(key, line.boottime_ns)
+            self._expedite_related(key, line.boottime_ns)
             incident = self._begin(key, line, now_ns)
-            told.append(incident.refresh())
+            events.append(incident.refresh())
         else:
-            if line.boottime_ns - incident.event.last_boottime_ns > BESIDE_NS:
-                self._hurry(
+            if line.boottime_ns - incident.event.last_boottime_ns > RELATED_NS:
+                self._expedite_related(
                     key, line.boottime_ns
                 )  # what explains the lines before says nothing of it
             _count(incident, line)
-        if line.notice.group and incident.key[3] != FOLDED:
-            self._last[line.notice.group] = incident
-        return told
+        if line.parsed.group and incident.key[3] != FOLDED:
+            self._last[line.parsed.group] = incident
+        return events
 
-    def is_open(self, notice: Notice) -> bool:
-        """Say whether what *notice* tells goes on already."""
-        return (notice.name, notice.device, notice.code, notice.scope) in self._open
+    def is_open(self, parsed: ParsedLine) -> bool:
+        """Say whether what *parsed* tells goes on already."""
+        return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
-    def _key(self, notice: Notice) -> Key:
-        key = (notice.name, notice.device, notice.code, notice.scope)
-        if key in self._open or self._has_room(notice.name, OPEN_MAX // (2 if notice.scope else 1)):
+    def _key(self, parsed: ParsedLine) -> Key:
+        key = (parsed.name, parsed.device, parsed.code, parsed.scope)
+        if key in self._open or self._has_room(parsed.name, OPEN_MAX // (2 if parsed.scope else 1)):
             return key
-        if _is_fatal(notice) and len(self._open) < ALL_OPEN_MAX:
-            return (notice.name, notice.device, notice.code, FOLDED if notice.scope else "")
-        key = (notice.name, notice.device, notice.code, FOLDED)
-        if key in self._open or (notice.scope and self._has_room(notice.name, OPEN_MAX)):
+        if _is_fatal(parsed) and len(self._open) < ALL_OPEN_MAX:
+            return (parsed.name, parsed.device, parsed.code, FOLDED if parsed.scope else "")
+        key = (parsed.name, parsed.device, parsed.code, FOLDED)
+        if key in self._open or (parsed.scope and self._has_room(parsed.name, OPEN_MAX)):
             return key
-        return (notice.name, "host", 0, FOLDED)
+        return (parsed.name, "host", 0, FOLDED)
 
     def _has_room(self, name: str, open_max: int) -> bool:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
-    def _hurry(self, key: Key, log_ns: int) -> None:
+    def _expedite_related(self, key: Key, log_ns: int) -> None:
         """Let what goes on beside a new incident be told with its next line, or its last if just come."""
         for each in self._open.values():
             if each.key[:2] == key[:2] and key[1] != "host":
-                each.hurried = True
-                if log_ns - each.event.last_boottime_ns <= BESIDE_NS:
-                    _hasten(each)
+                each.is_urgent = True
+                if log_ns - each.event.last_boottime_ns <= RELATED_NS:
+                    _expedite(each)
 
-    def _begin(self, key: Key, line: Line, now_ns: int) -> Incident:
+    def _begin(self, key: Key, line: LogLine, now_ns: int) -> OpenIncident:
         name, device, code, _ = key
         event = HealthEvent(
             event_id=line.event_id,
@@ -173,87 +173,94 @@ class Incidents:
             message=printable(line.text, LINE_CHARACTERS_MAX),
             boottime_ns=line.boottime_ns,
             wall_time_ns=line.wall_ns,
-            count=min(line.notice.occurrences, COUNT_MAX),
+            count=min(line.parsed.occurrences, COUNT_MAX),
             last_boottime_ns=line.boottime_ns,
-            process_id=line.notice.process_id,
-            process_name=line.notice.process_name,
+            process_id=line.parsed.process_id,
+            process_name=line.parsed.process_name,
         )
         if key[3] == FOLDED:
             event.attributes["folded"] = f"more than {OPEN_MAX} incidents at once"
-        incident = Incident(key, event, Forms(), headed=line.notice.part is Part.HEAD)
-        incident.told_ns, incident.tell_ns = now_ns, now_ns + PACE_NS[0]
-        _describe(incident, line)
-        self._keep(incident)
+        incident = OpenIncident(
+            key, event, MessageTemplates(), awaits_body=line.parsed.part is LinePart.HEAD
+        )
+        incident.reported_ns, incident.report_ns = now_ns, now_ns + REPORT_INTERVALS_NS[0]
+        _add_description(incident, line)
+        self._add_open(incident)
         return incident
 
-    def _keep(self, incident: Incident) -> None:
+    def _add_open(self, incident: OpenIncident) -> None:
         self._open[incident.key] = incident
         self._names[incident.key[0]] += 1
 
-    def _is_body_of_last(self, notice: Notice) -> bool:
+    def _is_body_of_last(self, parsed: ParsedLine) -> bool:
         """Say whether the line only tells more of the occurrence whose head was just counted.
 
         Its scope may be missing (only the head of an out-of-memory kill names the cgroup), but never
         does what is uncorrected hide behind a head that announced something corrected.
         """
-        last = self._last.get(notice.group) if notice.part is Part.BODY else None
+        last = self._last.get(parsed.group) if parsed.part is LinePart.BODY else None
         return (
             last is not None
-            and last.headed
-            and last.key[:3] == (notice.name, notice.device, notice.code)
+            and last.awaits_body
+            and last.key[:3] == (parsed.name, parsed.device, parsed.code)
         )
 
-    def _detail(self, line: Line) -> None:
-        incident = self._last.get(line.notice.group)
+    def _add_detail(self, line: LogLine) -> None:
+        incident = self._last.get(line.parsed.group)
         if incident is None or line.boottime_ns - incident.event.last_boottime_ns > QUIET_NS:
             return
         if not incident.event.process_name:
-            incident.event.process_id = line.notice.process_id
-            incident.event.process_name = line.notice.process_name
-        _describe(incident, line)
-        incident.headed = incident.headed and line.notice.part is Part.DETAIL
-        incident.changed = True
+            incident.event.process_id = line.parsed.process_id
+            incident.event.process_name = line.parsed.process_name
+        _add_description(incident, line)
+        incident.awaits_body = incident.awaits_body and line.parsed.part is LinePart.DETAIL
+        incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
         """Return what is to be told now: incidents that went on, and the ends of those that ended.
 
         *log_ns* is how far the log has been read: the present once nothing is left to read.
         """
-        told: list[HealthEvent] = []
+        events: list[HealthEvent] = []
         for incident in list(self._open.values()):
             if log_ns - incident.event.last_boottime_ns > QUIET_NS:
-                told += self._close(incident)
-            elif incident.changed and now_ns >= incident.tell_ns:
-                told += _tell_again(incident, now_ns)
-        return told
+                events += self._close(incident)
+            elif incident.has_changed and now_ns >= incident.report_ns:
+                events += _report_again(incident, now_ns)
+        return events
 
     def next_ns(self) -> int | None:
         """When `due` has something to do at the earliest, if no line comes; None: never."""
         times = [
-            min(each.tell_ns, end) if each.changed else end
+            min(each.report_ns, end) if each.has_changed else end
             for each in self._open.values()
             for end in (each.event.last_boottime_ns + QUIET_NS + 1,)
         ]
         return min(times, default=None)
 
-    def rest(self, now_ns: int) -> list[HealthEvent]:
+    def flush(self, now_ns: int) -> list[HealthEvent]:
         """Return all that was not told yet, and keep all open: the agent is about to end."""
-        return [event for each in self for event in _tell_again(each, now_ns)]
+        return [event for each in self for event in _report_again(each, now_ns)]
 
-    def _close(self, incident: Incident) -> list[HealthEvent]:
+    def _close(self, incident: OpenIncident) -> list[HealthEvent]:
         if self._open.pop(incident.key, None):
             self._names[incident.key[0]] -= 1
         for group in [group for group, last in self._last.items() if last is incident]:
             del self._last[group]
-        return _tell_again(incident, 0)
+        return _report_again(incident, 0)
 
     def restore(self, key: Key, event: HealthEvent, now_ns: int) -> None:
         """Take up an incident that was open when the agent ended. Its count may not have been told."""
         event.revision = min(event.revision + REVISION_SKIP, _REVISION_MAX)
-        incident = Incident(key, event, Forms(event.forms, event.forms_count), changed=True)
-        incident.tellings, incident.tell_ns = len(PACE_NS), now_ns + PACE_NS[0]
+        incident = OpenIncident(
+            key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True
+        )
+        incident.reports, incident.report_ns = (
+            len(REPORT_INTERVALS_NS),
+            now_ns + REPORT_INTERVALS_NS[0],
+        )
         if len(self._open) < ALL_OPEN_MAX and key not in self._open:
-            self._keep(incident)
+            self._add_open(incident)
 
     def clear(self) -> None:
         """Forget all: they are of another log."""
@@ -262,36 +269,36 @@ class Incidents:
         self._last.clear()
 
 
-def _hasten(incident: Incident) -> None:
+def _expedite(incident: OpenIncident) -> None:
     """Tell it soon, yet no oftener than each second."""
-    incident.hurried = False
-    incident.tell_ns = min(incident.tell_ns, incident.told_ns + PACE_NS[0])
+    incident.is_urgent = False
+    incident.report_ns = min(incident.report_ns, incident.reported_ns + REPORT_INTERVALS_NS[0])
 
 
-def _is_fatal(notice: Notice) -> bool:
+def _is_fatal(parsed: ParsedLine) -> bool:
     """Say whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
-    return notice.name == "gpu.xid" and lookup(notice.code).severity is Severity.FATAL
+    return parsed.name == "gpu.xid" and lookup(parsed.code).severity is XidSeverity.FATAL
 
 
-def _count(incident: Incident, line: Line) -> None:
+def _count(incident: OpenIncident, line: LogLine) -> None:
     """One more line of an incident. This is what a storm runs through."""
-    if incident.hurried:
-        _hasten(incident)
+    if incident.is_urgent:
+        _expedite(incident)
     event = incident.event
-    event.count = min(event.count + line.notice.occurrences, COUNT_MAX)
-    incident.headed = line.notice.part is Part.HEAD
+    event.count = min(event.count + line.parsed.occurrences, COUNT_MAX)
+    incident.awaits_body = line.parsed.part is LinePart.HEAD
     event.last_boottime_ns = max(event.last_boottime_ns, line.boottime_ns)
-    incident.changed = True
-    _describe(incident, line)
+    incident.has_changed = True
+    _add_description(incident, line)
 
 
-def _describe(incident: Incident, line: Line) -> None:
-    notice = line.notice
-    incident.forms.add(line.text)
-    if notice.attributes:
-        _merge(incident.event.attributes, notice.attributes)
-    if notice.process_id and len(incident.processes) < PROCESSES_MAX:
-        incident.processes[f"{notice.process_name or '?'}[{notice.process_id}]"] = None
+def _add_description(incident: OpenIncident, line: LogLine) -> None:
+    parsed = line.parsed
+    incident.templates.add(line.text)
+    if parsed.attributes:
+        _merge(incident.event.attributes, parsed.attributes)
+    if parsed.process_id and len(incident.processes) < PROCESSES_MAX:
+        incident.processes[f"{parsed.process_name or '?'}[{parsed.process_id}]"] = None
 
 
 def _merge(attributes: Mapping[str, str], more: Mapping[str, str]) -> None:
@@ -301,12 +308,12 @@ def _merge(attributes: Mapping[str, str], more: Mapping[str, str]) -> None:
             attributes[name] = value  # type: ignore[index]
 
 
-def _tell_again(incident: Incident, now_ns: int) -> list[HealthEvent]:
-    if not incident.changed:
+def _report_again(incident: OpenIncident, now_ns: int) -> list[HealthEvent]:
+    if not incident.has_changed:
         return []
-    incident.changed = False
+    incident.has_changed = False
     incident.event.revision = min(incident.event.revision + 1, _REVISION_MAX)
-    incident.tellings += 1
-    wait_ns = PACE_NS[min(incident.tellings, len(PACE_NS) - 1)]
-    incident.told_ns, incident.tell_ns = now_ns, now_ns + wait_ns
+    incident.reports += 1
+    wait_ns = REPORT_INTERVALS_NS[min(incident.reports, len(REPORT_INTERVALS_NS) - 1)]
+    incident.reported_ns, incident.report_ns = now_ns, now_ns + wait_ns
     return [incident.refresh()]

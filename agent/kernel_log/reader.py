@@ -16,10 +16,10 @@ from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock
-from ..events import WITNESS
-from ..hardware.kmsg import KERNEL_FACILITY, Record, parse_record
-from .incidents import ALL_OPEN_MAX, Incidents, Key, Line
-from .record import Notice
+from ..events import XID_DEDUPLICATOR
+from ..hardware.kmsg import KERNEL_FACILITY, KmsgRecord, parse_record
+from .incidents import ALL_OPEN_MAX, IncidentTracker, Key, LogLine
+from .record import ParsedLine
 from .rules import classify
 
 # ----------------------------------------------------------------------
@@ -38,7 +38,7 @@ from .rules import classify
 
 MICROSECOND_NS = 1_000
 #: The least drift of so many records just written is taken: each is too large by what reading took.
-DRIFTS_KEPT = 16
+DRIFTS_MAX = 16
 #: Of those only what was learned within this time before the last: at 50 ppm, 30 ms of drift.
 DRIFTS_NS = 600_000_000_000
 
@@ -48,13 +48,13 @@ def never_suspended() -> int:
     return 0
 
 
-class Stamps:
+class TimestampConverter:
     """Turns stamps into boot time. Learns from records that are read as they are written."""
 
     def __init__(self, suspended_ns: Callable[[], int] = never_suspended) -> None:
         """*suspended_ns*: how long the machine has been suspended since boot, as of now."""
         self._suspended_ns = suspended_ns
-        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_KEPT)  # (learned at, drift)
+        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_MAX)  # (learned at, drift)
 
     def learn(self, microseconds: int, boottime_ns: int) -> None:
         """A record that was written just now was read at *boottime_ns*."""
@@ -88,7 +88,7 @@ _SEQUENCE_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LogPosition:
     """Sequences up to `sequence`, of this boot and of its *epoch*-th log, were read."""
 
     boot_id: str
@@ -98,7 +98,7 @@ class Position:
     incidents: tuple[tuple[Key, HealthEvent], ...] = ()
 
 
-def format_position(position: Position) -> bytes:
+def format_position(position: LogPosition) -> bytes:
     """Return the file's content."""
     incidents = [
         [list(key), binascii.b2a_base64(event.SerializeToString(), newline=False).decode()]
@@ -114,7 +114,7 @@ def format_position(position: Position) -> bytes:
     ).encode()
 
 
-def parse_position(content: bytes) -> Position:
+def parse_position(content: bytes) -> LogPosition:
     """Return what `format_position` wrote. Raises ValueError for anything else."""
     try:
         fields = json.loads(content)
@@ -124,7 +124,7 @@ def parse_position(content: bytes) -> Position:
         raise ValueError(f"holds no position in the kernel's log: {error}") from error
     if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
         raise ValueError("holds no position in the kernel's log")
-    return Position(boot_id, sequence, epoch, incidents)
+    return LogPosition(boot_id, sequence, epoch, incidents)
 
 
 def _is_count(value: Any) -> bool:
@@ -138,14 +138,14 @@ def _incident(fields: Any) -> tuple[Key, HealthEvent]:
     return (name, device, code, scope), HealthEvent.FromString(binascii.a2b_base64(text))
 
 
-class Keeper:
+class CheckpointFile:
     """The file, or nothing where no folder is given. Never raises; `last_error` says what failed."""
 
     def __init__(self, folder: Path | None) -> None:
         self.last_error = ""
         self._folder = folder
 
-    def load(self) -> Position | None:
+    def load(self) -> LogPosition | None:
         """Return what was kept, None if nothing was or it cannot be read: then all is read again."""
         if self._folder is None:
             return None
@@ -161,7 +161,7 @@ class Keeper:
             self.last_error = f"{path}: {error}"
         return None
 
-    def save(self, position: Position) -> bool:
+    def save(self, position: LogPosition) -> bool:
         """Keep *position*: whoever reads finds this or the one before, whole. Say if it was kept."""
         if self._folder is None:
             return True
@@ -191,59 +191,59 @@ FRAGMENT_CHARACTERS_MAX = 1024
 log = logging.getLogger(__name__)
 
 #: Adds what only a driver's decoder knows to what a line tells: (notice, text) -> notice.
-Decode = Callable[[Notice, str], Notice]
+LineDecoder = Callable[[ParsedLine, str], ParsedLine]
 #: Says whether a line is worth an event: (notice, text) -> bool.
-Wanted = Callable[[Notice, str], bool]
+LineFilter = Callable[[ParsedLine, str], bool]
 
 
-def undecoded(notice: Notice, text: str) -> Notice:
+def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
     """Leave a notice as it is."""
-    return notice
+    return parsed
 
 
-class Follower:
+class LogReader:
     """Follows one log. All methods belong to one thread; the counts may be read from any.
 
-    Attributes: `read_count` (records taken), `told_count` (events told, without their revisions),
+    Attributes: `read_count` (records taken), `reported_count` (events told, without their revisions),
     `lost_count` (records that were overwritten), `not_understood_count`.
     """
 
     def __init__(
         self,
         boot_id: bytes,
-        tell: Callable[[HealthEvent], bool],
-        keeper: Keeper,
+        publish: Callable[[HealthEvent], bool],
+        checkpoint: CheckpointFile,
         clock: Clock,
-        stamps: Stamps,
-        decode: Decode = undecoded,
-        wanted: Wanted = lambda notice, text: True,
+        timestamps: TimestampConverter,
+        decode: LineDecoder = no_decoding,
+        is_wanted: LineFilter = lambda notice, text: True,
     ) -> None:
-        """*tell* says whether the event is on disk; *boot_id* is part of every event's id."""
-        self.read_count = self.told_count = self.lost_count = self.not_understood_count = 0
-        self.incidents = Incidents()
+        """*publish* says whether the event is on disk; *boot_id* is part of every event's id."""
+        self.read_count = self.reported_count = self.lost_count = self.not_understood_count = 0
+        self.incidents = IncidentTracker()
         self._boot = boot_id.hex()
-        self._tell, self._keeper, self._clock = tell, keeper, clock
-        self._stamps, self._decode, self._wanted = stamps, decode, wanted
+        self._publish, self._checkpoint, self._clock = publish, checkpoint, clock
+        self._timestamps, self._decode, self._is_wanted = timestamps, decode, is_wanted
         self._epoch = 0
         self._sequence = -1  # of the last record taken; -1: none ever was
-        self._highest = -1  # seen since the log was opened
+        self._highest_sequence = -1  # seen since the log was opened
         self._catching_up = False  # records that were taken before are passed over
         self._skipped = 0  # records too long, since the last one taken
         self._log_ns = 0  # when the last record was written
-        self._before = ""  # the line before, which a fragment may go on
+        self._partial_line = ""  # the line before, which a fragment may go on
         self._saved_sequence = -1
         self._save_ns = (
             clock.boottime_ns() + SAVE_NS
         )  # when the position is to be kept, if it moved
-        self._told_since_save = False
-        self._in_memory: HealthEvent | None = None  # something told that is not on disk
-        self._unkept = ""  # why the position could not be kept, as it was said last
-        self._take_up()
+        self._published_since_save = False
+        self._unsaved_event: HealthEvent | None = None  # something told that is not on disk
+        self._last_save_error = ""  # why the position could not be kept, as it was said last
+        self._restore()
         #: Whether the log is read on from where an agent before this one ended.
         self.resumed = self._sequence >= 0
 
-    def _take_up(self) -> None:
-        position = self._keeper.load()
+    def _restore(self) -> None:
+        position = self._checkpoint.load()
         if position is None or position.boot_id != self._boot:
             return
         self._sequence = self._saved_sequence = position.sequence
@@ -253,16 +253,16 @@ class Follower:
             self.incidents.restore(key, event, now_ns)
         self._save(now_ns)  # so that no two lives of the agent use one revision
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         """The log was opened, and begins with the oldest record that there is."""
         self._catching_up = self._sequence >= 0
-        self._highest = -1
+        self._highest_sequence = -1
         self._skipped = 0
-        self._before = ""
+        self._partial_line = ""
 
     # A record --------------------------------------------------------------------------------
 
-    def take(self, data: bytes, *, live: bool) -> None:
+    def feed(self, data: bytes, *, live: bool) -> None:
         """Take what one read gave; *live*: it was written the moment before. Never raises."""
         try:
             record = parse_record(data)
@@ -271,19 +271,19 @@ class Follower:
             self.not_understood_count += 1
             self._skipped += 1
             return
-        self._highest = max(self._highest, record.sequence)
+        self._highest_sequence = max(self._highest_sequence, record.sequence)
         if self._catching_up and record.sequence <= self._sequence:
             return
         self.read_count += 1
         now_ns = self._clock.boottime_ns()
         if live:
-            self._stamps.learn(record.microseconds, now_ns)
-        self._log_ns = self._stamps.boottime_ns(record.microseconds, now_ns)
+            self._timestamps.learn(record.microseconds, now_ns)
+        self._log_ns = self._timestamps.boottime_ns(record.microseconds, now_ns)
         self._note_sequence(record.sequence, now_ns)
         if record.facility == KERNEL_FACILITY:
             self._classify(record, now_ns)
 
-    def too_long(self) -> None:
+    def on_too_long(self) -> None:
         """A record was longer than the buffer; the kernel goes on with the next."""
         self.read_count += 1
         self.not_understood_count += 1
@@ -291,111 +291,113 @@ class Follower:
 
     def _note_sequence(self, sequence: int, now_ns: int) -> None:
         if sequence <= self._sequence:
-            self._begin_anew(f"from {self._sequence} back to {sequence}")
+            self._restart(f"from {self._sequence} back to {sequence}")
         elif self._sequence >= 0:
             lost = sequence - self._sequence - 1 - self._skipped
             if lost > 0:
-                self._lose(lost, sequence, now_ns)
+                self._record_lost(lost, sequence, now_ns)
         self._catching_up = False
         self._skipped = 0
         self._sequence = sequence
 
-    def _lose(self, lost: int, sequence: int, now_ns: int) -> None:
+    def _record_lost(self, lost: int, sequence: int, now_ns: int) -> None:
         self.lost_count += lost
-        words = (
+        message = (
             f"{lost} records of the kernel's log were overwritten before {sequence} could be read"
         )
-        self._take_notice(Notice(LOST, occurrences=lost), words, f"lost-{sequence}", now_ns)
+        self._add_line(ParsedLine(LOST, occurrences=lost), message, f"lost-{sequence}", now_ns)
 
-    def _begin_anew(self, how: str) -> None:
+    def _restart(self, reason: str) -> None:
         """The numbers of one boot's log went back: a sandbox was restored, or another log is shown."""
         log.warning(
-            "the kernel's log began anew: its numbers went %s", how, extra={"cause": "kernel_log"}
+            "the kernel's log began anew: its numbers went %s",
+            reason,
+            extra={"cause": "kernel_log"},
         )
-        self._tell_all(self.incidents.rest(self._clock.boottime_ns()))
+        self._publish_all(self.incidents.flush(self._clock.boottime_ns()))
         self.incidents.clear()
         self._epoch += 1
         self._sequence = -1
 
-    def _classify(self, record: Record, now_ns: int) -> None:
+    def _classify(self, record: KmsgRecord, now_ns: int) -> None:
         text = record.text
-        notice = classify(text)
-        if record.is_fragment and self._before:
-            text = self._before + text
-            notice = notice or classify(text)
-        if notice is None:
-            self._before = text[:FRAGMENT_CHARACTERS_MAX]
+        parsed = classify(text)
+        if record.is_fragment and self._partial_line:
+            text = self._partial_line + text
+            parsed = parsed or classify(text)
+        if parsed is None:
+            self._partial_line = text[:FRAGMENT_CHARACTERS_MAX]
             return
-        self._before = ""
-        if not self._wanted(notice, text):
+        self._partial_line = ""
+        if not self._is_wanted(parsed, text):
             return
-        if record.device.startswith("+pci:") and "pci_address" not in notice.attributes:
-            attributes = {**notice.attributes, "pci_address": record.device[5:]}
-            notice = notice._replace(attributes=attributes)
-        if not self.incidents.is_open(notice):  # a storm is decoded by its first line
-            notice = self._decode(notice, text)
-        self._take_notice(notice, text, str(record.sequence), now_ns)
+        if record.device.startswith("+pci:") and "pci_address" not in parsed.attributes:
+            attributes = {**parsed.attributes, "pci_address": record.device[5:]}
+            parsed = parsed._replace(attributes=attributes)
+        if not self.incidents.is_open(parsed):  # a storm is decoded by its first line
+            parsed = self._decode(parsed, text)
+        self._add_line(parsed, text, str(record.sequence), now_ns)
 
-    def _take_notice(self, notice: Notice, text: str, name: str, now_ns: int) -> None:
+    def _add_line(self, parsed: ParsedLine, text: str, name: str, now_ns: int) -> None:
         wall_ns = self._clock.wall_ns() - (now_ns - self._log_ns)
-        if notice.name == "gpu.xid":
-            WITNESS.saw(notice.device, notice.code, self._log_ns)
+        if parsed.name == "gpu.xid":
+            XID_DEDUPLICATOR.record(parsed.device, parsed.code, self._log_ns)
         event_id = f"kmsg-{self._boot}-{self._epoch}-{name}"
-        line = Line(notice, text, self._log_ns, max(0, wall_ns), event_id)
-        self._tell_all(self.incidents.take(line, now_ns))
+        line = LogLine(parsed, text, self._log_ns, max(0, wall_ns), event_id)
+        self._publish_all(self.incidents.add(line, now_ns))
 
-    def _tell_all(self, events: Iterable[HealthEvent]) -> None:
+    def _publish_all(self, events: Iterable[HealthEvent]) -> None:
         for event in events:
-            self.told_count += event.revision == 0
-            self._in_memory = None if self._tell(event) else event
-            if not self._told_since_save:
-                self._told_since_save = True
+            self.reported_count += event.revision == 0
+            self._unsaved_event = None if self._publish(event) else event
+            if not self._published_since_save:
+                self._published_since_save = True
                 self._save_ns = self._clock.boottime_ns() + SAVE_SOON_NS
 
     # Between records -------------------------------------------------------------------------
 
-    def drained(self) -> bool:
+    def on_drained(self) -> bool:
         """All that is in the log was read. False: it is another log, open it again and read all of it."""
-        anew = self._catching_up and 0 <= self._highest < self._sequence
-        if anew:
-            self._begin_anew(f"from {self._sequence} back to {self._highest}")
+        is_restarted = self._catching_up and 0 <= self._highest_sequence < self._sequence
+        if is_restarted:
+            self._restart(f"from {self._sequence} back to {self._highest_sequence}")
         else:
             self._log_ns = max(self._log_ns, self._clock.boottime_ns())
         self._catching_up = False
-        return not anew
+        return not is_restarted
 
-    def settle(self) -> None:
+    def flush_due(self) -> None:
         """Tell what is due and keep the position. After each group of records, and at `next_ns`."""
         now_ns = self._clock.boottime_ns()
-        self._tell_all(self.incidents.due(now_ns, self._log_ns))
+        self._publish_all(self.incidents.due(now_ns, self._log_ns))
         if self._is_unsaved and now_ns >= self._save_ns:
             self._save(now_ns)
 
     @property
     def _is_unsaved(self) -> bool:
-        return self._told_since_save or self._sequence != self._saved_sequence
+        return self._published_since_save or self._sequence != self._saved_sequence
 
     def _save(self, now_ns: int) -> None:
         """What is only in memory must be read again after a crash: then the old position stands."""
-        self._told_since_save = False
+        self._published_since_save = False
         self._save_ns = now_ns + SAVE_NS
-        if self._in_memory is not None and self._tell(self._in_memory):
-            self._in_memory = None  # the disk takes events again
-        if self._in_memory is not None or self._sequence < 0:
+        if self._unsaved_event is not None and self._publish(self._unsaved_event):
+            self._unsaved_event = None  # the disk takes events again
+        if self._unsaved_event is not None or self._sequence < 0:
             return
         incidents = tuple((each.key, each.refresh()) for each in self.incidents)
-        if self._keeper.save(Position(self._boot, self._sequence, self._epoch, incidents)):
+        if self._checkpoint.save(LogPosition(self._boot, self._sequence, self._epoch, incidents)):
             self._saved_sequence = self._sequence
-        if self._keeper.last_error not in ("", self._unkept):
+        if self._checkpoint.last_error not in ("", self._last_save_error):
             log.warning(
                 "how far the kernel's log was read is not kept, and a restart reads all of it again: %s",
-                self._keeper.last_error,
+                self._checkpoint.last_error,
                 extra={"cause": "kernel_log"},
             )
-        self._unkept = self._keeper.last_error
+        self._last_save_error = self._checkpoint.last_error
 
     def next_ns(self) -> int | None:
-        """Boot time at which `settle` has something to do though no record came; None: never."""
+        """Boot time at which `flush_due` has something to do though no record came; None: never."""
         times = [self.incidents.next_ns()]
         if self._is_unsaved:
             times.append(self._save_ns)
@@ -404,5 +406,5 @@ class Follower:
     def finish(self) -> None:
         """Tell the counts that were not told yet, and keep the position: the agent is about to end."""
         now_ns = self._clock.boottime_ns()
-        self._tell_all(self.incidents.rest(now_ns))
+        self._publish_all(self.incidents.flush(now_ns))
         self._save(now_ns)

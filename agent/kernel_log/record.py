@@ -24,7 +24,7 @@ PCI_WITH_DOMAIN = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
 
-class Part(Enum):
+class LinePart(Enum):
     """Which line of those that tell one occurrence together this is."""
 
     WHOLE = "whole"  # an occurrence of its own
@@ -33,14 +33,14 @@ class Part(Enum):
     DETAIL = "detail"  # only adds to the last occurrence of its group
 
 
-class Notice(NamedTuple):
+class ParsedLine(NamedTuple):
     """What a line tells. All texts are printable, none is longer than its limit."""
 
     name: str  # of the event in the catalogue
     code: int = 0
     device: str = "host"
     scope: str = ""  # what else tells one incident from another: a cgroup, say
-    part: Part = Part.WHOLE
+    part: LinePart = LinePart.WHOLE
     group: str = ""  # which lines belong together
     occurrences: int = 1  # that this one line tells
     process_id: int = 0
@@ -49,33 +49,33 @@ class Notice(NamedTuple):
 
 
 #: Groups of a pattern that have a meaning of their own; all others become attributes.
-_OWN_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
+_SPECIAL_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """How one kind of line is read: `word` must be in it, `pattern` must match from its beginning.
+class LineRule:
+    """How one kind of line is read: `substring` must be in it, `pattern` must match from its beginning.
 
     Groups of the pattern: `pci` (the device, if `device` is not matched), `device`, `code`, `count`,
     `pid` and `comm` (the process that the line names); whatever else becomes an attribute.
     """
 
     name: str
-    word: str
+    substring: str
     pattern: re.Pattern[str]
     code: int = 0
     #: Group -> its text in lower case -> code.
     codes: tuple[str, Mapping[str, int]] | None = None
-    part: Part = Part.WHOLE
+    part: LinePart = LinePart.WHOLE
     group: str = ""
     #: The attribute that is part of what makes an incident.
     scope: str = ""
     #: Attributes that are always the same for this kind of line.
     attributes: Mapping[str, str] = field(default_factory=dict)
     #: Last word on what was read, where a table cannot say it.
-    finish: Callable[[Notice], Notice] | None = None
+    finish: Callable[[ParsedLine], ParsedLine] | None = None
 
-    def read(self, text: str) -> Notice | None:
+    def read(self, text: str) -> ParsedLine | None:
         """Return what *text* tells, None if it is of another kind. Never raises."""
         match = self.pattern.match(text)
         if match is None:
@@ -84,10 +84,10 @@ class Rule:
         attributes = {
             name: printable(value, VALUE_CHARACTERS_MAX)
             for name, value in found.items()
-            if name not in _OWN_GROUPS
+            if name not in _SPECIAL_GROUPS
         }
         device = self._device(found, attributes)
-        notice = Notice(
+        parsed = ParsedLine(
             self.name,
             self._code(found),
             device,
@@ -99,7 +99,7 @@ class Rule:
             printable(found.get("comm", ""), NAME_CHARACTERS_MAX),
             {**attributes, **self.attributes},
         )
-        return self.finish(notice) if self.finish else notice
+        return self.finish(parsed) if self.finish else parsed
 
     def _device(self, found: Mapping[str, str], attributes: dict[str, str]) -> str:
         address = pci_address(found["pci"]) if "pci" in found else ""
@@ -116,9 +116,9 @@ class Rule:
         return number(found.get("code"), self.code)
 
 
-def rule(name: str, word: str, pattern: str, **more: object) -> Rule:
+def rule(name: str, substring: str, pattern: str, **more: object) -> LineRule:
     """Return a rule; the pattern is compiled, `.` in it is any character, also the end of a line."""
-    return Rule(name, word, re.compile(pattern, re.DOTALL), **more)  # type: ignore[arg-type]
+    return LineRule(name, substring, re.compile(pattern, re.DOTALL), **more)  # type: ignore[arg-type]
 
 
 def number(text: str | None, default: int) -> int:
@@ -148,10 +148,10 @@ def printable(text: str, characters_max: int) -> str:
 # The distinct forms of a storm's lines: the lines without their numbers, few kept, more counted.
 
 #: Forms kept in words, as of HealthEvent.forms.
-FORMS_MAX = 32
+TEMPLATES_MAX = 32
 #: Distinct forms are told apart up to here; a count that stands there means "or more".
-FORMS_COUNTED_MAX = 256
-FORM_CHARACTERS_MAX = 120
+TEMPLATES_COUNTED_MAX = 256
+TEMPLATE_CHARACTERS_MAX = 120
 
 #: Numbers, hexadecimal or not, alone or at the end of a word (`GPC2`).
 _NUMBERS = re.compile(
@@ -159,29 +159,29 @@ _NUMBERS = re.compile(
 )
 
 
-def form_of(text: str) -> str:
+def template_of(text: str) -> str:
     """Return the line with `#` for each number, cut to FORM_CHARACTERS_MAX."""
-    return _NUMBERS.sub("#", text[: 4 * FORM_CHARACTERS_MAX])[:FORM_CHARACTERS_MAX]
+    return _NUMBERS.sub("#", text[: 4 * TEMPLATE_CHARACTERS_MAX])[:TEMPLATE_CHARACTERS_MAX]
 
 
-class Forms:
+class MessageTemplates:
     """The forms seen so far. Bounded, however many lines and forms there are."""
 
-    __slots__ = ("_hashes", "count", "words")
+    __slots__ = ("_hashes", "count", "texts")
 
-    def __init__(self, words: Iterable[str] = (), count: int = 0) -> None:
+    def __init__(self, texts: Iterable[str] = (), count: int = 0) -> None:
         """Take up what was kept: *count* may be more than there are words."""
-        self.words: list[str] = list(words)[:FORMS_MAX]
-        self._hashes = {hash(form) for form in self.words}
-        self.count = max(count, len(self.words))
+        self.texts: list[str] = list(texts)[:TEMPLATES_MAX]
+        self._hashes = {hash(template) for template in self.texts}
+        self.count = max(count, len(self.texts))
 
     def add(self, text: str) -> None:
         """Note the form of a line."""
-        form = form_of(text)
-        key = hash(form)
-        if key in self._hashes or self.count >= FORMS_COUNTED_MAX:
+        template = template_of(text)
+        key = hash(template)
+        if key in self._hashes or self.count >= TEMPLATES_COUNTED_MAX:
             return
         self._hashes.add(key)
         self.count += 1
-        if len(self.words) < FORMS_MAX:
-            self.words.append(form)
+        if len(self.texts) < TEMPLATES_MAX:
+            self.texts.append(template)

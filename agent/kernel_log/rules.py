@@ -21,9 +21,9 @@ from .record import (
     PCI,
     PCI_WITH_DOMAIN,
     VALUE_CHARACTERS_MAX,
-    Notice,
-    Part,
-    Rule,
+    LinePart,
+    LineRule,
+    ParsedLine,
     printable,
     rule,
 )
@@ -31,7 +31,7 @@ from .record import (
 XID, SXID, LOST, MESSAGE = "gpu.xid", "nvswitch.sxid", "gpu.lost", "gpu.driver_message"
 
 #: Words by which a line of the driver is worth an event though it bears no XID.
-_WEIGHTY = (
+_NOTABLE = (
     r"RmInitAdapter failed",
     r"rm_init_adapter failed",
     r"crash dump",
@@ -46,7 +46,7 @@ _WEIGHTY = (
     r"[Hh]eartbeat[^\n]{0,40}(?:time ?out|timed out|lost)",
     r"Xid \(",  # a line of this kind that the rules above could not read
 )
-_ANY_WEIGHTY = "|".join(_WEIGHTY)
+_ANY_NOTABLE = "|".join(_NOTABLE)
 
 NVIDIA_RULES = (
     rule(
@@ -65,7 +65,7 @@ NVIDIA_RULES = (
     rule(
         MESSAGE,
         "NVRM:",
-        rf"NVRM:(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?).{{0,240}}?(?:{_ANY_WEIGHTY})",
+        rf"NVRM:(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?).{{0,240}}?(?:{_ANY_NOTABLE})",
     ),
     rule(
         MESSAGE,
@@ -77,7 +77,7 @@ NVIDIA_RULES = (
         "SXid",
         rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>{PCI})\): (?P<code>\d{{1,9}}), "
         r"(?:Severity (?P<severity_number>\d+)|Data \{(?P<data>[^}]*)|Engine)",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="sxid",
     ),
     rule(
@@ -95,10 +95,10 @@ NVIDIA_RULES = (
 
 #: What of a line of `VARYING` tells it from the next of its code, besides its severity. Each is an incident
 #: of its own, so every line of theirs is decoded.
-_APART = ("recovery", "unit", "link")
+_SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
 
 
-class Decoder:
+class XidDecoder:
     """Adds to an XID or SXID what its words say by the driver that is loaded."""
 
     def __init__(self, driver_version: Callable[[], str]) -> None:
@@ -110,22 +110,22 @@ class Decoder:
         ):  # the tables are read now, not when it counts
             decode(code, "", table=table)
 
-    def decode(self, notice: Notice, text: str) -> Notice:
+    def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
         """Return the notice with what was decoded, all but these two as it is. Never raises."""
-        if notice.name not in (XID, SXID):
-            return notice
-        table = "xid" if notice.name == XID else "sxid"
-        decoded = decode(notice.code, text, self._driver_version(), table)
+        if parsed.name not in (XID, SXID):
+            return parsed
+        table = "xid" if parsed.name == XID else "sxid"
+        decoded = decode(parsed.code, text, self._driver_version(), table)
         attributes = {
             name: printable(value, VALUE_CHARACTERS_MAX)
-            for name, value in {**notice.attributes, **decoded.attributes}.items()
+            for name, value in {**parsed.attributes, **decoded.attributes}.items()
         }
         scope = ""
-        if notice.name == SXID or notice.code in VARYING:
-            apart = (decoded.attributes.get(name, "") for name in _APART)
-            scope = " ".join((decoded.severity.value, *apart))[:VALUE_CHARACTERS_MAX]
-        kept = dict(list(attributes.items())[:ATTRIBUTES_MAX])
-        return notice._replace(attributes=kept, scope=scope)
+        if parsed.name == SXID or parsed.code in VARYING:
+            scope_parts = (decoded.attributes.get(name, "") for name in _SCOPE_ATTRIBUTES)
+            scope = " ".join((decoded.severity.value, *scope_parts))[:VALUE_CHARACTERS_MAX]
+        limited = dict(list(attributes.items())[:ATTRIBUTES_MAX])
+        return parsed._replace(attributes=limited, scope=scope)
 
 
 # ----------------------------------------------------------------------
@@ -148,7 +148,7 @@ _CODES = {
 }
 _SEVERITY = r"(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
 #: `aer_printk` and `pci_info` begin so; kernels before 4.15 without `AER: `.
-_WHO = rf"\S+ (?P<pci>{BDF}): (?:AER: )?"
+_DEVICE_PREFIX = rf"\S+ (?P<pci>{BDF}): (?:AER: )?"
 
 PCIE_RULES = (
     rule(
@@ -157,38 +157,38 @@ PCIE_RULES = (
         rf"\S+ (?P<port>{BDF}): (?:AER: )?(?:Multiple )?{_SEVERITY} error (?:message )?received"
         rf"(?: from)?:? (?P<pci>{BDF})",
         codes=("severity", _CODES),
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="aer",
     ),
     rule(
         AER,
         "PCIe Bus Error",
-        rf"{_WHO}PCIe Bus Error: severity={_SEVERITY}, type=(?P<layer>[^,\n]{{1,40}})"
+        rf"{_DEVICE_PREFIX}PCIe Bus Error: severity={_SEVERITY}, type=(?P<layer>[^,\n]{{1,40}})"
         r"(?:, (?:id=\w+)?\((?P<agent>[^)]{1,40})\))?",
         codes=("severity", _CODES),
-        part=Part.BODY,
+        part=LinePart.BODY,
         group="aer",
     ),
     rule(
         AER,
         "error status/mask",
-        rf"{_WHO} +device \[[^]]*\] error status/mask=(?P<status>\w+)/(?P<mask>\w+)",
-        part=Part.DETAIL,
+        rf"{_DEVICE_PREFIX} +device \[[^]]*\] error status/mask=(?P<status>\w+)/(?P<mask>\w+)",
+        part=LinePart.DETAIL,
         group="aer",
     ),
     rule(
         AER,
         "AER:",
-        rf"{_WHO}(?:  +TLP Header: (?P<tlp_header>[0-9a-f ]+)"
+        rf"{_DEVICE_PREFIX}(?:  +TLP Header: (?P<tlp_header>[0-9a-f ]+)"
         r"|device recovery (?P<recovery>\w+)|can't recover(?P<cannot_recover>[^\n]*))",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="aer",
     ),
     rule(
         AER,
         "   [",
-        rf"{_WHO} +\[ ?\d+\] (?P<error>\S+)",
-        part=Part.DETAIL,
+        rf"{_DEVICE_PREFIX} +\[ ?\d+\] (?P<error>\S+)",
+        part=LinePart.DETAIL,
         group="aer",
     ),
     rule(
@@ -356,7 +356,7 @@ TASKS_RULES = (
         r"oom-kill:constraint=(?P<constraint>\w+),.{0,1500}?task_memcg=(?P<cgroup>[^,\n]*),"
         r"task=(?P<comm>.{0,64}?),pid=(?P<pid>\d+),uid=(?P<uid>\d+)",
         scope="cgroup",
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="oom",
     ),
     rule(
@@ -365,14 +365,14 @@ TASKS_RULES = (
         r"(?:(?:Memory cgroup out|Out) of memory[^:]{0,40}: )?Killed process (?P<pid>\d+),? "
         r"\((?P<comm>.{1,64}?)\)(?:,? (?:UID \d+, )?total-vm:(?P<total_vm>\w+)|$)"
         r"(?:.{0,10}anon-rss:(?P<anonymous>\w+))?(?:.{0,200}?UID:(?P<uid>\d+))?",
-        part=Part.BODY,
+        part=LinePart.BODY,
         group="oom",
     ),
     rule(
         HUNG,
         " blocked ",
         r"INFO: task (?P<comm>.{1,64}?):(?P<pid>\d+) is blocked on (?P<blocked_on>[^\n]+)",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="hung",
     ),
     rule(
@@ -410,14 +410,14 @@ TASKS_RULES = (
         FAULT,
         " [#",  # `die` of every architecture counts its faults so
         r"(?P<fault>[A-Za-z][^\n]{2,160}?: [0-9a-f]{4,16}) \[#\d+\]",
-        part=Part.BODY,
+        part=LinePart.BODY,
         group="fault",
     ),
     rule(
         FAULT,
         "SError Interrupt",  # arm64: an error of the hardware that belongs to no instruction
         r"(?P<fault>SError Interrupt) on CPU(?P<cpu>\d+), code (?P<esr>0x[0-9a-f]+)",
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="fault",
     ),
     rule(
@@ -430,14 +430,14 @@ TASKS_RULES = (
         FAULT,
         "BUG",
         rf"(?:kernel BUG at |BUG: (?={_BUGS}))(?P<fault>[^\n]{{1,200}})",
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="fault",
     ),
     rule(
         FAULT,
         "Unable to handle",
         r"(?P<fault>Unable to handle kernel [^\n]{1,120}) at virtual address",
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="fault",
     ),
     rule(
@@ -445,7 +445,7 @@ TASKS_RULES = (
         " Comm: ",
         r"CPU: (?P<cpu>\d+) (?:UID: \d+ )?PID: (?P<pid>\d+) Comm: (?P<comm>.{1,15}?) "
         r"(?:Tainted|Not tainted|Kdump)",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="fault",
     ),
 )
@@ -469,23 +469,23 @@ _UNCORRECTED = 1 << 61
 _DEFERRED = 1 << 44
 
 
-def _machine_check(notice: Notice) -> Notice:
+def _machine_check(parsed: ParsedLine) -> ParsedLine:
     """The bank's status says whether data was lost."""
-    uncorrected = int(notice.attributes["status"], 16) & _UNCORRECTED
-    return notice._replace(code=1 if uncorrected else 0)
+    uncorrected = int(parsed.attributes["status"], 16) & _UNCORRECTED
+    return parsed._replace(code=1 if uncorrected else 0)
 
 
-def _machine_check_of_amd(notice: Notice) -> Notice:
-    lost = int(notice.attributes["status"], 16) & (_UNCORRECTED | _DEFERRED)
-    return notice._replace(code=1 if lost else 0)
+def _machine_check_of_amd(parsed: ParsedLine) -> ParsedLine:
+    lost = int(parsed.attributes["status"], 16) & (_UNCORRECTED | _DEFERRED)
+    return parsed._replace(code=1 if lost else 0)
 
 
-def _firmware(notice: Notice) -> Notice:
+def _firmware(parsed: ParsedLine) -> ParsedLine:
     """A record without a number is not of now: the firmware kept it from the boot before (BERT)."""
-    if "record" in notice.attributes:
-        return notice
-    attributes = {**notice.attributes, "previous_boot": "yes"}
-    return notice._replace(scope="previous boot", attributes=attributes)
+    if "record" in parsed.attributes:
+        return parsed
+    attributes = {**parsed.attributes, "previous_boot": "yes"}
+    return parsed._replace(scope="previous boot", attributes=attributes)
 
 
 MACHINE_RULES = (
@@ -504,14 +504,14 @@ MACHINE_RULES = (
         r"(?P<fru>[^\n]+)|error_type: (?P<error>[^\n]+)|physical_address: (?P<physical_address>\w+)"
         r"|device_id: (?P<pci_address>[0-9a-f:.]+)|DIMM location: (?P<dimm>[^\n]+)"
         r"|node: ?(?P<memory_node>\d+))",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="ghes",
     ),
     rule(
         CHECK,
         "Machine check events",
         rf"mce: {_ERROR} Machine check events logged",
-        part=Part.HEAD,
+        part=LinePart.HEAD,
         group="mce",
     ),
     rule(
@@ -519,7 +519,7 @@ MACHINE_RULES = (
         "Machine Check",
         rf"mce: {_ERROR} CPU (?P<cpu>\d+): Machine Check(?: Exception)?: (?P<mcg_status>[0-9a-f]+) "
         r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{1,16})\b",
-        part=Part.BODY,
+        part=LinePart.BODY,
         group="mce",
         finish=_machine_check,
     ),
@@ -528,7 +528,7 @@ MACHINE_RULES = (
         "_STATUS[",
         rf"(?:.{{0,40}}?){_ERROR} CPU:(?P<cpu>\d+) \([^)]*\) MC(?P<bank>\d+)_STATUS"
         r"\[(?P<flags>[^]]*)\]: 0x(?P<status>[0-9a-f]{1,16})\b",
-        part=Part.BODY,
+        part=LinePart.BODY,
         group="mce",
         finish=_machine_check_of_amd,
     ),
@@ -544,7 +544,7 @@ MACHINE_RULES = (
         "[Hardware Error]",
         rf"mce: {_ERROR} (?:TSC \w+ (?:ADDR (?P<address>[0-9a-f]+))?(?: ?MISC (?P<misc>[0-9a-f]+))?"
         r"|PROCESSOR \S+ TIME \d+ SOCKET (?P<socket>\d+))",
-        part=Part.DETAIL,
+        part=LinePart.DETAIL,
         group="mce",
     ),
     rule(
@@ -624,9 +624,9 @@ _EFA_DEAD = (
 _DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede"
 
 
-def _back(notice: Notice) -> Notice:
+def _recovered(parsed: ParsedLine) -> ParsedLine:
     """An incident of its own: what failed before it and what fails after it are not told by it."""
-    return notice._replace(scope=BACK, attributes={**notice.attributes, "state": BACK})
+    return parsed._replace(scope=BACK, attributes={**parsed.attributes, "state": BACK})
 
 
 NETWORK_RULES = (
@@ -641,7 +641,7 @@ NETWORK_RULES = (
         "mlx5_core ",
         rf"mlx5_core (?P<pci>{BDF}): (?:\S{{1,64}}: ?)?(?:\(pid \d+\): )?"
         r"(?:health recovery succeeded|firmware version: \d)",
-        finish=_back,
+        finish=_recovered,
     ),
     rule(
         RDMA,
@@ -711,7 +711,7 @@ NETWORK_RULES = (
 # ----------------------------------------------------------------------
 # The table: every kind of line that becomes an event, in the order in which they are tried.
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[LineRule, ...] = (
     *NVIDIA_RULES,
     *PCIE_RULES,
     *MACHINE_RULES,
@@ -721,8 +721,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 #: Rules by the word that each of their lines holds: the mass of lines holds none, and is done with.
-_BY_WORD: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
-    (word, tuple(rules)) for word, rules in groupby(RULES, lambda rule: rule.word)
+_BY_SUBSTRING: tuple[tuple[str, tuple[LineRule, ...]], ...] = tuple(
+    (word, tuple(rules)) for word, rules in groupby(RULES, lambda rule: rule.substring)
 )
 
 
@@ -734,17 +734,17 @@ _OF_A_PROCESS = re.compile(
 )
 
 
-def classify(text: str) -> Notice | None:
+def classify(text: str) -> ParsedLine | None:
     """Return what a line of the kernel's tells; None for the mass of lines. Never raises.
 
     The first rule that matches has it. Of a longer line only the beginning is looked at.
     """
     text = text[:LINE_CHARACTERS_MAX]
-    for word, rules in _BY_WORD:
-        if word in text:
+    for substring, rules in _BY_SUBSTRING:
+        if substring in text:
             for each in rules:
-                if (notice := each.read(text)) is not None:
-                    return None if _OF_A_PROCESS.match(text) else notice
+                if (parsed := each.read(text)) is not None:
+                    return None if _OF_A_PROCESS.match(text) else parsed
     return None
 
 
@@ -755,7 +755,7 @@ def classify(text: str) -> Notice | None:
 FAILED_MAX = 256
 
 
-class Adapters:
+class AdapterFilter:
     """`resumed`: the log is read from its middle, so that failures of before are not known here."""
 
     def __init__(self, sys: Path) -> None:
@@ -763,20 +763,20 @@ class Adapters:
         self._sys = sys
         self._failed: set[str] = set()
 
-    def wanted(self, notice: Notice, text: str) -> bool:
+    def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Say whether the line becomes an event. Never raises.
 
         Not "it answers again" of an adapter that did not fail (every driver says so when it loads), nor an
         unplugged cable of a port that had no link in this boot: an empty cage is reported at every boot.
         """
-        if notice.name == FAILED:
-            if notice.attributes.get("state") != BACK:
+        if parsed.name == FAILED:
+            if parsed.attributes.get("state") != BACK:
                 if len(self._failed) < FAILED_MAX:
-                    self._failed.add(notice.device)
+                    self._failed.add(parsed.device)
                 return True
-            known = notice.device in self._failed or self.resumed
-            self._failed.discard(notice.device)
+            known = parsed.device in self._failed or self.resumed
+            self._failed.discard(parsed.device)
             return known or len(self._failed) >= FAILED_MAX
-        if notice.name == RDMA and "Cable unplugged" in text:
-            return was_up(self._sys, notice.device)
+        if parsed.name == RDMA and "Cable unplugged" in text:
+            return was_up(self._sys, parsed.device)
         return True

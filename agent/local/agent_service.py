@@ -1,6 +1,6 @@
 """gangline.v1.AgentService: letting go of GPUs and taking them back, and what the agent says of itself.
 
-All of it is the daemon's own thread's to do, so each call goes through the mailbox and is answered later.
+All of it is the daemon's own thread's to do, so each call goes through the callback queue and is answered later.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from google.protobuf.message import DecodeError, Message
 from ...contract.wire import agent_pb2 as pb
 from ...contract.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
 from ..clock import Clock
-from ..config import SOCKET, candidates
+from ..config import SOCKET_NAME, run_folder_candidates
 from ..gpu_release import (
-    SECONDS_DEFAULT,
-    SECONDS_MAX,
-    WHY_CHARACTERS_MAX,
-    Mailbox,
-    NotInTheWay,
-    ReleasedFile,
-    StillHeld,
+    REASON_CHARACTERS_MAX,
+    RELEASE_SECONDS_DEFAULT,
+    RELEASE_SECONDS_MAX,
+    CallbackQueue,
+    GpuReleaser,
+    ReleaseStateFile,
+    UnreleasedHandle,
 )
+from ..hardware.host import boot_id
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus
-from ..registration import boot_id
-from ..transport.grpc_http2 import CallFailed, NobodyThere, call
-from .grpc_session import Handler, Later, Method, Peer, Refused
+from ..transport.grpc_http2 import CallFailed, NoListener, call
+from .grpc_session import CallRefused, DeferredResponse, Handler, Method, Peer
 
 # ----------------------------------------------------------------------
 # GPUs as an operator names them: by UUID, or by PCI address in any spelling that tools show. Never
@@ -54,7 +54,7 @@ class NotAGpu(ValueError):
     """That names no GPU; the words say what would."""
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return a PCI address as sysfs writes it, or a UUID in its usual letters. Raises NotAGpu."""
     name = name.strip()
     if match := _ADDRESS.fullmatch(name):
@@ -85,7 +85,7 @@ def addresses_of(names: Sequence[str], known: Mapping[str, str]) -> frozenset[st
     """
     if len(names) > NAMES_MAX:
         raise NotAGpu(f"{len(names)} names, at most {NAMES_MAX}; none stands for all GPUs")
-    return frozenset(_address(canonical(name), known) for name in names)
+    return frozenset(_address(canonical_name(name), known) for name in names)
 
 
 def _address(name: str, known: Mapping[str, str]) -> str:
@@ -94,35 +94,35 @@ def _address(name: str, known: Mapping[str, str]) -> str:
     for address, uuid in known.items():
         if uuid.lower() == name.lower():
             return address
-    raise NotAGpu(f"{name}: this host has no such GPU; it has {_listed(known.items())}")
+    raise NotAGpu(f"{name}: this host has no such GPU; it has {_format_gpus(known.items())}")
 
 
-def _listed(gpus: Iterable[tuple[str, str]]) -> str:
+def _format_gpus(gpus: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{address} {uuid}".strip() for address, uuid in gpus) or "none"
 
 
 SERVICE = "/gangline.v1.AgentService/"
 RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
 #: In place of a PCI address, where all GPUs were let go of together.
-ALL = "all"
+ALL_GPUS = "all"
 
 Request = TypeVar("Request", bound=Message)
 
 
 class AgentService:
-    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *updating*: in words, that library and driver are of different versions; else empty."""
+    """The handlers. *gpus*: PCI address -> UUID, from any thread and at once. *driver_mismatch*: in words, that library and driver are of different versions; else empty."""
 
     def __init__(
         self,
-        not_in_the_way: NotInTheWay,
-        mailbox: Mailbox,
+        releaser: GpuReleaser,
+        callbacks: CallbackQueue,
         clock: Clock,
         gpus: Callable[[], Mapping[str, str]],
-        updating: Callable[[], str],
+        driver_mismatch: Callable[[], str],
         version: str,
     ) -> None:
-        self._way, self._mailbox, self._clock, self._gpus = not_in_the_way, mailbox, clock, gpus
-        self._updating, self._version = updating, version
+        self._releaser, self._callbacks, self._clock, self._gpus = releaser, callbacks, clock, gpus
+        self._driver_mismatch, self._version = driver_mismatch, version
 
     def methods(self) -> Mapping[str, Method]:
         """Return the rows of the server's table."""
@@ -133,87 +133,95 @@ class AgentService:
         }
 
     def _handler(
-        self, kind: type[Request], do: Callable[[Request, Peer], Callable[[Later], None]]
+        self,
+        kind: type[Request],
+        prepare: Callable[[Request, Peer], Callable[[DeferredResponse], None]],
     ) -> Handler:
         """Return a handler that reads and checks the request here, and has the rest done by the daemon's thread."""
 
-        def handle(message: bytes, peer: Peer) -> Later:
+        def handle(message: bytes, peer: Peer) -> DeferredResponse:
             try:
-                work = do(kind.FromString(message), peer)
+                work = prepare(kind.FromString(message), peer)
             except (DecodeError, ValueError) as error:
-                raise Refused("INVALID_ARGUMENT", str(error)) from error
-            later = Later()
-            if not self._mailbox.put(lambda: _try(work, later)):
-                raise Refused("RESOURCE_EXHAUSTED", "too many calls wait for the agent")
-            return later
+                raise CallRefused("INVALID_ARGUMENT", str(error)) from error
+            deferred = DeferredResponse()
+            if not self._callbacks.post(lambda: _run_work(work, deferred)):
+                raise CallRefused("RESOURCE_EXHAUSTED", "too many calls wait for the agent")
+            return deferred
 
         return handle
 
     def _devices(self, names: Sequence[str]) -> frozenset[str] | None:
-        """Return PCI addresses; None for all. Raises Refused."""
+        """Return PCI addresses; None for all. Raises CallRefused."""
         try:
             return addresses_of(names, self._gpus()) if names else None
         except NotAGpu as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from error
+            raise CallRefused("INVALID_ARGUMENT", str(error)) from error
 
-    def _release(self, request: pb.ReleaseRequest, peer: Peer) -> Callable[[Later], None]:
-        seconds = request.seconds or SECONDS_DEFAULT
-        if not (isfinite(seconds) and 0 < seconds <= SECONDS_MAX):
-            raise ValueError(f"seconds {seconds:g}: expected more than 0, at most {SECONDS_MAX:g}")
+    def _release(
+        self, request: pb.ReleaseRequest, peer: Peer
+    ) -> Callable[[DeferredResponse], None]:
+        seconds = request.seconds or RELEASE_SECONDS_DEFAULT
+        if not (isfinite(seconds) and 0 < seconds <= RELEASE_SECONDS_MAX):
+            raise ValueError(
+                f"seconds {seconds:g}: expected more than 0, at most {RELEASE_SECONDS_MAX:g}"
+            )
         devices = self._devices(request.gpus)
-        why = "".join(c if c.isprintable() else " " for c in request.why[:WHY_CHARACTERS_MAX])
+        why = "".join(c if c.isprintable() else " " for c in request.why[:REASON_CHARACTERS_MAX])
         why = why or f"asked by process {peer.process_id}"
 
-        def work(later: Later) -> None:
-            def tell(held: Sequence[StillHeld]) -> None:
-                mine = {ALL} if devices is None else devices
-                released = [gpu for gpu in self._released() if gpu.pci_address in mine]
+        def work(deferred: DeferredResponse) -> None:
+            def respond(open_handles: Sequence[UnreleasedHandle]) -> None:
+                requested = {ALL_GPUS} if devices is None else devices
+                released = [gpu for gpu in self._released() if gpu.pci_address in requested]
                 answer = pb.ReleaseResponse(released=released or self._released())
-                for each in held:
+                for each in open_handles:
                     answer.holders.add(
-                        pci_address=each.address, process_id=each.process_id, words=each.words
+                        pci_address=each.address, process_id=each.process_id, words=each.detail
                     )
-                later.answer(answer.SerializeToString())
+                deferred.respond(answer.SerializeToString())
 
-            self._way.release(devices, seconds, why, tell)
+            self._releaser.release(devices, seconds, why, respond)
 
         return work
 
-    def _resume(self, request: pb.ResumeRequest, peer: Peer) -> Callable[[Later], None]:
+    def _resume(self, request: pb.ResumeRequest, peer: Peer) -> Callable[[DeferredResponse], None]:
         devices = self._devices(request.gpus)
 
-        def work(later: Later) -> None:
-            if devices is not None and None in (each.address for each in self._way.released()):
-                words = "all GPUs were let go of together: resume without names takes them back"
-                later.refuse("FAILED_PRECONDITION", words)
+        def work(deferred: DeferredResponse) -> None:
+            if devices is not None and None in (each.address for each in self._releaser.released()):
+                message = "all GPUs were let go of together: resume without names takes them back"
+                deferred.refuse("FAILED_PRECONDITION", message)
                 return
-            resumed = [address or ALL for address in self._way.resume(devices)]
-            later.answer(pb.ResumeResponse(resumed=resumed).SerializeToString())
+            resumed = [address or ALL_GPUS for address in self._releaser.resume(devices)]
+            deferred.respond(pb.ResumeResponse(resumed=resumed).SerializeToString())
 
         return work
 
-    def _status(self, request: pb.GetStatusRequest, peer: Peer) -> Callable[[Later], None]:
-        def work(later: Later) -> None:
-            updating, now_ns = self._updating(), self._clock.boottime_ns()
+    def _status(
+        self, request: pb.GetStatusRequest, peer: Peer
+    ) -> Callable[[DeferredResponse], None]:
+        def work(deferred: DeferredResponse) -> None:
+            mismatch, now_ns = self._driver_mismatch(), self._clock.boottime_ns()
             answer = pb.GetStatusResponse(
                 version=self._version,
                 process_id=os.getpid(),
                 released=self._released(),
-                driver_updating=bool(updating),
-                driver_words=updating,
-                abandoned_count=self._way.abandoned_count,
+                driver_updating=bool(mismatch),
+                driver_words=mismatch,
+                abandoned_count=self._releaser.abandoned_count,
             )
-            for state in self._way.troubles():
+            for state in self._releaser.unhealthy_devices():
                 answer.devices.add(
                     device=state.device,
-                    lane=state.lane,
+                    lane=state.group,
                     state=state.state.name.lower(),
                     call=state.call,
                     hung_seconds=state.hung_seconds,
                     abandoned_count=state.abandoned_count,
                     next_try_seconds=max(0.0, (state.next_try_ns - now_ns) / 1e9),
                 )
-            later.answer(answer.SerializeToString())
+            deferred.respond(answer.SerializeToString())
 
         return work
 
@@ -221,22 +229,22 @@ class AgentService:
         now_ns = self._clock.boottime_ns()
         return [
             pb.ReleasedGpu(
-                pci_address=each.address or ALL,
+                pci_address=each.address or ALL_GPUS,
                 seconds_left=max(0.0, (each.until_ns - now_ns) / 1e9),
-                why=each.why,
+                why=each.reason,
             )
-            for each in self._way.released()
+            for each in self._releaser.released()
         ]
 
 
-def _try(work: Callable[[Later], None], later: Later) -> None:
+def _run_work(work: Callable[[DeferredResponse], None], deferred: DeferredResponse) -> None:
     """Do it, unless nobody waits for it any more; whatever it raises is an answer."""
-    if later.is_moot:
+    if deferred.is_cancelled:
         return
     try:
-        work(later)
+        work(deferred)
     except Exception as error:
-        later.refuse("INTERNAL", f"{type(error).__name__}: {error}")
+        deferred.refuse("INTERNAL", f"{type(error).__name__}: {error}")
         raise
 
 
@@ -244,13 +252,13 @@ def _try(work: Callable[[Later], None], later: Later) -> None:
 # The node health check of NVIDIA's resiliency extension: asked by its launcher before each
 # rendezvous.
 
-PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
+HEALTH_CHECK_PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGUMENTS_MAX = 64
 
 log = logging.getLogger(__name__)
 
 
-class HealthAnswer(Protocol):
+class HealthCheckResult(Protocol):
     """The response's fields. `output` is JSON with an integer `fail_count`: without one some of the launcher's
     versions take a host for unhealthy."""
 
@@ -264,7 +272,7 @@ class HealthAnswer(Protocol):
     def error(self) -> str: ...
 
 
-class Healthy(NamedTuple):
+class HealthyResult(NamedTuple):
     """What is answered while nobody can tell more."""
 
     success: bool = True
@@ -273,43 +281,45 @@ class Healthy(NamedTuple):
     error: str = ""
 
 
-def healthy(arguments: Sequence[str]) -> HealthAnswer:
+def healthy_result(arguments: Sequence[str]) -> HealthCheckResult:
     """Return that all is well."""
-    return Healthy()
+    return HealthyResult()
 
 
-def method(answer: Callable[[Sequence[str]], HealthAnswer]) -> Method:
-    """Return the row of the server's table. *answer* is called for each question, in the server's thread.
+def health_check_method(run_check: Callable[[Sequence[str]], HealthCheckResult]) -> Method:
+    """Return the row of the server's table. *run_check* is called for each question, in the server's thread.
 
     What it raises is not the host's fault: the answer is healthy, with the words in `error`. The same answer as
     the time before is not made into bytes anew.
     """
-    told: tuple[HealthAnswer, bytes] | None = None
+    cached: tuple[HealthCheckResult, bytes] | None = None
 
     def run(message: bytes, peer: Peer) -> bytes:
-        nonlocal told
+        nonlocal cached
         try:
             request = HealthCheckRequest.FromString(message)
         except DecodeError as error:
-            raise Refused("INVALID_ARGUMENT", f"no HealthCheckRequest: {error}") from error
+            raise CallRefused("INVALID_ARGUMENT", f"no HealthCheckRequest: {error}") from error
         if len(request.args) > ARGUMENTS_MAX:
-            raise Refused("INVALID_ARGUMENT", f"{len(request.args)} args, at most {ARGUMENTS_MAX}")
+            raise CallRefused(
+                "INVALID_ARGUMENT", f"{len(request.args)} args, at most {ARGUMENTS_MAX}"
+            )
         try:
-            said = answer(request.args)
-            if told is None or told[0] is not said:
-                told = said, _encoded(said)
-            return told[1]
+            result = run_check(request.args)
+            if cached is None or cached[0] is not result:
+                cached = result, _encode(result)
+            return cached[1]
         except Exception as error:
             log.exception("the health check failed", extra={"cause": "local.health"})
-            words = f"the agent cannot tell: {type(error).__name__}: {error}"
-            return _encoded(Healthy(error=words))
+            error_text = f"the agent cannot tell: {type(error).__name__}: {error}"
+            return _encode(HealthyResult(error=error_text))
 
     return Method(run)
 
 
-def _encoded(said: HealthAnswer) -> bytes:
-    response = HealthCheckResponse(success=said.success, exit_code=said.exit_code)
-    response.output, response.error = said.output, said.error
+def _encode(result: HealthCheckResult) -> bytes:
+    response = HealthCheckResponse(success=result.success, exit_code=result.exit_code)
+    response.output, response.error = result.output, result.error
     return response.SerializeToString()
 
 
@@ -319,58 +329,60 @@ def _encoded(said: HealthAnswer) -> bytes:
 AgentAnswer = TypeVar("AgentAnswer", bound=Message)
 
 
-def add_place_options(parser: argparse.ArgumentParser) -> None:
+def add_socket_options(parser: argparse.ArgumentParser) -> None:
     """Let an operator name another agent than the usual ones: by its run folder, or by the socket in it."""
-    usual = " or ".join(map(str, candidates()))
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
+    default_folders = " or ".join(map(str, run_folder_candidates()))
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--run-folder",
         dest="socket",
-        type=_socket_in,
+        type=_socket_path,
         metavar="FOLDER",
-        help=f"where the agent answers (default {usual})",
+        help=f"where the agent answers (default {default_folders})",
     )
-    place.add_argument(
-        "--socket", type=Path, metavar="PATH", help=f"the same, by its socket: FOLDER/{SOCKET}"
+    group.add_argument(
+        "--socket", type=Path, metavar="PATH", help=f"the same, by its socket: FOLDER/{SOCKET_NAME}"
     )
 
 
-def _socket_in(folder: str) -> Path:
+def _socket_path(folder: str) -> Path:
     if not folder:
         raise argparse.ArgumentTypeError("expected a folder, as the agent's setting run_folder")
-    return Path(folder) / SOCKET
+    return Path(folder) / SOCKET_NAME
 
 
 def sockets(option: Path | None) -> tuple[Path, ...]:
     """Return the paths to try, in order."""
-    return (option,) if option else tuple(folder / SOCKET for folder in candidates())
+    return (
+        (option,) if option else tuple(folder / SOCKET_NAME for folder in run_folder_candidates())
+    )
 
 
-def release_file(option: Path | None) -> ReleasedFile | None:
+def release_file(option: Path | None) -> ReleaseStateFile | None:
     """Return where an agent that does not answer now (it begins, or was killed) will look what is let go of; None
     where there is no run folder, and so none that begins, or we may not write there."""
     for path in sockets(option):
         if os.access(path.parent, os.W_OK | os.X_OK):
-            return ReleasedFile(path.parent, boot_id(Path("/proc")))
+            return ReleaseStateFile(path.parent, boot_id(Path("/proc")))
     return None
 
 
-def ask(
+def call_agent(
     paths: Iterable[Path],
     method: str,
     request: Message,
     kind: type[AgentAnswer],
     seconds_max: float,
 ) -> AgentAnswer:
-    """Return the answer of the first agent that is there. Raises NobodyThere naming all paths, and CallFailed."""
-    words: list[str] = []
+    """Return the answer of the first agent that is there. Raises NoListener naming all paths, and CallFailed."""
+    failures: list[str] = []
     for path in paths:
         try:
             return kind.FromString(call(path, method, request.SerializeToString(), seconds_max))
-        except NobodyThere as error:
-            words.append(str(error))
+        except NoListener as error:
+            failures.append(str(error))
         except PermissionError:
             raise CallFailed("PERMISSION_DENIED", f"{path}: you may not ask there") from None
         except DecodeError as error:
             raise CallFailed("UNKNOWN", f"{path}: the answer cannot be read: {error}") from error
-    raise NobodyThere(", ".join(words))
+    raise NoListener(", ".join(failures))

@@ -7,65 +7,72 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from ..clock import Clock
-from ..config import SOCKET, AgentConfig
-from ..events import Teller
-from ..gpu_release import Mailbox, NotInTheWay, ReleasedFile, Samplers
+from ..config import SOCKET_NAME, AgentConfig
+from ..events import EventPublisher
+from ..gpu_release import CallbackQueue, GpuReleaser, GpuSamplers, ReleaseStateFile
 from ..hardware.nvidia import driver_gpus, pci_gpus
-from ..latest import Latest
+from ..latest import LatestReadings
 from ..registration import Registration, version
 from . import agent_service, host_status
 from .agent_service import AgentService
 from .grpc_session import Method
-from .server import Server
+from .server import LocalServer
 
 log = logging.getLogger(__name__)
 
 
 def attach(
     config: AgentConfig,
-    samplers: Samplers,
+    samplers: GpuSamplers,
     clock: Clock,
-    teller: Teller,
+    publisher: EventPublisher,
     stack: ExitStack,
     registration: Registration,
-    released: ReleasedFile,
-    answer: Callable[[Sequence[str]], agent_service.HealthAnswer],
-    latest: Latest,
-) -> tuple[NotInTheWay, Mailbox]:
-    """Open the agent's socket, and return what the daemon's thread calls: `NotInTheWay.turn` at each tick and
-    whenever the mailbox's descriptor can be read. *stack* closes what was opened.
+    release_file: ReleaseStateFile,
+    health_check: Callable[[Sequence[str]], agent_service.HealthCheckResult],
+    latest: LatestReadings,
+) -> tuple[GpuReleaser, CallbackQueue]:
+    """Open the agent's socket, and return what the daemon's thread calls: `GpuReleaser.turn` at each tick and
+    whenever the callback queue's descriptor can be read. *stack* closes what was opened.
 
-    After the samplers' nursery was forked: its children are not to inherit the socket. *answer*: to the health check.
+    After the samplers' fork server was forked: its children are not to inherit the socket. *health_check*: to the health check.
     A socket that cannot be had is said in the log; the agent goes on without it.
     """
-    mailbox = Mailbox()
-    stack.callback(mailbox.close)
+    callbacks = CallbackQueue()
+    stack.callback(callbacks.close)
     nodes = registration.nodes
-    way = NotInTheWay(samplers, mailbox, clock, config.roots, teller, released, nodes)
-    teller.observe(way.observe)
+    releaser = GpuReleaser(samplers, callbacks, clock, config.roots, publisher, release_file, nodes)
+    publisher.observe(releaser.observe)
     service = AgentService(
-        way,
-        mailbox,
+        releaser,
+        callbacks,
         clock,
-        lambda: _known(config, registration),
-        lambda: host_status.words(latest, config.proc_root, clock.boottime_ns()),
+        lambda: _known_gpus(config, registration),
+        lambda: host_status.driver_mismatch(latest, config.proc_root, clock.boottime_ns()),
         version(),
     )
-    _serve(config, {agent_service.PATH: agent_service.method(answer), **service.methods()}, stack)
-    way.heed_the_file()  # of who asked before the socket was there
-    return way, mailbox
+    _serve(
+        config,
+        {
+            agent_service.HEALTH_CHECK_PATH: agent_service.health_check_method(health_check),
+            **service.methods(),
+        },
+        stack,
+    )
+    releaser.apply_state_file()  # of who asked before the socket was there
+    return releaser, callbacks
 
 
-def _known(config: AgentConfig, registration: Registration) -> dict[str, str]:
+def _known_gpus(config: AgentConfig, registration: Registration) -> dict[str, str]:
     """Return PCI address -> UUID (empty when not known) of the GPUs. The driver, which may hang, is not asked."""
-    listed = driver_gpus(config.proc_root) or pci_gpus(config.sys_root)
+    addresses = driver_gpus(config.proc_root) or pci_gpus(config.sys_root)
     known = {address: uuid for uuid, address in registration.gpus().items() if address}
-    return dict.fromkeys(listed, "") | known
+    return dict.fromkeys(addresses, "") | known
 
 
 def _serve(config: AgentConfig, methods: Mapping[str, Method], stack: ExitStack) -> None:
     try:
-        server = Server(config.run_path / SOCKET, methods)
+        server = LocalServer(config.run_path / SOCKET_NAME, methods)
     except OSError as error:
         log.warning("no answers on this host: %s", error, extra={"cause": "local.socket"})
         return

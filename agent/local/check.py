@@ -21,7 +21,7 @@ SECOND_NS = 1_000_000_000
 #: A finding, and the document itself, count as of now for so long.
 FRESH_SECONDS = 30
 #: Clocks of two processes on one host agree to this.
-AHEAD_SECONDS = 2
+CLOCK_AHEAD_SECONDS_MAX = 2
 #: A permit reaches no further into the future.
 PERMIT_SECONDS_MAX = 60
 #: What a reason asks a scheduler to believe without hearing of it again.
@@ -37,7 +37,7 @@ def parse(content: bytes) -> dict[str, Any]:
     if len(content) > STATUS_BYTES_MAX:
         raise StatusError(f"it is longer than {STATUS_BYTES_MAX} bytes")
     try:
-        fields = _decoded(content.decode())
+        fields = _decode_json(content.decode())
     except (ValueError, RecursionError):
         raise StatusError("it is no JSON, or half of one") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -50,14 +50,14 @@ def parse(content: bytes) -> dict[str, Any]:
         raise StatusError("a field is missing, or is not what it should be") from None
 
 
-class _AsJsonDoes:
+class _ScannerOptions:
     """What the scanner of `json` is made with."""
 
     strict, object_hook, object_pairs_hook = True, None, None
     parse_float, parse_int, parse_constant = float, int, float
 
 
-def _decoded(document: str) -> object:
+def _decode_json(document: str) -> object:
     """Return what *document* says in JSON. Raises ValueError, RecursionError.
 
     By the scanner within `json`, whose own import (re, enum, functools) would cost more than all of this.
@@ -68,9 +68,9 @@ def _decoded(document: str) -> object:
         import json
 
         return json.loads(document)
-    how: Any = _AsJsonDoes
+    options: Any = _ScannerOptions
     try:
-        value, end = make_scanner(how)(document, 0)
+        value, end = make_scanner(options)(document, 0)
     except (
         StopIteration,
         SystemError,
@@ -85,17 +85,17 @@ def _document(fields: dict[str, Any]) -> dict[str, Any]:
     permit = fields["permit"]
     return {
         "format": FORMAT,
-        "host": text(fields["host"]),
-        "agent_version": text(fields["agent_version"]),
-        "policy": text(fields["policy"]),
-        "boot_id": text(fields["boot_id"]),
-        "boottime_ns": _time(fields["boottime_ns"]),
-        "enforcing": [text(name) for name in _list(fields["enforcing"], NAMES_MAX)],
+        "host": printable(fields["host"]),
+        "agent_version": printable(fields["agent_version"]),
+        "policy": printable(fields["policy"]),
+        "boot_id": printable(fields["boot_id"]),
+        "boottime_ns": _checked_ns(fields["boottime_ns"]),
+        "enforcing": [printable(name) for name in _checked_list(fields["enforcing"], NAMES_MAX)],
         "permit": permit
-        and {"until_ns": _time(permit["until_ns"]), "reason": text(permit["reason"])},
-        "notes": [text(note) for note in _list(fields["notes"], NAMES_MAX)],
-        "findings": [_finding(one) for one in _list(fields["findings"], FINDINGS_MAX)],
-        "left_out": _time(fields["left_out"]),
+        and {"until_ns": _checked_ns(permit["until_ns"]), "reason": printable(permit["reason"])},
+        "notes": [printable(note) for note in _checked_list(fields["notes"], NAMES_MAX)],
+        "findings": [_finding(one) for one in _checked_list(fields["findings"], FINDINGS_MAX)],
+        "left_out": _checked_ns(fields["left_out"]),
         "agent": _agent(fields.get("agent")),
     }
 
@@ -104,39 +104,41 @@ def _agent(agent: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return how the agent itself stands; None where it says nothing of it that is understood, as one of another
     version: no verdict rests on it."""
     try:
-        return agent and _understood(agent)
+        return agent and _agent_fields(agent)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _understood(agent: dict[str, Any]) -> dict[str, Any]:
+def _agent_fields(agent: dict[str, Any]) -> dict[str, Any]:
     if type(agent["connected"]) is not bool:
         raise TypeError
     last = agent["last_receipt_ns"]
     return {
-        "aggregator": text(agent["aggregator"]),
+        "aggregator": printable(agent["aggregator"]),
         "connected": agent["connected"],
-        "last_error": text(agent["last_error"]),
-        "last_receipt_ns": None if last is None else _time(last),
-        **{key: _time(agent[key]) for key in AGENT_COUNTS},
+        "last_error": printable(agent["last_error"]),
+        "last_receipt_ns": None if last is None else _checked_ns(last),
+        **{key: _checked_ns(agent[key]) for key in AGENT_COUNTS},
         "verdict": _verdict(agent.get("verdict")),
-        "sources_unread": [_unread(one) for one in _list(agent["sources_unread"], NAMES_MAX)],
+        "sources_unread": [
+            _unread(one) for one in _checked_list(agent["sources_unread"], NAMES_MAX)
+        ],
     }
 
 
-def _verdict(said: dict[str, Any] | None) -> dict[str, Any] | None:
-    return said and {
-        "state": text(said["state"]),
-        "reason": text(said["reason"]),
-        "at_ns": _time(said["at_ns"]),
+def _verdict(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    return fields and {
+        "state": printable(fields["state"]),
+        "reason": printable(fields["reason"]),
+        "at_ns": _checked_ns(fields["at_ns"]),
     }
 
 
 def _unread(one: dict[str, Any]) -> dict[str, Any]:
     return {
-        "outcome": text(one["outcome"]),
-        "words": text(one["words"]),
-        "names": [text(name) for name in _list(one["names"], NAMES_MAX)],
+        "outcome": printable(one["outcome"]),
+        "words": printable(one["words"]),
+        "names": [printable(name) for name in _checked_list(one["names"], NAMES_MAX)],
     }
 
 
@@ -147,9 +149,9 @@ AGENT_COUNTS = (
 
 
 def _finding(one: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: text(one[key]) for key in FINDING_TEXTS}
+    found: dict[str, Any] = {key: printable(one[key]) for key in FINDING_TEXTS}
     for key in ("since_ns", "confirmed_ns", "count"):
-        found[key] = _time(one[key])
+        found[key] = _checked_ns(one[key])
     if type(one["enforceable"]) is not bool:
         raise TypeError
     found["enforceable"] = one["enforceable"]
@@ -161,7 +163,7 @@ FINDING_TEXTS = (
 )  # fmt: skip
 
 
-def text(value: object) -> str:
+def printable(value: object) -> str:
     """Return *value*, which must be a text, as a line that a terminal survives."""
     if not isinstance(value, str):
         raise TypeError
@@ -169,27 +171,27 @@ def text(value: object) -> str:
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
-def _time(value: object) -> int:
+def _checked_ns(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise TypeError
     return value
 
 
-def _list(value: object, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
+def _checked_list(value: object, items_max: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > items_max:
         raise TypeError
     return value
 
 
-def stale(status: dict[str, Any], now_ns: int) -> str:
+def stale_reason(status: dict[str, Any], now_ns: int) -> str:
     """Return why *status* says nothing of now; "" if it does."""
     age = (now_ns - status["boottime_ns"]) / SECOND_NS
-    if age < -AHEAD_SECONDS:
+    if age < -CLOCK_AHEAD_SECONDS_MAX:
         return "its time is ahead of this host's clock"
-    return f"it is {span(age)} old" if age > FRESH_SECONDS else ""
+    return f"it is {format_duration(age)} old" if age > FRESH_SECONDS else ""
 
 
-def withheld(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> str:
+def not_enforced_reason(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> str:
     """Return why *finding* is not enforced; "" if it is. All of it must be sure, and of now."""
     if finding["problem"] != "node":
         return "it is a program's own fault"
@@ -206,21 +208,23 @@ def withheld(status: dict[str, Any], finding: dict[str, Any], now_ns: int) -> st
     if left > PERMIT_SECONDS_MAX * SECOND_NS:
         return "the permit is longer than any may be"
     age = (now_ns - finding["confirmed_ns"]) / SECOND_NS
-    if not -AHEAD_SECONDS <= age < FRESH_SECONDS:
-        return f"it was last confirmed {span(age)} ago" if age > 0 else "its time is ahead"
-    return stale(status, now_ns)
+    if not -CLOCK_AHEAD_SECONDS_MAX <= age < FRESH_SECONDS:
+        return (
+            f"it was last confirmed {format_duration(age)} ago" if age > 0 else "its time is ahead"
+        )
+    return stale_reason(status, now_ns)
 
 
-def enforced(status: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
+def enforced_findings(status: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
     """Return the findings for which no job may start here; empty unless everything allows it."""
-    return [one for one in status["findings"] if not withheld(status, one, now_ns)]
+    return [one for one in status["findings"] if not not_enforced_reason(status, one, now_ns)]
 
 
-def reason(finding: dict[str, Any]) -> str:
+def drain_reason(finding: dict[str, Any]) -> str:
     """Return the reason for a scheduler's log, in the grammar that all parts of Gangline use."""
-    where = "".join(c for c in _where(finding) if c.isalnum() or c in ":.-_/")[:64]
+    location = "".join(c for c in _location(finding) if c.isalnum() or c in ":.-_/")[:64]
     cause = "".join(c for c in finding["name"] if c.isalnum() or c == "_")
-    return f"gangline:v1;act=drain;cause={cause};dev={where};ttl={TTL_SECONDS}"
+    return f"gangline:v1;act=drain;cause={cause};dev={location};ttl={TTL_SECONDS}"
 
 
 def summary(status: dict[str, Any], now_ns: int) -> str:
@@ -229,68 +233,68 @@ def summary(status: dict[str, Any], now_ns: int) -> str:
     notes = "".join(f"; [agent_problem] {note}" for note in status["notes"])
     if not findings:
         age = max(0.0, (now_ns - status["boottime_ns"]) / SECOND_NS)
-        return f"{status['host']}: nothing is wrong, as of {span(age)} ago{notes}"
-    barred = enforced(status, now_ns)
-    first = barred[0] if barred else findings[0]
+        return f"{status['host']}: nothing is wrong, as of {format_duration(age)} ago{notes}"
+    blocking = enforced_findings(status, now_ns)
+    first = blocking[0] if blocking else findings[0]
     others = [one for one in findings if one is not first]
-    said = f"{status['host']}: {told(first, now_ns)}"
-    if barred:
-        said += f". ENFORCED by permit: {status['permit']['reason']}"
+    line = f"{status['host']}: {describe(first, now_ns)}"
+    if blocking:
+        line += f". ENFORCED by permit: {status['permit']['reason']}"
     else:
-        said += f". Not enforced: {withheld(status, first, now_ns)}"
-    return f"{said}{_more(others, status['left_out'])}{notes}"
+        line += f". Not enforced: {not_enforced_reason(status, first, now_ns)}"
+    return f"{line}{_other_findings(others, status['left_out'])}{notes}"
 
 
-def beyond(status: dict[str, Any], now_ns: int) -> list[str]:
+def agent_lines(status: dict[str, Any], now_ns: int) -> list[str]:
     """Return lines for a person on what this host's own rules do not know: the aggregator's word, and what is not read."""
     agent = status["agent"]
     if not agent:
         return []
     lines = []
-    since = span(max(0.0, (now_ns - agent["since_ns"]) / SECOND_NS))
-    said = agent["verdict"]
+    since = format_duration(max(0.0, (now_ns - agent["since_ns"]) / SECOND_NS))
+    verdict = agent["verdict"]
     if not agent["connected"]:
         why = f" ({agent['last_error']})" if agent["last_error"] else ""
         lines.append(f"the aggregator is away, for {since}{why}: what it finds is not known here")
-    elif said and now_ns - said["at_ns"] > FRESH_SECONDS * SECOND_NS:
-        old = span((now_ns - said["at_ns"]) / SECOND_NS)
+    elif verdict and now_ns - verdict["at_ns"] > FRESH_SECONDS * SECOND_NS:
+        age = format_duration((now_ns - verdict["at_ns"]) / SECOND_NS)
         lines.append(
-            f"the aggregator says nothing of this host, for {old}: `gangline agent status`"
+            f"the aggregator says nothing of this host, for {age}: `gangline agent status`"
         )
-    elif said and said["state"] != "HEALTHY":
-        reason = f": {said['reason']}" if said["reason"] else ""
+    elif verdict and verdict["state"] != "HEALTHY":
+        reason = f": {verdict['reason']}" if verdict["reason"] else ""
         host = status["host"]
-        lines.append(f"the aggregator says {said['state']}{reason} (`gangline explain {host}`)")
+        lines.append(f"the aggregator says {verdict['state']}{reason} (`gangline explain {host}`)")
     for one in agent["sources_unread"]:
         if one["outcome"] != "no_data":
             lines.append(f"{one['outcome']}: {', '.join(one['names'][:3])}: {one['words']}")
     return lines
 
 
-def told(finding: dict[str, Any], now_ns: int) -> str:
+def describe(finding: dict[str, Any], now_ns: int) -> str:
     """Return one finding in words: whose problem, which, where, what, what to do, what ends it."""
     times = f", {finding['count']} times" if finding["count"] > 1 else ""
-    since = span(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
+    since = format_duration(max(0.0, (now_ns - finding["since_ns"]) / SECOND_NS))
     return (
-        f"[{finding['problem']}_problem] {finding['name']} on {_where(finding)}: {finding['words']}"
+        f"[{finding['problem']}_problem] {finding['name']} on {_location(finding)}: {finding['words']}"
         f" (for {since}{times}). Do: {finding['action']}. Clears when {finding['clears_when']}"
     )
 
 
-def _where(finding: dict[str, Any]) -> str:
+def _location(finding: dict[str, Any]) -> str:
     return str(finding["address"] or finding["device"])
 
 
-def _more(others: list[dict[str, Any]], left_out: int) -> str:
+def _other_findings(others: list[dict[str, Any]], left_out: int) -> str:
     """Name the other findings; the program's own last, and no more than a line bears."""
     if not others and not left_out:
         return ""
-    named = [f"{one['name']} {_where(one)}" for one in others[:3]]
-    rest = len(others) - len(named) + left_out
-    return f". Also: {', '.join(named)}" + (f" and {rest} more" if rest else "")
+    listed = [f"{one['name']} {_location(one)}" for one in others[:3]]
+    rest = len(others) - len(listed) + left_out
+    return f". Also: {', '.join(listed)}" + (f" and {rest} more" if rest else "")
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a length of time as people say it."""
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -39,23 +39,23 @@ class FindingsState:
     once_well: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
-def format_kept(kept: FindingsState) -> bytes:
+def format_state(state: FindingsState) -> bytes:
     """Return the file's content."""
-    events = [_text(event) for event in kept.events]
+    events = [_text(event) for event in state.events]
     fields = {
-        "boot_id": kept.boot_id.hex(),
-        "watched_since_ns": kept.watched_since_ns,
-        "watched_until_ns": kept.watched_until_ns,
+        "boot_id": state.boot_id.hex(),
+        "watched_since_ns": state.watched_since_ns,
+        "watched_until_ns": state.watched_until_ns,
         "events": events,
-        "resets_ns": dict(kept.resets_ns),
-        "energy_joules": dict(kept.energy_joules),
-        "once_well": dict(kept.once_well),
+        "resets_ns": dict(state.resets_ns),
+        "energy_joules": dict(state.energy_joules),
+        "once_well": dict(state.once_well),
     }
     return json.dumps(fields).encode()
 
 
-def parse_kept(content: bytes) -> FindingsState:
-    """Return what `format_kept` wrote. Raises ValueError for anything else."""
+def parse_state(content: bytes) -> FindingsState:
+    """Return what `format_state` wrote. Raises ValueError for anything else."""
     try:
         fields = json.loads(content)
         return FindingsState(
@@ -78,11 +78,11 @@ def _event(text: str) -> HealthEvent:
     return HealthEvent.FromString(binascii.a2b_base64(text))
 
 
-def _checked(fields: Any, good: Callable[[Any], bool]) -> dict[str, Any]:
+def _checked(fields: Any, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
     if not isinstance(fields, dict) or len(fields) > DEVICES_MAX:
         raise ValueError("a table is none, or too long")
     for name, value in fields.items():
-        if len(name) > NAME_CHARACTERS_MAX or isinstance(value, bool) or not good(value):
+        if len(name) > NAME_CHARACTERS_MAX or isinstance(value, bool) or not is_valid(value):
             raise ValueError(f"{name[:40]!r} has a wrong value")
     return fields
 
@@ -103,7 +103,7 @@ def _is_names(value: Any) -> bool:
     )
 
 
-class Keeper:
+class FindingsStateFile:
     """The file in *folder*. Never raises; `last_error` says what failed."""
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ class Keeper:
         path = self._folder / FILE_NAME
         try:
             with open(path, "rb") as file:
-                kept = parse_kept(file.read(FILE_BYTES_MAX))
+                state = parse_state(file.read(FILE_BYTES_MAX))
         except FileNotFoundError:
             return FindingsState(boot_id)
         except OSError as error:
@@ -123,16 +123,16 @@ class Keeper:
         except ValueError as error:
             self.last_error = f"{path}: {error}"
         else:
-            return kept if kept.boot_id == boot_id else FindingsState(boot_id)
+            return state if state.boot_id == boot_id else FindingsState(boot_id)
         return FindingsState(boot_id)
 
-    def save(self, kept: FindingsState) -> bool:
+    def save(self, state: FindingsState) -> bool:
         """Replace the file; say if it was."""
         path = self._folder / FILE_NAME
         new = self._folder / f"{FILE_NAME}.new"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_bytes(format_kept(kept))
+            new.write_bytes(format_state(state))
             new.replace(path)
         except OSError as error:
             self.last_error = f"{path}: {error.strerror}"

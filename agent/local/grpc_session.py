@@ -28,7 +28,7 @@ from h2.events import (
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from ..transport.grpc_http2 import STATUS_NAMES, FrameLengths, FrameTooLong
+from ..transport.grpc_http2 import STATUS_NAMES, FrameLengthChecker, FrameTooLong
 
 #: A request longer than this is RESOURCE_EXHAUSTED; ours are a few dozen bytes, and of 64 GPUs by UUID 3 kB. All that
 #: the server's clients may have half sent is 16 MB.
@@ -42,7 +42,7 @@ CALLS_MAX = 10_000
 #: Answers that the client does not read; more ends the connection.
 UNSENT_BYTES_MAX = 1 << 20
 #: Of an error's words.
-WORDS_CHARACTERS_MAX = 500
+MESSAGE_CHARACTERS_MAX = 500
 TIMEOUT_SECONDS_MAX = 86_400.0
 #: What a client begins with (RFC 9113, 3.4).
 PREFACE_BYTES = 24
@@ -61,7 +61,7 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ServerCall:
     """A unary call whose message has come whole. `timeout_seconds`: the client waits so long, None: as long as it takes."""
 
     stream: int
@@ -76,7 +76,7 @@ class _Stream:
     timeout_seconds: float | None
     received: bytearray = field(default_factory=bytearray)
     out: bytearray = field(default_factory=bytearray)
-    answered: bool = False
+    responded: bool = False
 
 
 def parse_timeout(value: bytes) -> float:
@@ -87,9 +87,9 @@ def parse_timeout(value: bytes) -> float:
     return min(int(match[1]) * _UNITS[match[2]], TIMEOUT_SECONDS_MAX)
 
 
-def percent_encoded(words: str) -> str:
-    """Return *words* as `grpc-message` carries them, cut to WORDS_CHARACTERS_MAX."""
-    return quote(words[:WORDS_CHARACTERS_MAX], safe=_PLAIN, errors="replace")
+def percent_encoded(message: str) -> str:
+    """Return *message* as `grpc-message` carries them, cut to WORDS_CHARACTERS_MAX."""
+    return quote(message[:MESSAGE_CHARACTERS_MAX], safe=_PLAIN, errors="replace")
 
 
 class ServerSession:
@@ -115,7 +115,7 @@ class ServerSession:
         self._h2.local_settings = Settings(client=False, initial_values=values)
         self._h2.decoder.max_header_list_size = HEADER_BYTES_MAX
         self._h2.initiate_connection()
-        self._lengths, self._preface_left = FrameLengths(), PREFACE_BYTES
+        self._lengths, self._preface_left = FrameLengthChecker(), PREFACE_BYTES
         self._streams: dict[int, _Stream] = {}
 
     @property
@@ -129,13 +129,15 @@ class ServerSession:
 
     # In ------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Call]:
+    def receive(self, data: bytes) -> list[ServerCall]:
         """Take what the socket gave. Raises PeerError, whatever the bytes are; nothing else."""
-        begun = data[self._preface_left :]
-        self._preface_left -= len(data) - len(begun)
+        frames = data[self._preface_left :]
+        self._preface_left -= len(data) - len(frames)
         try:
-            self._lengths.check(begun)
-            calls = [call for event in self._h2.receive_data(data) for call in self._take(event)]
+            self._lengths.check(frames)
+            calls = [
+                call for event in self._h2.receive_data(data) for call in self._on_event(event)
+            ]
             self._pump()
         except PeerError:
             raise
@@ -151,20 +153,20 @@ class ServerSession:
         with suppress(H2Error):
             self._h2.close_connection(ErrorCodes.NO_ERROR)
 
-    def _take(self, event: Event) -> Iterator[Call]:
+    def _on_event(self, event: Event) -> Iterator[ServerCall]:
         if isinstance(event, ConnectionTerminated):
             raise PeerError("the client ended the connection")
         if isinstance(event, RequestReceived):
-            self._begin(event)
+            self._on_request(event)
         elif isinstance(event, DataReceived) and event.stream_id is not None:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            self._take_data(event.stream_id, event.data or b"")
+            self._on_data(event.stream_id, event.data or b"")
         elif isinstance(event, StreamEnded) and event.stream_id is not None:
-            yield from self._whole(event.stream_id)
+            yield from self._on_end(event.stream_id)
         elif isinstance(event, StreamReset) and event.stream_id is not None:
             self._streams.pop(event.stream_id, None)
 
-    def _begin(self, event: RequestReceived) -> None:
+    def _on_request(self, event: RequestReceived) -> None:
         number = event.stream_id
         assert number is not None and event.headers is not None
         headers = dict(event.headers)
@@ -182,9 +184,9 @@ class ServerSession:
             except ValueError as error:
                 self.refuse(number, "INTERNAL", str(error))
 
-    def _take_data(self, number: int, data: bytes) -> None:
+    def _on_data(self, number: int, data: bytes) -> None:
         stream = self._streams.get(number)
-        if stream is None or stream.answered:
+        if stream is None or stream.responded:
             return
         stream.received += data
         if len(stream.received) < _PREFIX_BYTES:
@@ -193,30 +195,30 @@ class ServerSession:
         if stream.received[0]:
             self.refuse(number, "UNIMPLEMENTED", "compressed; send it with identity")
         elif length > MESSAGE_BYTES_MAX:
-            words = f"message of {length} bytes, at most {MESSAGE_BYTES_MAX}"
-            self.refuse(number, "RESOURCE_EXHAUSTED", words)
+            message = f"message of {length} bytes, at most {MESSAGE_BYTES_MAX}"
+            self.refuse(number, "RESOURCE_EXHAUSTED", message)
         elif len(stream.received) > _PREFIX_BYTES + length:
             self.refuse(number, "INTERNAL", "more than the one message of a unary call")
 
-    def _whole(self, number: int) -> Iterator[Call]:
+    def _on_end(self, number: int) -> Iterator[ServerCall]:
         stream = self._streams.get(number)
-        if stream is None or stream.answered:
+        if stream is None or stream.responded:
             return
         length = int.from_bytes(stream.received[1:_PREFIX_BYTES], "big")
         if len(stream.received) != _PREFIX_BYTES + length:
             self.refuse(number, "INTERNAL", "the call ended before its message was whole")
             return
         message, stream.received = bytes(stream.received[_PREFIX_BYTES:]), bytearray()
-        yield Call(number, stream.path, message, stream.timeout_seconds)
+        yield ServerCall(number, stream.path, message, stream.timeout_seconds)
 
     # Out -----------------------------------------------------------------------------------
 
-    def answer(self, number: int, message: bytes) -> None:
+    def respond(self, number: int, message: bytes) -> None:
         """Answer a call; one that is no more is passed over. Raises PeerError."""
         stream = self._streams.get(number)
-        if stream is None or stream.answered:
+        if stream is None or stream.responded:
             return
-        stream.answered = True
+        stream.responded = True
         stream.out += b"\0" + len(message).to_bytes(4, "big") + message
         try:
             self._h2.send_headers(number, _HEADERS)
@@ -224,15 +226,15 @@ class ServerSession:
         except H2Error as error:
             raise PeerError(str(error)) from error
 
-    def refuse(self, number: int, status: str, words: str) -> None:
+    def refuse(self, number: int, status: str, message: str) -> None:
         """End a call with a status of gRPC's and words; one that is no more is passed over. Raises PeerError."""
         stream = self._streams.pop(number, None)
-        if stream is None or stream.answered:
+        if stream is None or stream.responded:
             return
         trailers = [
             *_HEADERS,
             ("grpc-status", _STATUS_NUMBERS[status]),
-            ("grpc-message", percent_encoded(words)),
+            ("grpc-message", percent_encoded(message)),
         ]
         self._end_with(number, trailers)
 
@@ -290,52 +292,52 @@ class Peer(NamedTuple):
     group_id: int
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call is refused with a status of gRPC's (`NOT_FOUND`, say) and words for an operator."""
 
-    def __init__(self, status: str, words: str) -> None:
-        super().__init__(f"{status}: {words}")
-        self.status, self.words = status, words
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status, self.message = status, message
 
 
-class Later:
-    """An answer that another thread gives, once: with `answer` or `refuse`. Both return at once and never raise."""
+class DeferredResponse:
+    """An answer that another thread gives, once: with `respond` or `refuse`. Both return at once and never raise."""
 
     def __init__(self) -> None:
         #: Nobody waits any more: the client hung up, or its time is over.
-        self.is_moot = False
+        self.is_cancelled = False
         #: The answer, or why there is none; None until then.
-        self.result: bytes | Refused | None = None
+        self.result: bytes | CallRefused | None = None
         self._lock = threading.Lock()
-        self._when_done: Callable[[], None] | None = None
+        self._done_callback: Callable[[], None] | None = None
 
-    def answer(self, message: bytes) -> None:
-        self._settle(message)
+    def respond(self, message: bytes) -> None:
+        self._complete(message)
 
-    def refuse(self, status: str, words: str) -> None:
-        self._settle(Refused(status, words))
+    def refuse(self, status: str, message: str) -> None:
+        self._complete(CallRefused(status, message))
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Have *callback* called once there is a result, from any thread; at once if there is one."""
         with self._lock:
-            self._when_done = callback
+            self._done_callback = callback
             if self.result is None:
                 return
         callback()
 
-    def _settle(self, result: bytes | Refused) -> None:
+    def _complete(self, result: bytes | CallRefused) -> None:
         with self._lock:
             if self.result is not None:
                 return
             self.result = result
-            callback = self._when_done
+            callback = self._done_callback
         if callback:
             callback()
 
 
 #: The request's bytes and who sent it -> the answer's bytes, or who gives them later. Raises Refused. It is called in
 #: the server's thread: whatever takes longer than a moment is done elsewhere.
-Handler = Callable[[bytes, Peer], bytes | Later]
+Handler = Callable[[bytes, Peer], bytes | DeferredResponse]
 
 
 @dataclass(frozen=True, slots=True)

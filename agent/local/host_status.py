@@ -19,20 +19,20 @@ from ...contract.settings import SettingsError
 from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from ..clock import Clock
-from ..collector import Outcome, Turn
-from ..config import STATUS, AgentConfig
+from ..collector import CollectOutcome, CollectResult
+from ..config import STATUS_NAME, AgentConfig
+from ..gpu_list import EVENT_NAME as MISSING
+from ..gpu_list import GpuInventory, GpuList
 from ..hardware.files import read_text
 from ..hardware.nvidia import kernel_driver_version
-from ..latest import Latest
+from ..latest import LatestReadings
 from ..registration import version
 from . import check
-from .check import FORMAT, NAMES_MAX, STATUS_BYTES_MAX, text
-from .findings import Findings
-from .findings_state import FindingsState, Keeper
-from .gpu_list import EVENT as MISSING
-from .gpu_list import GpuList, View
-from .policy_file import LOOK_SECONDS, Held, Permit, PolicyFile
-from .policy_rules import Cleared, Finding, Resets
+from .check import FORMAT, NAMES_MAX, STATUS_BYTES_MAX, printable
+from .findings import HostFindings
+from .findings_state import FindingsState, FindingsStateFile
+from .policy_file import CHECK_SECONDS, ActivePermit, Permit, PolicyFile
+from .policy_rules import ClearedFinding, GpuResetDetector, HostFinding
 
 # ----------------------------------------------------------------------
 # The status document of this host, and the file that shows it: replaced whole, so that no reader
@@ -43,15 +43,15 @@ RENEW_SECONDS = 10.0
 _MODE = 0o644
 
 
-def finding_fields(finding: Finding, address: str) -> dict[str, Any]:
+def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
     """Return a finding as the document shows it. *address*: of a GPU, its PCI address."""
     return {
         "name": finding.name,
-        "device": text(finding.device),
+        "device": printable(finding.device),
         "address": address,
         "severity": str(finding.severity),
         "problem": "user" if finding.severity == "application" else "node",
-        "words": text(finding.words),
+        "words": printable(finding.message),
         "action": finding.action,
         "scope": finding.scope,
         "clears_when": finding.clears_when,
@@ -62,24 +62,24 @@ def finding_fields(finding: Finding, address: str) -> dict[str, Any]:
     }
 
 
-def cleared_fields(cleared: Cleared) -> dict[str, Any]:
+def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
     """Return what is over as the document shows it."""
     found = cleared.finding
     return {
         "name": found.name,
-        "device": text(found.device),
-        "words": text(found.words),
+        "device": printable(found.device),
+        "words": printable(found.message),
         "since_ns": found.since_ns,
         "cleared_ns": cleared.cleared_ns,
-        "why": cleared.why,
+        "why": cleared.reason,
     }
 
 
-class Device(Protocol):
+class UnhealthyDevice(Protocol):
     """What is shown of `agent.sampler.quarantine.DeviceState`."""
 
     @property
-    def lane(self) -> str: ...
+    def group(self) -> str: ...
     @property
     def device(self) -> str: ...
     @property
@@ -89,39 +89,39 @@ class Device(Protocol):
     @property
     def hung_seconds(self) -> float: ...
     @property
-    def words(self) -> str: ...
+    def message(self) -> str: ...
 
 
-def device_fields(device: Device) -> dict[str, Any]:
+def device_fields(device: UnhealthyDevice) -> dict[str, Any]:
     """Return a device that does not answer, or did not a minute ago, as the document shows it."""
     return {
-        "lane": device.lane,
-        "device": text(device.device),
+        "lane": device.group,
+        "device": printable(device.device),
         "state": device.state.name.lower(),
-        "call": text(device.call),
+        "call": printable(device.call),
         "hung_seconds": round(device.hung_seconds, 1),
-        "words": text(device.words),
+        "words": printable(device.message),
     }
 
 
 def document(
-    about: Mapping[str, Any],
+    constant_fields: Mapping[str, Any],
     now_ns: int,
     *,
     findings: Sequence[dict[str, Any]],
     left_out: int,
     notes: Iterable[str],
-    **more: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Return the document of now. *about*: what does not change; *more*: enforcing, permit, devices."""
+    """Return the document of now. *constant_fields*: what does not change; *fields*: enforcing, permit, devices."""
     return {
         "format": FORMAT,
-        **about,
+        **constant_fields,
         "boottime_ns": now_ns,
         "findings": list(findings),
         "left_out": left_out,
-        "notes": [text(note) for note in notes][:NAMES_MAX],
-        **more,
+        "notes": [printable(note) for note in notes][:NAMES_MAX],
+        **fields,
     }
 
 
@@ -196,7 +196,7 @@ STATE = BY_NAME["gpu.driver_updating_state"]
 FRESH_NS = 10_000_000_000
 
 
-def words(latest: Latest, proc: Path, now_ns: int) -> str:
+def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
     """Return what is to be said of it; empty while no GPU's reading shows it. For any thread."""
     readings = latest.tables.get(STATE.table)
     if readings is None or now_ns - readings.boottime_ns > FRESH_NS:
@@ -216,7 +216,7 @@ def words(latest: Latest, proc: Path, now_ns: int) -> str:
 GROUPS_MAX = 32
 
 
-class Connection(Protocol):
+class ClientStatus(Protocol):
     """What is asked of `transport.client.Client`."""
 
     @property
@@ -227,7 +227,7 @@ class Connection(Protocol):
     def last_error(self) -> str: ...
 
 
-class Frames(Protocol):
+class SpoolStatus(Protocol):
     """What is asked of `spool.spool.Spool`."""
 
     @property
@@ -243,7 +243,7 @@ class Frames(Protocol):
     def next_sequence(self) -> int: ...
 
 
-class Events(Protocol):
+class EventQueueStatus(Protocol):
     """What is asked of `spool.events.EventQueue`."""
 
     @property
@@ -259,7 +259,7 @@ class Verdict(NamedTuple):
     at_ns: int
 
 
-class Unread(NamedTuple):
+class UnreadSources(NamedTuple):
     """Sources that are not read for the same reason."""
 
     outcome: str
@@ -272,53 +272,53 @@ class SelfStatus:
 
     def __init__(
         self,
-        connection: Connection,
-        frames: Frames,
-        events: Events,
-        turns: Callable[[], Iterable[Turn]],
+        connection: ClientStatus,
+        frames: SpoolStatus,
+        events: EventQueueStatus,
+        results: Callable[[], Iterable[CollectResult]],
         clock: Clock,
     ) -> None:
-        """*turns*: the last turn of each source."""
+        """*results*: the last turn of each source."""
         self._connection, self._frames, self._events = connection, frames, events
-        self._turns, self._clock = turns, clock
+        self._results, self._clock = results, clock
         self._connected = False
         self._since_ns = clock.boottime_ns()
-        self._receipted = self._count_receipts()
-        self._receipt_ns: int | None = None
-        self._unread: list[Unread] = []
-        self._well = 0
+        self._acked_frames = self._count_acks()
+        self._last_ack_ns: int | None = None
+        self._unread: list[UnreadSources] = []
+        self._ok_count = 0
         self._verdict: Verdict | None = None  # set by the client's thread
 
-    def take(self, message: IngestAck) -> None:
+    def update_verdict(self, message: IngestAck) -> None:
         """Note how the aggregator finds this host. For one thread at a time."""
-        found = message.verdict
+        verdict = message.verdict
         self._verdict = (
-            Verdict(text(found.state), text(found.reason), self._clock.boottime_ns())
+            Verdict(printable(verdict.state), printable(verdict.reason), self._clock.boottime_ns())
             if message.HasField("verdict")
             else None
         )
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Note what changed since the last look."""
         now_ns = self._clock.boottime_ns()
         if self._connection.connected is not self._connected:
             self._connected, self._since_ns = self._connection.connected, now_ns
-        receipted = self._count_receipts()
-        if receipted > self._receipted:
-            self._receipt_ns = now_ns
-        self._receipted = receipted
-        turns = list(self._turns())
-        self._unread = grouped(turns)
-        self._well = sum(turn.outcome is Outcome.OK for turn in turns)
+        acked_frames = self._count_acks()
+        if acked_frames > self._acked_frames:
+            self._last_ack_ns = now_ns
+        self._acked_frames = acked_frames
+        results = list(self._results())
+        self._unread = group_unread(results)
+        self._ok_count = sum(result.outcome is CollectOutcome.OK for result in results)
 
-    def _count_receipts(self) -> int:
+    def _count_acks(self) -> int:
         """Return a number that rises by one with each frame that has a receipt."""
         frames = self._frames
         lost = frames.dropped_frames + frames.refused_frames
         return frames.next_sequence() - frames.unacknowledged_frames - lost
 
     @property
-    def told(self) -> object:
+    def change_key(self) -> object:
         """What is shown as soon as it has changed; the rest with the next document."""
         unread = [(one.outcome, one.names) for one in self._unread]
         return self._connected, self._verdict and self._verdict.state, unread
@@ -328,11 +328,11 @@ class SelfStatus:
         frames, connection = self._frames, self._connection
         return {
             "pid": os.getpid(),
-            "aggregator": text(connection.target),
+            "aggregator": printable(connection.target),
             "connected": self._connected,
             "since_ns": self._since_ns,
-            "last_error": text(connection.last_error),
-            "last_receipt_ns": self._receipt_ns,
+            "last_error": printable(connection.last_error),
+            "last_receipt_ns": self._last_ack_ns,
             "waiting_frames": frames.unacknowledged_frames,
             "waiting_bytes": frames.bytes,
             "waiting_events": len(self._events),
@@ -340,32 +340,34 @@ class SelfStatus:
             "refused_frames": frames.refused_frames,
             "lost_events": self._events.dropped_events,
             "write_errors": frames.write_errors,
-            "sources_well": self._well,
+            "sources_well": self._ok_count,
             "verdict": self._verdict and self._verdict._asdict(),
             "sources_unread": [one._asdict() for one in self._unread],
         }
 
 
-def grouped(turns: Sequence[Turn]) -> list[Unread]:
+def group_unread(results: Sequence[CollectResult]) -> list[UnreadSources]:
     """Return the sources whose last turn read nothing, the gravest first, one row for those with the same reason."""
-    groups: dict[tuple[Outcome, str], list[str]] = {}
-    for turn in turns:
-        if turn.outcome is not Outcome.OK:
-            names = groups.setdefault((turn.outcome, text(turn.words)), [])
+    groups: dict[tuple[CollectOutcome, str], list[str]] = {}
+    for result in results:
+        if result.outcome is not CollectOutcome.OK:
+            names = groups.setdefault((result.outcome, printable(result.message)), [])
             if len(names) < NAMES_MAX:
-                names.append(text(turn.collector))
+                names.append(printable(result.collector))
     ordered = sorted(groups.items(), key=lambda one: (-one[0][0], one[1]))
-    return [Unread(key[0].name.lower(), key[1], names) for key, names in ordered[:GROUPS_MAX]]
+    return [
+        UnreadSources(key[0].name.lower(), key[1], names) for key, names in ordered[:GROUPS_MAX]
+    ]
 
 
 SECOND_NS = 1_000_000_000
 #: While something stands that a reset ends, the file says this often that it is watched for.
-KEEP_SECONDS = 60.0
+SAVE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def tables(config: AgentConfig) -> frozenset[str] | None:
+def judged_tables(config: AgentConfig) -> frozenset[str] | None:
     """Return the tables of whose readings something is told on this host; None: any may be.
 
     An operator's policy may be about any signal, and is tried on readings of before it came.
@@ -373,10 +375,12 @@ def tables(config: AgentConfig) -> frozenset[str] | None:
     if config.metrics_listen or config.policy_file:
         return None
     signals = (name for row in builtin().rows for name in row.signals)
-    return frozenset((Resets.table, STATE.table, *(BY_NAME[name].table for name in signals)))
+    return frozenset(
+        (GpuResetDetector.table, STATE.table, *(BY_NAME[name].table for name in signals))
+    )
 
 
-class HealthAnswer(NamedTuple):
+class HostHealthResult(NamedTuple):
     """What nvhcd.HealthCheckService/RunHealthCheck answers: fields 1 to 4."""
 
     success: bool
@@ -385,183 +389,194 @@ class HealthAnswer(NamedTuple):
     error: str
 
 
-class Answers:
-    """`findings` and `permit` are fed by others: `findings.observe` by the teller, `take` by the client."""
+class HostStatus:
+    """`findings` and `permit` are fed by others: `findings.observe` by the publisher, `take` by the client."""
 
     def __init__(
         self,
         config: AgentConfig,
-        latest: Latest,
+        latest: LatestReadings,
         clock: Clock,
         boot_id: bytes,
         *,
         gpus: Callable[[], Mapping[str, str]] = dict,
-        view: Callable[[], View | None] = lambda: None,
-        devices: Callable[[], Sequence[Device]] = tuple,
+        gpu_inventory: Callable[[], GpuInventory | None] = lambda: None,
+        devices: Callable[[], Sequence[UnhealthyDevice]] = tuple,
     ) -> None:
-        """*gpus*: UUID -> PCI address, those that are gone too. *view*: which answer, by the inventory. *devices*: those left out or hung, to be shown.
+        """*gpus*: UUID -> PCI address, those that are gone too. *gpu_inventory*: which answer, by the inventory. *devices*: those left out or hung, to be shown.
 
         Raises SettingsError when `enforcing` names what cannot be enforced.
         """
         self._latest, self._clock = latest, clock
-        self._gpus, self._view, self._devices, self._boot_id = gpus, view, devices, boot_id
+        self._gpus, self._gpu_inventory, self._devices, self._boot_id = (
+            gpus,
+            gpu_inventory,
+            devices,
+            boot_id,
+        )
         #: The GPUs that this host ever had.
         self.gpu_list = GpuList(config.state_folder)
         file = config.policy_file
         self._policy = PolicyFile(
             Path(file) if file else None, config.state_folder, config.host_name
         )
-        self._asked = tuple(config.enforcing)
-        self._agree()
-        if self._refused and not file:
-            raise SettingsError(self._refused[0])
+        self._requested_enforcing = tuple(config.enforcing)
+        self._apply_enforcing()
+        if self._refusals and not file:
+            raise SettingsError(self._refusals[0])
         self.permit = Permit(clock)
         driver = config.sys_root / "module/nvidia/version"
-        self.findings = Findings(self._policy.policy, boot_id, lambda: read_text(driver) or "")
-        self._keeper = Keeper(config.state_folder)
-        kept = self._keeper.load(boot_id)
-        self.findings.restore(kept, clock.boottime_ns())
-        if self._keeper.last_error:
-            log.warning("%s", self._keeper.last_error, extra={"cause": "findings.kept"})
-            self.findings.reported.changed = True  # a good one takes its place
-        self._kept_ns = 0
-        self._kept_well = self.findings.once_well()
-        self.file = StatusFile(config.run_path / STATUS)
-        self._about = {
+        self.findings = HostFindings(self._policy.policy, boot_id, lambda: read_text(driver) or "")
+        self._state_file = FindingsStateFile(config.state_folder)
+        state = self._state_file.load(boot_id)
+        self.findings.restore(state, clock.boottime_ns())
+        if self._state_file.last_error:
+            log.warning("%s", self._state_file.last_error, extra={"cause": "findings.kept"})
+            self.findings.event_findings.changed = True  # a good one takes its place
+        self._saved_ns = 0
+        self._saved_once_well = self.findings.once_well()
+        self.file = StatusFile(config.run_path / STATUS_NAME)
+        self._identity = {
             "host": config.host_name,
             "agent_version": version(),
             "boot_id": boot_id.hex(),
             "pid": os.getpid(),
         }
         #: How the agent itself stands; set once there is a client to ask.
-        self.itself: SelfStatus | None = None
+        self.self_status: SelfStatus | None = None
         self.document: dict[str, Any] | None = None
-        self._told: tuple[object, ...] = ()
-        self._known: tuple[object, ...] = ()  # of what is told, what changes seldom
+        self._published_key: tuple[object, ...] = ()
+        self._slow_state: tuple[object, ...] = ()  # of what is told, what changes seldom
         self._written_ns = -(1 << 62)
-        self._looked_ns = -(1 << 62)
-        self._answered: tuple[object, int, HealthAnswer] | None = None
+        self._refreshed_ns = -(1 << 62)
+        self._cached_check: tuple[object, int, HostHealthResult] | None = None
 
     # The daemon's thread -------------------------------------------------------------------
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Judge what was read, and show it. Never raises."""
         try:
-            self._look(self._clock.boottime_ns())
+            self._update(self._clock.boottime_ns())
         except Exception:
             log.exception("this host cannot be judged", extra={"cause": "answers"})
 
-    def _look(self, now_ns: int) -> None:
-        if now_ns - self._looked_ns >= LOOK_SECONDS * SECOND_NS:
-            self._looked_ns = now_ns
-            self._look_around(now_ns)
-        changed = self.findings.turn(self._latest.tables, now_ns)
-        if self.findings.reported.changed:
-            self._keep(now_ns)
-        held, devices = self.permit.held(now_ns), self._devices()
-        told: tuple[object, ...] = (
-            self._known,
-            held and held.reason,
+    def _update(self, now_ns: int) -> None:
+        if now_ns - self._refreshed_ns >= CHECK_SECONDS * SECOND_NS:
+            self._refreshed_ns = now_ns
+            self._refresh_slow_state(now_ns)
+        changed = self.findings.evaluate(self._latest.tables, now_ns)
+        if self.findings.event_findings.changed:
+            self._save_state(now_ns)
+        permit, devices = self.permit.active(now_ns), self._devices()
+        change_key: tuple[object, ...] = (
+            self._slow_state,
+            permit and permit.reason,
             [(one.device, one.state) for one in devices],
         )
-        if self.itself is not None:
-            self.itself.look()
-            told += (self.itself.told,)
+        if self.self_status is not None:
+            self.self_status.update()
+            change_key += (self.self_status.change_key,)
         due = now_ns - self._written_ns >= RENEW_SECONDS * SECOND_NS
-        if changed or due or told != self._told:
-            self._told, self._written_ns = told, now_ns
-            self._show(now_ns, held, devices)
+        if changed or due or change_key != self._published_key:
+            self._published_key, self._written_ns = change_key, now_ns
+            self._publish(now_ns, permit, devices)
 
-    def _look_around(self, now_ns: int) -> None:
+    def _refresh_slow_state(self, now_ns: int) -> None:
         """What changes seldom: the policy file, the inventory, which devices were well."""
-        self.findings.know(self._gpus())
-        standing = {key[1] for key in self.findings.reported.records if key[0] == MISSING}
-        for event in self.gpu_list.look(self._view(), standing, now_ns):
+        self.findings.set_gpu_addresses(self._gpus())
+        reported_missing = {
+            key[1] for key in self.findings.event_findings.records if key[0] == MISSING
+        }
+        for event in self.gpu_list.check(self._gpu_inventory(), reported_missing, now_ns):
             self.findings.observe(event)
-        if self._policy.look(lambda policy: self._dry_run(policy, now_ns)):
-            self.findings.use(self._policy.policy)
-            self._agree()
-        well = self.findings.once_well()
-        due = now_ns - self._kept_ns >= KEEP_SECONDS * SECOND_NS
-        if well != self._kept_well or (self.findings.resets.closely and due):
-            self._kept_well = well
-            self._keep(now_ns)
+        if self._policy.poll(lambda policy: self._dry_run(policy, now_ns)):
+            self.findings.set_policy(self._policy.policy)
+            self._apply_enforcing()
+        once_well = self.findings.once_well()
+        due = now_ns - self._saved_ns >= SAVE_SECONDS * SECOND_NS
+        if once_well != self._saved_once_well or (self.findings.reset_detector.is_needed and due):
+            self._saved_once_well = once_well
+            self._save_state(now_ns)
         policy = self._policy
-        self._known = policy.policy.version, policy.waits, self._notes()
+        self._slow_state = policy.policy.version, policy.pending, self._notes()
 
     def _dry_run(self, policy: Policy, now_ns: int) -> None:
         """Judge the readings of now by *policy* before it is in force."""
-        trial = Findings(policy, self._boot_id)
-        trial.turn(self._latest.tables, now_ns)
-        if trial.findings:
-            named = ", ".join(f"{one.name} {one.device}" for one in trial.findings[:4])
+        candidate = HostFindings(policy, self._boot_id)
+        candidate.evaluate(self._latest.tables, now_ns)
+        if candidate.findings:
+            listed = ", ".join(f"{one.name} {one.device}" for one in candidate.findings[:4])
             log.warning(
                 "by policy %s stands now: %s",
                 policy.version,
-                named,
+                listed,
                 extra={"cause": "policy.dry_run"},
             )
 
-    def _keep(self, now_ns: int) -> None:
-        findings, self._kept_ns = self.findings, now_ns
-        findings.reported.changed = False
-        self._keeper.save(
+    def _save_state(self, now_ns: int) -> None:
+        findings, self._saved_ns = self.findings, now_ns
+        findings.event_findings.changed = False
+        self._state_file.save(
             FindingsState(
                 self._boot_id,
-                findings.reported.watched_since_ns,
+                findings.event_findings.watched_since_ns,
                 now_ns,
-                tuple(findings.reported.events()),
-                dict(findings.resets.at_ns),
-                dict(findings.resets.energy_joules),
+                tuple(findings.event_findings.events()),
+                dict(findings.reset_detector.last_reset_ns),
+                dict(findings.reset_detector.energy_joules),
                 findings.once_well(),
             )
         )
 
-    def _agree(self) -> None:
+    def _apply_enforcing(self) -> None:
         """Sort what `enforcing` names into what the policy in force allows and what it does not."""
         policy = self._policy.policy
-        self._enforcing = [name for name in self._asked if policy.enforceable(name)]
-        refusals = (policy.refusal(name) for name in self._asked)
-        self._refused = tuple(f"enforcing: {words}" for words in refusals if words)
+        self._enforcing = [
+            name for name in self._requested_enforcing if policy.is_enforceable(name)
+        ]
+        refusals = (policy.enforce_error(name) for name in self._requested_enforcing)
+        self._refusals = tuple(f"enforcing: {reason}" for reason in refusals if reason)
 
     def _notes(self) -> tuple[str, ...]:
         lost = self.findings.dropped_events
-        ours = (
+        local_notes = (
             self._policy.note,
-            self._keeper.last_error,
+            self._state_file.last_error,
             self.gpu_list.last_error,
             f"{lost} events were not judged" if lost else "",
         )
-        return (*filter(None, ours), *self._refused)
+        return (*filter(None, local_notes), *self._refusals)
 
-    def _show(self, now_ns: int, held: Held | None, devices: Sequence[Device]) -> None:
-        findings, itself = self.findings, self.itself
-        shown = document(
-            self._about,
+    def _publish(
+        self, now_ns: int, permit: ActivePermit | None, devices: Sequence[UnhealthyDevice]
+    ) -> None:
+        findings, self_status = self.findings, self.self_status
+        status = document(
+            self._identity,
             now_ns,
             findings=[
                 finding_fields(one, findings.address_of(one.device)) for one in findings.findings
             ],
             left_out=findings.left_out,
             notes=self._notes(),
-            policy="; ".join(filter(None, (self._policy.policy.version, self._policy.waits))),
+            policy="; ".join(filter(None, (self._policy.policy.version, self._policy.pending))),
             enforcing=self._enforcing,
-            permit=held and {"until_ns": held.until_ns, "reason": held.reason},
+            permit=permit and {"until_ns": permit.until_ns, "reason": permit.reason},
             devices=[device_fields(one) for one in devices],
             cleared=[cleared_fields(one) for one in findings.cleared],
-            agent=itself and itself.fields(),
+            agent=self_status and self_status.fields(),
         )
-        self.document = shown
-        if not self.file.write(encode(shown)):
+        self.document = status
+        if not self.file.write(encode(status)):
             log.error("%s", self.file.last_error, extra={"cause": "status"})
 
-    def barring(self) -> float:
+    def blocking_findings(self) -> float:
         """Return how many findings bar this host from jobs, or would under a permit."""
-        shown, now_ns = self.document, self._clock.boottime_ns()
-        if shown is None or not shown["enforcing"]:
+        status, now_ns = self.document, self._clock.boottime_ns()
+        if status is None or not status["enforcing"]:
             return 0.0
         permit = {"until_ns": now_ns + SECOND_NS, "reason": ""}
-        return float(len(check.enforced({**shown, "permit": permit}, now_ns)))
+        return float(len(check.enforced_findings({**status, "permit": permit}, now_ns)))
 
     def close(self) -> None:
         """Take the status file away: this agent ends in order, and says nothing of the host any more."""
@@ -569,51 +584,53 @@ class Answers:
 
     # The client's thread -------------------------------------------------------------------
 
-    def take(self, message: RegisterNodeResponse | IngestAck) -> None:
+    def on_response(self, message: RegisterNodeResponse | IngestAck) -> None:
         """Take what the aggregator says of this host: its permit, and how it finds the host."""
-        self.permit.take(message)
-        if isinstance(message, IngestAck) and self.itself is not None:
-            self.itself.take(message)
+        self.permit.update(message)
+        if isinstance(message, IngestAck) and self.self_status is not None:
+            self.self_status.update_verdict(message)
 
     # Any thread ----------------------------------------------------------------------------
 
-    def answer(self, arguments: Sequence[str] = ()) -> HealthAnswer:
+    def health_check(self, arguments: Sequence[str] = ()) -> HostHealthResult:
         """Return the health check's answer, by the rules of `gangline check`. Never raises, never waits.
 
         *arguments* are the caller's (`--no-slurm`) and change nothing: there is one truth about a host.
         """
-        shown, now_ns = self.document, self._clock.boottime_ns()
-        known = self._answered
-        if known is not None and known[0] is shown and now_ns < known[1]:
-            return known[2]
-        answer, until_ns = _answer(shown, now_ns)
-        self._answered = (shown, until_ns, answer)
-        return answer
+        status, now_ns = self.document, self._clock.boottime_ns()
+        cached = self._cached_check
+        if cached is not None and cached[0] is status and now_ns < cached[1]:
+            return cached[2]
+        result, until_ns = _health_check(status, now_ns)
+        self._cached_check = (status, until_ns, result)
+        return result
 
 
 #: So long an answer holds that nothing but a new document can change.
-_LONG_NS = 1 << 62
+_NO_EXPIRY_NS = 1 << 62
 
 
-def _answer(shown: dict[str, Any] | None, now_ns: int) -> tuple[HealthAnswer, int]:
-    """Return the answer to *shown*, and until when it holds."""
-    if shown is None:
+def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealthResult, int]:
+    """Return the answer to *status*, and until when it holds."""
+    if status is None:
         output = json.dumps({"fail_count": 0, "failed_checks": [], "findings": []})
-        return HealthAnswer(True, 0, output, "the agent has just started"), _LONG_NS
-    barred = check.enforced(shown, now_ns)
+        return HostHealthResult(True, 0, output, "the agent has just started"), _NO_EXPIRY_NS
+    blocking = check.enforced_findings(status, now_ns)
     output = json.dumps(
         {
-            "fail_count": len(barred),
-            "failed_checks": [f"{one['name']} {one['address'] or one['device']}" for one in barred],
-            "report_only": not shown["enforcing"],
+            "fail_count": len(blocking),
+            "failed_checks": [
+                f"{one['name']} {one['address'] or one['device']}" for one in blocking
+            ],
+            "report_only": not status["enforcing"],
             "findings": [
-                f"{one['name']} {one['device']}: {one['words']}" for one in shown["findings"]
+                f"{one['name']} {one['device']}: {one['words']}" for one in status["findings"]
             ],
         }
     )
-    answer = HealthAnswer(not barred, int(bool(barred)), output, "")
-    if not barred:
-        return answer, _LONG_NS
-    fresh_ns = min(shown["boottime_ns"], *(one["confirmed_ns"] for one in barred))
-    until_ns = min(shown["permit"]["until_ns"], fresh_ns + check.FRESH_SECONDS * SECOND_NS)
-    return answer, until_ns
+    result = HostHealthResult(not blocking, int(bool(blocking)), output, "")
+    if not blocking:
+        return result, _NO_EXPIRY_NS
+    fresh_ns = min(status["boottime_ns"], *(one["confirmed_ns"] for one in blocking))
+    until_ns = min(status["permit"]["until_ns"], fresh_ns + check.FRESH_SECONDS * SECOND_NS)
+    return result, until_ns

@@ -17,14 +17,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...contract import metrics_http
-from ...contract.metrics_http import Family, Form, form_of, labels_of, number, text_of
+from ...contract.metrics_http import (
+    ExpositionFormat,
+    Family,
+    format_labels,
+    format_number,
+    negotiate_format,
+    render_exposition,
+)
 from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...contract.signals import SIGNALS, TABLES
 from ..clock import Clock
 from ..config import AgentConfig
-from ..latest import Latest, Readings
+from ..latest import LatestReadings, TableSnapshot
 from ..registration import Registration, version
-from .server import Budget, Listener
+from .server import CpuBudget, UnixListener
 
 # ----------------------------------------------------------------------
 # Which signals `/metrics` shows first, when it may not show all: what fails and what is slow,
@@ -38,7 +45,7 @@ from .server import Budget, Listener
 # Not shown: epochs of counters. Who scrapes sees for himself that a counter began anew.
 
 #: What a GPU host fails by, then what makes it slow, then what else is asked for first.
-NAMED = (
+METRIC_PRIORITY = (
     # It fails.
     "gpu.probe_hung_seconds",
     "probe.hung_seconds",
@@ -109,21 +116,21 @@ NAMED = (
     "net.carrier_state",
 )
 #: Room that is kept for what has rows only while something is wrong: its coming moves nothing else.
-RESERVED: Mapping[str, int] = {
+RESERVED_SERIES: Mapping[str, int] = {
     "gpu.probe_hung_seconds": 8,
     "probe.hung_seconds": 8,
     "probe.state": 8,
 }
 #: A row for each of them would be most of what is shown.
 _NUMEROUS = frozenset(("nvlink", "c2c", "cpu", "collector", "pcie"))
-_PASSING = frozenset(("gpu_process",))
+_SHORT_LIVED = frozenset(("gpu_process",))
 
 
 def _is_shown(signal: Signal) -> bool:
     return signal.kind is not Kind.EVENT and signal.column != "counter_epoch_count"
 
 
-def _class_of(signal: Signal) -> int:
+def _kind_rank(signal: Signal) -> int:
     if signal.unit in ("errors", "events"):
         return 0
     if signal.kind is Kind.STATE:
@@ -131,23 +138,23 @@ def _class_of(signal: Signal) -> int:
     return 2 if signal.kind is Kind.COUNTER else 3
 
 
-def _in_order() -> tuple[Signal, ...]:
-    named = {name: at for at, name in enumerate(NAMED)}
+def _signals_by_priority() -> tuple[Signal, ...]:
+    ranks = {name: at for at, name in enumerate(METRIC_PRIORITY)}
     return tuple(
         sorted(
             (signal for signal in SIGNALS if _is_shown(signal)),
             key=lambda signal: (
-                named.get(signal.name, len(named)),
-                signal.device_kind in _PASSING,
+                ranks.get(signal.name, len(ranks)),
+                signal.device_kind in _SHORT_LIVED,
                 signal.device_kind in _NUMEROUS,
-                _class_of(signal),
+                _kind_rank(signal),
             ),
         )
     )
 
 
 #: Every signal that may be shown, the most important first.
-IN_ORDER: tuple[Signal, ...] = _in_order()
+SIGNALS_BY_PRIORITY: tuple[Signal, ...] = _signals_by_priority()
 
 
 # ----------------------------------------------------------------------
@@ -182,7 +189,7 @@ def unit_of(signal: Signal) -> str:
 def family_of(signal: Signal, samples: Sequence[tuple[str, str]]) -> Family:
     """Return the signal's family."""
     kind = "counter" if signal.kind is Kind.COUNTER else "gauge"
-    return Family(name_of(signal), kind, unit_of(signal), signal.tells, samples)
+    return Family(name_of(signal), kind, unit_of(signal), signal.description, samples)
 
 
 def value_of(signal: Signal, value: float) -> str:
@@ -193,7 +200,7 @@ def value_of(signal: Signal, value: float) -> str:
             return str(value)
         whole, part = divmod(value, 10**digits)
         return f"{whole}.{part:0{digits}}"
-    return number(value / 10**digits if digits else value)
+    return format_number(value / 10**digits if digits else value)
 
 
 # ----------------------------------------------------------------------
@@ -204,10 +211,10 @@ SECOND_NS = 1_000_000_000
 STALE_PERIODS = 3
 STALE_SLACK_SECONDS = 2
 #: The series that this module adds of its own.
-OWN_SERIES = 3
+META_SERIES = 3
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_PART = re.compile(r"(?P<word>link|c2c|gi|ci|)(?P<number>[0-9]{1,10})")
+_KEY_PART = re.compile(r"(?P<word>link|c2c|gi|ci|)(?P<number>[0-9]{1,10})")
 _PART_LABELS = {
     "link": "link",
     "c2c": "link",
@@ -216,7 +223,7 @@ _PART_LABELS = {
     "": "pid",
 }
 #: Of these kinds there is one on a host, and its key says nothing more.
-_ONE_A_HOST = frozenset(
+_ONE_PER_HOST = frozenset(
     (
         "agent",
         "clock",
@@ -248,10 +255,10 @@ Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 def labels_for(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
     """Return the labels of a device: by UUID, PCI address, name and port, never by an index alone."""
     first, _, rest = key.partition("/")
-    if kind in _ONE_A_HOST:
+    if kind in _ONE_PER_HOST:
         return {}
     if first.startswith(("GPU-", "MIG-")):
-        return {"uuid": first} | _address("gpu", first, attributes) | _within(rest)
+        return {"uuid": first} | _address("gpu", first, attributes) | _part_labels(rest)
     if _PCI_ADDRESS.fullmatch(key):
         return {"pci_address": key}
     if kind == "rdma":
@@ -260,10 +267,10 @@ def labels_for(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
     return {_KEY_LABELS.get(kind, "device"): key} | _address(inventoried, key, attributes)
 
 
-def _within(rest: str) -> dict[str, str]:
+def _part_labels(rest: str) -> dict[str, str]:
     """Return the labels of what follows a GPU's UUID: `link3`, `gi1/ci0/PID`."""
     parts = rest.split("/") if rest else []
-    matches = [match for part in parts if (match := _PART.fullmatch(part))]
+    matches = [match for part in parts if (match := _KEY_PART.fullmatch(part))]
     labels = {_PART_LABELS[match["word"]]: match["number"] for match in matches}
     return labels if len(labels) == len(parts) else {"device": rest}
 
@@ -279,7 +286,7 @@ def _address(kind: str, key: str, attributes: Attributes) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ValidCells:
     """Which cells of a table were ever valid, since its devices are these."""
 
     devices: tuple[str, ...]
@@ -293,7 +300,7 @@ class _Known:
 
 
 class Exposition:
-    """Chooses and names the series. For one thread; it reads `Latest` and blocks nobody.
+    """Chooses and names the series. For one thread; it reads `LatestReadings` and blocks nobody.
 
     A signal is shown for all of its devices or for none. It counts with every device that ever had a
     value of it, also while there is none: what falls silent for a moment makes no room for others,
@@ -302,58 +309,58 @@ class Exposition:
 
     def __init__(
         self,
-        latest: Latest,
+        latest: LatestReadings,
         boottime_ns: Callable[[], int],
         attributes: Callable[[], Attributes],
-        about: Mapping[str, str],
+        info_labels: Mapping[str, str],
         series_max: int,
     ) -> None:
-        """*attributes*: those of the devices as of now; *about*: the agent's version and host."""
+        """*attributes*: those of the devices as of now; *info_labels*: the agent's version and host."""
         self._latest = latest
         self._boottime_ns = boottime_ns
         self._attributes = attributes
-        self._about = dict(about)
+        self._info_labels = dict(info_labels)
         self._series_max = series_max
-        self._known: dict[str, _Known] = {}
+        self._valid_cells: dict[str, _ValidCells] = {}
 
     def families(self) -> list[Family]:
         """Return what is to be shown now, of at most `series_max` samples."""
         now_ns, tables = self._boottime_ns(), dict(self._latest.tables)
         for readings in tables.values():
-            self._learn(readings)
-        chosen, left_out = self._chosen()
+            self._remember_valid(readings)
+        chosen, left_out = self._select_signals()
         fresh = {name: each for name, each in tables.items() if _is_fresh(each, now_ns)}
         labelled = _Labels(self._attributes())
         shown = (self._family(signal, fresh.get(signal.table), labelled) for signal in chosen)
-        return [*self._own(left_out, len(tables) - len(fresh)), *filter(None, shown)]
+        return [*self._meta_families(left_out, len(tables) - len(fresh)), *filter(None, shown)]
 
-    def _learn(self, readings: Readings) -> None:
+    def _remember_valid(self, readings: TableSnapshot) -> None:
         """Add to what was ever valid. Another set of devices begins anew."""
-        known = self._known.get(readings.table)
+        known = self._valid_cells.get(readings.table)
         shape = (readings.devices, readings.signal_ids)
         if known is None or (known.devices, known.signal_ids) != shape:
-            self._known[readings.table] = _Known(*shape, readings.valid)
+            self._valid_cells[readings.table] = _ValidCells(*shape, readings.valid)
         elif known.valid != readings.valid:
             both = int.from_bytes(known.valid, "little") | int.from_bytes(readings.valid, "little")
             known.valid = both.to_bytes(len(known.valid), "little")
 
-    def _chosen(self) -> tuple[list[Signal], int]:
+    def _select_signals(self) -> tuple[list[Signal], int]:
         """Return the signals to show and how many series are left out. One that does not fit whole
         is left out, and the next is tried."""
-        room, left_out, chosen = self._series_max - OWN_SERIES, 0, list[Signal]()
-        for signal in IN_ORDER:
-            known = self._known.get(signal.table)
-            count = known.count(signal.signal_id) if known else 0
-            wanted = max(count, RESERVED.get(signal.name, 0))
-            if wanted > room:
+        room, left_out, chosen = self._series_max - META_SERIES, 0, list[Signal]()
+        for signal in SIGNALS_BY_PRIORITY:
+            cells = self._valid_cells.get(signal.table)
+            count = cells.count(signal.signal_id) if cells else 0
+            series = max(count, RESERVED_SERIES.get(signal.name, 0))
+            if series > room:
                 left_out += count
             else:
-                room -= wanted
+                room -= series
                 chosen += [signal] if count else []
         return chosen, left_out
 
     def _family(
-        self, signal: Signal, readings: Readings | None, labelled: _Labels
+        self, signal: Signal, readings: TableSnapshot | None, labelled: _Labels
     ) -> Family | None:
         if readings is None:
             return None
@@ -363,14 +370,20 @@ class Exposition:
         ]
         return family_of(signal, samples) if samples else None
 
-    def _own(self, left_out: int, stale: int) -> Iterator[Family]:
+    def _meta_families(self, left_out: int, stale: int) -> Iterator[Family]:
         yield Family(
-            "gangline_agent", "info", "", "which agent this is", [(labels_of(self._about), "1")]
+            "gangline_agent",
+            "info",
+            "",
+            "which agent this is",
+            [(format_labels(self._info_labels), "1")],
         )
-        words = "series that metrics_series_max left out, the least important first"
-        yield Family("gangline_metrics_left_out_series", "gauge", "", words, [("", str(left_out))])
-        words = "tables left out because their last readings are old"
-        yield Family("gangline_metrics_stale_tables", "gauge", "", words, [("", str(stale))])
+        help_text = "series that metrics_series_max left out, the least important first"
+        yield Family(
+            "gangline_metrics_left_out_series", "gauge", "", help_text, [("", str(left_out))]
+        )
+        help_text = "tables left out because their last readings are old"
+        yield Family("gangline_metrics_stale_tables", "gauge", "", help_text, [("", str(stale))])
 
 
 class _Labels:
@@ -378,17 +391,17 @@ class _Labels:
 
     def __init__(self, attributes: Attributes) -> None:
         self._attributes = attributes
-        self._made: dict[tuple[str, str], str] = {}
+        self._cache: dict[tuple[str, str], str] = {}
 
     def __call__(self, kind: str, key: str) -> str:
-        made = self._made.get((kind, key))
-        if made is None:
-            made = labels_of(labels_for(kind, key, self._attributes))
-            self._made[kind, key] = made
-        return made
+        labels = self._cache.get((kind, key))
+        if labels is None:
+            labels = format_labels(labels_for(kind, key, self._attributes))
+            self._cache[kind, key] = labels
+        return labels
 
 
-def _is_fresh(readings: Readings, now_ns: int) -> bool:
+def _is_fresh(readings: TableSnapshot, now_ns: int) -> bool:
     signals = TABLES.get(readings.table)
     if not signals:
         return False
@@ -401,10 +414,10 @@ CONNECTIONS_MAX = 16
 #: From being accepted to the last byte of the answer.
 CONNECTION_SECONDS_MAX = 10.0
 #: An address that cannot be had (a port in use) is tried again this often.
-LISTEN_AGAIN_SECONDS = 30.0
+LISTEN_RETRY_SECONDS = 30.0
 RENDER_SECONDS_MIN = 1.0
 #: All who ask have one budget: over TCP nobody says who he is.
-ALL = 0
+ALL_CLIENTS = 0
 #: Of a Unix socket: for the agent's user and group.
 SOCKET_MODE = 0o660
 _CLOSE_SECONDS_MAX = 1.0
@@ -417,35 +430,35 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    config: AgentConfig, latest: Latest, registration: Registration, clock: Clock
-) -> MetricsServer:
+    config: AgentConfig, latest: LatestReadings, registration: Registration, clock: Clock
+) -> LocalMetricsServer:
     """Return the server that *config* asks for, started. `metrics_listen` is not empty."""
     about = {"version": version(), "host": config.host_name}
     exposition = Exposition(
         latest, clock.boottime_ns, registration.attributes, about, config.metrics_series_max
     )
-    server = MetricsServer(config.metrics_listen, Rendered(exposition, time.monotonic))
+    server = LocalMetricsServer(config.metrics_listen, ExpositionCache(exposition, time.monotonic))
     server.start()
     return server
 
 
-class Rendered:
+class ExpositionCache:
     """The exposition in either form, made anew when the last one is a second old. For one thread."""
 
     def __init__(self, exposition: Exposition, monotonic: Callable[[], float]) -> None:
         self._exposition = exposition
         self._monotonic = monotonic
-        self._made: dict[Form, tuple[float, bytes]] = {}
+        self._cache: dict[ExpositionFormat, tuple[float, bytes]] = {}
 
     def __call__(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its media type: the older form for who asks for it and not for
         OpenMetrics."""
-        form = form_of(accept)
+        form = negotiate_format(accept)
         now = self._monotonic()
-        made, body = self._made.get(form, (now - RENDER_SECONDS_MIN, b""))
-        if now - made >= RENDER_SECONDS_MIN:
-            body = text_of(self._exposition.families(), form)
-            self._made[form] = now, body
+        rendered_at, body = self._cache.get(form, (now - RENDER_SECONDS_MIN, b""))
+        if now - rendered_at >= RENDER_SECONDS_MIN:
+            body = render_exposition(self._exposition.families(), form)
+            self._cache[form] = now, body
         return body, form.value
 
 
@@ -460,11 +473,11 @@ class _Connection:
     drained_bytes: int = 0
 
     @property
-    def waits_for(self) -> int:
+    def poll_events(self) -> int:
         return select.POLLOUT if self.answer else select.POLLIN
 
 
-class MetricsServer:
+class LocalMetricsServer:
     """Serves `http.answer` on one address. `start` and `close` are for the main thread."""
 
     def __init__(
@@ -481,8 +494,8 @@ class MetricsServer:
         self._monotonic = monotonic
         self._wake, self._woken = socket.socketpair()
         self._listener: socket.socket | None = None
-        self._file: Listener | None = None  # of a Unix socket
-        self._cost, self._budget = cost, Budget()
+        self._unix_listener: UnixListener | None = None  # of a Unix socket
+        self._cost, self._budget = cost, CpuBudget()
         self._listen_at = monotonic()
         self._connections: dict[int, _Connection] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -503,26 +516,26 @@ class MetricsServer:
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._run_once():
                 pass
         except Exception:
             log.exception("/metrics has ended", extra={"cause": "metrics.ended"})
         finally:
             for connection in list(self._connections.values()):
-                self._let_go(connection)
+                self._close_connection(connection)
             self._close_listener()
             self._woken.close()
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Wait for something to happen and do it; False once `close` was called."""
         self._open()
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        paused_until = self._budget.again(ALL, self._monotonic())
+        paused_until = self._budget.available_at(ALL_CLIENTS, self._monotonic())
         if self._listener is not None and not paused_until:
             poll.register(self._listener, select.POLLIN)
         for descriptor, connection in self._connections.items() if not paused_until else ():
-            poll.register(descriptor, connection.waits_for)
+            poll.register(descriptor, connection.poll_events)
         ready = [descriptor for descriptor, _ in poll.poll(self._wait_milliseconds(paused_until))]
         if self._woken.fileno() in ready:
             return False
@@ -532,8 +545,8 @@ class MetricsServer:
         for descriptor in ready:
             if descriptor in self._connections:
                 self._serve(self._connections[descriptor])
-        self._let_go_of_the_slow()
-        self._budget.spend(ALL, self._cost() - before, self._monotonic())
+        self._close_expired()
+        self._budget.spend(ALL_CLIENTS, self._cost() - before, self._monotonic())
         return True
 
     def _wait_milliseconds(self, paused_until: float) -> float | None:
@@ -546,14 +559,18 @@ class MetricsServer:
     def _open(self) -> None:
         if self._listener is not None or self._monotonic() < self._listen_at:
             return
-        self._listen_at = self._monotonic() + LISTEN_AGAIN_SECONDS
+        self._listen_at = self._monotonic() + LISTEN_RETRY_SECONDS
         try:
             if self._listen.startswith("unix:"):
-                self._file = Listener(Path(self._listen.removeprefix("unix:")), SOCKET_MODE)
-            self._listener = self._file.socket if self._file else listener(self._listen)
+                self._unix_listener = UnixListener(
+                    Path(self._listen.removeprefix("unix:")), SOCKET_MODE
+                )
+            self._listener = (
+                self._unix_listener.socket if self._unix_listener else tcp_listener(self._listen)
+            )
         except OSError as error:
-            words = f"{self._listen} cannot be listened on: {error.strerror or error}"
-            log.warning("/metrics: %s", words, extra={"cause": "metrics.listen"})
+            message = f"{self._listen} cannot be listened on: {error.strerror or error}"
+            log.warning("/metrics: %s", message, extra={"cause": "metrics.listen"})
             return
         name = self._listener.getsockname()
         self.port = name[1] if isinstance(name, tuple) else 0
@@ -563,13 +580,13 @@ class MetricsServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._unix_listener is not None:
+            self._unix_listener.close()
+            self._unix_listener = None
 
-    def _accept(self, from_whom: socket.socket) -> None:
+    def _accept(self, server_socket: socket.socket) -> None:
         try:
-            accepted, _ = from_whom.accept()
+            accepted, _ = server_socket.accept()
         except (BlockingIOError, ConnectionError):  # he has gone already
             return
         except OSError as error:  # out of descriptors: he would be ready for ever
@@ -578,19 +595,19 @@ class MetricsServer:
             return
         accepted.setblocking(False)
         if len(self._connections) >= CONNECTIONS_MAX:
-            self._let_go(min(self._connections.values(), key=lambda each: each.until))
+            self._close_connection(min(self._connections.values(), key=lambda each: each.until))
         until = self._monotonic() + CONNECTION_SECONDS_MAX
         self._connections[accepted.fileno()] = _Connection(accepted, until)
 
     def _serve(self, connection: _Connection) -> None:
         try:
-            on = self._step(connection)
+            is_open = self._step(connection)
         except BlockingIOError:
-            on = True
+            is_open = True
         except OSError:  # he went away
-            on = False
-        if not on:
-            self._let_go(connection)
+            is_open = False
+        if not is_open:
+            self._close_connection(connection)
 
     def _step(self, connection: _Connection) -> bool:
         """Go on with one who is ready; False when it is over. Raises OSError."""
@@ -604,7 +621,7 @@ class MetricsServer:
         head, end, _ = connection.received.partition(metrics_http.END)
         if end or len(connection.received) > metrics_http.REQUEST_BYTES_MAX:
             return self._send(
-                connection, memoryview(metrics_http.answer(bytes(head), self._render))
+                connection, memoryview(metrics_http.respond(bytes(head), self._render))
             )
         return bool(data)
 
@@ -615,31 +632,31 @@ class MetricsServer:
             connection.socket.shutdown(socket.SHUT_WR)
         return True
 
-    def _let_go_of_the_slow(self) -> None:
+    def _close_expired(self) -> None:
         now = self._monotonic()
         for connection in list(self._connections.values()):
             if connection.until <= now:
-                self._let_go(connection)
+                self._close_connection(connection)
 
-    def _let_go(self, connection: _Connection) -> None:
+    def _close_connection(self, connection: _Connection) -> None:
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
 
 
-def listener(address: str) -> socket.socket:
+def tcp_listener(address: str) -> socket.socket:
     """Return a socket that listens on `host:port`, and does not block. Raises OSError."""
     host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(
+    addresses = socket.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    family, kind, protocol, _, where = found[0]
-    made = socket.socket(family, kind, protocol)
+    family, kind, protocol, _, address_tuple = addresses[0]
+    server_socket = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(where)
-        made.listen(CONNECTIONS_MAX)
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind(address_tuple)
+        server_socket.listen(CONNECTIONS_MAX)
     except OSError:
-        made.close()
+        server_socket.close()
         raise
-    made.setblocking(False)
-    return made
+    server_socket.setblocking(False)
+    return server_socket

@@ -9,41 +9,41 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ...contract.host_policy import POLICY_BYTES_MAX, Policy, PolicyError, builtin, laid_over, parse
+from ...contract.host_policy import POLICY_BYTES_MAX, Policy, PolicyError, builtin, overlay, parse
 from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from ..clock import Clock
-from .check import PERMIT_SECONDS_MAX, SECOND_NS, text
+from .check import PERMIT_SECONDS_MAX, SECOND_NS, printable
 
 #: The file is looked at this often.
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 #: The copy of the last good one, in the state folder.
 COPY_NAME = "policy.toml"
 #: What changes when a file does; None: there is none; empty: not looked at yet.
 Stamp = tuple[int, ...] | None
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 log = logging.getLogger(__name__)
 
 
 class PolicyFile:
-    """`policy` is in force; `note` says what is wrong with the file, `waits` that it is not this host's yet. Never raises."""
+    """`policy` is in force; `note` says what is wrong with the file, `pending` that it is not this host's yet. Never raises."""
 
     def __init__(self, path: Path | None, state_folder: Path, host: str) -> None:
         """*path* None: the built-in policy, whatever was kept."""
         self.policy = builtin()
-        self.note = self.waits = ""
+        self.note = self.pending = ""
         self._path, self._copy, self._host = path, state_folder / COPY_NAME, host
-        self._seen: Stamp = ()
-        self._coming: Stamp = ()
+        self._loaded_stamp: Stamp = ()
+        self._last_stamp: Stamp = ()
         if path is not None:
-            self._coming = _stamp(path)
-            self._begin_with_copy()
+            self._last_stamp = _stamp(path)
+            self._load_copy()
 
-    def _begin_with_copy(self) -> None:
+    def _load_copy(self) -> None:
         with suppress(OSError, PolicyError):
-            self.policy = laid_over(parse(_read(self._copy)), builtin())
+            self.policy = overlay(parse(_read(self._copy)), builtin())
 
-    def look(self, dry_run: Callable[[Policy], object]) -> bool:
+    def poll(self, dry_run: Callable[[Policy], object]) -> bool:
         """Take the file if it changed, is whole and is good. True: `policy` is another now.
 
         Whole: as it was at the look before. Half a file can be a good one, of fewer or milder conditions.
@@ -52,14 +52,14 @@ class PolicyFile:
         """
         if self._path is None:
             return False
-        seen = _stamp(self._path)
-        before, self._coming = self._coming, seen
-        if seen == self._seen or seen != before:
+        stamp = _stamp(self._path)
+        before, self._last_stamp = self._last_stamp, stamp
+        if stamp == self._loaded_stamp or stamp != before:
             return False
-        self._seen = seen
+        self._loaded_stamp = stamp
         try:
             text = _read(self._path)
-            policy = laid_over(parse(text), builtin())
+            policy = overlay(parse(text), builtin())
             dry_run(policy)
         except OSError as error:
             return self._refuse(f"{error.strerror}")
@@ -67,25 +67,25 @@ class PolicyFile:
             return self._refuse(str(error))
         except Exception as error:  # noqa: BLE001 - whatever an operator's table makes of our code
             return self._refuse(f"a dry run failed: {type(error).__name__}: {error}")
-        self.note = self.waits = ""
-        if not policy.taken_by(self._host):
+        self.note = self.pending = ""
+        if not policy.applies_to(self._host):
             share = f"{100 * policy.rollout_share:g} %"
-            self.waits = f"{policy.version} waits: this host is not among its {share}"
+            self.pending = f"{policy.version} waits: this host is not among its {share}"
             return False
         changed, self.policy = policy != self.policy, policy
-        self._keep(text)
+        self._store_copy(text)
         extra = {"cause": "policy.taken"}
         log.info("policy %s is in force, %d rows", policy.version, len(policy.rows), extra=extra)
         return changed
 
-    def _refuse(self, words: str) -> bool:
+    def _refuse(self, reason: str) -> bool:
         self.note = (
-            f"{self._path} is not used: {words}; policy {self.policy.version} stays in force"
+            f"{self._path} is not used: {reason}; policy {self.policy.version} stays in force"
         )
         log.error("%s", self.note, extra={"cause": "policy.refused"})
         return False
 
-    def _keep(self, text: str) -> None:
+    def _store_copy(self, text: str) -> None:
         new = self._copy.with_name(f"{COPY_NAME}.new")
         try:
             self._copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,15 +97,15 @@ class PolicyFile:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        seen = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: Path) -> str:
     """Return the file's text. Raises OSError, or PolicyError when it is no policy's."""
-    file = os.open(path, READ)
+    file = os.open(path, READ_FLAGS)
     try:
         content = os.read(file, POLICY_BYTES_MAX + 1)
     finally:
@@ -124,7 +124,7 @@ def _read(path: Path) -> str:
 # without one.
 
 
-class Held(NamedTuple):
+class ActivePermit(NamedTuple):
     """Until when it is in force (boot time), and why it was granted."""
 
     until_ns: int
@@ -132,24 +132,24 @@ class Held(NamedTuple):
 
 
 class Permit:
-    """What the last message said. `take` is for one thread at a time, `held` for any."""
+    """What the last message said. `update` is for one thread at a time, `held` for any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: Held | None = None
+        self._permit: ActivePermit | None = None
 
-    def take(self, message: RegisterNodeResponse | IngestAck) -> None:
+    def update(self, message: RegisterNodeResponse | IngestAck) -> None:
         """Renew the permit by *message*, or lose it: one that names none takes it back."""
         seconds = (
             min(message.permit.seconds, PERMIT_SECONDS_MAX) if message.HasField("permit") else 0
         )
         if not seconds:
-            self._held = None
+            self._permit = None
             return
         until_ns = self._clock.boottime_ns() + seconds * SECOND_NS
-        self._held = Held(until_ns, text(message.permit.reason))
+        self._permit = ActivePermit(until_ns, printable(message.permit.reason))
 
-    def held(self, now_ns: int) -> Held | None:
+    def active(self, now_ns: int) -> ActivePermit | None:
         """Return the permit that is in force at *now_ns*."""
-        held = self._held
-        return held if held is not None and now_ns < held.until_ns else None
+        permit = self._permit
+        return permit if permit is not None and now_ns < permit.until_ns else None

@@ -11,10 +11,10 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
-from ...contract.host_policy import Condition, Row, Severity
+from ...contract.host_policy import Condition, FindingSeverity, PolicyRow
 from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import BY_NAME
-from ..latest import Readings
+from ..latest import TableSnapshot
 
 # ----------------------------------------------------------------------
 # Whom the new readings of a table give cause to look at them.
@@ -25,67 +25,67 @@ from ..latest import Readings
 Parts = tuple[bytes, ...]
 
 
-class Looker(Protocol):
+class RuleTrigger(Protocol):
     """Who judges the readings of one `table`."""
 
     @property
     def table(self) -> str: ...
     @property
-    def decided_by(self) -> tuple[str, ...]:
+    def trigger_signals(self) -> tuple[str, ...]:
         """Signals of the table: while these read as before, looking at them anew would find nothing."""
         ...
 
     @property
-    def restless(self) -> bool:
+    def always_evaluate(self) -> bool:
         """Whether new readings are to be looked at even so."""
         ...
 
 
-class Table:
-    """Those who judge when one table is read. `read`: its readings that they looked at last."""
+class TableTriggers:
+    """Those who judge when one table is read. `last_readings`: its readings that they looked at last."""
 
-    def __init__(self, name: str, lookers: Sequence[Looker]) -> None:
-        self.name, self.lookers = name, lookers
-        self.read: Readings | None = None
-        self.restless: Sequence[Looker] = lookers
-        self._deciding: dict[str, list[Looker]] = {}  # signal -> whom it decides
-        for looker in lookers:
-            for signal in looker.decided_by:
-                self._deciding.setdefault(signal, []).append(looker)
+    def __init__(self, name: str, triggers: Sequence[RuleTrigger]) -> None:
+        self.name, self.triggers = name, triggers
+        self.last_readings: TableSnapshot | None = None
+        self.always_due: Sequence[RuleTrigger] = triggers
+        self._by_signal: dict[str, list[RuleTrigger]] = {}  # signal -> whom it decides
+        for trigger in triggers:
+            for signal in trigger.trigger_signals:
+                self._by_signal.setdefault(signal, []).append(trigger)
         self._shape: tuple[object, ...] = ()
         #: What cuts the deciding columns out of readings of this shape.
         self._cells = self._valid = _parts(())
-        self._seen: tuple[Parts, Parts] = ((), ())
+        self._last_cells: tuple[Parts, Parts] = ((), ())
 
-    def due(self, readings: Readings) -> Sequence[Looker]:
+    def due(self, readings: TableSnapshot) -> Sequence[RuleTrigger]:
         """Return who is to look at these new readings; some may stand there twice."""
-        self.read, shape = readings, (readings.devices, readings.signal_ids)
+        self.last_readings, shape = readings, (readings.devices, readings.signal_ids)
         if shape != self._shape:
             self._shape = shape
             self._find_columns(readings)
-        last = self._seen
-        self._seen = seen = self._cells(readings.cells), self._valid(readings.valid)
-        if seen == last:
-            return self.restless
-        return [*self.restless, *self._changed(last)]
+        last_cells = self._last_cells
+        self._last_cells = cells = self._cells(readings.cells), self._valid(readings.valid)
+        if cells == last_cells:
+            return self.always_due
+        return [*self.always_due, *self._changed(last_cells)]
 
-    def _find_columns(self, readings: Readings) -> None:
+    def _find_columns(self, readings: TableSnapshot) -> None:
         """Learn where in such readings the deciding signals lie. What was seen before counts for nothing."""
-        places = [readings.column(BY_NAME[name].signal_id) for name in self._deciding]
-        self._cells = _parts(cells for cells, _ in places)
-        self._valid = _parts(valid for _, valid in places)
-        self._seen = (), ()
+        columns = [readings.column(BY_NAME[name].signal_id) for name in self._by_signal]
+        self._cells = _parts(cells for cells, _ in columns)
+        self._valid = _parts(valid for _, valid in columns)
+        self._last_cells = (), ()
 
-    def _changed(self, last: tuple[Parts, Parts]) -> Iterator[Looker]:
-        """Yield whom those of the columns decide that do not read as *last*."""
-        columns, columns_last = zip(*self._seen, strict=True), zip(*last, strict=True)
-        for lookers, now, then in zip_longest(self._deciding.values(), columns, columns_last):
-            if lookers and now != then:
-                yield from lookers
+    def _changed(self, last_cells: tuple[Parts, Parts]) -> Iterator[RuleTrigger]:
+        """Yield whom those of the columns decide that do not read as *last_cells*."""
+        columns, columns_last = zip(*self._last_cells, strict=True), zip(*last_cells, strict=True)
+        for triggers, now, before in zip_longest(self._by_signal.values(), columns, columns_last):
+            if triggers and now != before:
+                yield from triggers
 
-    def settle(self) -> None:
+    def refresh(self) -> None:
         """Take note of who is to look each time, now that those who were due have."""
-        self.restless = [looker for looker in self.lookers if looker.restless]
+        self.always_due = [trigger for trigger in self.triggers if trigger.always_evaluate]
 
 
 def _parts(slices: Iterable[slice]) -> Callable[[bytes], Parts]:
@@ -96,11 +96,11 @@ def _parts(slices: Iterable[slice]) -> Callable[[bytes], Parts]:
 # ----------------------------------------------------------------------
 # One finding: something wrong with this host that a row of the policy names.
 
-_GRAVEST_FIRST = {severity: number for number, severity in enumerate(Severity)}
+_GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeverity)}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HostFinding:
     """What stands against a device. Times are boot time.
 
     `name`: the row's, or of a code (`xid79`). `confirmed_ns`: when it was last known to be so: the last
@@ -109,8 +109,8 @@ class Finding:
 
     name: str
     device: str
-    severity: Severity
-    words: str
+    severity: FindingSeverity
+    message: str
     action: str
     scope: str
     clears_when: str
@@ -120,187 +120,202 @@ class Finding:
     count: int = 1
 
     @property
-    def weight(self) -> tuple[int, int, str, str]:
+    def sort_key(self) -> tuple[int, int, str, str]:
         """Sort key: gravest first, of those the newest, in an order that never wavers."""
         return _GRAVEST_FIRST[self.severity], -self.since_ns, self.name, self.device
 
     @property
-    def told(self) -> tuple[object, ...]:
+    def change_key(self) -> tuple[object, ...]:
         """What makes it worth telling anew: all but the time that it was last confirmed at."""
-        return self.name, self.device, self.severity, self.words, self.action, self.count
+        return self.name, self.device, self.severity, self.message, self.action, self.count
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class ClearedFinding:
     """A finding that is over, and why."""
 
-    finding: Finding
+    finding: HostFinding
     cleared_ns: int
-    why: str
+    reason: str
 
 
 SECOND_NS = 1_000_000_000
 #: So many periods without a reading, and what was read last says nothing of now.
 PERIODS_MAX = 3
 #: A finding whose device is not read any more is over after so long: nobody can say that it stands.
-UNSEEN_SECONDS_MAX = 600.0
+UNREAD_SECONDS_MAX = 600.0
 #: Devices remembered per row: those that were once well, and those that are not.
 DEVICES_MAX = 4096
 
 
 @dataclass(slots=True)
-class Held:
+class MatchedDevice:
     """A device for which the row's condition holds, or held a moment ago."""
 
     since_ns: int
-    wrong_ns: int  # last reading that was wrong
-    well_ns: int = 0  # first reading since that was well; 0: none
+    last_matched_ns: int  # last reading that was wrong
+    recovered_ns: int = 0  # first reading since that was well; 0: none
     value: float = 0.0
-    stands: bool = False
+    active: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class RuleState:
     """What one row makes of the readings, time after time.
 
-    `table` is that of its first condition; the row is judged when this is read. `decided_by`: signals of this table,
+    `table` is that of its first condition; the row is judged when this is read. `trigger_signals`: signals of this table,
     all that the row reads or those of its first condition; none where that reads another table too.
     """
 
-    row: Row
-    held: dict[str, Held] = field(default_factory=dict[str, Held])
+    row: PolicyRow
+    matched: dict[str, MatchedDevice] = field(default_factory=dict[str, MatchedDevice])
     once_well: set[str] = field(default_factory=set[str])
     table: str = field(init=False)
-    decided_by: tuple[str, ...] = ()
-    _read_ns: int = -1  # of the readings that were looked at last
-    _quiet: bool = False  # by these it holds for nobody
+    trigger_signals: tuple[str, ...] = ()
+    _evaluated_ns: int = -1  # of the readings that were looked at last
+    _matches_none: bool = False  # by these it holds for nobody
 
     def __post_init__(self) -> None:
         first = self.row.when[0]
         self.table = BY_NAME[first.signal].table
         for signals in (first.signals, self.row.signals):
             if {BY_NAME[name].table for name in signals} == {self.table}:
-                self.decided_by = signals
+                self.trigger_signals = signals
 
     @property
-    def restless(self) -> bool:
+    def always_evaluate(self) -> bool:
         """Whether new readings are to be looked at even if they are as before."""
-        return bool(self.held) or not self._quiet
+        return bool(self.matched) or not self._matches_none
 
     @property
     def _gap_ns(self) -> int:
         return _gap_ns(self.row.when[0].signal)
 
-    def look(self, readings: Readings, others: Lookup, now_ns: int) -> list[Cleared]:
+    def evaluate(
+        self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
+    ) -> list[ClearedFinding]:
         """Take the readings of its table, if they are new; return what is over by them."""
-        if readings.boottime_ns == self._read_ns:
-            return self.unseen(now_ns)
-        self._read_ns = readings.boottime_ns
-        over = list(self._take(readings, others, now_ns))
-        if now_ns - readings.boottime_ns > self._gap_ns:  # as `others` has it, these say nothing:
-            self._quiet = False  # the next may read the same, and will
-        return over
+        if readings.boottime_ns == self._evaluated_ns:
+            return self.expire(now_ns)
+        self._evaluated_ns = readings.boottime_ns
+        cleared = list(self._evaluate(readings, lookup, now_ns))
+        if now_ns - readings.boottime_ns > self._gap_ns:  # as `lookup` has it, these say nothing:
+            self._matches_none = False  # the next may read the same, and will
+        return cleared
 
-    def _take(self, readings: Readings, others: Lookup, now_ns: int) -> Iterable[Cleared]:
+    def _evaluate(
+        self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
+    ) -> Iterable[ClearedFinding]:
         if now_ns < self.row.after_boot_seconds * SECOND_NS:
-            self._sorted(readings, others)  # who is well is worth knowing
+            self._classify(readings, lookup)  # who is well is worth knowing
             return ()
-        if not self.held and not self.row.once_otherwise and others.rule_out(self.row.when[1:]):
-            self._quiet = self.decided_by == self.row.signals
+        if not self.matched and not self.row.once_otherwise and lookup.rule_out(self.row.when[1:]):
+            self._matches_none = self.trigger_signals == self.row.signals
             return ()
-        return self._judge(readings, others, now_ns)
+        return self._update_matches(readings, lookup, now_ns)
 
-    def _judge(self, readings: Readings, others: Lookup, now_ns: int) -> Iterator[Cleared]:
-        wrong, well = self._sorted(readings, others)
-        for device, value in wrong.items():
-            self._is_wrong(device, value, readings.boottime_ns)
-        for device in well:
-            if (held := self.held.get(device)) and self._is_well(held, readings.boottime_ns):
-                del self.held[device]
-                if held.stands:
-                    yield Cleared(
-                        self._finding(device, held), now_ns, "what was wrong is read no longer"
+    def _update_matches(
+        self, readings: TableSnapshot, lookup: ReadingLookup, now_ns: int
+    ) -> Iterator[ClearedFinding]:
+        matching, recovered = self._classify(readings, lookup)
+        for device, value in matching.items():
+            self._note_match(device, value, readings.boottime_ns)
+        for device in recovered:
+            if (match := self.matched.get(device)) and self._note_recovery(
+                match, readings.boottime_ns
+            ):
+                del self.matched[device]
+                if match.active:
+                    yield ClearedFinding(
+                        self._finding(device, match), now_ns, "what was wrong is read no longer"
                     )
-        yield from self.unseen(now_ns)
+        yield from self.expire(now_ns)
 
-    def _sorted(self, readings: Readings, others: Lookup) -> tuple[dict[str, float], list[str]]:
+    def _classify(
+        self, readings: TableSnapshot, lookup: ReadingLookup
+    ) -> tuple[dict[str, float], list[str]]:
         """Return the devices for which all holds, with the reading, and those for which not all does."""
-        wrong: dict[str, float] = {}
-        well: list[str] = []
+        matching: dict[str, float] = {}
+        recovered: list[str] = []
         row, first = self.row, self.row.when[0]
         holds = False
         for device, value in readings.values(BY_NAME[first.signal].signal_id):
-            if not row.concerns(device):
+            if not row.matches_device(device):
                 continue
-            if not first.holds(value, others.of(first.other, device) if first.other else None):
-                well.append(device)
+            if not first.holds(value, lookup.value(first.other, device) if first.other else None):
+                recovered.append(device)
                 if row.once_otherwise and len(self.once_well) < DEVICES_MAX:
                     self.once_well.add(device)
                 continue
             holds |= not row.once_otherwise or device in self.once_well
-            if not others.all_hold(row.when[1:], device) or others.any_holds(row.unless, device):
-                well.append(device)
+            if not lookup.all_met(row.when[1:], device) or lookup.any_met(row.unless, device):
+                recovered.append(device)
             elif not row.once_otherwise or device in self.once_well:
-                wrong[device] = value
-        may_hold = bool(wrong) if self.decided_by == row.signals else holds
-        self._quiet = bool(self.decided_by) and not may_hold
-        return wrong, well
+                matching[device] = value
+        may_hold = bool(matching) if self.trigger_signals == row.signals else holds
+        self._matches_none = bool(self.trigger_signals) and not may_hold
+        return matching, recovered
 
-    def _is_wrong(self, device: str, value: float, read_ns: int) -> None:
-        held = self.held.get(device)
-        if held is None or (not held.stands and read_ns - held.wrong_ns > self._gap_ns):
-            if held is None and len(self.held) >= DEVICES_MAX:
+    def _note_match(self, device: str, value: float, read_ns: int) -> None:
+        match = self.matched.get(device)
+        if match is None or (not match.active and read_ns - match.last_matched_ns > self._gap_ns):
+            if match is None and len(self.matched) >= DEVICES_MAX:
                 return
-            held = self.held[device] = Held(read_ns, read_ns)
-        held.wrong_ns, held.well_ns, held.value = read_ns, 0, value
-        held.stands |= read_ns - held.since_ns >= self.row.for_seconds * SECOND_NS
+            match = self.matched[device] = MatchedDevice(read_ns, read_ns)
+        match.last_matched_ns, match.recovered_ns, match.value = read_ns, 0, value
+        match.active |= read_ns - match.since_ns >= self.row.for_seconds * SECOND_NS
 
-    def _is_well(self, held: Held, read_ns: int) -> bool:
+    def _note_recovery(self, match: MatchedDevice, read_ns: int) -> bool:
         """Say whether it is over: at once for what never stood, else when it was well for long enough."""
-        held.well_ns = held.well_ns or read_ns
-        return not held.stands or read_ns - held.well_ns >= self.row.leave_seconds * SECOND_NS
+        match.recovered_ns = match.recovered_ns or read_ns
+        return (
+            not match.active or read_ns - match.recovered_ns >= self.row.leave_seconds * SECOND_NS
+        )
 
-    def unseen(self, now_ns: int) -> list[Cleared]:
+    def expire(self, now_ns: int) -> list[ClearedFinding]:
         """Return what is over because it is not read any more."""
-        over: list[Cleared] = []
-        for device, held in list(self.held.items()):
-            if now_ns - max(held.wrong_ns, held.well_ns) > UNSEEN_SECONDS_MAX * SECOND_NS:
-                del self.held[device]
-                if held.stands:
-                    why = f"it was not read any more for {UNSEEN_SECONDS_MAX / 60:.0f} minutes"
-                    over.append(Cleared(self._finding(device, held), now_ns, why))
-        return over
+        cleared: list[ClearedFinding] = []
+        for device, match in list(self.matched.items()):
+            if (
+                now_ns - max(match.last_matched_ns, match.recovered_ns)
+                > UNREAD_SECONDS_MAX * SECOND_NS
+            ):
+                del self.matched[device]
+                if match.active:
+                    reason = f"it was not read any more for {UNREAD_SECONDS_MAX / 60:.0f} minutes"
+                    cleared.append(ClearedFinding(self._finding(device, match), now_ns, reason))
+        return cleared
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[HostFinding]:
         """Yield what stands."""
-        for device, held in self.held.items():
-            if held.stands:
-                yield self._finding(device, held)
+        for device, match in self.matched.items():
+            if match.active:
+                yield self._finding(device, match)
 
-    def _finding(self, device: str, held: Held) -> Finding:
+    def _finding(self, device: str, match: MatchedDevice) -> HostFinding:
         row = self.row
-        return Finding(
+        return HostFinding(
             name=row.name,
             device=device,
             severity=row.severity,
-            words=row.words.replace("{value}", f"{held.value:.4g}"),
+            message=row.words.replace("{value}", f"{match.value:.4g}"),
             action=row.action,
             scope=row.scope,
             clears_when=_clears_when(row),
-            since_ns=held.since_ns,
-            confirmed_ns=held.wrong_ns,
+            since_ns=match.since_ns,
+            confirmed_ns=match.last_matched_ns,
             enforceable=row.enforceable,
         )
 
 
-class Lookup:
+class ReadingLookup:
     """Single readings of other signals, each column unpacked once; what is too old is not known."""
 
-    def __init__(self, tables: Mapping[str, Readings], now_ns: int) -> None:
+    def __init__(self, tables: Mapping[str, TableSnapshot], now_ns: int) -> None:
         self._tables, self._now_ns = tables, now_ns
         self._columns: dict[str, dict[str, float]] = {}
 
-    def of(self, signal: str, device: str) -> float | None:
+    def value(self, signal: str, device: str) -> float | None:
         """Return the reading of *signal* of *device*, or of the part before its "/"; None: not known."""
         column = self._column(signal)
         value = column.get(device)
@@ -318,10 +333,10 @@ class Lookup:
             return {}
         return dict(readings.values(BY_NAME[signal].signal_id))
 
-    def _holds(self, condition: Condition, device: str) -> bool:
+    def _is_met(self, condition: Condition, device: str) -> bool:
         """Say whether *condition* is known to hold."""
-        left = self.of(condition.signal, device)
-        right = self.of(condition.other, device) if condition.other else None
+        left = self.value(condition.signal, device)
+        right = self.value(condition.other, device) if condition.other else None
         return left is not None and condition.holds(left, right)
 
     def rule_out(self, conditions: Iterable[Condition]) -> bool:
@@ -332,18 +347,18 @@ class Lookup:
             for each in conditions
         )
 
-    def all_hold(self, conditions: Iterable[Condition], device: str) -> bool:
-        return all(self._holds(condition, device) for condition in conditions)
+    def all_met(self, conditions: Iterable[Condition], device: str) -> bool:
+        return all(self._is_met(condition, device) for condition in conditions)
 
-    def any_holds(self, conditions: Iterable[Condition], device: str) -> bool:
-        return any(self._holds(condition, device) for condition in conditions)
+    def any_met(self, conditions: Iterable[Condition], device: str) -> bool:
+        return any(self._is_met(condition, device) for condition in conditions)
 
 
 def _gap_ns(signal: str) -> int:
     return PERIODS_MAX * PERIOD_SECONDS[BY_NAME[signal].pace] * SECOND_NS
 
 
-def _clears_when(row: Row) -> str:
+def _clears_when(row: PolicyRow) -> str:
     return (
         f"it is read to be well for {row.leave_seconds:.0f} s"
         if row.leave_seconds
@@ -361,7 +376,7 @@ _RECOVERY = BY_NAME["gpu.recovery_action_state"]
 GPUS_MAX = 256
 
 
-class Resets:
+class GpuResetDetector:
     """A GPU was reset when its counters began anew (`counter_epoch_count` rose) or its energy fell.
 
     The epoch goes on from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
@@ -370,53 +385,53 @@ class Resets:
 
     #: Of all that is read of it here.
     table = _EPOCH.table
-    decided_by = (_EPOCH.name,)
+    trigger_signals = (_EPOCH.name,)
 
     def __init__(self) -> None:
-        self.at_ns: dict[str, int] = {}
+        self.last_reset_ns: dict[str, int] = {}
         self.energy_joules: dict[str, float] = {}
         #: GPU -> boot time of the last reading by which its driver asked for no recovery.
-        self.asks_for_nothing_ns: dict[str, int] = {}
+        self.no_recovery_ns: dict[str, int] = {}
         self._epochs: dict[str, float] = {}
-        self.closely = False  # something stands that a reset would end
+        self.is_needed = False  # something stands that a reset would end
 
     @property
-    def restless(self) -> bool:
+    def always_evaluate(self) -> bool:
         """Whether readings are to be looked at whose epochs are as before."""
-        return self.closely or not self.energy_joules
+        return self.is_needed or not self.energy_joules
 
-    def look(self, readings: Readings) -> bool:
+    def update(self, readings: TableSnapshot) -> bool:
         """Take new readings; say whether a GPU was reset."""
-        before = dict(self.at_ns)
+        before = dict(self.last_reset_ns)
         for gpu, epoch in readings.values(_EPOCH.signal_id):
             if epoch > self._epochs.get(gpu, epoch):
-                self._was_reset(gpu, readings.boottime_ns)
+                self._note_reset(gpu, readings.boottime_ns)
             self._epochs[gpu] = epoch
-        if self.restless:
-            self._look_closely(readings)
-        return self.at_ns != before
+        if self.always_evaluate:
+            self._update_energy_and_recovery(readings)
+        return self.last_reset_ns != before
 
-    def _look_closely(self, readings: Readings) -> None:
+    def _update_energy_and_recovery(self, readings: TableSnapshot) -> None:
         for gpu, energy in readings.values(_ENERGY.signal_id):
             if energy < self.energy_joules.get(gpu, energy):
-                self._was_reset(gpu, readings.boottime_ns)
+                self._note_reset(gpu, readings.boottime_ns)
             if gpu in self.energy_joules or len(self.energy_joules) < GPUS_MAX:
                 self.energy_joules[gpu] = energy
-        self.asks_for_nothing_ns = {
+        self.no_recovery_ns = {
             gpu: readings.boottime_ns
             for gpu, action in readings.values(_RECOVERY.signal_id)
             if action == 0
         }
 
-    def _was_reset(self, gpu: str, at_ns: int) -> None:
-        if gpu in self.at_ns or len(self.at_ns) < GPUS_MAX:
-            self.at_ns[gpu] = at_ns
+    def _note_reset(self, gpu: str, at_ns: int) -> None:
+        if gpu in self.last_reset_ns or len(self.last_reset_ns) < GPUS_MAX:
+            self.last_reset_ns[gpu] = at_ns
 
-    def of(self, device: str) -> int:
+    def last_reset_of(self, device: str) -> int:
         """Return the boot time of the last reset of a GPU, -1: none was seen.
 
         Of anything else, as an NVSwitch, the time by which all GPUs of the host were.
         """
-        if device in self._epochs or device in self.at_ns:
-            return self.at_ns.get(device, -1)
-        return min((self.at_ns.get(gpu, -1) for gpu in self._epochs), default=-1)
+        if device in self._epochs or device in self.last_reset_ns:
+            return self.last_reset_ns.get(device, -1)
+        return min((self.last_reset_ns.get(gpu, -1) for gpu in self._epochs), default=-1)

@@ -1,7 +1,7 @@
 """The agent's answers over a Unix socket: gRPC, unary calls, one thread that sleeps while nobody asks.
 
 Everyone on the host may connect, so a client costs only itself: what it sends is bounded by `session`'s limits, how
-many there are and how long they idle by `Limits`, and what a user may cost of the processor by `budget`.
+many there are and how long they idle by `LocalServerLimits`, and what a user may cost of the processor by `budget`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 from .grpc_session import (
     CALLS_MAX,
     UNSENT_BYTES_MAX,
-    Call,
-    Later,
+    CallRefused,
+    DeferredResponse,
     Method,
     Peer,
     PeerError,
-    Refused,
+    ServerCall,
     ServerSession,
 )
 
@@ -37,7 +37,7 @@ from .grpc_session import (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LocalServerLimits:
     """What all clients together, and each, may take."""
 
     #: More are closed unheard.
@@ -54,29 +54,31 @@ class Limits:
 
 
 def has_room(
-    peer: Peer, peers: Sequence[Peer], limits: Limits, privileged_users: Container[int]
+    peer: Peer, peers: Sequence[Peer], limits: LocalServerLimits, privileged_users: Container[int]
 ) -> bool:
     """Say whether *peer* may come in beside *peers*, who are connected."""
     if peer.user_id in privileged_users:
         return len(peers) < limits.connections_max
     others = [each for each in peers if each.user_id not in privileged_users]
-    own = sum(each.user_id == peer.user_id for each in others)
+    same_user = sum(each.user_id == peer.user_id for each in others)
     room = limits.connections_max - limits.connections_reserved
-    return len(others) < room and own < limits.connections_per_user_max
+    return len(others) < room and same_user < limits.connections_per_user_max
 
 
-class Connection:
+class ClientConnection:
     """One client's: the socket, the session, and what is on its way. All methods belong to the server's thread."""
 
-    def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
-        self.socket, self.peer = connection, peer
+    def __init__(self, client_socket: socket.socket, peer: Peer, now: float) -> None:
+        self.socket, self.peer = client_socket, peer
         self.session = ServerSession()
         self.out = bytearray()
-        self.quiet_since = now
+        self.idle_since = now
         #: Nothing is read before: its user has used up its share.
         self.paused_until = 0.0
-        self.later: dict[int, tuple[Later, float]] = {}  # stream -> (who answers, until when)
-        self.registered = selectors.EVENT_READ
+        self.deferred: dict[
+            int, tuple[DeferredResponse, float]
+        ] = {}  # stream -> (who answers, until when)
+        self.poll_events = selectors.EVENT_READ
 
     def flush(self) -> None:
         """Send what the socket takes. Raises PeerError and OSError."""
@@ -87,28 +89,28 @@ class Connection:
         if len(self.out) + self.session.unsent_bytes > UNSENT_BYTES_MAX:
             raise PeerError("it does not read what it asked for")
 
-    def forget_given_up(self) -> None:
+    def drop_cancelled(self) -> None:
         """Nobody waits any more for what its client has cancelled."""
-        for stream in [one for one in self.later if not self.session.is_waiting(one)]:
-            later, _ = self.later.pop(stream)
-            later.is_moot = True
+        for stream in [one for one in self.deferred if not self.session.is_waiting(one)]:
+            deferred, _ = self.deferred.pop(stream)
+            deferred.is_cancelled = True
 
-    def next_time(self, limits: Limits) -> float:
+    def next_deadline(self, limits: LocalServerLimits) -> float:
         """Return when there is something to do for it though nothing came."""
-        times = [until for _, until in self.later.values()]
-        if not self.later:
-            times.append(self.quiet_since + self._patience_seconds(limits))
+        times = [until for _, until in self.deferred.values()]
+        if not self.deferred:
+            times.append(self.idle_since + self._idle_limit_seconds(limits))
         if self.paused_until:
             times.append(self.paused_until)
         return min(times)
 
-    def _patience_seconds(self, limits: Limits) -> float:
-        known = self.session.calls > 0
-        return limits.idle_seconds_max if known else limits.first_call_seconds_max
+    def _idle_limit_seconds(self, limits: LocalServerLimits) -> float:
+        has_called = self.session.calls > 0
+        return limits.idle_seconds_max if has_called else limits.first_call_seconds_max
 
-    def is_idle(self, limits: Limits, now: float) -> bool:
+    def is_idle(self, limits: LocalServerLimits, now: float) -> bool:
         """Say whether its patience is used up."""
-        return not self.later and now >= self.quiet_since + self._patience_seconds(limits)
+        return not self.deferred and now >= self.idle_since + self._idle_limit_seconds(limits)
 
 
 # ----------------------------------------------------------------------
@@ -120,7 +122,7 @@ BACKLOG_CONNECTIONS = 64
 _CREDENTIALS = struct.Struct("iII")
 
 
-class InUse(OSError):
+class SocketInUse(OSError):
     """Somebody answers at that path; the words say who."""
 
 
@@ -130,31 +132,33 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(*_CREDENTIALS.unpack(data))
 
 
-class Listener:
+class UnixListener:
     """A listening Unix socket at a path. `socket` does not block."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """*mode*: who may connect; who may ask for what is the server's decision, by SO_PEERCRED.
 
-        Raises InUse when a live process answers at *path*, OSError in words when it cannot be made.
+        Raises SocketInUse when a live process answers at *path*, OSError in words when it cannot be made.
         """
         self.path = path
-        made = path.with_name(f".{path.name}.{os.getpid()}")
-        if len(os.fsencode(made)) > PATH_BYTES_MAX:
+        temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
+        if len(os.fsencode(temporary_path)) > PATH_BYTES_MAX:
             raise OSError(
                 f"{path}: too long for a Unix socket ({PATH_BYTES_MAX} bytes with "
-                f"{made.name}); set run_folder, or metrics_listen, to a shorter one"
+                f"{temporary_path.name}); set run_folder, or metrics_listen, to a shorter one"
             )
-        _make_way(path)
+        _prepare_path(path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             with suppress(FileNotFoundError):
-                made.unlink()
-            self.socket.bind(str(made))
-            made.chmod(mode)
+                temporary_path.unlink()
+            self.socket.bind(str(temporary_path))
+            temporary_path.chmod(mode)
             self.socket.listen(BACKLOG_CONNECTIONS)
-            self._file = _identity(made)
-            made.rename(path)  # it appears when it answers, and the dead one's is gone with that
+            self._file_identity = _identity(temporary_path)
+            temporary_path.rename(
+                path
+            )  # it appears when it answers, and the dead one's is gone with that
         except OSError:
             self.socket.close()
             raise
@@ -163,11 +167,11 @@ class Listener:
         """Close it, and remove its file if that is still its own. Never raises."""
         self.socket.close()
         with suppress(OSError):
-            if _identity(self.path) == self._file:
+            if _identity(self.path) == self._file_identity:
                 self.path.unlink()
 
 
-def _make_way(path: Path) -> None:
+def _prepare_path(path: Path) -> None:
     """Make the folder; raise where something lives at *path*."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True)
@@ -181,10 +185,10 @@ def _make_way(path: Path) -> None:
         try:
             probe.connect(str(path))
         except BlockingIOError:  # its queue is full: it lives
-            raise InUse(f"another process answers at {path}") from None
+            raise SocketInUse(f"another process answers at {path}") from None
         except (ConnectionRefusedError, FileNotFoundError):
             return  # nobody listens: left behind by one that was killed
-        raise InUse(f"process {peer_of(probe).process_id} answers at {path}")
+        raise SocketInUse(f"process {peer_of(probe).process_id} answers at {path}")
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -204,24 +208,24 @@ BURST_SECONDS = 0.25
 USERS_MAX = 256
 
 
-class Budget:
+class CpuBudget:
     """Seconds that each user has left."""
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[float, float]] = {}  # user -> (seconds left, as of)
+        self._balances: dict[int, tuple[float, float]] = {}  # user -> (seconds left, as of)
 
     def left_seconds(self, user: int, now: float) -> float:
         """Return what a user may use now; at 0 or less nothing more is read from it."""
-        left, since = self._left.get(user, (BURST_SECONDS, now))
+        left, since = self._balances.get(user, (BURST_SECONDS, now))
         return min(BURST_SECONDS, left + max(0.0, now - since) * CPU_SHARE_MAX)
 
     def spend(self, user: int, seconds: float, now: float) -> None:
         """Note what a user has cost."""
-        self._left[user] = self.left_seconds(user, now) - seconds, now
-        if len(self._left) > USERS_MAX:
-            del self._left[max(self._left, key=lambda one: self.left_seconds(one, now))]
+        self._balances[user] = self.left_seconds(user, now) - seconds, now
+        if len(self._balances) > USERS_MAX:
+            del self._balances[max(self._balances, key=lambda one: self.left_seconds(one, now))]
 
-    def again(self, user: int, now: float) -> float:
+    def available_at(self, user: int, now: float) -> float:
         """Return when there is something left again; 0 if there is."""
         left = self.left_seconds(user, now)
         return now - left / CPU_SHARE_MAX if left < 0 else 0.0
@@ -229,7 +233,7 @@ class Budget:
 
 RECEIVE_BYTES_MAX = 1 << 16
 #: No descriptor is left, say: connections wait so long.
-ACCEPT_AGAIN_SECONDS = 1.0
+ACCEPT_RETRY_SECONDS = 1.0
 #: Who has used up its share and opens connections all the same holds up the line by this much with each.
 ACCEPT_PAUSE_SECONDS = 0.005
 CLOSE_SECONDS_MAX = 1.0
@@ -237,26 +241,26 @@ CLOSE_SECONDS_MAX = 1.0
 log = logging.getLogger(__name__)
 
 
-class Server:
+class LocalServer:
     """Answers at *path* from `start` to `close`.
 
     `served`, `refused_connections`: counts, to be read from any thread.
     """
 
     def __init__(
-        self, path: Path, methods: Mapping[str, Method], limits: Limits | None = None
+        self, path: Path, methods: Mapping[str, Method], limits: LocalServerLimits | None = None
     ) -> None:
-        """*methods*: `/package.Service/Method` -> what answers it. Opens the socket: raises as `Listener` does."""
+        """*methods*: `/package.Service/Method` -> what answers it. Opens the socket: raises as `UnixListener` does."""
         self.served = self.refused_connections = 0
-        self._methods, self._limits = methods, limits or Limits()
+        self._methods, self._limits = methods, limits or LocalServerLimits()
         self._privileged_users = {0, os.geteuid()}
-        self._listener = Listener(path)
+        self._listener = UnixListener(path)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
-        self._done: deque[tuple[Connection, int]] = deque()
-        self._connections: set[Connection] = set()
-        self._budget = Budget()
-        self._accept_again = 0.0
+        self._completed: deque[tuple[ClientConnection, int]] = deque()
+        self._connections: set[ClientConnection] = set()
+        self._budget = CpuBudget()
+        self._accept_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -269,7 +273,7 @@ class Server:
     def close(self) -> None:
         """End, and remove the socket's file. Returns within CLOSE_SECONDS_MAX. Never raises."""
         self._closing = True
-        self._rouse()
+        self._wake_thread()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS_MAX)
         self._listener.close()
@@ -277,7 +281,7 @@ class Server:
             wake, self._wake = self._wake, -1
             os.close(wake)
 
-    def _rouse(self) -> None:
+    def _wake_thread(self) -> None:
         with suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._wake, 1)
 
@@ -286,10 +290,10 @@ class Server:
     def _run(self) -> None:
         while not self._closing:
             try:
-                self._turn()
+                self._run_once()
             except Exception:  # whatever this was, the next client is answered
                 log.exception("the local server stumbled", extra={"cause": "local.server"})
-                time.sleep(ACCEPT_AGAIN_SECONDS)
+                time.sleep(ACCEPT_RETRY_SECONDS)
         for connection in list(self._connections):
             connection.session.go_away()
             with suppress(PeerError, OSError):
@@ -297,7 +301,7 @@ class Server:
             self._drop(connection)
         self._selector.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         for key, mask in self._selector.select(self._seconds_to_sleep()):
             if key.data is not None:
                 self._handle(key.data, mask)
@@ -306,47 +310,47 @@ class Server:
             else:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-        while self._done:
-            self._deliver(*self._done.popleft())
-        self._look_at_the_time(time.monotonic())
+        while self._completed:
+            self._deliver(*self._completed.popleft())
+        self._check_deadlines(time.monotonic())
 
     def _seconds_to_sleep(self) -> float | None:
         """None: until somebody comes."""
-        times = [each.next_time(self._limits) for each in self._connections]
-        if self._accept_again:
-            times.append(self._accept_again)
+        times = [each.next_deadline(self._limits) for each in self._connections]
+        if self._accept_at:
+            times.append(self._accept_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _look_at_the_time(self, now: float) -> None:
-        if self._accept_again and now >= self._accept_again:
-            self._accept_again = 0.0
+    def _check_deadlines(self, now: float) -> None:
+        if self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
-        for connection in [c for c in self._connections if now >= c.next_time(self._limits)]:
-            self._guard(connection, lambda c: self._is_due(c, now))
+        for connection in [c for c in self._connections if now >= c.next_deadline(self._limits)]:
+            self._run_guarded(connection, lambda c: self._handle_deadlines(c, now))
 
-    def _is_due(self, connection: Connection, now: float) -> None:
+    def _handle_deadlines(self, connection: ClientConnection, now: float) -> None:
         if connection.paused_until and now >= connection.paused_until:
             connection.paused_until = 0.0
-        for stream, (later, until) in list(connection.later.items()):
+        for stream, (deferred, until) in list(connection.deferred.items()):
             if now >= until:
-                later.is_moot = True
-                del connection.later[stream]
+                deferred.is_cancelled = True
+                del connection.deferred[stream]
                 connection.session.refuse(stream, "DEADLINE_EXCEEDED", "no answer in time")
-                connection.quiet_since = now
+                connection.idle_since = now
         if connection.is_idle(self._limits, now):
             self._end(connection)
 
     # Connections ---------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             accepted, _ = self._listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             log.warning("local socket: %s", error.strerror, extra={"cause": "local.accept"})
-            self._pause_accepting(ACCEPT_AGAIN_SECONDS)
+            self._pause_accepting(ACCEPT_RETRY_SECONDS)
             return
         accepted.setblocking(False)
         try:
@@ -354,33 +358,35 @@ class Server:
         except OSError:
             accepted.close()
             return
-        if self._admit(accepted, peer, began):
+        if self._admit(accepted, peer, start_time):
             self._pause_accepting(ACCEPT_PAUSE_SECONDS)
 
-    def _admit(self, accepted: socket.socket, peer: Peer, began: float) -> float:
-        """Take a client in, or close what it has opened. Returns as `_bill`."""
+    def _admit(self, accepted: socket.socket, peer: Peer, start_time: float) -> float:
+        """Take a client in, or close what it has opened. Returns as `_charge`."""
         peers = [each.peer for each in self._connections]
         if not has_room(peer, peers, self._limits, self._privileged_users):
             self.refused_connections += 1
             accepted.close()
-            return self._bill(peer, began)
-        connection = Connection(accepted, peer, began)
+            return self._charge(peer, start_time)
+        connection = ClientConnection(accepted, peer, start_time)
         self._connections.add(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
-        connection.paused_until = self._bill(peer, began)
+        connection.paused_until = self._charge(peer, start_time)
         self._register(connection)
         return connection.paused_until
 
     def _pause_accepting(self, seconds: float) -> None:
         """Let those who connect wait in line: however many they are, the line is long and each of them is served."""
         self._selector.unregister(self._listener.socket)
-        self._accept_again = time.monotonic() + seconds
+        self._accept_at = time.monotonic() + seconds
 
-    def _guard(self, connection: Connection, work: Callable[[Connection], None]) -> None:
+    def _run_guarded(
+        self, connection: ClientConnection, work: Callable[[ClientConnection], None]
+    ) -> None:
         """Do *work* for a connection, send what came of it, and drop it when it is of no use any more."""
         if connection not in self._connections:
             return
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             work(connection)
             if connection in self._connections:
@@ -392,56 +398,56 @@ class Server:
         except OSError:
             self._drop(connection)
         else:
-            connection.paused_until = self._bill(connection.peer, began)
+            connection.paused_until = self._charge(connection.peer, start_time)
             self._register(connection)
 
-    def _bill(self, peer: Peer, began: float) -> float:
+    def _charge(self, peer: Peer, start_time: float) -> float:
         """Note what it cost its user. Returns when one whose share is used up has some left again, else 0."""
         if peer.user_id in self._privileged_users:
             return 0.0
         now = time.monotonic()
-        self._budget.spend(peer.user_id, now - began, now)
-        return self._budget.again(peer.user_id, now)
+        self._budget.spend(peer.user_id, now - start_time, now)
+        return self._budget.available_at(peer.user_id, now)
 
-    def _register(self, connection: Connection) -> None:
+    def _register(self, connection: ClientConnection) -> None:
         """Wait for what can go on; a client that does not read is not read either."""
         if connection not in self._connections:
             return
-        wanted = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
-        wanted = 0 if connection.paused_until else wanted
-        if wanted == connection.registered:
+        poll_events = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
+        poll_events = 0 if connection.paused_until else poll_events
+        if poll_events == connection.poll_events:
             return
-        if not connection.registered:
-            self._selector.register(connection.socket, wanted, connection)
-        elif wanted:
-            self._selector.modify(connection.socket, wanted, connection)
+        if not connection.poll_events:
+            self._selector.register(connection.socket, poll_events, connection)
+        elif poll_events:
+            self._selector.modify(connection.socket, poll_events, connection)
         else:
             self._selector.unregister(connection.socket)
-        connection.registered = wanted
+        connection.poll_events = poll_events
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: ClientConnection) -> None:
         """End a connection in a way that its client does not take for a failure."""
         connection.session.go_away()
         connection.flush()
         self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-        if connection.registered:
+        if connection.poll_events:
             self._selector.unregister(connection.socket)
-            connection.registered = 0
-        for later, _ in connection.later.values():
-            later.is_moot = True
-        connection.later.clear()
+            connection.poll_events = 0
+        for deferred, _ in connection.deferred.values():
+            deferred.is_cancelled = True
+        connection.deferred.clear()
         connection.socket.close()
 
     # Calls ---------------------------------------------------------------------------------
 
-    def _handle(self, connection: Connection, mask: int) -> None:
+    def _handle(self, connection: ClientConnection, mask: int) -> None:
         """Read, or only send what is left to send: that follows in any case."""
-        self._guard(connection, self._read if mask & selectors.EVENT_READ else lambda c: None)
+        self._run_guarded(connection, self._read if mask & selectors.EVENT_READ else lambda c: None)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ClientConnection) -> None:
         try:
             data = connection.socket.recv(RECEIVE_BYTES_MAX)
         except BlockingIOError:
@@ -450,62 +456,62 @@ class Server:
             raise PeerError("it hung up")
         for call in connection.session.receive(data):
             self._answer(connection, call)
-        connection.forget_given_up()
+        connection.drop_cancelled()
         if connection.session.calls >= CALLS_MAX and not connection.session.waiting:
             self._end(connection)
 
-    def _answer(self, connection: Connection, call: Call) -> None:
-        now = connection.quiet_since = time.monotonic()
+    def _answer(self, connection: ClientConnection, call: ServerCall) -> None:
+        now = connection.idle_since = time.monotonic()
         try:
             result = self._call(call, connection.peer)
-        except Refused as refused:
-            connection.session.refuse(call.stream, refused.status, refused.words)
+        except CallRefused as refused:
+            connection.session.refuse(call.stream, refused.status, refused.message)
             return
         self.served += 1
         if isinstance(result, bytes):
-            connection.session.answer(call.stream, result)
+            connection.session.respond(call.stream, result)
             return
         seconds = self._limits.call_seconds_max
         if call.timeout_seconds is not None:
             seconds = min(seconds, call.timeout_seconds)
-        connection.later[call.stream] = result, now + seconds
-        result.when_done(lambda: self._note_done(connection, call.stream))
+        connection.deferred[call.stream] = result, now + seconds
+        result.add_done_callback(lambda: self._on_done(connection, call.stream))
 
-    def _call(self, call: Call, peer: Peer) -> bytes | Later:
+    def _call(self, call: ServerCall, peer: Peer) -> bytes | DeferredResponse:
         method = self._methods.get(call.path)
         if method is None:
             known = ", ".join(self._methods)
-            raise Refused("UNIMPLEMENTED", f"no method {call.path[:200]!r}; there are: {known}")
+            raise CallRefused("UNIMPLEMENTED", f"no method {call.path[:200]!r}; there are: {known}")
         if method.privileged and peer.user_id not in self._privileged_users:
-            raise Refused(
+            raise CallRefused(
                 "PERMISSION_DENIED",
                 f"{call.path.rpartition('/')[2]} is for root and the agent's own user "
                 f"(uid {os.geteuid()}); you are uid {peer.user_id}",
             )
         if call.timeout_seconds == 0:
-            raise Refused("DEADLINE_EXCEEDED", "the time given was none")
+            raise CallRefused("DEADLINE_EXCEEDED", "the time given was none")
         try:
             return method.handler(call.message, peer)
-        except Refused:
+        except CallRefused:
             raise
         except Exception as error:  # the client is told, the operator reads it in the log
             log.exception("%s failed", call.path, extra={"cause": f"local.call.{call.path}"})
-            raise Refused("INTERNAL", f"{type(error).__name__}: {error}") from error
+            raise CallRefused("INTERNAL", f"{type(error).__name__}: {error}") from error
 
-    def _note_done(self, connection: Connection, stream: int) -> None:
+    def _on_done(self, connection: ClientConnection, stream: int) -> None:
         """For any thread."""
-        self._done.append((connection, stream))
-        self._rouse()
+        self._completed.append((connection, stream))
+        self._wake_thread()
 
-    def _deliver(self, connection: Connection, stream: int) -> None:
-        self._guard(connection, lambda c: self._give(c, stream))
+    def _deliver(self, connection: ClientConnection, stream: int) -> None:
+        self._run_guarded(connection, lambda c: self._respond(c, stream))
 
-    def _give(self, connection: Connection, stream: int) -> None:
-        if stream not in connection.later:
+    def _respond(self, connection: ClientConnection, stream: int) -> None:
+        if stream not in connection.deferred:
             return  # the client's time was over
-        later, _ = connection.later.pop(stream)
-        connection.quiet_since = time.monotonic()
-        if isinstance(later.result, Refused):
-            connection.session.refuse(stream, later.result.status, later.result.words)
-        elif later.result is not None:
-            connection.session.answer(stream, later.result)
+        deferred, _ = connection.deferred.pop(stream)
+        connection.idle_since = time.monotonic()
+        if isinstance(deferred.result, CallRefused):
+            connection.session.refuse(stream, deferred.result.status, deferred.result.message)
+        elif deferred.result is not None:
+            connection.session.respond(stream, deferred.result)

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ext.place import Seen
-from .forkserver import alive
+from .forkserver import live_task
 from .messages import PROCESSES_MAX
 from .quarantine import Unit
 
 FILE_NAME = "left_behind.json"
 #: A larger file is not ours: a process has some 400 bytes in it.
 FILE_BYTES_MAX = 1 << 14
-WORDS_CHARACTERS_MAX = 88  # a call's name in a place (ext/place_abi.pxd)
+NAME_CHARACTERS_MAX = 88  # a call's name in a place (ext/place_abi.pxd)
 
 log = logging.getLogger(__name__)
 
 
-class LeftBehind(NamedTuple):
+class AbandonedProcess(NamedTuple):
     """A process that hangs in a unit. Number and start together are its identity."""
 
     unit: Unit
@@ -34,72 +34,76 @@ class LeftBehind(NamedTuple):
     call: str
 
     @property
-    def seen(self) -> Seen:
+    def call_state(self) -> Seen:
         """Where it is."""
         return Seen(self.since_ns, 0, self.collector, self.unit[1], self.call)
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it has not ended."""
-        task = alive(self.pid)
+        task = live_task(self.pid)
         return task is not None and task.start_ticks == self.start_ticks
 
 
-def format_left_behind(boot_id: bytes, left: Iterable[LeftBehind]) -> bytes:
+def format_abandoned(boot_id: bytes, processes: Iterable[AbandonedProcess]) -> bytes:
     """Return the file's content."""
-    return json.dumps({"boot_id": boot_id.hex(), "left_behind": [*left]}).encode()
+    return json.dumps({"boot_id": boot_id.hex(), "left_behind": [*processes]}).encode()
 
 
-def parse_left_behind(content: bytes, boot_id: bytes) -> list[LeftBehind]:
+def parse_abandoned(content: bytes, boot_id: bytes) -> list[AbandonedProcess]:
     """Return who was left behind; nobody of another boot. Raises ValueError for what is no such file."""
     try:
-        said = json.loads(content)
-        if said["boot_id"] != boot_id.hex():
+        document = json.loads(content)
+        if document["boot_id"] != boot_id.hex():
             return []
-        return [_left(*each) for each in said["left_behind"][:PROCESSES_MAX]]
+        return [_parse_entry(*each) for each in document["left_behind"][:PROCESSES_MAX]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is no list of processes left behind: {str(error)[:200]}") from error
 
 
-def _left(
+def _parse_entry(
     unit: Sequence[str], pid: int, start_ticks: int, since_ns: int, collector: str, call: str
-) -> LeftBehind:
+) -> AbandonedProcess:
     """Check them: the types are what is expected, not what is known."""
-    lane, device, of = unit
-    for word in (lane, device, of, collector, call):
-        if not isinstance(word, str) or len(word) > WORDS_CHARACTERS_MAX:
-            raise TypeError(f"{str(word)[:40]!r} is no name")
+    group, device, unit_collector = unit
+    for name in (group, device, unit_collector, collector, call):
+        if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
+            raise TypeError(f"{str(name)[:40]!r} is no name")
     for number in (pid, start_ticks, since_ns):
         if type(number) is not int or not 0 < number < 1 << 63:
             raise TypeError(f"{str(number)[:40]!r} is no number of these")
-    return LeftBehind((lane, device, of), pid, start_ticks, since_ns, collector, call)
+    return AbandonedProcess(
+        (group, device, unit_collector), pid, start_ticks, since_ns, collector, call
+    )
 
 
-class LeftBehindFile:
+class AbandonedProcessFile:
     """The file in *folder*. Neither method raises: without it an agent that begins anew finds out by itself."""
 
     def __init__(self, folder: Path, boot_id: bytes) -> None:
         self._path, self._boot_id = folder / FILE_NAME, boot_id
 
-    def read(self) -> list[LeftBehind]:
+    def read(self) -> list[AbandonedProcess]:
         """Return whom an agent before this one left behind, and who still hangs."""
         try:
             with open(self._path, "rb") as file:
-                found = parse_left_behind(file.read(FILE_BYTES_MAX), self._boot_id)
-            return [each for each in found if each.lives]
+                found = parse_abandoned(file.read(FILE_BYTES_MAX), self._boot_id)
+            return [each for each in found if each.is_alive]
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             log.warning("%s: %s", self._path, error, extra={"cause": "left_behind.file"})
             return []
 
-    def write(self, left: Iterable[LeftBehind]) -> None:
+    def write(self, processes: Iterable[AbandonedProcess]) -> None:
         """Replace the file; it is not synced, as no boot but this one reads it."""
         new = self._path.with_name(f".{FILE_NAME}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(format_left_behind(self._boot_id, left))
+            new.write_bytes(format_abandoned(self._boot_id, processes))
             new.replace(self._path)
         except OSError as error:
-            words = f"{self._path}: {error.strerror}; after a restart these would be entered again"
-            log.warning("%s", words, extra={"cause": "left_behind.file"})
+            message = (
+                f"{self._path}: {error.strerror}; after a restart these would be entered again"
+            )
+            log.warning("%s", message, extra={"cause": "left_behind.file"})

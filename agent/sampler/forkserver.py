@@ -1,6 +1,6 @@
 """The process that forks samplers: as small as the daemon was before it had a thread, and as old.
 
-A fork of the daemon itself would copy its threads' locks as they stand. The nursery has one thread, sleeps
+A fork of the daemon itself would copy its threads' locks as they stand. The fork server has one thread, sleeps
 until it is told to fork or a child has ended, and ends with the daemon; its children end with it.
 """
 
@@ -23,9 +23,9 @@ from pathlib import Path
 from ...ext import place, process
 from ..clock import Clock
 from ..hardware.files import parse_unsigned
-from ..hardware.processes import Task, parse_task
-from .messages import Lanes
-from .worker import ANEW_CODE, serve
+from ..hardware.processes import TaskStat, parse_task
+from .messages import CollectorGroups
+from .worker import RESTART_EXIT_CODE, serve
 
 # ----------------------------------------------------------------------
 # How a process of ours stands with the kernel: whether it waits for a driver, or only for its turn
@@ -42,36 +42,36 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _CPU = slice(11, 13)  # utime and stime, behind the name
 
 
-class Excuse(Enum):
+class StallReason(Enum):
     """Why a process makes no progress, other than by its driver."""
 
     STARVED = "starved"
     STOPPED = "stopped"
 
 
-def parse_excuse(stat: bytes, cpu_seconds: float) -> Excuse | None:
+def parse_stall_reason(stat: bytes, cpu_seconds: float) -> StallReason | None:
     """Return it by a `stat` file; None: there is none, or this is no such file. *cpu_seconds*: used until it spoke."""
     task = parse_task(stat)
     if task is None:
         return None
     if task.state in "Tt":
-        return Excuse.STOPPED
+        return StallReason.STOPPED
     ticks = [parse_unsigned(each) for each in stat.rpartition(b")")[2].split()[_CPU]]
     if task.state != "R" or None in ticks:
         return None
     used = sum(filter(None, ticks)) / _TICKS_PER_SECOND - cpu_seconds
-    return Excuse.STARVED if used < CPU_SECONDS_MIN else None
+    return StallReason.STARVED if used < CPU_SECONDS_MIN else None
 
 
-def excuse_of(pid: int, cpu_seconds: float) -> Excuse | None:
+def stall_reason(pid: int, cpu_seconds: float) -> StallReason | None:
     """Return it for a process that lives; None where nothing is known."""
     try:
-        return parse_excuse(_stat(pid), cpu_seconds)
+        return parse_stall_reason(_stat(pid), cpu_seconds)
     except OSError:
         return None
 
 
-def alive(pid: int) -> Task | None:
+def live_task(pid: int) -> TaskStat | None:
     """Return a process that has not ended; None where there is none, or it is not shown."""
     try:
         task = parse_task(_stat(pid))
@@ -85,24 +85,24 @@ def _stat(pid: int) -> bytes:
         return file.read(STAT_BYTES_MAX)
 
 
-_ORDER = struct.Struct("<BIH")
+_COMMAND = struct.Struct("<BIH")
 _REPORT = struct.Struct("<BIi")
 _FORK, _KILL = 1, 2
-_BORN, _DIED, _NOT_BORN = 1, 2, 3
-#: The daemon's orders and the nursery's reports are shorter.
+_STARTED, _EXITED, _START_FAILED = 1, 2, 3
+#: The daemon's orders and the fork server's reports are shorter.
 MESSAGE_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What became of a sampler; *words* is empty while it lives."""
+class ProcessReport:
+    """What became of a sampler; *message* is empty while it lives."""
 
     serial: int
     pid: int
-    words: str
+    message: str
 
 
-def words_of(status: int) -> str:
+def exit_message(status: int) -> str:
     """Say how a process ended, from its wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -113,15 +113,15 @@ def words_of(status: int) -> str:
         return f"died of signal {-code}"
 
 
-class Nursery:
+class ForkServer:
     """The daemon's side. For one thread; no call blocks."""
 
-    def __init__(self, lanes: Lanes, clock: Clock, slots: int) -> None:
-        """*lanes*: what the samplers can sample. *slots*: how many of them there can be at once."""
-        self._lanes, self._clock = lanes, clock
+    def __init__(self, groups: CollectorGroups, clock: Clock, slots: int) -> None:
+        """*groups*: what the samplers can sample. *slots*: how many of them there can be at once."""
+        self._groups, self._clock = groups, clock
         self._memory = mmap.mmap(-1, place.SIZE_BYTES * slots)
         self._control: socket.socket | None = None
-        self._bell = -1
+        self._wakeup_fd = -1
         self.pid = 0
 
     def slot(self, number: int) -> memoryview:
@@ -131,60 +131,66 @@ class Nursery:
 
     def start(self) -> None:
         """Fork it. OSError when the host has no process to give."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        here.setblocking(False)
+        local_end, remote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        local_end.setblocking(False)
         gc.collect()
         process.be_small()
         process.trim()
         self._filling = process.Filling()
         gc.freeze()  # a collection in a child would write to, and so copy, every page of ours
         parent = os.getpid()
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self.pid = _fork()
         except OSError:
-            here.close()
-            there.close()
-            os.close(bell)
+            local_end.close()
+            remote_end.close()
+            os.close(wakeup_fd)
             raise
         if not self.pid:
-            _forever(lambda: Tending(there, self._lanes, self._clock, self.slot, bell).run(parent))
-        there.close()
-        self._control, self._bell = here, bell
+            _run_and_exit(
+                lambda: ForkServerLoop(
+                    remote_end, self._groups, self._clock, self.slot, wakeup_fd
+                ).run(parent)
+            )
+        remote_end.close()
+        self._control, self._wakeup_fd = local_end, wakeup_fd
 
     def fork(self, serial: int, slot: int) -> socket.socket:
-        """Have a sampler forked, and return the way to it. OSError when the nursery is not there."""
+        """Have a sampler forked, and return the way to it. OSError when the fork server is not there."""
         if self._control is None:
-            raise OSError("no nursery")
-        here, there = socket.socketpair()
-        here.setblocking(False)
+            raise OSError("no fork server")
+        local_end, remote_end = socket.socketpair()
+        local_end.setblocking(False)
         try:
-            socket.send_fds(self._control, [_ORDER.pack(_FORK, serial, slot)], [there.fileno()])
+            socket.send_fds(
+                self._control, [_COMMAND.pack(_FORK, serial, slot)], [remote_end.fileno()]
+            )
         except OSError:
-            here.close()
+            local_end.close()
             raise
         finally:
-            there.close()
-        return here
+            remote_end.close()
+        return local_end
 
     def kill(self, serial: int) -> None:
         """Send SIGKILL to a sampler; one that is gone is nobody."""
         if self._control is not None:
             with suppress(OSError):
-                self._control.send(_ORDER.pack(_KILL, serial, 0))
+                self._control.send(_COMMAND.pack(_KILL, serial, 0))
 
-    def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None:
+    def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None:
         """Say why a sampler makes no progress, if not for its driver. *cpu_seconds*: used until it last spoke."""
-        return excuse_of(pid, cpu_seconds)
+        return stall_reason(pid, cpu_seconds)
 
     def start_ticks(self, pid: int) -> int:
         """Return when a sampler began, which no later process of its number did; 0: it is gone."""
-        task = alive(pid)
+        task = live_task(pid)
         return task.start_ticks if task else 0
 
-    def reports(self) -> list[Report] | None:
+    def reports(self) -> list[ProcessReport] | None:
         """Return what it reports. None: it is gone, and its children with it."""
-        found: list[Report] = []
+        found: list[ProcessReport] = []
         while self._control is not None:
             try:
                 data = self._control.recv(MESSAGE_BYTES_MAX)
@@ -193,37 +199,37 @@ class Nursery:
             except OSError:
                 data = b""
             if not data:
-                self._bury()
+                self._reap()
                 break
             kind, serial, number = _REPORT.unpack(data)
-            words = "" if kind == _BORN else words_of(number)
-            if kind == _NOT_BORN:
-                words = f"could not be forked: {os.strerror(number)}"
-            found.append(Report(serial, number if kind == _BORN else 0, words))
+            message = "" if kind == _STARTED else exit_message(number)
+            if kind == _START_FAILED:
+                message = f"could not be forked: {os.strerror(number)}"
+            found.append(ProcessReport(serial, number if kind == _STARTED else 0, message))
         return None
 
-    def hush(self) -> None:
+    def clear_wakeup(self) -> None:
         """Take note that a sampler has rung; what it said is to be read after this."""
-        if self._bell >= 0:
+        if self._wakeup_fd >= 0:
             with suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self._wakeup_fd)
 
     def descriptors(self) -> list[int]:
         """Return what to poll: for reports, and for samplers that have something to say at once."""
-        return [] if self._control is None else [self._control.fileno(), self._bell]
+        return [] if self._control is None else [self._control.fileno(), self._wakeup_fd]
 
     def kill_all(self) -> None:
-        """End the nursery and all that it forked."""
+        """End the fork server and all that it forked."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self._bury()
+            self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         if self._control is not None:
             self._control.close()
-            os.close(self._bell)
-            self._control, self._bell = None, -1
+            os.close(self._wakeup_fd)
+            self._control, self._wakeup_fd = None, -1
         pid, self.pid = self.pid, 0
         if pid:
             with suppress(ProcessLookupError):
@@ -239,7 +245,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _forever(run: Callable[[], int]) -> None:
+def _run_and_exit(run: Callable[[], int]) -> None:
     """Run and end this process with what that returns; nothing of the parent's is unwound in it."""
     code = 70
     try:
@@ -248,19 +254,19 @@ def _forever(run: Callable[[], int]) -> None:
         os._exit(code)
 
 
-class Tending:
-    """The nursery's side, in its own process."""
+class ForkServerLoop:
+    """The fork server's side, in its own process."""
 
     def __init__(
         self,
         control: socket.socket,
-        lanes: Lanes,
+        groups: CollectorGroups,
         clock: Clock,
         slot: Callable[[int], memoryview],
-        bell: int,
+        wakeup_fd: int,
     ) -> None:
-        self._control, self._lanes, self._clock, self._slot = control, lanes, clock, slot
-        self._bell = bell
+        self._control, self._groups, self._clock, self._slot = control, groups, clock, slot
+        self._wakeup_fd = wakeup_fd
         self._serials: dict[int, int] = {}  # by process id
 
     def run(self, parent: int) -> int:
@@ -270,7 +276,7 @@ class Tending:
         if os.getppid() != parent:
             return 0
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _let_go({0, 1, 2, self._control.fileno(), self._bell, wake, waker})
+        _close_descriptors({0, 1, 2, self._control.fileno(), self._wakeup_fd, wake, waker})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # they are the daemon's: it says when to end
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -283,7 +289,7 @@ class Tending:
             if wake in ready:
                 os.read(wake, 512)
                 self._reap()
-            if self._control.fileno() in ready and not self._obey(wake, waker):
+            if self._control.fileno() in ready and not self._handle_command(wake, waker):
                 break
         for pid in self._serials:
             os.kill(pid, signal.SIGKILL)
@@ -297,20 +303,20 @@ class Tending:
                 return
             if not pid:
                 return
-            self._report(_DIED, self._serials.pop(pid), status)
+            self._report(_EXITED, self._serials.pop(pid), status)
 
     def _report(self, kind: int, serial: int, number: int) -> None:
         with suppress(OSError):
             self._control.send(_REPORT.pack(kind, serial, number))
 
-    def _obey(self, wake: int, waker: int) -> bool:
+    def _handle_command(self, wake: int, waker: int) -> bool:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 1)
         except OSError:
             return False
         if not data:
             return False
-        kind, serial, slot = _ORDER.unpack(data)
+        kind, serial, slot = _COMMAND.unpack(data)
         if kind == _KILL:
             for pid in [pid for pid, known in self._serials.items() if known == serial]:
                 os.kill(pid, signal.SIGKILL)
@@ -319,19 +325,21 @@ class Tending:
             os.close(descriptors[0])
         return True
 
-    def _fork(self, serial: int, slot: int, connection: int, own: tuple[int, int]) -> None:
+    def _fork(self, serial: int, slot: int, connection: int, wakeup_pipe: tuple[int, int]) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self._report(_NOT_BORN, serial, error.errno or 0)
+            self._report(_START_FAILED, serial, error.errno or 0)
             return
         if not pid:
-            _forever(lambda: self._be_sampler(parent, slot, connection, own))
+            _run_and_exit(lambda: self._run_worker(parent, slot, connection, wakeup_pipe))
         self._serials[pid] = serial
-        self._report(_BORN, serial, pid)
+        self._report(_STARTED, serial, pid)
 
-    def _be_sampler(self, parent: int, slot: int, connection: int, own: tuple[int, int]) -> int:
+    def _run_worker(
+        self, parent: int, slot: int, connection: int, wakeup_pipe: tuple[int, int]
+    ) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         process.name(b"gangline-spare")
@@ -339,21 +347,23 @@ class Tending:
         if os.getppid() != parent:
             return 0
         self._control.close()
-        for descriptor in own:
+        for descriptor in wakeup_pipe:
             os.close(descriptor)
         place.use(self._slot(slot))
-        anew = serve(self._lanes, socket.socket(fileno=connection), self._clock, self._bell)
-        return ANEW_CODE if anew else 0
+        restart_required = serve(
+            self._groups, socket.socket(fileno=connection), self._clock, self._wakeup_fd
+        )
+        return RESTART_EXIT_CODE if restart_required else 0
 
 
-def _let_go(kept: set[int]) -> None:
-    """Let go of every descriptor but *kept*: locks, sockets and files of the daemon's are not ours.
+def _close_descriptors(retained: set[int]) -> None:
+    """Let go of every descriptor but *retained*: locks, sockets and files of the daemon's are not ours.
 
     Their numbers stay taken, by /dev/null, for the objects of the daemon's that bear them are copied too.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number not in kept and number != null:
+        if number not in retained and number != null:
             with suppress(OSError):
                 os.fstat(number)
                 os.dup2(null, number, inheritable=False)

@@ -15,16 +15,16 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
 from ...ext import rounds
-from ..collector import Collector, Outcome, Turn
+from ..collector import Collector, CollectOutcome, CollectResult
 
 CodecError = rounds.CodecError
 #: Who is slow, as a rule.
-NOBODY = rounds.NOBODY
+NO_DEVICES = rounds.NOBODY
 MESSAGE_BYTES_MAX = rounds.MESSAGE_BYTES_MAX
 #: Of a device's name.
 NAME_BYTES_MAX = 1024
 #: Of the words with which a new inventory is asked for.
-WORDS_BYTES_MAX = 4096
+REASON_BYTES_MAX = 4096
 
 _HEAD = struct.Struct("<IB")
 _SHAPE = struct.Struct("<BIH")
@@ -34,40 +34,40 @@ _LENGTH = struct.Struct("<H")
 _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
 
 
-class Timed(NamedTuple):
+class TimedResult(NamedTuple):
     """A turn, and the boot time at which it began."""
 
     began_ns: int
-    turn: Turn
+    result: CollectResult
 
 
-class Round(NamedTuple):
+class SampleBatch(NamedTuple):
     """The turns of one grid point of one sampler, and what its process has cost since its start."""
 
     grid_ns: int
     cpu_seconds: float
     memory_bytes: int  # its share (PSS); 0: not known
-    dropped: int  # messages that found no room, since its start
-    turns: Sequence[Timed] = ()
-    slow: frozenset[str] = NOBODY  # devices that would make their neighbours wait
+    dropped_messages: int  # messages that found no room, since its start
+    results: Sequence[TimedResult] = ()
+    slow_devices: frozenset[str] = NO_DEVICES  # devices that would make their neighbours wait
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class InventoryRequest:
     """A collector asks for a new inventory."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SamplerTask:
     """What a sampler is to do from now on. Another one replaces it."""
 
-    lane: str
+    group: str
     #: Not to be entered; they bear the names that are given to `ext.place.enter`.
-    spared: frozenset[str] = frozenset()
+    excluded_devices: frozenset[str] = frozenset()
     #: Collectors that take no turn.
-    left_out: frozenset[str] = frozenset()
+    excluded_collectors: frozenset[str] = frozenset()
     #: Nothing but this device, or this collector, is looked at, all of it once in `period_ns`.
     only_device: str = ""
     only_collector: str = ""
@@ -75,7 +75,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class WarmUp:
     """Make ready for a task without entering a device."""
 
 
@@ -84,38 +84,43 @@ class End:
     """Let go of everything and end."""
 
 
-Order = Task | Warm | End
+Command = SamplerTask | WarmUp | End
 
 
-def encode_order(order: Order) -> bytes:
+def encode_command(command: Command) -> bytes:
     """Return the message of an order of the daemon's."""
-    if isinstance(order, Task):
+    if isinstance(command, SamplerTask):
         body = _TASK.pack(
-            order.period_ns,
-            *(len(each) for each in (order.spared, order.left_out)),
+            command.period_ns,
+            *(len(each) for each in (command.excluded_devices, command.excluded_collectors)),
         )
-        only = (order.only_device, order.only_collector, order.lane)
-        body += b"".join(map(_text, [*only, *sorted(order.spared), *sorted(order.left_out)]))
+        only = (command.only_device, command.only_collector, command.group)
+        body += b"".join(
+            map(
+                _encode_name,
+                [*only, *sorted(command.excluded_devices), *sorted(command.excluded_collectors)],
+            )
+        )
         return _message(_TASK_KIND, body)
-    return _message(_WARM_KIND if isinstance(order, Warm) else _END_KIND, b"")
+    return _message(_WARM_KIND if isinstance(command, WarmUp) else _END_KIND, b"")
 
 
-def decode_order(kind: int, body: bytes) -> Order:
+def decode_command(kind: int, body: bytes) -> Command:
     """Return what the daemon ordered. Raises CodecError."""
     if kind == _TASK_KIND:
-        return _task(_Reader(body))
+        return _decode_task(_BodyReader(body))
     if kind in (_WARM_KIND, _END_KIND) and not body:
-        return Warm() if kind == _WARM_KIND else End()
+        return WarmUp() if kind == _WARM_KIND else End()
     raise CodecError(f"expected an order, got kind {kind} with {len(body)} bytes")
 
 
-def _task(reader: _Reader) -> Task:
-    period_ns, spared, left_out = reader.unpack(_TASK)
-    only_device, only_collector, lane = (reader.text() for _ in range(3))
-    task = Task(
-        lane,
-        frozenset(reader.text() for _ in range(spared)),
-        frozenset(reader.text() for _ in range(left_out)),
+def _decode_task(reader: _BodyReader) -> SamplerTask:
+    period_ns, device_count, collector_count = reader.unpack(_TASK)
+    only_device, only_collector, group = (reader.name() for _ in range(3))
+    task = SamplerTask(
+        group,
+        frozenset(reader.name() for _ in range(device_count)),
+        frozenset(reader.name() for _ in range(collector_count)),
         only_device,
         only_collector,
         period_ns,
@@ -129,9 +134,9 @@ def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
     return _message(_EVENT_KIND, event.SerializeToString())
 
 
-def encode_inventory(why: str) -> bytes:
+def encode_inventory(reason: str) -> bytes:
     """Return the message of a collector that asks for a new inventory."""
-    return _message(_INVENTORY_KIND, why.encode()[:WORDS_BYTES_MAX])
+    return _message(_INVENTORY_KIND, reason.encode()[:REASON_BYTES_MAX])
 
 
 def _message(kind: int, body: bytes) -> bytes:
@@ -140,12 +145,12 @@ def _message(kind: int, body: bytes) -> bytes:
     return _HEAD.pack(len(body), kind) + body
 
 
-def _text(words: str) -> bytes:
-    data = words.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
+def _encode_name(name: str) -> bytes:
+    data = name.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
     return _LENGTH.pack(len(data)) + data
 
 
-class RoundEncoder(rounds.Writer):
+class SampleBatchEncoder(rounds.Writer):
     """A sampler's side: remembers whose rows and columns the daemon knows. A block's are never others."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
@@ -157,27 +162,32 @@ def _shape_bytes(block: Block) -> bytes:
     table, columns = block.table.encode(), len(block.signal_ids)
     ids = struct.pack(f"<{columns}H", *block.signal_ids)
     head = _SHAPE.pack(len(table), block.rows, columns)
-    return head + table + ids + b"".join(map(_text, block.devices))
+    return head + table + ids + b"".join(map(_encode_name, block.devices))
 
 
 def _names_bytes(names: frozenset[str]) -> bytes:
-    return b"".join(map(_text, sorted(names)))
+    return b"".join(map(_encode_name, sorted(names)))
 
 
-class Decoder(rounds.Reader):
+class SampleBatchDecoder(rounds.Reader):
     """The daemon's side: bytes in, messages out. The blocks of a round are refilled by the next."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
         super().__init__(
-            collectors, tuple(Outcome), (Round, Timed, Turn), _shaped, _names_of, _said
+            collectors,
+            tuple(CollectOutcome),
+            (SampleBatch, TimedResult, CollectResult),
+            _decode_block,
+            _decode_names,
+            _decode_other,
         )
 
 
-def _said(kind: int, body: bytes) -> Inventory | telemetry_pb2.HealthEvent:
+def _decode_other(kind: int, body: bytes) -> InventoryRequest | telemetry_pb2.HealthEvent:
     """Return what is said beside rounds."""
     try:
         if kind == _INVENTORY_KIND:
-            return Inventory(body.decode())
+            return InventoryRequest(body.decode())
         if kind == _EVENT_KIND:
             return telemetry_pb2.HealthEvent.FromString(body)
     except Exception as error:  # protobuf's DecodeError is not the same class everywhere
@@ -185,25 +195,25 @@ def _said(kind: int, body: bytes) -> Inventory | telemetry_pb2.HealthEvent:
     raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
 
 
-def _names_of(data: bytes) -> frozenset[str]:
-    return frozenset(_Reader(data).texts())
+def _decode_names(data: bytes) -> frozenset[str]:
+    return frozenset(_BodyReader(data).names())
 
 
-def _shaped(shape: bytes, cell_bytes: int) -> Block:
+def _decode_block(shape: bytes, cell_bytes: int) -> Block:
     """Return the block of a shape; after it come so many bytes at most."""
-    reader = _Reader(shape)
-    name, rows, columns = reader.unpack(_SHAPE)
-    table = reader.words(name)
+    reader = _BodyReader(shape)
+    name_bytes, rows, columns = reader.unpack(_SHAPE)
+    table = reader.utf8(name_bytes)
     ids = reader.unpack(struct.Struct(f"<{columns}H"))
-    if not columns or rows * 2 > reader.left or rows * columns * 9 > cell_bytes:
+    if not columns or rows * 2 > reader.remaining or rows * columns * 9 > cell_bytes:
         raise CodecError(f"table {table}: {rows} rows of {columns} signals in {cell_bytes} bytes")
-    devices = list(reader.texts())
+    devices = list(reader.names())
     if len(devices) != rows:
         raise CodecError(f"table {table}: {rows} rows, {len(devices)} names")
     return Block(table, devices, ids)
 
 
-class Inbox:
+class MessageBuffer:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
@@ -231,7 +241,7 @@ class Inbox:
             yield found
 
 
-class _Reader:
+class _BodyReader:
     """Reads a body from its beginning to its end, and never past it."""
 
     __slots__ = ("at", "body")
@@ -240,42 +250,42 @@ class _Reader:
         self.body, self.at = body, 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self.body) - self.at
 
     def take(self, count: int) -> bytes:
         begin, end = self.at, self.at + count
         if end > len(self.body):
-            raise CodecError(f"{count} bytes expected, {self.left} are left")
+            raise CodecError(f"{count} bytes expected, {self.remaining} are left")
         self.at = end
         return self.body[begin:end]
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self.take(form.size))
 
-    def words(self, count: int) -> str:
+    def utf8(self, count: int) -> str:
         return self.take(count).decode("utf-8", "replace")
 
-    def text(self) -> str:
+    def name(self) -> str:
         (length,) = self.unpack(_LENGTH)
         if length > NAME_BYTES_MAX:
             raise CodecError(f"a name of {length} bytes; at most {NAME_BYTES_MAX}")
         return self.take(length).decode("utf-8", "surrogateescape")
 
-    def texts(self) -> Iterator[str]:
+    def names(self) -> Iterator[str]:
         """Yield all names up to the end."""
-        while self.left:
-            yield self.text()
+        while self.remaining:
+            yield self.name()
 
     def end(self) -> None:
-        if self.left:
-            raise CodecError(f"{self.left} bytes too many")
+        if self.remaining:
+            raise CodecError(f"{self.remaining} bytes too many")
 
 
 # ----------------------------------------------------------------------
 # What the supervisor has done: the facade carries it out, a test compares it.
 
-What = Literal["hung", "slow", "answers", "driver_hung", "driver_answers"]
+ReportKind = Literal["hung", "slow", "answers", "driver_hung", "driver_answers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +303,11 @@ class WarmSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class AssignTask:
     """Give a sampler its task, or another one."""
 
     serial: int
-    task: Task
+    task: SamplerTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,19 +325,19 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ReportEvent:
     """Tell an operator."""
 
-    what: What
-    lane: str
+    kind: ReportKind
+    group: str
     device: str
     collector: str
     call: str
     seconds: float
-    words: str
+    message: str
 
 
-Action = Fork | WarmSampler | Give | EndSampler | Kill | Tell
+Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 
 
 # ----------------------------------------------------------------------
@@ -335,7 +345,7 @@ Action = Fork | WarmSampler | Give | EndSampler | Kill | Tell
 
 GPU, HOST = "gpu", "host"
 #: Samplers of all kinds at once: two lanes, a standby, those that look at one device, those that were left behind.
-#: With the daemon, the nursery and the inventory's short-lived child, this is all that the agent ever is.
+#: With the daemon, the fork server and the inventory's short-lived child, this is all that the agent ever is.
 PROCESSES_MAX = 16
 #: Kinds of collectors that call NVML, or stand on what those of the same process have found.
 GPU_KINDS = frozenset(
@@ -352,10 +362,10 @@ GPU_KINDS = frozenset(
     }
 )
 
-Lanes = Mapping[str, Sequence[Collector]]
+CollectorGroups = Mapping[str, Sequence[Collector]]
 
 
-def lane_of(collector: Collector) -> str:
+def group_of(collector: Collector) -> str:
     """Return `gpu`, `host`, or nothing for one that stays in the daemon (as the inventory, every ten minutes)."""
     if collector.pace is Pace.BOOT:
         return ""
@@ -364,10 +374,10 @@ def lane_of(collector: Collector) -> str:
     return HOST if collector.enters_driver else ""
 
 
-def lanes_of(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
+def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
     """Return the lanes that have a collector, in the order in which they are started."""
-    lanes: dict[str, list[Collector]] = {GPU: [], HOST: []}
+    groups: dict[str, list[Collector]] = {GPU: [], HOST: []}
     for collector in collectors:
-        if lane := lane_of(collector):
-            lanes[lane].append(collector)
-    return {name: those for name, those in lanes.items() if those}
+        if group := group_of(collector):
+            groups[group].append(collector)
+    return {name: members for name, members in groups.items() if members}

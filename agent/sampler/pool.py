@@ -11,14 +11,14 @@ from ...contract.signals import index_of
 from ...contract.wire import telemetry_pb2
 from ...ext import place
 from ..clock import Clock
-from ..collector import Outcome, Sparing, Turn
-from ..events import Teller
+from ..collector import CollectOutcome, CollectResult, SupportsExclude
+from ..events import EventPublisher
 from . import messages
-from .abandoned import LeftBehind, LeftBehindFile
-from .forkserver import Excuse, Report
-from .messages import GPU, PROCESSES_MAX, Action, Lanes, Tell, Timed
-from .process_table import Role
-from .quarantine import DeviceState, State, Unit
+from .abandoned import AbandonedProcess, AbandonedProcessFile
+from .forkserver import ProcessReport, StallReason
+from .messages import GPU, PROCESSES_MAX, Action, CollectorGroups, ReportEvent, TimedResult
+from .process_table import ProcessRole
+from .quarantine import DeviceState, QuarantineState, Unit
 from .supervisor import Supervisor
 
 # ----------------------------------------------------------------------
@@ -26,45 +26,45 @@ from .supervisor import Supervisor
 # itself.
 
 #: Read from one sampler; one that has still more to say is heard on when the others have been.
-PIECES_MAX = 64
+READS_MAX = 64
 
 
-class Link(Protocol):
+class SamplerSocket(Protocol):
     """The way to a sampler: what is needed of a socket that does not block."""
 
-    def recv_into(self, room: messages.Decoder, /) -> int: ...
+    def recv_into(self, room: messages.SampleBatchDecoder, /) -> int: ...
     def send(self, data: bytes, /) -> int: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
 
 
-class Child:
+class WorkerHandle:
     """For the daemon's thread; no method blocks or raises."""
 
     def __init__(
         self,
         serial: int,
         slot: int,
-        link: Link,
+        link: SamplerSocket,
         memory: memoryview,
-        decoder: messages.Decoder,
+        decoder: messages.SampleBatchDecoder,
         now_ns: int,
     ) -> None:
         self.serial, self.slot, self.link, self.memory = serial, slot, link, memory
         self.descriptor = link.fileno()
         self.decoder = decoder
-        self.asked_ns = now_ns
+        self.fork_requested_ns = now_ns
         self.pid = 0
         self.grid_ns = 0
         self.outbox = b""
         self.closed_ns = 0  # when its socket was found closed; 0: it is open
-        self.more = False  # another round has come already
+        self.has_more = False  # another round has come already
         self.cpu_seconds, self.memory_bytes, self.dropped = 0.0, 0, 0
 
     def read(self, now_ns: int) -> None:
         """Take what it has said into the decoder, as far as it can be had now."""
-        pieces = 0
-        while pieces < PIECES_MAX and not self.closed_ns:
+        reads = 0
+        while reads < READS_MAX and not self.closed_ns:
             try:
                 size = self.link.recv_into(self.decoder)
             except BlockingIOError:
@@ -75,7 +75,7 @@ class Child:
                 self.closed_ns = now_ns
             if not self.decoder.came(size):
                 return
-            pieces += 1
+            reads += 1
 
     def send(self) -> None:
         """Send what is in the outbox, as far as it takes it now."""
@@ -85,7 +85,7 @@ class Child:
                 place.call(self.memory)  # it may be resting in a collector, away from its socket
         except BlockingIOError:
             return
-        except OSError:  # it has ended; the nursery says how
+        except OSError:  # it has ended; the fork server says how
             self.outbox = b""
 
 
@@ -97,38 +97,38 @@ AGE_NS_MAX = 2_000_000_000
 TABLES_MAX = 256
 
 
-class Overlay:
+class SlowDeviceCache:
     """Keeps tables of solo samplers until the lane's turn of the same table comes."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[tuple[int, Block]]] = {}
+        self._stored: dict[str, list[tuple[int, Block]]] = {}
 
-    def keep(self, turns: Sequence[Timed], now_ns: int) -> None:
+    def store(self, results: Sequence[TimedResult], now_ns: int) -> None:
         """Take the blocks of a solo round, whose decoder refills them no sooner than its next round."""
-        for block in (block for timed in turns for block in timed.turn.blocks):
-            if len(self._kept) < TABLES_MAX:
-                self._kept.setdefault(block.table, []).append((now_ns, block))
+        for block in (block for timed in results for block in timed.result.blocks):
+            if len(self._stored) < TABLES_MAX:
+                self._stored.setdefault(block.table, []).append((now_ns, block))
 
-    def lay(self, turns: Sequence[Timed], now_ns: int) -> None:
+    def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
         """Fill the empty rows of the lane's blocks; what was kept for them is gone then."""
         for block in (
-            (block for timed in turns for block in timed.turn.blocks) if self._kept else ()
+            (block for timed in results for block in timed.result.blocks) if self._stored else ()
         ):
-            for at_ns, over in self._kept.pop(block.table, ()):
-                if now_ns - at_ns <= AGE_NS_MAX and over.signal_ids == block.signal_ids:
-                    _lay(over, block)
+            for at_ns, slow_block in self._stored.pop(block.table, ()):
+                if now_ns - at_ns <= AGE_NS_MAX and slow_block.signal_ids == block.signal_ids:
+                    _fill_missing(slow_block, block)
 
 
-def _lay(over: Block, under: Block) -> None:
-    rows = {name: row for row, name in enumerate(under.devices)}
-    pairs = [(row, rows[name]) for row, name in enumerate(over.devices) if name in rows]
-    for column in range(len(under.signal_ids)):
+def _fill_missing(slow_block: Block, block: Block) -> None:
+    rows = {name: row for row, name in enumerate(block.devices)}
+    pairs = [(row, rows[name]) for row, name in enumerate(slow_block.devices) if name in rows]
+    for column in range(len(block.signal_ids)):
         for source_row, target_row in pairs:
-            source = column * over.rows + source_row
-            target = column * under.rows + target_row
-            if over.valid[source] and not under.valid[target]:
-                under.ints[target] = over.ints[source]
-                under.valid[target] = 1
+            source = column * slow_block.rows + source_row
+            target = column * block.rows + target_row
+            if slow_block.valid[source] and not block.valid[target]:
+                block.ints[target] = slow_block.ints[source]
+                block.valid[target] = 1
 
 
 # ----------------------------------------------------------------------
@@ -147,34 +147,34 @@ _EVENTS = {
 
 
 def event_of(
-    told: Tell, boottime_ns: int, key_of: Callable[[str], str]
+    report: ReportEvent, boottime_ns: int, key_of: Callable[[str], str]
 ) -> telemetry_pb2.HealthEvent:
     """Return the event of what the supervisor tells. *key_of*: the UUID of a GPU's PCI address, or that again."""
-    kind, device = told.collector.rpartition("_")[0], told.device
-    if told.lane == GPU:
-        kind = "gpu" if device else "host"
+    device_kind, device = report.collector.rpartition("_")[0], report.device
+    if report.group == GPU:
+        device_kind = "gpu" if device else "host"
         device = key_of(device) if device else "host"
     return telemetry_pb2.HealthEvent(
-        device_kind=kind,
-        device=device or told.collector,
-        name=_EVENTS[told.what],
-        code=int(told.seconds),
-        message=told.words,
+        device_kind=device_kind,
+        device=device or report.collector,
+        name=_EVENTS[report.kind],
+        code=int(report.seconds),
+        message=report.message,
         boottime_ns=boottime_ns,
         attributes={
-            "what": told.what,
-            "lane": told.lane,
-            "device": told.device,
-            "collector": told.collector,
-            "call": told.call,
-            "seconds": f"{told.seconds:.1f}",
+            "what": report.kind,
+            "lane": report.group,
+            "device": report.device,
+            "collector": report.collector,
+            "call": report.call,
+            "seconds": f"{report.seconds:.1f}",
         },
     )
 
 
 def row_of(state: DeviceState) -> str:
     """Return the name of its row in `probe_1s`: `gpu 0000:9b:00.0`; a driver as a whole is its lane's name."""
-    return f"{state.lane} {state.device or state.collector}".strip()
+    return f"{state.group} {state.device or state.collector}".strip()
 
 
 class ProbeTables:
@@ -191,12 +191,12 @@ class ProbeTables:
         key_of: Callable[[str], str],
     ) -> list[Block]:
         """Return both as of now; a row that is twice is shown as its worst. *released*: GPUs, or None for all."""
-        all_states = [*map(_let_go, released), *states]
+        all_states = [*map(_released_state, released), *states]
         if not all_states:
             return []
         rows = {row_of(e): e for e in sorted(all_states, key=lambda each: each.hung_seconds)}
         gpus = {
-            key_of(each.device): each for each in rows.values() if each.lane == GPU and each.device
+            key_of(each.device): each for each in rows.values() if each.group == GPU and each.device
         }
         self._probe = _with_rows(self._probe, list(rows))
         self._gpu = _with_rows(self._gpu, list(gpus))
@@ -209,8 +209,8 @@ class ProbeTables:
         return [block for block in (self._probe, self._gpu) if block.rows]
 
 
-def _let_go(device: str | None) -> DeviceState:
-    return DeviceState(GPU, device or "", "", State.RELEASED, "", 0.0, 0, 0, "")
+def _released_state(device: str | None) -> DeviceState:
+    return DeviceState(GPU, device or "", "", QuarantineState.RELEASED, "", 0.0, 0, 0, "")
 
 
 def _with_rows(block: Block, names: Sequence[str]) -> Block:
@@ -220,28 +220,28 @@ def _with_rows(block: Block, names: Sequence[str]) -> Block:
 SECOND_NS = 1_000_000_000
 #: A socket that was closed by a process of which nobody says that it ended.
 CLOSED_NS_MAX = SECOND_NS
-#: A nursery that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
+#: A fork server that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
 #: CPUs it takes long.
 FORK_NS_MAX = 15 * SECOND_NS
-#: The nursery is forked again no more often than this.
-NURSERY_NS_MIN = SECOND_NS
+#: The fork server is forked again no more often than this.
+FORK_SERVER_NS_MIN = SECOND_NS
 
 log = logging.getLogger(__name__)
 
 
-class Nursery(Protocol):
-    """What is needed of `nursery.Nursery`; a test's runs samplers in its own process."""
+class SamplerForker(Protocol):
+    """What is needed of `fork_server.SamplerForker`; a test's runs samplers in its own process."""
 
     @property
     def pid(self) -> int: ...  # 0: there is none
     def start(self) -> None: ...
     def slot(self, number: int) -> memoryview: ...
-    def fork(self, serial: int, slot: int) -> Link: ...
+    def fork(self, serial: int, slot: int) -> SamplerSocket: ...
     def kill(self, serial: int) -> None: ...
-    def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None: ...
+    def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None: ...
     def start_ticks(self, pid: int) -> int: ...
-    def reports(self) -> list[Report] | None: ...
-    def hush(self) -> None: ...
+    def reports(self) -> list[ProcessReport] | None: ...
+    def clear_wakeup(self) -> None: ...
     def descriptors(self) -> list[int]: ...
     def kill_all(self) -> None: ...
 
@@ -249,144 +249,150 @@ class Nursery(Protocol):
 class SamplerPool:
     """Everything that enters a driver. For the daemon's thread; no method blocks or raises.
 
-    Until `listen` what the collectors tell is thrown away.
+    Until `publish_to` what the collectors tell is thrown away.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
-        nursery: Nursery,
+        groups: CollectorGroups,
+        fork_server: SamplerForker,
         clock: Clock,
         *,
         deadline_seconds: float = 0.9,
         devices_of: Callable[[], Sequence[str]] = tuple,
         key_of: Callable[[str], str] = lambda address: address,
-        left_behind: LeftBehindFile | None = None,
+        abandoned_file: AbandonedProcessFile | None = None,
     ) -> None:
         """*devices_of*: the PCI addresses of the GPUs, asked of nobody who may hang. *key_of*: UUID of an address, or
-        that again. *deadline_seconds*: of a call into a driver. *left_behind*: where an agent after this one finds who
+        that again. *deadline_seconds*: of a call into a driver. *abandoned_file*: where an agent after this one finds who
         hangs."""
-        self._lanes, self._nursery, self._clock = lanes, nursery, clock
+        self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
-        self.collectors = [each.name for those in lanes.values() for each in those]
+        self.collectors = [each.name for members in groups.values() for each in members]
         self._supervisor = Supervisor(
             {
-                lane: {each.name: isinstance(each, Sparing) for each in those}
-                for lane, those in lanes.items()
+                group: {each.name: isinstance(each, SupportsExclude) for each in members}
+                for group, members in groups.items()
             },
             deadline_ns=int(deadline_seconds * 1e9),
-            excuse=self._excuse,
+            stall_reason=self._stall_reason,
         )
-        self._file = left_behind
-        self._left: dict[int, LeftBehind] = {}  # by serial; as the file has it
+        self._abandoned_file = abandoned_file
+        self._abandoned: dict[int, AbandonedProcess] = {}  # by serial; as the file has it
         self._inherited: set[int] = set()  # of them, those of an agent before this one
-        self._inherited_ns = 0  # when they were last looked at
-        self._children: dict[int, Child] = {}
-        self._teller: Teller | None = None
-        self._extra: list[messages.Timed] = []
-        self._overlay = Overlay()
+        self._inherited_checked_ns = 0  # when they were last looked at
+        self._workers: dict[int, WorkerHandle] = {}
+        self._publisher: EventPublisher | None = None
+        self._hung_results: list[messages.TimedResult] = []
+        self._overlay = SlowDeviceCache()
         self._tables = ProbeTables()
-        self._seen: dict[int, place.Seen] = {}  # where each was at the last `take`
+        self._call_states: dict[int, place.Seen] = {}  # where each was at the last `poll`
         self._awaited = False  # some lane's turns of this second
-        self._spent_seconds = 0.0  # by samplers that have ended
-        self._nursery_ns = -NURSERY_NS_MIN
+        self._ended_cpu_seconds = 0.0  # by samplers that have ended
+        self._fork_server_ns = -FORK_SERVER_NS_MIN
         self._started = False
 
     # ---- the daemon's loop
 
     def start(self, released: Mapping[str | None, int] | None = None) -> None:
-        """Fork the nursery, and through it the samplers. Before any thread is. *released*: GPUs that are not to be
+        """Fork the fork server, and through it the samplers. Before any thread is. *released*: GPUs that are not to be
         taken before a time, as `released` returns them."""
         now_ns = self._clock.boottime_ns()
-        if self._lanes:
+        if self._groups:
             self._started = True
-            self._start_nursery(now_ns)
-            self._supervisor.know(GPU, self._devices_of())
+            self._start_fork_server(now_ns)
+            self._supervisor.set_devices(GPU, self._devices_of())
             self._inherit(now_ns)
-            self._do(self._supervisor.start(now_ns, released), now_ns)
+            self._execute(self._supervisor.start(now_ns, released), now_ns)
 
-    def listen(self, teller: Teller) -> None:
-        """Tell events to *teller* from now on."""
-        self._teller = teller
+    def publish_to(self, publisher: EventPublisher) -> None:
+        """Tell events to *publisher* from now on."""
+        self._publisher = publisher
 
     def close(self) -> None:
-        """End all samplers, and the nursery. What hangs in a driver ends when it returns."""
+        """End all samplers, and the fork server. What hangs in a driver ends when it returns."""
         self._started = False
-        self._nursery.kill_all()
-        for child in self._children.values():
-            child.link.close()
-        self._children.clear()
+        self._fork_server.kill_all()
+        for worker in self._workers.values():
+            worker.link.close()
+        self._workers.clear()
 
     def descriptors(self) -> list[int]:
-        """Return what to poll: when one can be read, `take` has something to do before the next second.
+        """Return what to poll: when one can be read, `poll` has something to do before the next second.
 
         A lane speaks each second, and is heard then: it rings when it cannot wait, and is polled while it is waited for.
         """
         if not self._started:
             return []
-        heard_anyway = () if self._awaited else self._supervisor.lane_serials
+        always_read = () if self._awaited else self._supervisor.group_serials
         links = [
-            child.descriptor
-            for child in self._children.values()
-            if not child.closed_ns and child.serial not in heard_anyway
+            worker.descriptor
+            for worker in self._workers.values()
+            if not worker.closed_ns and worker.serial not in always_read
         ]
-        return [*self._nursery.descriptors(), *links]
+        return [*self._fork_server.descriptors(), *links]
 
-    def take(self, now_ns: int, ready: Collection[int] | None = None) -> list[messages.Timed]:
+    def poll(self, now_ns: int, ready: Collection[int] | None = None) -> list[messages.TimedResult]:
         """Return the turns that have come, at most one round of each sampler, and look after all of them.
 
-        Their blocks are the caller's until the next `take`; call again while `more`. *ready*: of `descriptors`,
+        Their blocks are the caller's until the next `poll`; call again while `has_more`. *ready*: of `descriptors`,
         those that can be read; None: they may all be. Lanes are heard either way.
         """
         if not self._started:
             return []
-        own = self._nursery.descriptors()
-        called = ready is None or not own or any(each in ready for each in own)
-        if called:
-            self._nursery.hush()  # before what it rang for is read
-        turns: list[messages.Timed] = []
-        lanes = self._supervisor.lane_serials
-        for child in list(self._children.values()):
-            if child.outbox:
-                child.send()
-            if child.more:  # what has come first, else who says ever more is heard for ever
-                self._decode(child, now_ns, turns)
-            elif ready is None or child.serial in lanes or child.descriptor in ready:
-                child.read(now_ns)
-                self._decode(child, now_ns, turns)
-        if called:
-            self._hear_nursery(now_ns, turns)
-        self._see_to_children(now_ns)
-        children = self._children.items()
-        self._seen = {serial: place.read(child.memory) for serial, child in children}
+        server_descriptors = self._fork_server.descriptors()
+        is_notified = (
+            ready is None
+            or not server_descriptors
+            or any(each in ready for each in server_descriptors)
+        )
+        if is_notified:
+            self._fork_server.clear_wakeup()  # before what it rang for is read
+        results: list[messages.TimedResult] = []
+        groups = self._supervisor.group_serials
+        for worker in list(self._workers.values()):
+            if worker.outbox:
+                worker.send()
+            if worker.has_more:  # what has come first, else who says ever more is heard for ever
+                self._decode(worker, now_ns, results)
+            elif ready is None or worker.serial in groups or worker.descriptor in ready:
+                worker.read(now_ns)
+                self._decode(worker, now_ns, results)
+        if is_notified:
+            self._read_reports(now_ns, results)
+        self._check_workers(now_ns)
+        children = self._workers.items()
+        self._call_states = {serial: place.read(worker.memory) for serial, worker in children}
         if self._inherited:
-            self._look_at_inherited(now_ns)
-        self._do(self._supervisor.look(now_ns, self._seen), now_ns)
-        if self._file:
-            self._note_left_behind(self._file)
-        if self._extra:
-            turns += self._extra
-            self._extra = []
-        return turns
+            self._check_inherited(now_ns)
+        self._execute(self._supervisor.check(now_ns, self._call_states), now_ns)
+        if self._abandoned_file:
+            self._save_abandoned(self._abandoned_file)
+        if self._hung_results:
+            results += self._hung_results
+            self._hung_results = []
+        return results
 
     @property
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether another round waits to be taken."""
-        return any(child.more for child in self._children.values())
+        return any(worker.has_more for worker in self._workers.values())
 
     def waiting(self, grid_ns: int) -> bool:
         """Say whether the turns of this second, of a lane that has somebody to take them, have not come."""
-        self._awaited = self._started and next(self._late(grid_ns), None) is not None
+        self._awaited = self._started and next(self._late_workers(grid_ns), None) is not None
         return self._awaited
 
-    def late(self, now_ns: int, grid_ns: int) -> None:
+    def report_late(self, now_ns: int, grid_ns: int) -> None:
         """Note who is waited for in vain."""
-        for lane, child in list(self._late(grid_ns)):
-            self._do(self._supervisor.late(now_ns, lane, place.read(child.memory)), now_ns)
+        for group, worker in list(self._late_workers(grid_ns)):
+            self._execute(
+                self._supervisor.report_late(now_ns, group, place.read(worker.memory)), now_ns
+            )
 
     def next_ns(self, now_ns: int) -> int | None:
         """Return when somebody has to be looked at again, if that is sooner than the next second."""
-        return self._supervisor.next_ns(now_ns, self._seen) if self._started else None
+        return self._supervisor.next_ns(now_ns, self._call_states) if self._started else None
 
     def blocks(self) -> list[Block]:
         """Return `probe_1s` and `gpu_1s_probe` as of now."""
@@ -397,28 +403,28 @@ class SamplerPool:
     def release(self, devices: frozenset[str] | None, seconds: float) -> None:
         """Let go of every handle of these GPUs (PCI addresses), or of all of them and of the driver.
 
-        They are taken back after *seconds* by themselves. `held` says when it has come about.
+        They are taken back after *seconds* by themselves. `may_hold` says when it has come about.
         """
         now_ns = self._clock.boottime_ns()
-        self._do(self._supervisor.release(now_ns, devices, seconds), now_ns)
+        self._execute(self._supervisor.release(now_ns, devices, seconds), now_ns)
 
     def resume(self, devices: frozenset[str] | None) -> None:
         """Take back what was released; None: all of it."""
         now_ns = self._clock.boottime_ns()
-        self._do(self._supervisor.resume(now_ns, devices), now_ns)
+        self._execute(self._supervisor.resume(now_ns, devices), now_ns)
 
     def released(self) -> Mapping[str | None, int]:
         """Return what is released -> until when (boot time); the key None stands for all GPUs."""
         return self._supervisor.released()
 
-    def held(self, devices: frozenset[str] | None) -> bool:
+    def may_hold(self, devices: frozenset[str] | None) -> bool:
         """Say whether some sampler may have a handle of one of these GPUs; None: of any, or of their driver."""
-        return self._supervisor.held(devices)
+        return self._supervisor.may_hold(devices)
 
-    def leave_alone(self, device: str, why: str) -> None:
+    def quarantine_gpu(self, device: str, reason: str) -> None:
         """Do not enter a GPU (PCI address) of which its driver said that it is ill; it is tried later."""
         now_ns = self._clock.boottime_ns()
-        self._do(self._supervisor.leave_alone(now_ns, device, why), now_ns)
+        self._execute(self._supervisor.quarantine_gpu(now_ns, device, reason), now_ns)
 
     def states(self) -> Sequence[DeviceState]:
         """Return what is not well, and for a minute what is well again."""
@@ -436,208 +442,251 @@ class SamplerPool:
 
     @property
     def processes(self) -> int:
-        """How many processes live, the nursery among them."""
-        return len(self._children) + self._started
+        """How many processes live, the fork server among them."""
+        return len(self._workers) + self._started
 
     @property
     def cpu_seconds(self) -> float:
         """What all of them have used since the start, those that ended too."""
-        return self._spent_seconds + sum(child.cpu_seconds for child in self._children.values())
+        return self._ended_cpu_seconds + sum(
+            worker.cpu_seconds for worker in self._workers.values()
+        )
 
     @property
     def memory_bytes(self) -> int:
         """What they share counted once; as each of them last said."""
-        return sum(child.memory_bytes for child in self._children.values())
+        return sum(worker.memory_bytes for worker in self._workers.values())
 
     # ---- what comes
 
-    def _late(self, grid_ns: int) -> Iterator[tuple[str, Child]]:
-        for lane in self._lanes:
-            process = self._supervisor.lane_process(lane)
-            child = self._children.get(process.serial) if process else None
-            if child is not None and child.grid_ns < grid_ns:
-                yield lane, child
+    def _late_workers(self, grid_ns: int) -> Iterator[tuple[str, WorkerHandle]]:
+        for group in self._groups:
+            process = self._supervisor.group_process(group)
+            worker = self._workers.get(process.serial) if process else None
+            if worker is not None and worker.grid_ns < grid_ns:
+                yield group, worker
 
-    def _decode(self, child: Child, now_ns: int, turns: list[messages.Timed]) -> None:
-        child.more = False
+    def _decode(
+        self, worker: WorkerHandle, now_ns: int, results: list[messages.TimedResult]
+    ) -> None:
+        worker.has_more = False
         try:
-            while (said := child.decoder.next()) is not None:
-                if isinstance(said, messages.Round):
-                    self._round(child, said, now_ns, turns)
-                    child.more = child.decoder.waiting
+            while (message := worker.decoder.next()) is not None:
+                if isinstance(message, messages.SampleBatch):
+                    self._receive_batch(worker, message, now_ns, results)
+                    worker.has_more = worker.decoder.waiting
                     return
-                self._tell(child, said)
+                self._forward_event(worker, message)
         except messages.CodecError:
             log.exception("a sampler speaks nonsense", extra={"cause": "sampler.codec"})
-            child.decoder = messages.Decoder(self.collectors)  # nothing else that it said is heard
-            child.closed_ns = child.closed_ns or now_ns
-            self._nursery.kill(child.serial)
+            worker.decoder = messages.SampleBatchDecoder(
+                self.collectors
+            )  # nothing else that it said is heard
+            worker.closed_ns = worker.closed_ns or now_ns
+            self._fork_server.kill(worker.serial)
 
-    def _tell(self, child: Child, said: messages.Inventory | telemetry_pb2.HealthEvent) -> None:
-        process = self._supervisor.processes.get(child.serial)
-        if self._teller is None or process is None or process.role is Role.SOLO:
-            return
-        if isinstance(said, messages.Inventory):
-            self._teller.renew_inventory(said.why)
-        else:
-            self._teller.tell(said)
-
-    def _round(
-        self, child: Child, told: messages.Round, now_ns: int, turns: list[messages.Timed]
+    def _forward_event(
+        self, worker: WorkerHandle, message: messages.InventoryRequest | telemetry_pb2.HealthEvent
     ) -> None:
-        grid_ns, child.cpu_seconds, memory_bytes, child.dropped, these, slow = told
-        child.memory_bytes = memory_bytes or child.memory_bytes
-        child.grid_ns = max(child.grid_ns, grid_ns)
-        process = self._supervisor.processes.get(child.serial)
+        process = self._supervisor.processes.get(worker.serial)
+        if self._publisher is None or process is None or process.role is ProcessRole.PROBE:
+            return
+        if isinstance(message, messages.InventoryRequest):
+            self._publisher.request_inventory(message.reason)
+        else:
+            self._publisher.publish(message)
+
+    def _receive_batch(
+        self,
+        worker: WorkerHandle,
+        batch: messages.SampleBatch,
+        now_ns: int,
+        results: list[messages.TimedResult],
+    ) -> None:
+        grid_ns, worker.cpu_seconds, memory_bytes, worker.dropped, batch_results, slow_devices = (
+            batch
+        )
+        worker.memory_bytes = memory_bytes or worker.memory_bytes
+        worker.grid_ns = max(worker.grid_ns, grid_ns)
+        process = self._supervisor.processes.get(worker.serial)
         if process is None:
             return
         seconds = 0.0  # asked for of a solo sampler only
-        if process.role is Role.LANE:
-            self._overlay.lay(these, now_ns)
-            turns += these
-        elif process.role is Role.SOLO:
-            seconds = sum(timed.turn.seconds for timed in these)
-            if self._supervisor.state_of(process) is State.SLOW:
-                self._overlay.keep(these, now_ns)
-        self._do(self._supervisor.heard(now_ns, child.serial, seconds, slow), now_ns)
+        if process.role is ProcessRole.GROUP:
+            self._overlay.apply(batch_results, now_ns)
+            results += batch_results
+        elif process.role is ProcessRole.PROBE:
+            seconds = sum(timed.result.seconds for timed in batch_results)
+            if self._supervisor.state_of(process) is QuarantineState.SLOW:
+                self._overlay.store(batch_results, now_ns)
+        self._execute(
+            self._supervisor.batch_received(now_ns, worker.serial, seconds, slow_devices), now_ns
+        )
 
-    def _hear_nursery(self, now_ns: int, turns: list[messages.Timed]) -> None:
-        reports = self._nursery.reports()
+    def _read_reports(self, now_ns: int, results: list[messages.TimedResult]) -> None:
+        reports = self._fork_server.reports()
         for report in reports or ():
-            child = self._children.get(report.serial)
-            if child is not None and report.words:
-                child.read(now_ns)  # its last words
-                self._decode(child, now_ns, turns)
-                self._ended(child, report.words, now_ns)
-            elif child is not None:
-                child.pid = report.pid
+            worker = self._workers.get(report.serial)
+            if worker is not None and report.message:
+                worker.read(now_ns)  # its last words
+                self._decode(worker, now_ns, results)
+                self._ended(worker, report.message, now_ns)
+            elif worker is not None:
+                worker.pid = report.pid
         if reports is None:
-            self._start_nursery(now_ns)
+            self._start_fork_server(now_ns)
 
-    def _see_to_children(self, now_ns: int) -> None:
+    def _check_workers(self, now_ns: int) -> None:
         """Look after those that were not born in time, and those that have closed their socket."""
-        unusual = [each for each in self._children.values() if each.closed_ns or not each.pid]
-        if any(not each.pid and now_ns - each.asked_ns > FORK_NS_MAX for each in unusual):
-            self._start_nursery(now_ns)
-        for child in unusual:
-            if child.closed_ns and now_ns - child.closed_ns > CLOSED_NS_MAX:
-                self._nursery.kill(child.serial)
-                self._ended(child, "closed its socket", now_ns)
+        pending = [each for each in self._workers.values() if each.closed_ns or not each.pid]
+        if any(not each.pid and now_ns - each.fork_requested_ns > FORK_NS_MAX for each in pending):
+            self._start_fork_server(now_ns)
+        for worker in pending:
+            if worker.closed_ns and now_ns - worker.closed_ns > CLOSED_NS_MAX:
+                self._fork_server.kill(worker.serial)
+                self._ended(worker, "closed its socket", now_ns)
 
-    def _start_nursery(self, now_ns: int) -> None:
-        if now_ns - self._nursery_ns < NURSERY_NS_MIN:
+    def _start_fork_server(self, now_ns: int) -> None:
+        if now_ns - self._fork_server_ns < FORK_SERVER_NS_MIN:
             return
-        again, self._nursery_ns = self._nursery_ns >= 0, now_ns
-        if again:
-            log.warning("the nursery is gone; another one is forked", extra={"cause": "nursery"})
-            self._nursery.kill_all()
-        elif self._nursery.pid:
+        is_restart, self._fork_server_ns = self._fork_server_ns >= 0, now_ns
+        if is_restart:
+            log.warning(
+                "the fork server is gone; another one is forked", extra={"cause": "nursery"}
+            )
+            self._fork_server.kill_all()
+        elif self._fork_server.pid:
             return  # it was forked before the rest of the daemon was imported
         try:
-            self._nursery.start()
+            self._fork_server.start()
         except OSError as error:
-            log.error("no nursery: %s", error, extra={"cause": "nursery"})
-        if again:
-            for child in self._children.values():
-                child.asked_ns, child.pid = now_ns, child.pid or -1
-            self._do(self._supervisor.orphaned(now_ns), now_ns)
+            log.error("no fork server: %s", error, extra={"cause": "nursery"})
+        if is_restart:
+            for worker in self._workers.values():
+                worker.fork_requested_ns, worker.pid = now_ns, worker.pid or -1
+            self._execute(self._supervisor.fork_server_replaced(now_ns), now_ns)
 
-    def _ended(self, child: Child, words: str, now_ns: int) -> None:
-        seen = place.read(child.memory)
-        child.link.close()
-        del self._children[child.serial]
-        self._spent_seconds += child.cpu_seconds
-        process = self._supervisor.processes.get(child.serial)
-        if process is not None and process.role in (Role.LANE, Role.SOLO, Role.STANDBY):
-            where = f" in {seen.collector}: {seen.device} {seen.call}" if seen.entered_ns else ""
+    def _ended(self, worker: WorkerHandle, message: str, now_ns: int) -> None:
+        call_state = place.read(worker.memory)
+        worker.link.close()
+        del self._workers[worker.serial]
+        self._ended_cpu_seconds += worker.cpu_seconds
+        process = self._supervisor.processes.get(worker.serial)
+        if process is not None and process.role in (
+            ProcessRole.GROUP,
+            ProcessRole.PROBE,
+            ProcessRole.STANDBY,
+        ):
+            where = (
+                f" in {call_state.collector}: {call_state.device} {call_state.call}"
+                if call_state.entered_ns
+                else ""
+            )
             role = process.role.value
-            log.warning("a %s sampler %s%s", role, words, where, extra={"cause": f"sampler.{role}"})
-        self._do(self._supervisor.died(now_ns, child.serial, words, seen), now_ns)
+            log.warning(
+                "a %s sampler %s%s", role, message, where, extra={"cause": f"sampler.{role}"}
+            )
+        self._execute(self._supervisor.died(now_ns, worker.serial, message, call_state), now_ns)
 
     # ---- who hangs
 
-    def _excuse(self, serial: int) -> Excuse | None:
-        child = self._children.get(serial)
-        if child is None or child.pid <= 0:
+    def _stall_reason(self, serial: int) -> StallReason | None:
+        worker = self._workers.get(serial)
+        if worker is None or worker.pid <= 0:
             return None
-        return self._nursery.excuse(child.pid, child.cpu_seconds)
+        return self._fork_server.stall_reason(worker.pid, worker.cpu_seconds)
 
     def _inherit(self, now_ns: int) -> None:
-        for left in self._file.read() if self._file else ():
-            if serial := self._supervisor.inherit(now_ns, left.unit, left.seen):
-                self._left[serial] = left
+        for abandoned in self._abandoned_file.read() if self._abandoned_file else ():
+            if serial := self._supervisor.inherit(now_ns, abandoned.unit, abandoned.call_state):
+                self._abandoned[serial] = abandoned
                 self._inherited.add(serial)
 
-    def _look_at_inherited(self, now_ns: int) -> None:
+    def _check_inherited(self, now_ns: int) -> None:
         """They are nobody's children: who of them has ended is only seen by looking."""
-        if now_ns - self._inherited_ns >= SECOND_NS:
-            self._inherited_ns = now_ns
-            for serial in [each for each in self._inherited if not self._left[each].lives]:
+        if now_ns - self._inherited_checked_ns >= SECOND_NS:
+            self._inherited_checked_ns = now_ns
+            for serial in [each for each in self._inherited if not self._abandoned[each].is_alive]:
                 self._inherited.discard(serial)
-                seen = self._left[serial].seen
-                self._do(self._supervisor.died(now_ns, serial, "has ended", seen), now_ns)
-        self._seen |= {serial: self._left[serial].seen for serial in self._inherited}
+                call_state = self._abandoned[serial].call_state
+                self._execute(
+                    self._supervisor.died(now_ns, serial, "has ended", call_state), now_ns
+                )
+        self._call_states |= {
+            serial: self._abandoned[serial].call_state for serial in self._inherited
+        }
 
-    def _note_left_behind(self, file: LeftBehindFile) -> None:
+    def _save_abandoned(self, file: AbandonedProcessFile) -> None:
         """Keep the file as it is; a disk is written to only when somebody was left behind, or has ended."""
         processes = self._supervisor.processes.values()
-        units = {p.serial: p.unit for p in processes if p.role is Role.ABANDONED and p.unit}
-        if units.keys() == self._left.keys():
+        units = {p.serial: p.unit for p in processes if p.role is ProcessRole.ABANDONED and p.unit}
+        if units.keys() == self._abandoned.keys():
             return
-        self._left = {
-            serial: self._left.get(serial) or self._left_in(serial, unit)
+        self._abandoned = {
+            serial: self._abandoned.get(serial) or self._abandoned_in(serial, unit)
             for serial, unit in units.items()
         }
-        file.write(each for each in self._left.values() if each.start_ticks)
+        file.write(each for each in self._abandoned.values() if each.start_ticks)
 
-    def _left_in(self, serial: int, unit: Unit) -> LeftBehind:
-        child, seen = self._children[serial], place.read(self._children[serial].memory)
-        start_ticks = self._nursery.start_ticks(child.pid)
-        return LeftBehind(unit, child.pid, start_ticks, seen.entered_ns, seen.collector, seen.call)
+    def _abandoned_in(self, serial: int, unit: Unit) -> AbandonedProcess:
+        worker, call_state = self._workers[serial], place.read(self._workers[serial].memory)
+        start_ticks = self._fork_server.start_ticks(worker.pid)
+        return AbandonedProcess(
+            unit,
+            worker.pid,
+            start_ticks,
+            call_state.entered_ns,
+            call_state.collector,
+            call_state.call,
+        )
 
     # ---- what is done
 
-    def _do(self, wanted: Sequence[Action], now_ns: int) -> None:
-        for action in wanted:
-            if isinstance(action, Tell):
-                self._say(action, now_ns)
+    def _execute(self, actions: Sequence[Action], now_ns: int) -> None:
+        for action in actions:
+            if isinstance(action, ReportEvent):
+                self._publish_report(action, now_ns)
             elif isinstance(action, messages.Fork):
                 self._fork(action.serial, now_ns)
             elif isinstance(action, messages.Kill):
-                self._nursery.kill(action.serial)
-            elif isinstance(action, messages.Give):
-                self._order(action.serial, action.task)
+                self._fork_server.kill(action.serial)
+            elif isinstance(action, messages.AssignTask):
+                self._send_command(action.serial, action.task)
             else:
                 warm = isinstance(action, messages.WarmSampler)
-                self._order(action.serial, messages.Warm() if warm else messages.End())
+                self._send_command(action.serial, messages.WarmUp() if warm else messages.End())
 
     def _fork(self, serial: int, now_ns: int) -> None:
-        used = {child.slot for child in self._children.values()}
+        used = {worker.slot for worker in self._workers.values()}
         slot = next(n for n in range(PROCESSES_MAX + 1) if n not in used)
-        memory = self._nursery.slot(slot)
+        memory = self._fork_server.slot(slot)
         memory[:] = bytes(len(memory))
         try:
-            link = self._nursery.fork(serial, slot)
+            link = self._fork_server.fork(serial, slot)
         except OSError as error:
-            words = f"could not be forked: {error}"
-            log.warning("a sampler %s", words, extra={"cause": "sampler.fork"})
-            self._do(self._supervisor.died(now_ns, serial, words, None), now_ns)
+            message = f"could not be forked: {error}"
+            log.warning("a sampler %s", message, extra={"cause": "sampler.fork"})
+            self._execute(self._supervisor.died(now_ns, serial, message, None), now_ns)
             return
-        decoder = messages.Decoder(self.collectors)
-        self._children[serial] = Child(serial, slot, link, memory, decoder, now_ns)
+        decoder = messages.SampleBatchDecoder(self.collectors)
+        self._workers[serial] = WorkerHandle(serial, slot, link, memory, decoder, now_ns)
 
-    def _order(self, serial: int, order: messages.Order) -> None:
-        child = self._children.get(serial)
-        if child is not None and not child.closed_ns:
-            child.outbox += messages.encode_order(order)
-            child.send()
+    def _send_command(self, serial: int, command: messages.Command) -> None:
+        worker = self._workers.get(serial)
+        if worker is not None and not worker.closed_ns:
+            worker.outbox += messages.encode_command(command)
+            worker.send()
 
-    def _say(self, told: Tell, now_ns: int) -> None:
-        log.warning("%s", told.words, extra={"cause": f"probe.{told.what}.{told.device}"})
-        if told.what == "hung" or told.what == "driver_hung":
-            self._supervisor.know(GPU, self._devices_of())
-        if told.what in ("hung", "driver_hung") and told.collector in self.collectors:
-            turn = Turn(told.collector, (), told.seconds, Outcome.HUNG, told.words)
-            self._extra.append(messages.Timed(now_ns - int(told.seconds * 1e9), turn))
-        if self._teller is not None:
-            self._teller.tell(event_of(told, now_ns, self._key_of))
+    def _publish_report(self, report: ReportEvent, now_ns: int) -> None:
+        log.warning("%s", report.message, extra={"cause": f"probe.{report.kind}.{report.device}"})
+        if report.kind == "hung" or report.kind == "driver_hung":
+            self._supervisor.set_devices(GPU, self._devices_of())
+        if report.kind in ("hung", "driver_hung") and report.collector in self.collectors:
+            result = CollectResult(
+                report.collector, (), report.seconds, CollectOutcome.HUNG, report.message
+            )
+            self._hung_results.append(
+                messages.TimedResult(now_ns - int(report.seconds * 1e9), result)
+            )
+        if self._publisher is not None:
+            self._publisher.publish(event_of(report, now_ns, self._key_of))

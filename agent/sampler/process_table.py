@@ -7,155 +7,163 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .messages import GPU, PROCESSES_MAX, Action, EndSampler, Fork, Give, Task
+from .messages import GPU, PROCESSES_MAX, Action, AssignTask, EndSampler, Fork, SamplerTask
 from .quarantine import Unit
 
 SECOND_NS = 1_000_000_000
 #: What could not be done is tried again after this long, then ever later.
 RESTART_NS, RESTART_NS_MAX = SECOND_NS, 60 * SECOND_NS
 #: Of a lane that is late, so many looks are remembered.
-LATE_LOOKS = 6
+LATE_CHECKS_MAX = 6
 
 
-class Role(Enum):
+class ProcessRole(Enum):
     """What a process is for."""
 
     STANDBY = "standby"
-    LANE = "lane"
-    SOLO = "solo"
+    GROUP = "lane"
+    PROBE = "solo"
     ABANDONED = "abandoned"
     ENDING = "ending"
 
 
 @dataclass(slots=True)
-class Process:
+class SamplerProcess:
     """A sampler that lives, as far as is known."""
 
     serial: int
-    role: Role = Role.STANDBY
-    task: Task | None = None
+    role: ProcessRole = ProcessRole.STANDBY
+    task: SamplerTask | None = None
     unit: Unit | None = None  # of a solo one, and of one that was left behind
-    given_ns: int = 0
-    heard_ns: int = 0
-    rounds: int = 0
-    well_rounds: int = 0
+    assigned_ns: int = 0
+    last_received_ns: int = 0
+    batches: int = 0
+    healthy_batches: int = 0
     calls: int = -1
     calls_ns: int = 0
     warmed: bool = False
     killed: bool = False
     #: Devices that it never had in its hands: spared from the beginning.
-    never: frozenset[str] = frozenset()
+    never_held: frozenset[str] = frozenset()
 
     @property
-    def lane(self) -> str:
+    def group(self) -> str:
         """Its lane; of a standby that of the GPUs, whose driver it has made ready."""
-        return self.task.lane if self.task else GPU
+        return self.task.group if self.task else GPU
 
     @property
-    def is_of_use(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it does something, or waits for it: it is neither left behind nor to end."""
-        return self.role is not Role.ABANDONED and self.role is not Role.ENDING
+        return self.role is not ProcessRole.ABANDONED and self.role is not ProcessRole.ENDING
 
     def may_hold(self, device: str | None) -> bool:
         """Say whether it may have a handle of a GPU, or, for None, of any or of their driver."""
         if device is None:  # one that was warm has the driver open, whatever it does now
-            return self.warmed or (self.task is not None and self.lane == GPU)
-        if self.task is None or self.lane != GPU:
+            return self.warmed or (self.task is not None and self.group == GPU)
+        if self.task is None or self.group != GPU:
             return False
         return (
-            device == self.task.only_device if self.task.only_device else device not in self.never
+            device == self.task.only_device
+            if self.task.only_device
+            else device not in self.never_held
         )
 
-    def holds_any(self, devices: Iterable[str | None]) -> bool:
+    def may_hold_any(self, devices: Iterable[str | None]) -> bool:
         """Say whether it may have a handle of any of these."""
         return any(map(self.may_hold, devices))
 
 
 @dataclass(slots=True)
-class Lane:
+class SamplerGroup:
     """A lane, and who has it."""
 
     name: str
     serial: int = 0  # 0: nobody
     deaths: int = 0
     next_start_ns: int = 0
-    late: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LATE_LOOKS))
-    known: tuple[str, ...] = ()  # its devices, where somebody told
-    trials: int = 0  # of its driver
+    late_checks: deque[tuple[int, str]] = field(
+        default_factory=lambda: deque(maxlen=LATE_CHECKS_MAX)
+    )
+    devices: tuple[str, ...] = ()  # its devices, where somebody told
+    probes: int = 0  # of its driver
 
 
-def later(times: int) -> int:
+def backoff_ns(failures: int) -> int:
     """Return the wait after so many failures."""
-    return min(RESTART_NS << min(times, 6), RESTART_NS_MAX)
+    return min(RESTART_NS << min(failures, 6), RESTART_NS_MAX)
 
 
-class Crew:
+class ProcessTable:
     """Every process that was forked and has not ended."""
 
-    def __init__(self, lanes: Iterable[str]) -> None:
-        self.processes: dict[int, Process] = {}
-        self.lanes = {name: Lane(name) for name in lanes}
+    def __init__(self, groups: Iterable[str]) -> None:
+        self.processes: dict[int, SamplerProcess] = {}
+        self.groups = {name: SamplerGroup(name) for name in groups}
         self._serial = 0
         self._fork_ns = self._fork_failures = 0
 
-    def of(self, role: Role) -> list[Process]:
+    def with_role(self, role: ProcessRole) -> list[SamplerProcess]:
         """Return those that do this."""
         return [each for each in self.processes.values() if each.role is role]
 
-    def of_lane(self, lane: str) -> Process | None:
+    def of_group(self, group: str) -> SamplerProcess | None:
         """Return the one that samples the lane."""
-        return self.processes.get(self.lanes[lane].serial) if lane in self.lanes else None
+        return self.processes.get(self.groups[group].serial) if group in self.groups else None
 
-    def free(self, now_ns: int) -> tuple[Process | None, list[Action]]:
+    def take_standby(self, now_ns: int) -> tuple[SamplerProcess | None, list[Action]]:
         """Return the standby, or one that is forked now, or None where there can be no more."""
-        if standby := self.of(Role.STANDBY):
+        if standby := self.with_role(ProcessRole.STANDBY):
             return standby[0], []
         if now_ns < self._fork_ns or len(self.processes) >= PROCESSES_MAX:
             return None, []
         self._serial += 1
-        process = self.processes[self._serial] = Process(self._serial)
+        process = self.processes[self._serial] = SamplerProcess(self._serial)
         return process, [Fork(process.serial)]
 
-    def adopt(self, unit: Unit) -> Process:
+    def adopt(self, unit: Unit) -> SamplerProcess:
         """Return one that was left behind in a unit before we were."""
         self._serial += 1
-        task = Task(unit[0], only_device=unit[1])
-        process = Process(self._serial, Role.ABANDONED, task, unit, killed=True)
+        task = SamplerTask(unit[0], only_device=unit[1])
+        process = SamplerProcess(self._serial, ProcessRole.ABANDONED, task, unit, killed=True)
         self.processes[process.serial] = process
         return process
 
-    def give(self, process: Process, task: Task, now_ns: int) -> Action:
+    def assign(self, process: SamplerProcess, task: SamplerTask, now_ns: int) -> Action:
         """Have it do *task* from now on."""
         if process.task is None:
-            process.never, process.rounds, process.heard_ns = task.spared, 0, now_ns
-        process.never &= task.spared
-        process.task, process.given_ns = task, now_ns
-        return Give(process.serial, task)
+            process.never_held, process.batches, process.last_received_ns = (
+                task.excluded_devices,
+                0,
+                now_ns,
+            )
+        process.never_held &= task.excluded_devices
+        process.task, process.assigned_ns = task, now_ns
+        return AssignTask(process.serial, task)
 
-    def vacate(self, process: Process) -> None:
+    def free_group(self, process: SamplerProcess) -> None:
         """Nobody has its lane any more, if it had one."""
-        for lane in self.lanes.values():
-            if lane.serial == process.serial:
-                lane.serial = 0
-                lane.late.clear()
+        for group in self.groups.values():
+            if group.serial == process.serial:
+                group.serial = 0
+                group.late_checks.clear()
 
-    def end(self, process: Process, now_ns: int) -> Action:
+    def end(self, process: SamplerProcess, now_ns: int) -> Action:
         """Have it end."""
-        self.vacate(process)
-        process.role, process.given_ns = Role.ENDING, now_ns
+        self.free_group(process)
+        process.role, process.assigned_ns = ProcessRole.ENDING, now_ns
         return EndSampler(process.serial)
 
-    def restart_later(self, lane: str, now_ns: int) -> None:
+    def schedule_restart(self, group: str, now_ns: int) -> None:
         """A lane's process ended by itself: another one begins at once, and the next one later."""
-        deaths = self.lanes[lane].deaths
-        self.lanes[lane].next_start_ns = now_ns + (later(deaths - 1) if deaths else 0)
-        self.lanes[lane].deaths += 1
+        deaths = self.groups[group].deaths
+        self.groups[group].next_start_ns = now_ns + (backoff_ns(deaths - 1) if deaths else 0)
+        self.groups[group].deaths += 1
 
-    def failed(self, now_ns: int) -> None:
+    def start_failed(self, now_ns: int) -> None:
         """One ended before it said a word, or could not be forked: a host without a process to spare, perhaps."""
         self._fork_failures += 1
-        self._fork_ns = now_ns + later(self._fork_failures)
+        self._fork_ns = now_ns + backoff_ns(self._fork_failures)
 
-    def works(self) -> None:
+    def start_succeeded(self) -> None:
         """One has said a word."""
         self._fork_failures = 0

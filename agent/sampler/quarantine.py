@@ -20,20 +20,20 @@ UNITS_MAX = 64
 TRY_NS, TRY_NS_MAX = 5 * SECOND_NS, 600 * SECOND_NS
 #: What was left alone for what its driver said of it is tried so long after the last word, and after a trial in vain as
 #: late as after so many: 80 s, then twice as long each time.
-LEFT_ALONE_NS, LEFT_ALONE_TRIES = 60 * SECOND_NS, 4
+QUARANTINE_NS, QUARANTINE_TRIES = 60 * SECOND_NS, 4
 #: What hangs again within this long goes on where its intervals were.
-FORGET_NS = 600 * SECOND_NS
+HISTORY_NS = 600 * SECOND_NS
 #: Two devices of one driver that hang within this long are that driver's hang.
-TOGETHER_NS = 30 * SECOND_NS
+SAME_DRIVER_NS = 30 * SECOND_NS
 #: A call that held its process for so long and returns shows that the driver answers: it is tried at once.
-HELD_NS = 3 * SECOND_NS
+LONG_CALL_NS = 3 * SECOND_NS
 #: How long an end of trouble is shown.
-SHOWN_NS = 60 * SECOND_NS
+RECOVERED_SHOWN_NS = 60 * SECOND_NS
 
 Unit = tuple[str, str, str]  # lane, device, collector; either of the latter is empty, or both
 
 
-class State(IntEnum):
+class QuarantineState(IntEnum):
     """How it stands with a unit; the number travels as `probe.state`."""
 
     WELL = 0
@@ -46,184 +46,207 @@ class State(IntEnum):
 
 
 @dataclass(slots=True)
-class Sick:
+class QuarantinedUnit:
     """A unit that is not well, or was not lately."""
 
     unit: Unit
-    state: State
+    state: QuarantineState
     since_ns: int  # when the call began that did not return, at its last trial
     began_ns: int  # and when the first did
     tries: int = 0
-    next_ns: int = 0
+    next_try_ns: int = 0
     collector: str = ""
     call: str = ""
-    words: str = ""
-    abandoned: int = 0  # the serial of the process that was left behind in it
-    solo: int = 0  # the serial of the one that looks at it
+    message: str = ""
+    abandoned_serial: int = 0  # the serial of the process that was left behind in it
+    probe_serial: int = 0  # the serial of the one that looks at it
     hung_ns: int = 0  # how long the call has taken, at the last look
-    well_ns: int = 0  # when it was found well again
+    recovered_ns: int = 0  # when it was found well again
 
     @property
-    def is_whole(self) -> bool:
+    def is_driver(self) -> bool:
         """Whether it is a lane's driver."""
         return not self.unit[1] and not self.unit[2]
 
-    def note(self, place: Seen, now_ns: int) -> None:
+    def update_call(self, call_state: Seen, now_ns: int) -> None:
         """Take over which call it is."""
-        self.collector, self.call = place.collector, place.call
-        if place.entered_ns:
-            self.since_ns, self.hung_ns = place.entered_ns, now_ns - place.entered_ns
+        self.collector, self.call = call_state.collector, call_state.call
+        if call_state.entered_ns:
+            self.since_ns, self.hung_ns = call_state.entered_ns, now_ns - call_state.entered_ns
 
     def postpone(self, now_ns: int) -> None:
         """Try it again, later each time."""
-        self.next_ns = now_ns + min(TRY_NS << min(self.tries, 10), TRY_NS_MAX)
+        self.next_try_ns = now_ns + min(TRY_NS << min(self.tries, 10), TRY_NS_MAX)
         self.tries += 1
-        if self.state in (State.TRIED, State.SLOW):
-            self.state = State.LEFT_ALONE
+        if self.state in (QuarantineState.TRIED, QuarantineState.SLOW):
+            self.state = QuarantineState.LEFT_ALONE
 
-    def let_go(self, now_ns: int) -> None:
+    def abandoned_ended(self, now_ns: int) -> None:
         """The process that was left behind in it has ended."""
-        self.abandoned = 0
-        if self.state is State.ABANDONED:
-            self.state = State.LEFT_ALONE
-        if self.hung_ns > HELD_NS:
-            self.next_ns = min(self.next_ns, now_ns + SECOND_NS)
+        self.abandoned_serial = 0
+        if self.state is QuarantineState.ABANDONED:
+            self.state = QuarantineState.LEFT_ALONE
+        if self.hung_ns > LONG_CALL_NS:
+            self.next_try_ns = min(self.next_try_ns, now_ns + SECOND_NS)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
     """A unit that is not well, or was not a minute ago, for those who ask."""
 
-    lane: str
-    device: str  # as given to `ext.place.enter`; empty for a collector or the driver as a whole
+    group: str
+    device: (
+        str  # as given to `ext.call_state.enter`; empty for a collector or the driver as a whole
+    )
     collector: str  # empty for the driver as a whole
-    state: State
+    state: QuarantineState
     call: str
     hung_seconds: float
     abandoned_count: int  # processes ever left behind in it
     next_try_ns: int  # boot time; 0: none is due
-    words: str
+    message: str
 
 
-class Ward:
+class Quarantine:
     """The units that are not well, and for a while those that were not."""
 
-    def __init__(self, lanes: Mapping[str, Mapping[str, bool]]) -> None:
-        """*lanes*: name -> collector -> whether it can spare devices."""
-        self.sick: dict[Unit, Sick] = {}
+    def __init__(self, groups: Mapping[str, Mapping[str, bool]]) -> None:
+        """*groups*: name -> collector -> whether it can spare devices."""
+        self.units: dict[Unit, QuarantinedUnit] = {}
         self.released: dict[str | None, int] = {}  # GPUs let go of -> until when; None: all of them
-        self._lanes = lanes
-        self._well: dict[Unit, Sick] = {}
-        self._ever: dict[Unit, int] = {}  # processes ever left behind in it
+        self._groups = groups
+        self._recovered: dict[Unit, QuarantinedUnit] = {}
+        self._abandoned_totals: dict[Unit, int] = {}  # processes ever left behind in it
 
-    def unit_of(self, lane: str, device: str, collector: str) -> Unit:
+    def unit_of(self, group: str, device: str, collector: str) -> Unit:
         """Return what has to be left out so that nobody enters this call again."""
-        can_spare = lane == GPU or self._lanes[lane].get(collector, False)
-        if device and can_spare and device not in self.spared(lane):
-            return (lane, device, "")
-        if lane == GPU and not device:
-            return (lane, "", "")
-        return (lane, "", collector)
+        can_exclude = group == GPU or self._groups[group].get(collector, False)
+        if device and can_exclude and device not in self.excluded_devices(group):
+            return (group, device, "")
+        if group == GPU and not device:
+            return (group, "", "")
+        return (group, "", collector)
 
-    def spared(self, lane: str) -> frozenset[str]:
+    def excluded_devices(self, group: str) -> frozenset[str]:
         """Return the devices of the lane that are not to be entered."""
-        sick = {device for of, device, _ in self.sick if of == lane and device}
-        released = {each for each in self.released if each is not None} if lane == GPU else set()
-        return frozenset(sick | released)
+        quarantined = {
+            device for unit_group, device, _ in self.units if unit_group == group and device
+        }
+        released = {each for each in self.released if each is not None} if group == GPU else set()
+        return frozenset(quarantined | released)
 
-    def left_out(self, lane: str) -> frozenset[str]:
+    def excluded_collectors(self, group: str) -> frozenset[str]:
         """Return the collectors of the lane that take no turn."""
-        out = {collector for of, _, collector in self.sick if of == lane and collector}
-        if lane == GPU and self.spared(lane):
-            out |= {name for name, spares in self._lanes[lane].items() if not spares}
-        return frozenset(out)
+        excluded = {
+            collector
+            for unit_group, _, collector in self.units
+            if unit_group == group and collector
+        }
+        if group == GPU and self.excluded_devices(group):
+            excluded |= {
+                name for name, can_exclude in self._groups[group].items() if not can_exclude
+            }
+        return frozenset(excluded)
 
-    def is_open(self, lane: str) -> bool:
+    def is_open(self, group: str) -> bool:
         """Say whether the lane is to be sampled at all."""
-        return (lane, "", "") not in self.sick and not (lane == GPU and None in self.released)
+        return (group, "", "") not in self.units and not (group == GPU and None in self.released)
 
     def is_full(self, unit: Unit) -> bool:
         """Say whether there is no room for another unit."""
-        return unit not in self.sick and len(self.sick) >= UNITS_MAX and bool(unit[1] or unit[2])
+        return unit not in self.units and len(self.units) >= UNITS_MAX and bool(unit[1] or unit[2])
 
-    def take_in(
-        self, unit: Unit, state: State, place: Seen | None, now_ns: int, words: str
-    ) -> Sick:
+    def add(
+        self, unit: Unit, state: QuarantineState, call_state: Seen | None, now_ns: int, message: str
+    ) -> QuarantinedUnit:
         """Note that a unit is not well: nobody enters it from now on."""
-        sick = self.sick.get(unit)
-        if sick is None:
-            before = self._well.pop(unit, None)
-            again = before is not None and now_ns - before.well_ns < FORGET_NS
-            tries = before.tries if before is not None and again else 0
-            began_ns = place.entered_ns if place is not None and place.entered_ns else now_ns
-            sick = self.sick[unit] = Sick(unit, state, now_ns, began_ns, tries)
-        sick.state, sick.words = state, words
-        if place is not None:
-            sick.note(place, now_ns)
-        return sick
+        quarantined = self.units.get(unit)
+        if quarantined is None:
+            before = self._recovered.pop(unit, None)
+            is_repeat = before is not None and now_ns - before.recovered_ns < HISTORY_NS
+            tries = before.tries if before is not None and is_repeat else 0
+            began_ns = (
+                call_state.entered_ns
+                if call_state is not None and call_state.entered_ns
+                else now_ns
+            )
+            quarantined = self.units[unit] = QuarantinedUnit(unit, state, now_ns, began_ns, tries)
+        quarantined.state, quarantined.message = state, message
+        if call_state is not None:
+            quarantined.update_call(call_state, now_ns)
+        return quarantined
 
-    def leave_behind(self, unit: Unit, serial: int) -> None:
+    def mark_abandoned(self, unit: Unit, serial: int) -> None:
         """Note that a process is stuck in it."""
-        sick = self.sick[unit]
-        sick.abandoned, sick.solo = serial, 0
-        if sick.state is not State.SLOW:
-            sick.state = State.ABANDONED
-        self._ever[unit] = self._ever.get(unit, 0) + 1
+        quarantined = self.units[unit]
+        quarantined.abandoned_serial, quarantined.probe_serial = serial, 0
+        if quarantined.state is not QuarantineState.SLOW:
+            quarantined.state = QuarantineState.ABANDONED
+        self._abandoned_totals[unit] = self._abandoned_totals.get(unit, 0) + 1
 
-    def discharge(self, sick: Sick, now_ns: int) -> None:
+    def mark_recovered(self, quarantined: QuarantinedUnit, now_ns: int) -> None:
         """It is well again. Of a driver, its devices are then tried without delay."""
-        del self.sick[sick.unit]
-        sick.state, sick.well_ns, sick.hung_ns, sick.solo = State.WELL, now_ns, 0, 0
-        self._well[sick.unit] = sick
-        for each in self.sick.values() if sick.is_whole else ():
-            if each.unit[0] == sick.unit[0]:
-                each.next_ns = min(each.next_ns, now_ns)
+        del self.units[quarantined.unit]
+        (
+            quarantined.state,
+            quarantined.recovered_ns,
+            quarantined.hung_ns,
+            quarantined.probe_serial,
+        ) = QuarantineState.WELL, now_ns, 0, 0
+        self._recovered[quarantined.unit] = quarantined
+        for each in self.units.values() if quarantined.is_driver else ():
+            if each.unit[0] == quarantined.unit[0]:
+                each.next_try_ns = min(each.next_try_ns, now_ns)
 
-    def try_now(self, lane: str, device: str | None, now_ns: int) -> None:
+    def try_now(self, group: str, device: str | None, now_ns: int) -> None:
         """Let a device, or all of the lane with its driver, be tried without delay."""
-        for (of, name, _), each in self.sick.items():
-            if of == lane and device in (None, name):
-                each.next_ns = min(each.next_ns, now_ns)
+        for (unit_group, name, _), each in self.units.items():
+            if unit_group == group and device in (None, name):
+                each.next_try_ns = min(each.next_try_ns, now_ns)
 
-    def lately(self, whole: Unit, now_ns: int) -> list[Sick]:
+    def recent(self, driver: Unit, now_ns: int) -> list[QuarantinedUnit]:
         """Return the devices of a driver that began to hang a short time ago."""
         return [
             each
-            for (lane, device, _), each in self.sick.items()
-            if lane == whole[0] and device and whole[2] in ("", each.collector)
-            if now_ns - each.since_ns < TOGETHER_NS and each.state is not State.SLOW
+            for (group, device, _), each in self.units.items()
+            if group == driver[0] and device and driver[2] in ("", each.collector)
+            if now_ns - each.since_ns < SAME_DRIVER_NS and each.state is not QuarantineState.SLOW
         ]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is unwell, released, or remembered."""
-        return not (self.sick or self.released or self._well)
+        return not (self.units or self.released or self._recovered)
 
     def expire(self, now_ns: int) -> None:
         """Forget what was released or well for long enough."""
         for device in [each for each, until in self.released.items() if now_ns >= until]:
             del self.released[device]
-        for unit in [u for u, each in self._well.items() if now_ns - each.well_ns > FORGET_NS]:
-            del self._well[unit]
-            self._ever.pop(unit, None)
+        for unit in [
+            u for u, each in self._recovered.items() if now_ns - each.recovered_ns > HISTORY_NS
+        ]:
+            del self._recovered[unit]
+            self._abandoned_totals.pop(unit, None)
 
-    def ever(self, unit: Unit) -> int:
+    def abandoned_total(self, unit: Unit) -> int:
         """Return how many processes were ever left behind in it."""
-        return self._ever.get(unit, 0)
+        return self._abandoned_totals.get(unit, 0)
 
     def states(self, now_ns: int) -> Iterator[DeviceState]:
         """Yield what is not well, and what was not a minute ago."""
-        shown = [e for e in self._well.values() if now_ns - e.well_ns <= SHOWN_NS]
-        for each in [*self.sick.values(), *shown]:
-            lane, device, collector = each.unit
+        recently_recovered = [
+            e for e in self._recovered.values() if now_ns - e.recovered_ns <= RECOVERED_SHOWN_NS
+        ]
+        for each in [*self.units.values(), *recently_recovered]:
+            group, device, collector = each.unit
             yield DeviceState(
-                lane,
+                group,
                 device,
                 each.collector if device else collector,
                 each.state,
                 each.call,
                 each.hung_ns / 1e9,
-                self.ever(each.unit),
-                each.next_ns if each.state is not State.WELL else 0,
-                each.words,
+                self.abandoned_total(each.unit),
+                each.next_try_ns if each.state is not QuarantineState.WELL else 0,
+                each.message,
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from .lockdir import hold, replace
+from .lockdir import lock_folder, replace
 
 FILE_NAME = "events"
 #: An event's raw words are cut here: a driver may say much.
@@ -28,7 +28,7 @@ LINE_BYTES_MAX = 1 << 16
 QUEUE_BYTES_MAX = 8 << 20
 #: Told again by themselves, and all over with the next boot (`collectors/change_events.py`): when too many wait they go first,
 #: they are sent last, and no fsync is waited for. A job of 500 processes holds neither an XID nor the daemon up.
-TOLD_AGAIN = frozenset({"gpu.process", "gpu.allocation", "gpu.told_anew"})
+REPEATED_EVENTS = frozenset({"gpu.process", "gpu.allocation", "gpu.told_anew"})
 #: What the file may hold in lines that already have a receipt before it is rewritten.
 STALE_BYTES_MAX = 1 << 16
 
@@ -68,12 +68,14 @@ class EventQueue:
         self.write_errors = 0
         self.last_error = ""
         self._lock = threading.Lock()
-        self._held = lock
+        self._lock_descriptor = lock
         self._events_max = events_max
         self._lines: dict[str, bytes] = {}  # by event id, oldest first
         self._revisions: dict[str, int] = {}  # of the lines
-        self._given: dict[str, int] = {}  # event id -> the revision that `pending` gave last
-        self._told_again: dict[str, None] = {}  # which of the lines are, oldest first
+        self._pending_revisions: dict[
+            str, int
+        ] = {}  # event id -> the revision that `pending` gave last
+        self._repeated: dict[str, None] = {}  # which of the lines are, oldest first
         self._lines_bytes = 0
         self._file_bytes = 0
         self._descriptor = -1
@@ -82,7 +84,7 @@ class EventQueue:
     @classmethod
     def open(cls, folder: Path, events_max: int = 10_000) -> EventQueue:
         """Take up what is in *folder*, which is made if need be. Raises FolderError."""
-        queue = cls(folder, hold(folder), events_max)
+        queue = cls(folder, lock_folder(folder), events_max)
         for event in queue._read_file():
             if event.revision > queue._revisions.get(event.event_id, -1):
                 queue._add(event, format_line(event))
@@ -111,35 +113,35 @@ class EventQueue:
         its place, any other of the same id is left out; when too many wait, the oldest of those that
         are told again go, then the oldest of all, counted in `dropped_events`.
         """
-        kept = HealthEvent()
-        kept.CopyFrom(event)
-        kept.event_id = event.event_id or os.urandom(16).hex()
-        kept.message = event.message[:MESSAGE_CHARACTERS_MAX]
-        line = format_line(kept)
+        stored = HealthEvent()
+        stored.CopyFrom(event)
+        stored.event_id = event.event_id or os.urandom(16).hex()
+        stored.message = event.message[:MESSAGE_CHARACTERS_MAX]
+        line = format_line(stored)
         with self._lock:
-            if len(line) > LINE_BYTES_MAX or self._held < 0:
+            if len(line) > LINE_BYTES_MAX or self._lock_descriptor < 0:
                 self.dropped_events += 1
-            elif kept.revision > self._revisions.get(kept.event_id, -1):
-                self._add(kept, line)
-                self._save(line, sync=kept.name not in TOLD_AGAIN)
-            return self._held >= 0 and not self._dirty
+            elif stored.revision > self._revisions.get(stored.event_id, -1):
+                self._add(stored, line)
+                self._save(line, sync=stored.name not in REPEATED_EVENTS)
+            return self._lock_descriptor >= 0 and not self._dirty
 
     def _add(self, event: HealthEvent, line: bytes) -> None:
         event_id = event.event_id
         self._lines_bytes += len(line) - len(self._lines.get(event_id, b""))
         self._lines[event_id] = line
         self._revisions[event_id] = event.revision
-        if event.name in TOLD_AGAIN:
-            self._told_again[event_id] = None
+        if event.name in REPEATED_EVENTS:
+            self._repeated[event_id] = None
         while len(self._lines) > self._events_max or self._lines_bytes > QUEUE_BYTES_MAX:
-            self._remove(next(iter(self._told_again or self._lines)))
+            self._remove(next(iter(self._repeated or self._lines)))
             self.dropped_events += 1
 
     def _remove(self, event_id: str) -> bool:
         line = self._lines.pop(event_id, b"")
         self._revisions.pop(event_id, None)
-        self._given.pop(event_id, None)
-        self._told_again.pop(event_id, None)
+        self._pending_revisions.pop(event_id, None)
+        self._repeated.pop(event_id, None)
         self._lines_bytes -= len(line)
         return bool(line)
 
@@ -160,7 +162,7 @@ class EventQueue:
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             self._file_bytes += len(line)
 
@@ -170,12 +172,12 @@ class EventQueue:
         try:
             replace(self.folder / FILE_NAME, b"".join(self._lines.values()))
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             self._file_bytes = self._lines_bytes
             self._dirty = False
 
-    def _failed(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         self._dirty = True
         self.write_errors += 1
         self.last_error = f"{self.folder / FILE_NAME}: {error.strerror}"
@@ -193,13 +195,15 @@ class EventQueue:
     def pending(self, count_max: int) -> list[HealthEvent]:
         """Return the oldest events without a receipt, at most *count_max*; last those that are told again."""
         with self._lock:
-            others = (event_id for event_id in self._lines if event_id not in self._told_again)
-            given = list(islice(chain(others, self._told_again), count_max))
-            self._given.update({event_id: self._revisions[event_id] for event_id in given})
-            lines = [self._lines[event_id] for event_id in given]
+            others = (event_id for event_id in self._lines if event_id not in self._repeated)
+            chosen = list(islice(chain(others, self._repeated), count_max))
+            self._pending_revisions.update(
+                {event_id: self._revisions[event_id] for event_id in chosen}
+            )
+            lines = [self._lines[event_id] for event_id in chosen]
         return [parse_line(line) for line in lines]
 
-    def receipt(self, event_ids: Iterable[str]) -> None:
+    def acknowledge(self, event_ids: Iterable[str]) -> None:
         """Forget events that the aggregator has on disk, as `pending` gave them. Never raises.
 
         A revision that came since then goes on waiting.
@@ -207,7 +211,7 @@ class EventQueue:
         with self._lock:
             self._forget(event_ids)
 
-    def refused(self, event_ids: Iterable[str], reason: str) -> None:
+    def mark_refused(self, event_ids: Iterable[str], reason: str) -> None:
         """Forget events that the aggregator will never take, and count them. Never raises."""
         with self._lock:
             self.refused_events += self._forget(event_ids)
@@ -221,15 +225,15 @@ class EventQueue:
         return count
 
     def _is_newer(self, event_id: str) -> bool:
-        waits = self._revisions.get(event_id, 0)
-        return waits > self._given.get(event_id, waits)
+        queued_revision = self._revisions.get(event_id, 0)
+        return queued_revision > self._pending_revisions.get(event_id, queued_revision)
 
     def _empty_file(self) -> None:
         try:
             os.truncate(self.folder / FILE_NAME, 0)
             self._file_bytes = 0
         except OSError as error:
-            self._failed(error)
+            self._record_failure(error)
 
     def __len__(self) -> int:
         with self._lock:
@@ -239,6 +243,6 @@ class EventQueue:
         """Let go of the folder; what waits stays for the next `open`."""
         with self._lock:
             self._close_file()
-            if self._held >= 0:
-                os.close(self._held)
-                self._held = -1
+            if self._lock_descriptor >= 0:
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = -1

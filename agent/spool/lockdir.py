@@ -15,7 +15,7 @@ class FolderError(RuntimeError):
     """The folder cannot be used; the words name it and say what would help."""
 
 
-def hold(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """Make *folder* if need be, take its lock, and return the lock's file descriptor.
 
     The lock ends with the descriptor, so also with the process however it dies. Raises FolderError
@@ -34,7 +34,7 @@ def hold(folder: Path) -> int:
             f"{folder} is held by process {holder or 'unknown'}: stop that agent "
             "or name another folder"
         )
-    _note_holder(lock)
+    _write_process_id(lock)
     return lock
 
 
@@ -63,7 +63,7 @@ def _is_dead(holder: str) -> bool:
     return stat.rpartition(")")[2].split()[:1] == ["Z"]
 
 
-def _note_holder(lock: int) -> None:
+def _write_process_id(lock: int) -> None:
     """Write our process id for whoever finds the folder held; a full disk must not matter."""
     try:
         os.ftruncate(lock, 0)

@@ -43,7 +43,7 @@ class DamagedRecord(ValueError):
     """What is on the disk is not what was written there."""
 
 
-def first_of(name: str) -> int | None:
+def first_sequence_of(name: str) -> int | None:
     """Return the first sequence of the segment with this file name; None if it is none of ours."""
     digits = name.removesuffix(SUFFIX)
     if not name.endswith(SUFFIX) or len(digits) != _DIGITS or not digits.isascii():
@@ -87,7 +87,7 @@ def _next_record(data: bytes, begin: int, expected: int) -> tuple[int, int] | No
     return None
 
 
-class Segment:
+class SpoolSegment:
     """Where the records of a run of sequences are, and which frames still wait for a receipt.
 
     `ends[n]` is where record n ends. This base keeps the frames in memory: they do not survive us.
@@ -155,7 +155,7 @@ class Segment:
         """Be gone. Never raises: a file that cannot be removed now is found at the next start."""
 
 
-class FileSegment(Segment):
+class FileSegment(SpoolSegment):
     """A segment on disk. Only the newest is open for writing."""
 
     on_disk = True
@@ -329,27 +329,27 @@ class Segments:
         self.dropped_frames = 0
         self.disk_bytes = 0
         self.notice: list[str] = []
-        self._all: list[Segment] = []  # files, and memory where the disk failed
+        self._segments: list[SpoolSegment] = []  # files, and memory where the disk failed
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._segments)
 
     @property
     def next(self) -> int:
         """The sequence after the last frame known; 0 if there is no segment."""
-        return self._all[-1].next if self._all else 0
+        return self._segments[-1].next if self._segments else 0
 
     @property
     def waiting_frames(self) -> int:
         frames = 0
-        for segment in self._all:
+        for segment in self._segments:
             frames += segment.waiting_frames
         return frames
 
     @property
     def waiting_bytes(self) -> int:
         size = 0
-        for segment in self._all:
+        for segment in self._segments:
             size += segment.waiting_bytes
         return size
 
@@ -360,12 +360,12 @@ class Segments:
 
         Raises OSError.
         """
-        firsts = sorted(filter(None, map(first_of, os.listdir(self.folder))))
+        firsts = sorted(filter(None, map(first_sequence_of, os.listdir(self.folder))))
         scanned = [FileSegment.scan(self.folder, first) for first in firsts]
         lost = 0
         for at, (segment, tail_bytes) in enumerate(scanned):
-            after = scanned[at + 1][0] if at + 1 < len(scanned) else None
-            lost = self._tail_frames(segment, after) if tail_bytes else 0
+            following = scanned[at + 1][0] if at + 1 < len(scanned) else None
+            lost = self._tail_frames(segment, following) if tail_bytes else 0
             overlaps = segment.first < self.next
             self._add(segment)
             if overlaps:
@@ -384,17 +384,17 @@ class Segments:
                 segment.cut_tail()
         return lost
 
-    def _tail_frames(self, segment: FileSegment, after: FileSegment | None) -> int:
-        """Return how many frames stood in the damaged end of *segment*, which *after* follows."""
-        if after is None:
+    def _tail_frames(self, segment: FileSegment, following: FileSegment | None) -> int:
+        """Return how many frames stood in the damaged end of *segment*, which *following* follows."""
+        if following is None:
             return segment.tail_frames(None, contiguous=False)
         # A segment ends when it is full, or before a sequence that is not the next one.
         room = self.segment_bytes - segment.file_bytes
-        full = bool(after.ends) and after.record_bytes(after.first) > room
-        return segment.tail_frames(after.first, contiguous=full)
+        full = bool(following.ends) and following.record_bytes(following.first) > room
+        return segment.tail_frames(following.first, contiguous=full)
 
     def _add(self, segment: FileSegment) -> None:
-        self._all.append(segment)
+        self._segments.append(segment)
         self.disk_bytes += segment.size_bytes
 
     def begin(self, first: int) -> None:
@@ -403,14 +403,14 @@ class Segments:
 
     # Appending -----------------------------------------------------------------------------
 
-    def append(self, sequence: int, frame: bytes, *, when_full: bool = True) -> None:
-        """Write the frame to the newest segment, dropping old ones for room; *when_full*, also for room on a
+    def append(self, sequence: int, frame: bytes, *, drop_when_full: bool = True) -> None:
+        """Write the frame to the newest segment, dropping old ones for room; *drop_when_full*, also for room on a
         file system that has none. Raises OSError.
         """
         try:
             self._append(sequence, frame)
         except OSError as error:
-            if not when_full or error.errno not in _FULL or not self._drop_oldest_file():
+            if not drop_when_full or error.errno not in _FULL or not self._drop_oldest_file():
                 raise
             self._append(sequence, frame)
 
@@ -424,7 +424,7 @@ class Segments:
 
     def _writable(self, sequence: int, size: int) -> FileSegment:
         """Return the newest segment if the record fits it, else a new one. Raises OSError."""
-        newest = self._all[-1] if self._all else None
+        newest = self._segments[-1] if self._segments else None
         if newest is not None:
             fits = newest.size_bytes + size <= self.segment_bytes or not newest.size_bytes
             if fits and isinstance(newest, FileSegment) and newest.next == sequence:
@@ -434,28 +434,31 @@ class Segments:
         self._add(segment)
         return segment
 
-    def keep_in_memory(self, sequence: int, frame: bytes) -> None:
+    def append_in_memory(self, sequence: int, frame: bytes) -> None:
         """Keep a frame that the disk did not take, in a window of MEMORY_BYTES_MAX."""
-        window = self._all[-1] if self._all else None
-        fits = window is not None and window.size_bytes < MEMORY_SEGMENT_BYTES
-        if window is None or window.on_disk or window.next != sequence or not fits:
-            window = Segment(sequence)
-            self._all.append(window)
-        window.append(frame)
-        kept = [segment for segment in self._all if not segment.on_disk]
-        if len(kept) > 1 and sum(segment.waiting_bytes for segment in kept) > MEMORY_BYTES_MAX:
-            self._drop(kept[0])
+        newest = self._segments[-1] if self._segments else None
+        fits = newest is not None and newest.size_bytes < MEMORY_SEGMENT_BYTES
+        if newest is None or newest.on_disk or newest.next != sequence or not fits:
+            newest = SpoolSegment(sequence)
+            self._segments.append(newest)
+        newest.append(frame)
+        in_memory = [segment for segment in self._segments if not segment.on_disk]
+        if (
+            len(in_memory) > 1
+            and sum(segment.waiting_bytes for segment in in_memory) > MEMORY_BYTES_MAX
+        ):
+            self._drop(in_memory[0])
 
     # Letting go ----------------------------------------------------------------------------
 
-    def _newest_file(self) -> Segment | None:
+    def _newest_file(self) -> SpoolSegment | None:
         """The segment that must stay: its name and length are how the numbering is known."""
-        return next((segment for segment in reversed(self._all) if segment.on_disk), None)
+        return next((segment for segment in reversed(self._segments) if segment.on_disk), None)
 
     def _drop_oldest_file(self) -> bool:
         """Drop the oldest segment on disk, unless it is the newest too; return whether it went."""
         newest = self._newest_file()
-        for segment in self._all:
+        for segment in self._segments:
             if segment.on_disk and segment is not newest:
                 self._drop(segment)
                 return True
@@ -463,31 +466,31 @@ class Segments:
 
     def drop_all(self) -> None:
         """Remove everything, counted."""
-        while self._all:
-            self._drop(self._all[0])
+        while self._segments:
+            self._drop(self._segments[0])
 
-    def _drop(self, segment: Segment) -> None:
+    def _drop(self, segment: SpoolSegment) -> None:
         self.dropped_frames += segment.forget(segment.first, segment.next)
         self._remove(segment)
 
-    def _remove(self, segment: Segment) -> None:
-        self._all.remove(segment)
+    def _remove(self, segment: SpoolSegment) -> None:
+        self._segments.remove(segment)
         if segment.on_disk:
             self.disk_bytes -= segment.size_bytes
         segment.remove()
 
     def prune(self) -> None:
         """Remove the segments of which nothing waits any more."""
-        if len(self._all) == 1 and self._all[0].on_disk:
+        if len(self._segments) == 1 and self._segments[0].on_disk:
             return  # it stays
         newest = self._newest_file()
-        for segment in [s for s in self._all if not s.waiting_frames and s is not newest]:
+        for segment in [s for s in self._segments if not s.waiting_frames and s is not newest]:
             self._remove(segment)
 
     def forget(self, first: int, last: int) -> int:
         """Forget first..last, inclusive; return how many of them were waiting."""
         count = 0
-        for segment in self._all:
+        for segment in self._segments:
             if segment.first <= last and first < segment.next:
                 count += segment.forget(first, last)
         self.prune()
@@ -495,9 +498,9 @@ class Segments:
 
     # Reading -------------------------------------------------------------------------------
 
-    def find(self, after: int, count_max: int) -> tuple[Segment, list[int]] | None:
+    def find(self, after: int, count_max: int) -> tuple[SpoolSegment, list[int]] | None:
         """Choose what to read next past *after*: waiting frames of one segment, within the limits."""
-        for segment in self._all:
+        for segment in self._segments:
             waiting = segment.waiting(after) if segment.next > after + 1 else []
             if waiting:
                 return segment, _within(segment, waiting[:count_max])
@@ -506,7 +509,7 @@ class Segments:
     def waiting(self) -> list[tuple[int, bytes | None]]:
         """Return all frames without a receipt, ascending; None for one that cannot be read."""
         found: list[tuple[int, bytes | None]] = []
-        for segment in self._all:
+        for segment in self._segments:
             sequences = segment.waiting(-1)
             try:
                 found += segment.read(sequences) if sequences else []
@@ -516,18 +519,18 @@ class Segments:
 
     def spans(self) -> list[tuple[int, int]]:
         """Return first and last sequence of each segment that has any."""
-        return [(each.first, each.next - 1) for each in self._all if each.ends]
+        return [(each.first, each.next - 1) for each in self._segments if each.ends]
 
-    def holds(self, sequence: int) -> bool:
+    def has_waiting(self, sequence: int) -> bool:
         """Say whether this frame is here and waits for its receipt."""
-        return any(sequence in each.waiting(sequence - 1) for each in self._all)
+        return any(sequence in each.waiting(sequence - 1) for each in self._segments)
 
     def close(self) -> None:
-        for segment in self._all:
+        for segment in self._segments:
             segment.close()
 
 
-def _within(segment: Segment, sequences: list[int]) -> list[int]:
+def _within(segment: SpoolSegment, sequences: list[int]) -> list[int]:
     """Return as many of *sequences* as FIND_BYTES_MAX allows, and at least one."""
     room = FIND_BYTES_MAX
     for count, sequence in enumerate(sequences):

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.frame import FRAME_BYTES_MAX
-from .lockdir import FolderError, hold, replace
-from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segment, Segments
-from .tiers import Places
+from .lockdir import FolderError, lock_folder, replace
+from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
+from .tiers import TieredStore
 
 # ----------------------------------------------------------------------
 # Whose frames a spool holds: the run id and what it was made on, in one small file.
@@ -35,11 +35,11 @@ META_NAME = "meta.json"
 META_BYTES_MAX = 4096
 FORMAT = 1
 RUN_ID_BYTES = 16
-_NAMES = ("run_id", "boot_id", "owner")
+_FIELDS = ("run_id", "boot_id", "owner")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecord:
     """A frame is known by (host, run id, sequence); the run id ends when the machine is another."""
 
     run_id: bytes
@@ -57,24 +57,24 @@ class Run:
         replace(folder / META_NAME, json.dumps(content).encode())
 
 
-def read(folder: Path) -> Run | None:
+def read_run(folder: Path) -> RunRecord | None:
     """Return what is noted in the folder; None if there is nothing that can be read."""
     try:
         with open(folder / META_NAME, "rb") as file:
-            return parse(file.read(META_BYTES_MAX))
+            return parse_run(file.read(META_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def parse(content: bytes) -> Run:
-    """Return the run. Raises ValueError if this is not what `Run.write` wrote."""
+def parse_run(content: bytes) -> RunRecord:
+    """Return the run. Raises ValueError if this is not what `RunRecord.write` wrote."""
     fields = json.loads(content)
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ValueError(f"expected a JSON object with format {FORMAT}")
-    texts = [fields[name] for name in _NAMES if isinstance(fields.get(name), str)]
-    if len(texts) != len(_NAMES):
-        raise ValueError(f"{', '.join(_NAMES)} must be strings")
-    run = Run(bytes.fromhex(texts[0]), bytes.fromhex(texts[1]), texts[2])
+    texts = [fields[name] for name in _FIELDS if isinstance(fields.get(name), str)]
+    if len(texts) != len(_FIELDS):
+        raise ValueError(f"{', '.join(_FIELDS)} must be strings")
+    run = RunRecord(bytes.fromhex(texts[0]), bytes.fromhex(texts[1]), texts[2])
     if len(run.run_id) != RUN_ID_BYTES:
         raise ValueError(f"run_id must have {RUN_ID_BYTES} bytes, got {len(run.run_id)}")
     return run
@@ -95,16 +95,16 @@ class Spool:
     empty if all was well; `refused_frames` and `last_refusal`.
     """
 
-    def __init__(self, lock: int, places: Places) -> None:
-        self.folder = places.disk.folder
+    def __init__(self, lock: int, tiers: TieredStore) -> None:
+        self.folder = tiers.disk.folder
         self.run_id = b""
         self.boot_id = b""
         self.notice = ""
         self.last_refusal = ""
         self.refused_frames = 0
         self._lock = threading.Lock()
-        self._held = lock
-        self._places = places
+        self._lock_descriptor = lock
+        self._tiers = tiers
         self._next = FIRST_SEQUENCE
         self._newest: tuple[int, _Bytes] | None = (
             None  # it is sent at once: no need to read it back
@@ -120,7 +120,7 @@ class Spool:
         segment_bytes: int = 262144,
         boot_id: bytes,
         owner: str,
-        head_folder: Path | None = None,
+        memory_folder: Path | None = None,
         seconds: Callable[[], float] = time.monotonic,
     ) -> Spool:
         """Take up what is in *folder*, which is made if need be.
@@ -128,7 +128,7 @@ class Spool:
         *owner* is the machine's fingerprint (`identity.machine_owner`): under another owner, as when
         a disk image was cloned, there is a new run id, and what the other left is removed, counted
         in `dropped_frames` and told in `notice`. Segments are never larger than half of *bytes_max*.
-        *head_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
+        *memory_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
         cannot be used. *seconds* is a steady clock.
         Raises FolderError (another process holds it; it cannot be written), ValueError (limits).
         """
@@ -137,68 +137,72 @@ class Spool:
                 f"bytes_max is {bytes_max}: at least {2 * SEGMENT_BYTES_MIN} is needed"
             )
         segment_bytes = max(SEGMENT_BYTES_MIN, min(segment_bytes, bytes_max // 2))
-        spool = cls(hold(folder), Places(Segments(folder, bytes_max, segment_bytes), seconds))
+        spool = cls(
+            lock_folder(folder), TieredStore(Segments(folder, bytes_max, segment_bytes), seconds)
+        )
         try:
-            if head_folder is not None:
-                spool.notice = spool._places.open_head(head_folder)
-            spool._take_up(boot_id, owner)
+            if memory_folder is not None:
+                spool.notice = spool._tiers.open_memory(memory_folder)
+            spool._recover(boot_id, owner)
         except OSError as error:
-            spool._let_go()  # as it was found: what its numbers are worth is not known
+            spool._release()  # as it was found: what its numbers are worth is not known
             raise FolderError(f"{folder} cannot be used: {error.strerror}") from error
         return spool
 
     # What is found at the start ------------------------------------------------------------
 
-    def _take_up(self, boot_id: bytes, owner: str) -> None:
+    def _recover(self, boot_id: bytes, owner: str) -> None:
         self.boot_id = boot_id
-        disk = self._places.disk
-        noted = read(self.folder)
+        disk = self._tiers.disk
+        stored = read_run(self.folder)
         lost_frames = disk.scan()
-        why = self._why_new_run(noted, owner)
-        if noted is None or why:
-            why = self._begin_run(owner, why)
+        reason = self._new_run_reason(stored, owner)
+        if stored is None or reason:
+            reason = self._begin_run(owner, reason)
         else:
-            unbroken = self._places.take_up(noted.run_id, lost_frames)
-            self._go_on(noted, not unbroken)
-        self._places.own_numbers()
-        self.notice = "; ".join(filter(None, [self.notice, *disk.notice, why]))
+            unbroken = self._tiers.recover(stored.run_id, lost_frames)
+            self._continue_run(stored, not unbroken)
+        self._tiers.place_marker()
+        self.notice = "; ".join(filter(None, [self.notice, *disk.notice, reason]))
 
-    def _why_new_run(self, noted: Run | None, owner: str) -> str:
+    def _new_run_reason(self, stored: RunRecord | None, owner: str) -> str:
         """Return why the frames found here cannot be gone on with; empty if they can."""
-        disk = self._places.disk
-        if noted is None:
+        disk = self._tiers.disk
+        if stored is None:
             return f"{META_NAME} is missing or damaged" if disk else ""
-        if noted.owner != owner:
-            return f"{self.folder} was made on another machine ({noted.owner}; this is {owner})"
+        if stored.owner != owner:
+            return f"{self.folder} was made on another machine ({stored.owner}; this is {owner})"
         if not disk:
             return "all segments are gone"  # and with them the numbering
         return "" if disk.next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
 
-    def _begin_run(self, owner: str, why: str) -> str:
+    def _begin_run(self, owner: str, reason: str) -> str:
         """Number anew under a new run id; what is left of another run could never be sent. Return what to say."""
-        left = self._places.disk.waiting_frames
-        self._places.disk.drop_all()
+        left_frames = self._tiers.disk.waiting_frames
+        self._tiers.disk.drop_all()
         self.run_id = os.urandom(RUN_ID_BYTES)
-        self._places.begin_run(self.run_id)
-        Run(self.run_id, self.boot_id, owner).write(self.folder)
+        self._tiers.begin_run(self.run_id)
+        RunRecord(self.run_id, self.boot_id, owner).write(self.folder)
         self._begin_at(FIRST_SEQUENCE)
-        return why and f"{why}: a new run begins, {left} frames left there were removed"
+        return (
+            reason and f"{reason}: a new run begins, {left_frames} frames left there were removed"
+        )
 
-    def _go_on(self, noted: Run, broken: bool) -> None:
-        self.run_id = noted.run_id
-        self._next = max(place.next for place in self._places)
-        if broken or noted.boot_id != self.boot_id:
+    def _continue_run(self, stored: RunRecord, broken: bool) -> None:
+        self.run_id = stored.run_id
+        self._next = max(tier.next for tier in self._tiers)
+        if broken or stored.boot_id != self.boot_id:
             self._begin_at((self._next // JUMP_SEQUENCES + 1) * JUMP_SEQUENCES)
-        self._places.disk.prune()
-        if noted.boot_id != self.boot_id:
+        self._tiers.disk.prune()
+        if stored.boot_id != self.boot_id:
             try:
-                Run(self.run_id, self.boot_id, noted.owner).write(self.folder)
+                RunRecord(self.run_id, self.boot_id, stored.owner).write(self.folder)
             except OSError as error:
                 # A full disk. The next start sees another boot once more and jumps: harmless.
-                self._places.last_error = f"{META_NAME}: {error.strerror}"
+                self._tiers.last_error = f"{META_NAME}: {error.strerror}"
 
     def _begin_at(self, sequence: int) -> None:
-        self._places.begin_at(sequence)
+        self._tiers.begin_at(sequence)
         self._next = sequence
 
     # Appending -----------------------------------------------------------------------------
@@ -216,22 +220,22 @@ class Spool:
         """
         with self._lock:
             size = RECORD_OVERHEAD_BYTES + len(frame)
-            usable = len(frame) <= FRAME_BYTES_MAX and size <= self._places.disk.bytes_max
-            if sequence < self._next or self._held < 0 or not usable:
+            usable = len(frame) <= FRAME_BYTES_MAX and size <= self._tiers.disk.bytes_max
+            if sequence < self._next or self._lock_descriptor < 0 or not usable:
                 self._unusable_frames += 1
                 return
             self._next = sequence + 1
             self._newest = sequence, frame
-            self._places.keep(sequence, frame)
+            self._tiers.append(sequence, frame)
 
     # Letting go ----------------------------------------------------------------------------
 
-    def receipt(self, first: int, last: int) -> None:
+    def acknowledge(self, first: int, last: int) -> None:
         """Forget first..last, inclusive: they are durable at the aggregator. Never raises."""
         with self._lock:
             self._forget(first, last)
 
-    def refused(self, sequence: int, reason: str) -> None:
+    def mark_refused(self, sequence: int, reason: str) -> None:
         """Forget a frame that the aggregator will never take, and count it. Never raises."""
         with self._lock:
             if self._forget(sequence, sequence):
@@ -241,7 +245,7 @@ class Spool:
     def _forget(self, first: int, last: int) -> int:
         if self._newest is not None and first <= self._newest[0] <= last:
             self._newest = None
-        return self._places.forget(first, last)
+        return self._tiers.forget(first, last)
 
     # Reading -------------------------------------------------------------------------------
 
@@ -256,7 +260,7 @@ class Spool:
             with self._lock:
                 if self._newest is not None and self._newest[0] == after + 1:
                     return [self._newest]
-                found = self._places.find(after, count_max)
+                found = self._tiers.find(after, count_max)
             rows = self._read(*found) if found else None
             if found is None or rows is None:
                 return []
@@ -266,7 +270,7 @@ class Spool:
         return []
 
     def _read(
-        self, segments: Segments, segment: Segment, sequences: list[int]
+        self, segments: Segments, segment: SpoolSegment, sequences: list[int]
     ) -> list[tuple[int, _Bytes]] | None:
         """Read them, leaving out what was forgotten meanwhile; what is damaged is lost, counted."""
         try:
@@ -279,7 +283,7 @@ class Spool:
             waiting = set(segment.waiting(sequences[0] - 1))
             for sequence, frame in found:
                 if frame is None:  # counted only if it was waiting still
-                    self._places.disk.dropped_frames += segments.forget(sequence, sequence)
+                    self._tiers.disk.dropped_frames += segments.forget(sequence, sequence)
         return [(s, frame) for s, frame in found if frame is not None and s in waiting]
 
     # Figures -------------------------------------------------------------------------------
@@ -288,46 +292,46 @@ class Spool:
     def dropped_frames(self) -> int:
         """Frames lost: the spool was full, the disk damaged, or another machine's left behind."""
         with self._lock:
-            dropped = sum(place.dropped_frames for place in self._places)
+            dropped = sum(tier.dropped_frames for tier in self._tiers)
             return dropped + self._unusable_frames
 
     @property
     def write_errors(self) -> int:
         """Frames the disk did not take."""
-        return self._places.write_errors
+        return self._tiers.write_errors
 
     @property
     def last_error(self) -> str:
         """The words of the last write that failed."""
-        return self._places.last_error
+        return self._tiers.last_error
 
     @property
     def unacknowledged_frames(self) -> int:
         """Frames without a receipt, on disk or in memory."""
         with self._lock:
-            return sum(place.waiting_frames for place in self._places)
+            return sum(tier.waiting_frames for tier in self._tiers)
 
     @property
     def disk_bytes(self) -> int:
         """What the segments' files hold, with what already has a receipt. Never above bytes_max."""
         with self._lock:
-            return self._places.disk.disk_bytes
+            return self._tiers.disk.disk_bytes
 
     @property
     def bytes(self) -> int:
         """Bytes of the records without a receipt, on disk or in memory."""
         with self._lock:
-            return sum(place.waiting_bytes for place in self._places)
+            return sum(tier.waiting_bytes for tier in self._tiers)
 
     def close(self) -> None:
         """Let go of the folder; what waits stays on the disk for the next `open`."""
         with self._lock:
-            if self._held >= 0:
-                self._places.settle(self._next)
-                self._let_go()
+            if self._lock_descriptor >= 0:
+                self._tiers.flush_to_disk(self._next)
+                self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._newest = None
-        self._places.close()
-        os.close(self._held)
-        self._held = -1
+        self._tiers.close()
+        os.close(self._lock_descriptor)
+        self._lock_descriptor = -1

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ...contract.frame import deflated
+from ...contract.frame import deflate_frame
 from .lockdir import sync_folder
-from .segment import RECORD_OVERHEAD_BYTES, Segment, Segments
+from .segment import RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
 
 # ----------------------------------------------------------------------
 # The newest frames, in a folder of a file system in memory: on the disk they would be written for
@@ -29,14 +29,14 @@ from .segment import RECORD_OVERHEAD_BYTES, Segment, Segments
 #: Frames go on to the disk when no receipt came for so long,
 WAIT_SECONDS_MAX = 20.0
 #: and when they are more than this together.
-HEAD_BYTES_MAX = 1 << 20
+MEMORY_TIER_BYTES_MAX = 1 << 20
 SEGMENT_BYTES = 1 << 16
 #: The newest segment stays when all of it went on: with it and one frame more than may wait here.
-_FOLDER_BYTES_MAX = 4 * HEAD_BYTES_MAX
+_FOLDER_BYTES_MAX = 4 * MEMORY_TIER_BYTES_MAX
 _RUN_NAME = "run"
 
 
-class Head:
+class MemoryTier:
     """One spool's frames in memory. Not thread-safe; `spool` is."""
 
     def __init__(self, folder: Path, segments: Segments) -> None:
@@ -46,14 +46,14 @@ class Head:
         self._run_id = b""
 
     @classmethod
-    def open(cls, parent: Path, spool_folder: Path) -> Head:
+    def open(cls, parent: Path, spool_folder: Path) -> MemoryTier:
         """Take up what the spool left in its folder below *parent*. Raises OSError."""
-        of = spool_folder.stat()
-        folder = parent / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
-        head = cls(folder, Segments(folder, _FOLDER_BYTES_MAX, SEGMENT_BYTES))
-        head._make()
-        head.segments.scan()
-        return head
+        spool_status = spool_folder.stat()
+        folder = parent / f"gangline-spool-{spool_status.st_dev:x}-{spool_status.st_ino:x}"
+        tier = cls(folder, Segments(folder, _FOLDER_BYTES_MAX, SEGMENT_BYTES))
+        tier._make()
+        tier.segments.scan()
+        return tier
 
     def _make(self) -> None:
         """Make the folder if need be. Raises OSError, also for one that is not ours alone: whoever could
@@ -61,29 +61,29 @@ class Head:
         with suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
         found = self.folder.lstat()
-        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not ours or found.st_mode & 0o077:
+        is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_private or found.st_mode & 0o077:
             raise PermissionError(0, f"{self.folder.name} is not a folder of ours alone")
         self._inode = found.st_ino
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Say whether the folder is still the one that was opened."""
         try:
             return self.folder.lstat().st_ino == self._inode
         except OSError:
             return False
 
-    def begin_anew(self) -> None:
+    def recreate(self) -> None:
         """Make the folder again after somebody removed it; what was in it is lost, counted. Raises OSError."""
         self.segments.drop_all()
         lost = self.segments.dropped_frames
         try:
             self._make()
-            self.keep_run(self._run_id)
+            self.set_run(self._run_id)
         finally:
             self.segments.dropped_frames = lost
 
-    def keep_run(self, run_id: bytes) -> None:
+    def set_run(self, run_id: bytes) -> None:
         """Remove what is of another run, and note this one. Raises OSError."""
         note, self._run_id = self.folder / _RUN_NAME, run_id
         with suppress(FileNotFoundError):
@@ -100,14 +100,14 @@ class Head:
             for path in self.folder.iterdir():
                 path.unlink()
 
-    def leave_to(self, disk: Segments) -> bool:
+    def drop_stored(self, disk: Segments) -> bool:
         """Forget what is on the disk already: it was on its way there when the last process ended.
 
         Return whether the frame past the disk's last is here: then a torn one there was its copy.
         """
         for first, last in disk.spans():
             self.segments.forget(first, last)
-        return self.segments.holds(disk.next)
+        return self.segments.has_waiting(disk.next)
 
     def remove(self) -> None:
         """Be gone, with all that is here. Never raises."""
@@ -120,47 +120,49 @@ class Head:
 #: so that an older agent, which knows of no head, takes the disk's numbers for incomplete.
 UNBROKEN_NAME = "unbroken"
 #: A head that somebody removed is noticed within so long; what has come to wait there by then is lost with it.
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 
 
-class Places:
+class TieredStore:
     """`write_errors`: frames the disk did not take; `last_error`: the words of the last write that failed."""
 
     def __init__(self, disk: Segments, seconds: Callable[[], float] = time.monotonic) -> None:
         """*seconds* is a steady clock."""
         self.disk = disk
-        self.head: Head | None = None
+        self.memory: MemoryTier | None = None
         self.write_errors = 0
         self.last_error = ""
         self._seconds = seconds
-        self._heard = seconds()  # when a receipt freed the head last, or it began to fill
-        self._look_at = 0.0  # whether the head is there
+        self._last_ack_seconds = (
+            seconds()
+        )  # when a receipt freed the head last, or it began to fill
+        self._check_at = 0.0  # whether the head is there
         self._unbroken = False
 
     def __iter__(self) -> Iterator[Segments]:
         yield self.disk
-        if self.head is not None:
-            yield self.head.segments
+        if self.memory is not None:
+            yield self.memory.segments
 
     # The head comes and goes ---------------------------------------------------------------
 
-    def open_head(self, parent: Path) -> str:
+    def open_memory(self, parent: Path) -> str:
         """Take up the head below *parent*; return why there is none, else nothing."""
         try:
-            self.head = Head.open(parent, self.disk.folder)
+            self.memory = MemoryTier.open(parent, self.disk.folder)
         except OSError as error:
             return f"{parent}: {error.strerror}: frames are written to the disk at once"
         return ""
 
     def begin_run(self, run_id: bytes) -> None:
         """Make the head this run's, without what is of another; do without it if that cannot be."""
-        if self.head is not None:
+        if self.memory is not None:
             try:
-                self.head.keep_run(run_id)
+                self.memory.set_run(run_id)
             except OSError as error:
-                self._lose_head(self.head, error)
+                self._drop_memory(self.memory, error)
 
-    def take_up(self, run_id: bytes, lost_frames: int) -> bool:
+    def recover(self, run_id: bytes, lost_frames: int) -> bool:
         """Go on with what was found; return whether all numbers are known.
 
         *lost_frames*: so many had stood in the damaged end of the disk's newest segment. What is on the
@@ -168,100 +170,102 @@ class Places:
         """
         unbroken = (self.disk.folder / UNBROKEN_NAME).exists()
         self.begin_run(run_id)
-        if self.head is not None:
-            unbroken = unbroken or (self.head.folder / UNBROKEN_NAME).exists()
-            if self.head.leave_to(self.disk) and lost_frames:  # what was torn there was its copy
+        if self.memory is not None:
+            unbroken = unbroken or (self.memory.folder / UNBROKEN_NAME).exists()
+            if (
+                self.memory.drop_stored(self.disk) and lost_frames
+            ):  # what was torn there was its copy
                 self.disk.dropped_frames -= lost_frames
                 lost_frames = 0
         return unbroken and not lost_frames
 
-    def own_numbers(self) -> None:
+    def place_marker(self) -> None:
         """Keep the mark of unbroken numbers where the newest of them will stand, and only there."""
         self._mark_unbroken()
-        if self.head is not None:
+        if self.memory is not None:
             (self.disk.folder / UNBROKEN_NAME).unlink(missing_ok=True)
 
-    def _lose_head(self, head: Head, error: OSError) -> None:
+    def _drop_memory(self, memory: MemoryTier, error: OSError) -> None:
         """Do without the head from now on. The disk's numbers are then all there are."""
-        self.last_error = f"{head.folder}: {error.strerror}"
-        self.disk.dropped_frames += head.segments.dropped_frames
-        self.head, self._unbroken = None, False
+        self.last_error = f"{memory.folder}: {error.strerror}"
+        self.disk.dropped_frames += memory.segments.dropped_frames
+        self.memory, self._unbroken = None, False
 
-    def _head_there(self, now: float) -> Head | None:
+    def _current_memory(self, now: float) -> MemoryTier | None:
         """Return the head, made anew if somebody removed it: logind does when its user logs out."""
-        head = self.head
-        if head is None or now < self._look_at:
-            return head
-        self._look_at = now + LOOK_SECONDS
-        if not head.is_there():
+        memory = self.memory
+        if memory is None or now < self._check_at:
+            return memory
+        self._check_at = now + CHECK_SECONDS
+        if not memory.exists():
             try:
-                head.begin_anew()
+                memory.recreate()
             except OSError as error:
-                self._lose_head(head, error)
+                self._drop_memory(memory, error)
             self._unbroken = False
-        return self.head
+        return self.memory
 
     # Keeping -------------------------------------------------------------------------------
 
-    def keep(self, sequence: int, frame: bytes) -> None:
+    def append(self, sequence: int, frame: bytes) -> None:
         """Keep a frame where it goes now. Never raises."""
-        if not self._keep_in_head(sequence, frame):
-            self._keep_on_disk(sequence, deflated(frame))
+        if not self._append_to_memory(sequence, frame):
+            self._append_to_disk(sequence, deflate_frame(frame))
             self.disk.prune()
 
-    def _keep_in_head(self, sequence: int, frame: bytes) -> bool:
+    def _append_to_memory(self, sequence: int, frame: bytes) -> bool:
         """Keep a frame in memory, once those that waited there for too long are on the disk."""
         now = self._seconds()
-        head = self._head_there(now)
-        if head is None:
+        memory = self._current_memory(now)
+        if memory is None:
             return False
-        waiting = head.segments.waiting_bytes
+        waiting = memory.segments.waiting_bytes
         if not waiting:
-            self._heard = now
-        elif now - self._heard >= WAIT_SECONDS_MAX:
-            self._spill(head)
-            waiting = head.segments.waiting_bytes
+            self._last_ack_seconds = now
+        elif now - self._last_ack_seconds >= WAIT_SECONDS_MAX:
+            self._spill(memory)
+            waiting = memory.segments.waiting_bytes
         size = RECORD_OVERHEAD_BYTES + len(frame)
-        if waiting + size > HEAD_BYTES_MAX:
-            self._spill(head, whatever=True)
-            if size > HEAD_BYTES_MAX:
+        if waiting + size > MEMORY_TIER_BYTES_MAX:
+            self._spill(memory, force=True)
+            if size > MEMORY_TIER_BYTES_MAX:
                 return False
         try:
-            head.segments.append(sequence, frame, when_full=False)  # the disk may have room
+            memory.segments.append(sequence, frame, drop_when_full=False)  # the disk may have room
         except OSError as error:
-            self.last_error = f"{head.folder}: {error.strerror}"
-            self._look_at = now  # it may have been removed
-            self._spill(head, whatever=True)
+            self.last_error = f"{memory.folder}: {error.strerror}"
+            self._check_at = now  # it may have been removed
+            self._spill(memory, force=True)
             return False
         self._mark_unbroken()
         return True
 
-    def _spill(self, head: Head, *, whatever: bool = False) -> None:
+    def _spill(self, memory: MemoryTier, *, force: bool = False) -> None:
         """Let what waits in memory go on to the disk, oldest first, while the disk takes it.
 
-        *whatever*: what it does not take goes the way of a frame that comes then.
+        *force*: what it does not take goes the way of a frame that comes then.
         """
-        for sequence, frame in head.segments.waiting():
+        for sequence, frame in memory.segments.waiting():
             if frame is None:
                 self.disk.dropped_frames += 1
-            elif whatever:
-                self._keep_on_disk(sequence, deflated(frame))
+            elif force:
+                self._append_to_disk(sequence, deflate_frame(frame))
             else:
                 try:
-                    self.disk.append(sequence, deflated(frame))
+                    self.disk.append(sequence, deflate_frame(frame))
                 except OSError as error:
                     self._note_error(error)
                     return
-            head.segments.forget(sequence, sequence)
+            memory.segments.forget(sequence, sequence)
         self.disk.prune()
 
-    def _keep_on_disk(self, sequence: int, frame: bytes) -> None:
+    def _append_to_disk(self, sequence: int, frame: bytes) -> None:
         try:
             self.disk.append(sequence, frame)
         except OSError as error:
             self._note_error(error)
             self._mark_broken()
-            self.disk.keep_in_memory(sequence, frame)
+            self.disk.append_in_memory(sequence, frame)
         else:
             self._mark_unbroken()
 
@@ -272,22 +276,22 @@ class Places:
     # Whether all numbers are on show -------------------------------------------------------
 
     @property
-    def _mark(self) -> Path:
-        return (self.head.folder if self.head is not None else self.disk.folder) / UNBROKEN_NAME
+    def _marker(self) -> Path:
+        return (self.memory.folder if self.memory is not None else self.disk.folder) / UNBROKEN_NAME
 
     def _mark_broken(self) -> None:
         """Note, on a disk that takes no writes, that numbers exist which it does not show."""
         if self._unbroken:
             self._unbroken = False
             try:
-                self._mark.unlink(missing_ok=True)
+                self._marker.unlink(missing_ok=True)
             except OSError as error:
                 self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
 
     def _mark_unbroken(self) -> None:
         if not self._unbroken:
             try:
-                self._mark.touch(mode=0o600)
+                self._marker.touch(mode=0o600)
             except OSError as error:
                 self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
             else:
@@ -302,14 +306,14 @@ class Places:
 
     def forget(self, first: int, last: int) -> int:
         """Forget first..last, inclusive; return how many waited. Never raises."""
-        count = self.head.segments.forget(first, last) if self.head is not None else 0
+        count = self.memory.segments.forget(first, last) if self.memory is not None else 0
         if count:
-            self._heard = self._seconds()
+            self._last_ack_seconds = self._seconds()
         if self.disk.waiting_frames:
             count += self.disk.forget(first, last)
         return count
 
-    def find(self, after: int, count_max: int) -> tuple[Segments, Segment, list[int]] | None:
+    def find(self, after: int, count_max: int) -> tuple[Segments, SpoolSegment, list[int]] | None:
         """Choose what to read next: the disk's and the head's frames are in no order of their own."""
         found = [(each, *chosen) for each in self if (chosen := each.find(after, count_max))]
         found.sort(key=lambda each: each[2][0])
@@ -318,21 +322,21 @@ class Places:
         segments, segment, sequences = found[0]
         return segments, segment, [each for each in sequences if each < found[1][2][0]]
 
-    def settle(self, following: int) -> None:
+    def flush_to_disk(self, following: int) -> None:
         """Put on the disk all that is in memory; what it does not take stays there for the next start.
 
         *following*: the sequence that the next frame would have.
         """
-        if self.head is None:
+        if self.memory is None:
             return
-        self._spill(self.head)
-        if not self.head.segments.waiting_frames:
+        self._spill(self.memory)
+        if not self.memory.segments.waiting_frames:
             try:
                 if self.disk.next != following:
                     self.disk.begin(following)
                 (self.disk.folder / UNBROKEN_NAME).touch(mode=0o600)
                 self.disk.prune()
-                self.head.remove()
+                self.memory.remove()
             except OSError as error:
                 self._note_error(error)
 

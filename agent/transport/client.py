@@ -2,7 +2,7 @@
 
 It dials, registers, streams what the spool holds and reports events, and after any failure comes
 back with jitter. It never raises, never holds up who samples, and forgets only what has a receipt.
-What is said when is `conversation`'s and `outflow`'s, the socket is `line`'s; here is the thread.
+What is said when is `protocol`'s and `outflow`'s, the socket is `connection`'s; here is the thread.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from contextlib import closing, suppress
 
 from ...contract.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
-from .connection import CLOSED, Line, LineSocket
-from .credentials import WITHOUT, Credentials
-from .grpc_http2 import Session, SessionError
+from .connection import CLOSED, Connection, ConnectionSocket
+from .credentials import NO_CREDENTIALS, Credentials
+from .grpc_http2 import ClientSession, SessionError
 from .protocol import (
-    Conversation,
-    DifferencesError,
-    Permitted,
+    PermitHandler,
     QueuedEvents,
     RefusedError,
     SpooledFrames,
+    StreamDesyncError,
+    TelemetryProtocol,
 )
 from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
-WORDS_CHARACTERS_MAX = 300
+ERROR_CHARACTERS_MAX = 300
 #: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
 #: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
 PEER_SILENCE_SECONDS_MAX = 20
@@ -97,11 +97,11 @@ class Client:
         clock: Clock | None = None,
         live_hertz: float = 1.0,
         allow_plaintext: bool = False,
-        permitted: Permitted = lambda _: None,
-        credentials: Credentials = WITHOUT,
+        on_permit: PermitHandler = lambda _: None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
-        from *spool*); *live_hertz* is how often a frame is made; *permitted* as a `Conversation`
+        from *spool*); *live_hertz* is how often a frame is made; *on_permit* as a `TelemetryProtocol`
         has it, called by one thread at a time: the client's or who notifies; *credentials* are read
         anew for each connection. Raises TargetError."""
         plaintext = allow_plaintext or bool(credentials.tls_ca_file)
@@ -116,15 +116,17 @@ class Client:
         self._events = events
         self._clock: Clock = clock or SystemClock()
         self._live_hertz = live_hertz
-        self._permitted = permitted
+        self._on_permit = on_permit
         self._backoff = Backoff(random_source)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = threading.Event()
         self._close_by = 0.0
         self._register_again = False
-        self._line: Line | None = None  # while there is a connection
-        self._heard_any = False  # on this connection
-        self._differences = True  # but on the stream after one that the aggregator could not follow
+        self._connection: Connection | None = None  # while there is a connection
+        self._received_any = False  # on this connection
+        self._delta_encoding = (
+            True  # but on the stream after one that the aggregator could not follow
+        )
         self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
 
     def start(self) -> None:
@@ -133,9 +135,9 @@ class Client:
 
     def notify(self) -> None:
         """Say that a frame or an event was added: it goes now, or the thread is woken. Never blocks, never raises."""
-        line = self._line
-        others = self._closing.is_set() or self._register_again  # the thread's to do
-        if line is None or others or not line.send_at_rest():
+        connection = self._connection
+        thread_busy = self._closing.is_set() or self._register_again  # the thread's to do
+        if connection is None or thread_busy or not connection.send_if_idle():
             with suppress(OSError, ValueError):  # closed
                 os.eventfd_write(self._wake, 1)
 
@@ -167,98 +169,102 @@ class Client:
         while not self._closing.is_set():
             refused, retry_seconds = False, None
             try:
-                self._connect_and_talk()
+                self._connect_and_run()
             except (SessionError, OSError) as error:
                 refused = isinstance(error, RefusedError)
                 retry_seconds = getattr(error, "retry_seconds", None)
-                self._differences = self._differences and not isinstance(error, DifferencesError)
-                self._failed(error)
+                self._delta_encoding = self._delta_encoding and not isinstance(
+                    error, StreamDesyncError
+                )
+                self._record_failure(error)
             except Exception as error:  # noqa: BLE001 - sampling must go on, whatever this was
-                self._failed(error)
+                self._record_failure(error)
             if not self._closing.is_set():
                 self._closing.wait(
-                    self._backoff.failed(refused=refused, retry_seconds=retry_seconds)
+                    self._backoff.next_delay(refused=refused, retry_seconds=retry_seconds)
                 )
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         name = "" if isinstance(error, SessionError | OSError) else f"{type(error).__name__}: "
-        words = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        self.last_error = f"{self.target}: {name}{words}"[:WORDS_CHARACTERS_MAX]
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        self.last_error = f"{self.target}: {name}{reason}"[:ERROR_CHARACTERS_MAX]
 
-    def _connect_and_talk(self) -> None:
-        self._heard_any = False
-        with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as plain:
-            _configure(plain)
-            with closing(self._credentials.secured(plain, self._address[0])) as connection:
-                connection.setblocking(False)
+    def _connect_and_run(self) -> None:
+        self._received_any = False
+        with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as plain_socket:
+            _configure(plain_socket)
+            with closing(self._credentials.wrap(plain_socket, self._address[0])) as stream_socket:
+                stream_socket.setblocking(False)
                 try:
-                    self._converse(connection)
+                    self._run_protocol(stream_socket)
                 except (SessionError, ConnectionResetError) as error:
-                    if not self._heard_any and not self._credentials.tls_ca_file:
-                        raise _perhaps_tls(error) from error
+                    if not self._received_any and not self._credentials.tls_ca_file:
+                        raise _with_tls_hint(error) from error
                     raise
 
-    def _converse(self, connection: LineSocket) -> None:
-        differences, self._differences = self._differences, True
-        conversation = Conversation(
-            Session(
+    def _run_protocol(self, stream_socket: ConnectionSocket) -> None:
+        delta_encoding, self._delta_encoding = self._delta_encoding, True
+        protocol = TelemetryProtocol(
+            ClientSession(
                 self.target, self._credentials.token(), tls=bool(self._credentials.tls_ca_file)
             ),
             self._register,
             self._spool,
             self._events,
             self._live_hertz,
-            differences=differences,
-            permitted=self._permitted,
+            delta_encoding=delta_encoding,
+            on_permit=self._on_permit,
         )
         self._register_again = False
-        line = Line(connection, conversation, self._wake, self._seconds, self._live_hertz)
+        connection = Connection(
+            stream_socket, protocol, self._wake, self._seconds, self._live_hertz
+        )
         try:
-            with line:
-                self._line = line
-                self._talk(line)
+            with connection:
+                self._connection = connection
+                self._exchange(connection)
         finally:
-            self._line, self.connected = None, False
-            if conversation.registered:
-                self._backoff.spread(conversation.host, conversation.reconnect_seconds)
+            self._connection, self.connected = None, False
+            if protocol.registered:
+                self._backoff.spread(protocol.host, protocol.reconnect_seconds)
 
-    def _talk(self, line: Line) -> None:
+    def _exchange(self, connection: Connection) -> None:
         while True:
             now = self._seconds()
             if self._register_again:
                 self._register_again = False
-                line.conversation.register_again()
-            done = line.say(now, finishing=self._closing.is_set())
+                connection.protocol.register_again()
+            done = connection.send_pending(now, finishing=self._closing.is_set())
             if self._closing.is_set() and (done or now >= self._close_by):
                 return
             left = max(self._close_by - now, 0.0) if self._closing.is_set() else None
-            if line.wait(now, left):
-                self._heard_any = True
-                self._heard(line.conversation)
+            if connection.wait(now, left):
+                self._received_any = True
+                self._on_received(connection.protocol)
 
-    def _heard(self, conversation: Conversation) -> None:
-        if conversation.registered and not self.connected:
+    def _on_received(self, protocol: TelemetryProtocol) -> None:
+        if protocol.registered and not self.connected:
             self.connected = True
             self.reconnects += 1
-        if conversation.proven:
-            self._backoff.succeeded()
+        if protocol.has_ack:
+            self._backoff.reset()
 
 
-def _perhaps_tls(error: SessionError | ConnectionResetError) -> Exception:
+def _with_tls_hint(error: SessionError | ConnectionResetError) -> Exception:
     """Return *error* of a plain connection that ended before a word, with what that often is."""
     if isinstance(error, SessionError) and str(error) != CLOSED:
         return error
     return SessionError(f"{CLOSED} without a word: if it speaks TLS, set tls_ca_file")
 
 
-def _configure(connection: socket.socket) -> None:
+def _configure(plain_socket: socket.socket) -> None:
     """Small messages at once, and a peer that vanished noticed by the kernel."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    plain_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS),
         (socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS),
         (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
         (socket.TCP_USER_TIMEOUT, PEER_SILENCE_SECONDS_MAX * 1000),
     ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        plain_socket.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -46,18 +46,18 @@ class Credentials:
         except TlsError as error:
             raise SessionError(str(error)) from error
 
-    def secured(self, plain: socket.socket, name: str) -> socket.socket | TlsSocket:
-        """Return *plain* itself, or TLS over it to *name* once hands are shaken. Raises SessionError, OSError."""
+    def wrap(self, plain_socket: socket.socket, name: str) -> socket.socket | TlsSocket:
+        """Return *plain_socket* itself, or TLS over it to *name* once hands are shaken. Raises SessionError, OSError."""
         if not self.tls_ca_file:
-            return plain
+            return plain_socket
         from ...contract.tls import TlsFiles
-        from .tls import dial  # megabytes, for those who use it
+        from .tls import handshake  # megabytes, for those who use it
 
         files = TlsFiles(
             self.tls_ca_file, self.tls_certificate_file, self.tls_key_file, self.tls_server_name
         )
-        return dial(plain, files, name)
+        return handshake(plain_socket, files, name)
 
 
 #: Plain text, and no login: on loopback.
-WITHOUT = Credentials()
+NO_CREDENTIALS = Credentials()

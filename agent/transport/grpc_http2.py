@@ -43,7 +43,7 @@ REGISTER = "RegisterNode"
 STREAM = "StreamTelemetry"
 EVENTS = "ReportEvents"
 #: What each method answers with.
-ANSWERS: Mapping[str, type[Message]] = {
+RESPONSE_TYPES: Mapping[str, type[Message]] = {
     REGISTER: RegisterNodeResponse,
     STREAM: IngestAck,
     EVENTS: ReportEventsResponse,
@@ -51,7 +51,7 @@ ANSWERS: Mapping[str, type[Message]] = {
 #: An answer longer than this is refused unread; ours are a few kilobytes.
 MESSAGE_BYTES_MAX = 1 << 20
 #: A peer's words are cut here.
-WORDS_CHARACTERS_MAX = 240
+TEXT_CHARACTERS_MAX = 240
 #: However long an aggregator would have us wait.
 RETRY_SECONDS_MAX = 300.0
 _PREFIX_BYTES = 5
@@ -65,15 +65,15 @@ STATUS_NAMES = (
 
 
 class SessionError(Exception):
-    """The connection is of no use any more; the words say why. `before`: what came before that."""
+    """The connection is of no use any more; the words say why. `received`: what came before that."""
 
-    before: Sequence[Answer | Ended] = ()
+    received: Sequence[CallResponse | CallEnd] = ()
     #: When the aggregator wants us back, if it said so.
     retry_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResponse:
     """A message of the aggregator's. Of a unary call only once its status is OK."""
 
     call: int
@@ -82,32 +82,32 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CallEnd:
     """A call ended without success, or the stream ended at all."""
 
     call: int
     method: str
     status: str
-    words: str
+    message: str
     retry_seconds: float | None = None  # when to try again, if it said so
 
     def __str__(self) -> str:
-        return f"{self.method}: {self.status}: {self.words or 'no words'}"
+        return f"{self.method}: {self.status}: {self.message or 'no words'}"
 
 
-def printable(words: bytes) -> str:
+def printable(data: bytes) -> str:
     """Return a peer's words as one line that a terminal survives, cut to WORDS_CHARACTERS_MAX."""
-    text = words[: 4 * WORDS_CHARACTERS_MAX].decode(errors="replace")[:WORDS_CHARACTERS_MAX]
+    text = data[: 4 * TEXT_CHARACTERS_MAX].decode(errors="replace")[:TEXT_CHARACTERS_MAX]
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def words_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an error of a library's in our words' form."""
     return printable(f"{type(error).__name__}: {error}".encode(errors="replace"))
 
 
 @dataclass(slots=True)
-class Call:
+class ClientCall:
     """What waits to be sent on it, and what came of it so far."""
 
     number: int
@@ -115,14 +115,14 @@ class Call:
     out: bytearray = field(default_factory=bytearray)
     out_ends: bool = False
     finished: bool = False  # what was to be sent on it was said to be all
-    streams: bool = False  # messages come on it: its answer has begun, as it should
+    is_streaming: bool = False  # messages come on it: its answer has begun, as it should
     received: bytearray = field(default_factory=bytearray)
-    answer: Message | None = None
+    response: Message | None = None
     status: str = ""
-    words: str = ""
+    message: str = ""
     retry_seconds: float | None = None
 
-    def take_head(self, headers: Mapping[bytes, bytes]) -> None:
+    def on_headers(self, headers: Mapping[bytes, bytes]) -> None:
         """Take the headers that an answer begins with. Raises SessionError."""
         status = headers.get(b":status", b"")
         content = headers.get(b"content-type", b"")
@@ -133,10 +133,10 @@ class Call:
             )
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
             raise SessionError("the answer is compressed, which nobody asked for")
-        self.take_status(headers)
-        self.streams = self.method == STREAM and not self.status
+        self.on_status(headers)
+        self.is_streaming = self.method == STREAM and not self.status
 
-    def take_status(self, headers: Mapping[bytes, bytes]) -> None:
+    def on_status(self, headers: Mapping[bytes, bytes]) -> None:
         """Note grpc-status, grpc-message, which is percent-encoded UTF-8, and when to try again (gRFC A6)."""
         if b"grpc-status" not in headers:
             return
@@ -147,19 +147,19 @@ class Call:
         number = int(text) if text.isdigit() and len(text) < 4 else -1
         known = 0 <= number < len(STATUS_NAMES)
         self.status = STATUS_NAMES[number] if known else f"status {printable(text)}"
-        self.words = printable(unquote_to_bytes(headers.get(b"grpc-message", b"")))
+        self.message = printable(unquote_to_bytes(headers.get(b"grpc-message", b"")))
 
-    def take_data(self, data: bytes) -> Iterator[Answer]:
+    def on_data(self, data: bytes) -> Iterator[CallResponse]:
         """Take bytes, and whole messages off them; a unary call's waits for its status. Raises SessionError."""
         self.received += data
         while (body := self._body()) is not None:
-            message = self._decoded(body)
+            message = self._decode(body)
             if self.method == STREAM:
-                yield Answer(self.number, self.method, message)
-            elif self.answer is not None:
+                yield CallResponse(self.number, self.method, message)
+            elif self.response is not None:
                 raise SessionError(f"{self.method}: more than one answer")
             else:
-                self.answer = message
+                self.response = message
 
     def _body(self) -> bytes | None:
         """Take one message's bytes off what came; None while they are not whole."""
@@ -179,24 +179,24 @@ class Call:
         del self.received[:end]
         return body
 
-    def _decoded(self, body: bytes) -> Message:
+    def _decode(self, body: bytes) -> Message:
         try:
-            return ANSWERS[self.method].FromString(body)
+            return RESPONSE_TYPES[self.method].FromString(body)
         except DecodeError as error:
             raise SessionError(
-                f"{self.method}: the answer cannot be read: {words_of(error)}"
+                f"{self.method}: the answer cannot be read: {error_text(error)}"
             ) from error
 
-    def end(self) -> Answer | Ended:
+    def end(self) -> CallResponse | CallEnd:
         """Return what the call came to. Raises SessionError."""
         if self.received:
             raise SessionError(f"{self.method}: the answer ends in the middle of a message")
         if self.status == "OK" and self.method != STREAM:
-            if self.answer is None:
+            if self.response is None:
                 raise SessionError(f"{self.method}: status OK without an answer")
-            return Answer(self.number, self.method, self.answer)
+            return CallResponse(self.number, self.method, self.response)
         status = self.status or "UNKNOWN"
-        return Ended(self.number, self.method, status, self.words, self.retry_seconds)
+        return CallEnd(self.number, self.method, status, self.message, self.retry_seconds)
 
 
 # ----------------------------------------------------------------------
@@ -205,32 +205,32 @@ class Call:
 
 #: What a side allows that says nothing else (RFC 9113, 6.5.2).
 FRAME_BYTES_MAX = 1 << 14
-_HEAD_BYTES = 9
+_HEADER_BYTES = 9
 
 
 class FrameTooLong(ValueError):
     """A frame's head says more than FRAME_BYTES_MAX; the words say how much."""
 
 
-class FrameLengths:
+class FrameLengthChecker:
     """Looks at each frame's head (RFC 9113, 4.1) as its bytes come, however they are cut."""
 
     def __init__(self) -> None:
-        self._head = b""
+        self._header = b""
         self._left = 0  # of the frame that its head announced
 
     @property
     def between_frames(self) -> bool:
         """All that came was whole frames."""
-        return not self._left and not self._head
+        return not self._left and not self._header
 
-    def bytes_left(self, head: bytes) -> int:
-        """Return how many bytes belong to the frame in hand, or to the one that *head* begins: as far as is known."""
+    def bytes_left(self, header: bytes) -> int:
+        """Return how many bytes belong to the frame in hand, or to the one that *header* begins: as far as is known."""
         if self._left:
             return self._left
-        whole = (self._head + head)[:_HEAD_BYTES]
-        body = int.from_bytes(whole[:3], "big") if len(whole) == _HEAD_BYTES else 0
-        return _HEAD_BYTES - len(self._head) + body
+        full_header = (self._header + header)[:_HEADER_BYTES]
+        body = int.from_bytes(full_header[:3], "big") if len(full_header) == _HEADER_BYTES else 0
+        return _HEADER_BYTES - len(self._header) + body
 
     def check(self, data: bytes) -> None:
         """Raises FrameTooLong, whatever the bytes are; nothing else."""
@@ -241,11 +241,11 @@ class FrameLengths:
                 self._left -= step
                 at += step
                 continue
-            piece = data[at : at + _HEAD_BYTES - len(self._head)]
-            self._head += piece
+            piece = data[at : at + _HEADER_BYTES - len(self._header)]
+            self._header += piece
             at += len(piece)
-            if len(self._head) == _HEAD_BYTES:
-                self._left, self._head = int.from_bytes(self._head[:3], "big"), b""
+            if len(self._header) == _HEADER_BYTES:
+                self._left, self._header = int.from_bytes(self._header[:3], "big"), b""
                 if self._left > FRAME_BYTES_MAX:
                     raise FrameTooLong(
                         f"a frame of {self._left} bytes: at most {FRAME_BYTES_MAX} were agreed on"
@@ -254,14 +254,14 @@ class FrameLengths:
 
 SERVICE = "/gangline.v1.TelemetryService/"
 SESSION_CHARACTERS_MAX = 256
-_HEAD = struct.Struct(">HBBBI")
-_FRAME_HEADER_BYTES = _HEAD.size
+_HEADER = struct.Struct(">HBBBI")
+_FRAME_HEADER_BYTES = _HEADER.size
 _DATA_FRAME, _SETTINGS_FRAME, _WINDOW_UPDATE_FRAME = 0, 4, 8
 #: Of a window of 64 kB, of which h2 keeps back as much as half.
-GRANT_BYTES = 1 << 14
+WINDOW_UPDATE_BYTES = 1 << 14
 
 
-class Session:
+class ClientSession:
     """One connection. After a SessionError it must be thrown away with its socket."""
 
     def __init__(self, authority: str, token: str = "", *, tls: bool = False) -> None:
@@ -272,11 +272,11 @@ class Session:
         settings = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: 1 << 14}
         self._connection.local_settings = Settings(client=True, initial_values=settings)
         self._connection.initiate_connection()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ClientCall] = {}
         self._first_bytes = b""
-        self._lengths = FrameLengths()
+        self._lengths = FrameLengthChecker()
         self._out = b""  # of h2, and made without it, in order
-        self._taken_bytes = 0  # of DATA frames without h2, not granted anew
+        self._uncredited_bytes = 0  # of DATA frames without h2, not granted anew
 
     # Out -----------------------------------------------------------------------------------
 
@@ -304,24 +304,24 @@ class Session:
         if self._token:
             headers.append(("authorization", f"Bearer {self._token}"))
         if session:
-            headers.append(("gangline-session", _checked(session)))
+            headers.append(("gangline-session", _checked_session(session)))
         try:
             number = self._connection.get_next_available_stream_id()
             self._connection.send_headers(number, headers)
         except H2Error as error:
-            raise SessionError(f"HTTP/2: {words_of(error)}") from error
-        self._calls[number] = Call(number, method)
+            raise SessionError(f"HTTP/2: {error_text(error)}") from error
+        self._calls[number] = ClientCall(number, method)
         return number
 
     def send(self, call: int, message: Message) -> None:
         """Queue a message on a call; it goes as far as the peer's windows allow."""
         body = message.SerializeToString()
         data = b"\0" + len(body).to_bytes(4, "big") + body
-        if not self._sent_at_once(call, data):
+        if not self._send_directly(call, data):
             self._calls[call].out += data
             self._pump()
 
-    def _sent_at_once(self, number: int, data: bytes) -> bool:
+    def _send_directly(self, number: int, data: bytes) -> bool:
         """Make a DATA frame of a message on an open stream, if nothing waits and the windows are wide.
 
         h2 takes 60 us of an agent's second for it, cold, through two state machines that a frame without
@@ -337,10 +337,10 @@ class Session:
             return False
         connection.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
-        self._put(_frame_of(_DATA_FRAME, number, data))
+        self._queue_frame(_frame_of(_DATA_FRAME, number, data))
         return True
 
-    def _put(self, frame: bytes) -> None:
+    def _queue_frame(self, frame: bytes) -> None:
         """Send a frame made without h2, after all that h2 has made."""
         self._out += self._connection.data_to_send() + frame
 
@@ -367,9 +367,9 @@ class Session:
             for number, call in ordered:
                 self._pump_call(number, call)
         except H2Error as error:
-            raise SessionError(f"HTTP/2: {words_of(error)}") from error
+            raise SessionError(f"HTTP/2: {error_text(error)}") from error
 
-    def _pump_call(self, number: int, call: Call) -> None:
+    def _pump_call(self, number: int, call: ClientCall) -> None:
         while call.out:
             window = self._connection.local_flow_control_window(number)
             size = min(window, self._connection.max_outbound_frame_size, len(call.out))
@@ -387,40 +387,42 @@ class Session:
 
     # In ------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Answer | Ended]:
+    def receive(self, data: bytes) -> list[CallResponse | CallEnd]:
         """Take what the socket gave. Raises SessionError, whatever the bytes are; nothing else."""
         if len(self._first_bytes) < _FRAME_HEADER_BYTES:
             self._first_bytes = (self._first_bytes + data)[:_FRAME_HEADER_BYTES]
             _check_protocol(self._first_bytes)
-        found: list[Answer | Ended] = []
+        found: list[CallResponse | CallEnd] = []
         try:
             self._receive(data, found)
         except SessionError as error:
-            error.before = found
+            error.received = found
             raise
         return found
 
-    def _receive(self, data: bytes, found: list[Answer | Ended]) -> None:
+    def _receive(self, data: bytes, found: list[CallResponse | CallEnd]) -> None:
         """Add to *found* what the bytes say, as far as they can be read. Raises SessionError."""
         try:
-            at = self._take_plain(data, 0, found)
+            at = self._receive_plain_frames(data, 0, found)
             while at < len(data):
                 # One frame at a time: h2 does not tell what it made of one if it refuses another behind it.
                 size = self._lengths.bytes_left(data[at : at + _FRAME_HEADER_BYTES])
                 frame = data[at : at + size]
                 self._lengths.check(frame)
                 for event in self._parse(frame):
-                    found.extend(self._take(event))
-                at = self._take_plain(data, at + len(frame), found)
+                    found.extend(self._on_event(event))
+                at = self._receive_plain_frames(data, at + len(frame), found)
             self._pump()
         except SessionError:
             raise
         except FrameTooLong as error:
             raise SessionError(f"HTTP/2: {error}") from error
         except Exception as error:  # three libraries parse a stranger's bytes here
-            raise SessionError(f"what came is not gRPC: {words_of(error)}") from error
+            raise SessionError(f"what came is not gRPC: {error_text(error)}") from error
 
-    def _take_plain(self, data: bytes, at: int, found: list[Answer | Ended]) -> int:
+    def _receive_plain_frames(
+        self, data: bytes, at: int, found: list[CallResponse | CallEnd]
+    ) -> int:
         """Take the frames from *at* on that move none of h2's state machines: whole messages of a stream that has its head,
         and wider windows. Add what they say to *found*; return where others begin. Raises SessionError.
 
@@ -429,33 +431,35 @@ class Session:
         """
         size_max = len(data) - _FRAME_HEADER_BYTES
         while at <= size_max and self._lengths.between_frames:
-            length, kind, flags, number = _frame_head(data, at)
+            length, kind, flags, number = _frame_header(data, at)
             begin, end = at + _FRAME_HEADER_BYTES, at + _FRAME_HEADER_BYTES + length
             call = self._calls.get(number)
             if flags or end > len(data) or length > FRAME_BYTES_MAX:
                 break
-            if kind == _DATA_FRAME and call is not None and call.streams:
-                found.extend(call.take_data(data[begin:end]))
-                self._grant(number, length)
-            elif kind != _WINDOW_UPDATE_FRAME or not self._widen(number, data[begin:end]):
+            if kind == _DATA_FRAME and call is not None and call.is_streaming:
+                found.extend(call.on_data(data[begin:end]))
+                self._update_receive_window(number, length)
+            elif kind != _WINDOW_UPDATE_FRAME or not self._grow_send_window(
+                number, data[begin:end]
+            ):
                 break
             at = end
         return at
 
-    def _grant(self, number: int, size: int) -> None:
+    def _update_receive_window(self, number: int, size: int) -> None:
         """Let the peer send as much again as we took without h2, once it is worth a word (RFC 9113, 6.9)."""
-        self._taken_bytes += size
-        if self._taken_bytes >= GRANT_BYTES:
-            step, self._taken_bytes = self._taken_bytes.to_bytes(4, "big"), 0
+        self._uncredited_bytes += size
+        if self._uncredited_bytes >= WINDOW_UPDATE_BYTES:
+            increment, self._uncredited_bytes = self._uncredited_bytes.to_bytes(4, "big"), 0
             for each in (0, number):
-                self._put(_frame_of(_WINDOW_UPDATE_FRAME, each, step))
+                self._queue_frame(_frame_of(_WINDOW_UPDATE_FRAME, each, increment))
 
-    def _widen(self, number: int, step: bytes) -> bool:
+    def _grow_send_window(self, number: int, increment: bytes) -> bool:
         """Take a wider window for what we send; False: it is not as it should be, h2 is to say why."""
         window = self._connection.streams.get(number) if number else self._connection
-        if window is None or len(step) != 4:
+        if window is None or len(increment) != 4:
             return False
-        size = window.outbound_flow_control_window + int.from_bytes(step, "big")
+        size = window.outbound_flow_control_window + int.from_bytes(increment, "big")
         if not window.outbound_flow_control_window < size < 1 << 31:
             return False
         window.outbound_flow_control_window = size
@@ -464,22 +468,22 @@ class Session:
     def _parse(self, data: bytes) -> list[Event]:
         return self._connection.receive_data(data)
 
-    def _take(self, event: Event) -> Iterator[Answer | Ended]:
+    def _on_event(self, event: Event) -> Iterator[CallResponse | CallEnd]:
         if isinstance(event, ConnectionTerminated):
-            raise SessionError(_going_away(event))
+            raise SessionError(_goaway_text(event))
         number = getattr(event, "stream_id", None)
         call = self._calls.get(number) if isinstance(number, int) else None
         if call is None or not isinstance(number, int):
             return
         if isinstance(event, ResponseReceived):
-            call.take_head(dict(event.headers))
+            call.on_headers(dict(event.headers))
         elif isinstance(event, TrailersReceived):
-            call.take_status(dict(event.headers))
+            call.on_status(dict(event.headers))
         elif isinstance(event, DataReceived):
             self._connection.acknowledge_received_data(event.flow_controlled_length, number)
-            yield from call.take_data(event.data)
+            yield from call.on_data(event.data)
         elif isinstance(event, StreamReset):
-            call.status, call.words = "UNAVAILABLE", f"reset, HTTP/2 error {event.error_code:d}"
+            call.status, call.message = "UNAVAILABLE", f"reset, HTTP/2 error {event.error_code:d}"
             yield self._calls.pop(number).end()
         elif isinstance(event, StreamEnded):
             yield self._calls.pop(number).end()
@@ -490,9 +494,9 @@ def _frame_of(kind: int, stream: int, body: bytes) -> bytes:
     return b"%b%c\0%b%b" % (len(body).to_bytes(3, "big"), kind, stream.to_bytes(4, "big"), body)
 
 
-def _frame_head(data: bytes, at: int) -> tuple[int, int, int, int]:
+def _frame_header(data: bytes, at: int) -> tuple[int, int, int, int]:
     """Return a frame's length, type, flags and stream."""
-    high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+    high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream
 
 
@@ -510,18 +514,18 @@ def _check_protocol(data: bytes) -> None:
         raise SessionError(f"what listens there does not speak HTTP/2: it says {printable(data)!r}")
 
 
-def _checked(session: str) -> str:
+def _checked_session(session: str) -> str:
     """The aggregator's word becomes a header of ours: refuse what no header may hold."""
     if len(session) > SESSION_CHARACTERS_MAX or not (session.isascii() and session.isprintable()):
         raise SessionError("the session that the aggregator gave is not short printable ASCII")
     return session
 
 
-def _going_away(event: ConnectionTerminated) -> str:
+def _goaway_text(event: ConnectionTerminated) -> str:
     code = event.error_code or 0
-    words = printable(event.additional_data or b"")
+    detail = printable(event.additional_data or b"")
     name = ErrorCodes(code).name if code in ErrorCodes.__members__.values() else f"error {code}"
-    return f"the aggregator closes the connection ({name}{': ' + words if words else ''})"
+    return f"the aggregator closes the connection ({name}{': ' + detail if detail else ''})"
 
 
 # ----------------------------------------------------------------------
@@ -532,23 +536,23 @@ def _going_away(event: ConnectionTerminated) -> str:
 
 #: An answer longer than this is refused: of a node of 500 pods kubelet says 100 kB.
 ANSWER_BYTES_MAX = 4 << 20
-CONNECT_AGAIN_SECONDS = 0.01
+CONNECT_RETRY_SECONDS = 0.01
 _CHUNK_BYTES = 1 << 16
 
 
-class NobodyThere(ConnectionRefusedError):
+class NoListener(ConnectionRefusedError):
     """Nobody listens at that path; the words say which."""
 
 
 class CallFailed(Exception):
     """It was refused, or not answered as it should be, or not in time. `status` is gRPC's name for it."""
 
-    def __init__(self, status: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
-class Unary:
+class UnaryCall:
     """One call without a socket: bytes out, bytes in."""
 
     def __init__(self, path: str, request: bytes, seconds_max: float) -> None:
@@ -567,7 +571,7 @@ class Unary:
         message = b"\0" + len(request).to_bytes(4, "big") + request
         self._connection.send_headers(1, headers)
         self._connection.send_data(1, message, end_stream=True)
-        self._lengths = FrameLengths()
+        self._lengths = FrameLengthChecker()
         self._received = bytearray()
         self._headers: dict[bytes, bytes] = {}
 
@@ -580,18 +584,18 @@ class Unary:
         try:
             self._lengths.check(data)
             for event in self._connection.receive_data(data):
-                if (answer := self._take(event)) is not None:
-                    return answer  # whatever came behind it, as the GOAWAY of a server that ends
+                if (response := self._on_event(event)) is not None:
+                    return response  # whatever came behind it, as the GOAWAY of a server that ends
         except CallFailed:
             raise
         except FrameTooLong as error:
             raise CallFailed("UNKNOWN", f"what came is not gRPC: {error}") from error
         except Exception as error:  # three libraries parse a stranger's bytes here
-            words = f"what came is not gRPC: {type(error).__name__}"
-            raise CallFailed("UNKNOWN", words) from error
+            message = f"what came is not gRPC: {type(error).__name__}"
+            raise CallFailed("UNKNOWN", message) from error
         return None
 
-    def _take(self, event: Event) -> bytes | None:
+    def _on_event(self, event: Event) -> bytes | None:
         if isinstance(event, ResponseReceived | TrailersReceived):
             self._headers.update(event.headers)
         elif isinstance(event, DataReceived):
@@ -599,21 +603,21 @@ class Unary:
                 self._connection.acknowledge_received_data(event.flow_controlled_length, 1)
             self._received += event.data
             if len(self._received) > ANSWER_BYTES_MAX:
-                words = f"an answer of more than {ANSWER_BYTES_MAX} bytes"
-                raise CallFailed("RESOURCE_EXHAUSTED", words)
+                message = f"an answer of more than {ANSWER_BYTES_MAX} bytes"
+                raise CallFailed("RESOURCE_EXHAUSTED", message)
         elif isinstance(event, StreamReset | ConnectionTerminated):
             raise CallFailed("UNAVAILABLE", "the connection was ended")
         elif isinstance(event, StreamEnded):
-            return self._answer()
+            return self._response()
         return None
 
-    def _answer(self) -> bytes:
+    def _response(self) -> bytes:
         status = self._headers.get(b"grpc-status", b"")
         if status != b"0":
             if not status.isdigit() or len(status) > 2 or int(status) >= len(STATUS_NAMES):
                 raise CallFailed("UNKNOWN", "what answers is not gRPC: it has no status")
-            words = printable(unquote_to_bytes(self._headers.get(b"grpc-message", b"")))
-            raise CallFailed(STATUS_NAMES[int(status)], words or "no words")
+            message = printable(unquote_to_bytes(self._headers.get(b"grpc-message", b"")))
+            raise CallFailed(STATUS_NAMES[int(status)], message or "no words")
         length = int.from_bytes(self._received[1:_PREFIX_BYTES], "big")
         if self._received[:1] != b"\0" or len(self._received) != _PREFIX_BYTES + length:
             raise CallFailed("UNKNOWN", "the answer is compressed, cut, or none")
@@ -623,21 +627,21 @@ class Unary:
 def call(path: Path, method: str, request: bytes, seconds_max: float) -> bytes:
     """Return the answer of *method* (`/package.Service/Method`), within *seconds_max* in all.
 
-    Raises NobodyThere, CallFailed, and PermissionError where we may not ask.
+    Raises NoListener, CallFailed, and PermissionError where we may not ask.
     """
     until = time.monotonic() + seconds_max
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(seconds_max)
         try:
             _connect(connection, path, until)
-            return _talk(connection, Unary(method, request, seconds_max), until)
+            return _exchange(connection, UnaryCall(method, request, seconds_max), until)
         except FileNotFoundError:
-            raise NobodyThere(f"there is no {path}") from None
+            raise NoListener(f"there is no {path}") from None
         except ConnectionRefusedError:
-            raise NobodyThere(f"nobody answers at {path}") from None
+            raise NoListener(f"nobody answers at {path}") from None
         except TimeoutError:
-            words = f"no answer within {seconds_max:g} s"
-            raise CallFailed("DEADLINE_EXCEEDED", words) from None
+            message = f"no answer within {seconds_max:g} s"
+            raise CallFailed("DEADLINE_EXCEEDED", message) from None
         except PermissionError:
             raise
         except OSError as error:
@@ -651,14 +655,14 @@ def _connect(connection: socket.socket, path: Path, until: float) -> None:
             return connection.connect(str(path))
         except BlockingIOError:
             if time.monotonic() >= until:
-                words = f"{path} takes no more connections"
-                raise CallFailed("UNAVAILABLE", words) from None
-            time.sleep(CONNECT_AGAIN_SECONDS)
+                message = f"{path} takes no more connections"
+                raise CallFailed("UNAVAILABLE", message) from None
+            time.sleep(CONNECT_RETRY_SECONDS)
 
 
-def _talk(connection: socket.socket, unary: Unary, until: float) -> bytes:
-    answer = None
-    while answer is None:
+def _exchange(connection: socket.socket, unary: UnaryCall, until: float) -> bytes:
+    response = None
+    while response is None:
         connection.sendall(unary.data_to_send())
         left = until - time.monotonic()
         if left <= 0:
@@ -667,5 +671,5 @@ def _talk(connection: socket.socket, unary: Unary, until: float) -> bytes:
         data = connection.recv(_CHUNK_BYTES)
         if not data:
             raise CallFailed("UNAVAILABLE", "it hung up")
-        answer = unary.receive(data)
-    return answer
+        response = unary.receive(data)
+    return response

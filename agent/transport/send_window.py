@@ -28,14 +28,14 @@ BACKOFF_REFUSED_SECONDS = 30.0
 FLEET_SECONDS_MAX = 120.0
 
 
-class Frames(Protocol):
+class FrameSource(Protocol):
     """What is asked of a spool."""
 
     def next_sequence(self) -> int: ...
     def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]: ...
 
 
-class Outgoing(NamedTuple):
+class OutgoingFrame(NamedTuple):
     """A frame to be sent now."""
 
     sequence: int
@@ -43,7 +43,7 @@ class Outgoing(NamedTuple):
     backlog: bool
 
 
-class Outflow:
+class SendWindow:
     """The order of frames on one stream.
 
     Live is what was appended since this began; everything older is backlog, even the newest of it:
@@ -53,23 +53,25 @@ class Outflow:
     connection's first ones as many as went before, lest one that never lasts sends none.
     """
 
-    def __init__(self, frames: Frames, credit_frames: int, live_hertz: float, now: float) -> None:
+    def __init__(
+        self, frames: FrameSource, credit_frames: int, live_hertz: float, now: float
+    ) -> None:
         self._frames = frames
         self._live_hertz = live_hertz
         self._live_after = frames.next_sequence() - 1
         self._backlog_after = 0
         self._backlog_last = self._live_after
         self._in_flight: set[int] = set()
-        self._late_in_flight: set[int] = set()  # those of them that are backlog
-        self.backlog_frames = 0
+        self._backlog_in_flight: set[int] = set()  # those of them that are backlog
+        self.backlog_credit_frames = 0
         #: Late frames that go in one message: fewer are waited with until there are as many.
-        self.late_frames = 0
+        self.frames_per_batch = 0
         self._waiting_since = now  # for a receipt, or a word that there is none yet
         self.credit_frames = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
-        self._pace_from(now)
+        self._reset_pace(now)
 
-    def _pace_from(self, now: float) -> None:
+    def _reset_pace(self, now: float) -> None:
         self._paced_since = now
         self._paced_live = 0
         self._paced_backlog = 0
@@ -93,29 +95,29 @@ class Outflow:
         """How long frames have been on their way without a word from there; 0 if none are."""
         return now - self._waiting_since if self._in_flight else 0.0
 
-    def heard(self, now: float) -> None:
+    def note_response(self, now: float) -> None:
         """The aggregator spoke: it is there, though it may have nothing stored yet."""
         self._waiting_since = now
 
-    def grant(self, credit_frames: int, backlog_frames: int = 0) -> None:
-        """Take the aggregator's credit; 0 says nothing and leaves it as it was. *backlog_frames*: how many
+    def grant(self, credit_frames: int, backlog_credit_frames: int = 0) -> None:
+        """Take the aggregator's credit; 0 says nothing and leaves it as it was. *backlog_credit_frames*: how many
         of it may be backlog; 0 where an aggregator says nothing of that."""
         if credit_frames > 0:
             self.credit_frames = min(credit_frames, CREDIT_FRAMES_MAX)
-        self.backlog_frames = backlog_frames
+        self.backlog_credit_frames = backlog_credit_frames
 
-    def take(self, now: float, *, with_backlog: bool = True) -> list[Outgoing]:
+    def next_frames(self, now: float, *, with_backlog: bool = True) -> list[OutgoingFrame]:
         """Return what goes now, in order. It then counts as sent."""
         if not self._in_flight:
             self._waiting_since = now
-        live = self._take_live()
+        live = self._next_live()
         self._in_flight.update([outgoing.sequence for outgoing in live])
-        backlog = self._take_backlog(now) if with_backlog else []
+        backlog = self._next_backlog(now) if with_backlog else []
         self._in_flight.update([outgoing.sequence for outgoing in backlog])
-        self._late_in_flight.update([outgoing.sequence for outgoing in backlog])
+        self._backlog_in_flight.update([outgoing.sequence for outgoing in backlog])
         return live + backlog
 
-    def take_newest(self, now: float) -> Outgoing | None:
+    def next_live_frame(self, now: float) -> OutgoingFrame | None:
         """Return the frame that was added last, if nothing else waits to be sent; it then counts as sent."""
         sequence = self._live_after + 1
         if sequence != self._frames.next_sequence() - 1 or self.has_backlog:
@@ -127,12 +129,12 @@ class Outflow:
             return None
         if not self._in_flight:
             self._waiting_since = now
-        self._pace_from(now)
+        self._reset_pace(now)
         self._live_after = sequence
         self._in_flight.add(sequence)
-        return Outgoing(sequence, rows[0][1], backlog=False)
+        return OutgoingFrame(sequence, rows[0][1], backlog=False)
 
-    def _take_live(self) -> list[Outgoing]:
+    def _next_live(self) -> list[OutgoingFrame]:
         newest = self._frames.next_sequence() - 1
         room = self.credit_frames - len(self._in_flight)
         if room <= 0 or newest <= self._live_after:
@@ -145,56 +147,56 @@ class Outflow:
         else:  # lost, or not to be read now: then it is of before when it can be
             self._live_after = self._backlog_last = newest
         self._paced_live += len(rows)
-        return [Outgoing(sequence, frame, backlog=False) for sequence, frame in rows]
+        return [OutgoingFrame(sequence, frame, backlog=False) for sequence, frame in rows]
 
-    def _take_backlog(self, now: float) -> list[Outgoing]:
+    def _next_backlog(self, now: float) -> list[OutgoingFrame]:
         if not self.has_backlog:
-            self._pace_from(now)
+            self._reset_pace(now)
             return []
         count = min(self._backlog_room(), self._backlog_allowance(now))
-        if count <= 0 or (together := self._frames_together()) > count:
+        if count <= 0 or (batch_frames := self._batch_frames()) > count:
             return []
-        count -= count % together
+        count -= count % batch_frames
         rows = self._frames.pending(self._backlog_after, count)
         rows = [row for row in rows if row[0] <= self._backlog_last]
         self._backlog_after = rows[-1][0] if rows else self._backlog_last
         rows = [row for row in rows if row[0] not in self._in_flight]
         self._paced_backlog += len(rows)
-        return [Outgoing(sequence, frame, backlog=True) for sequence, frame in rows]
+        return [OutgoingFrame(sequence, frame, backlog=True) for sequence, frame in rows]
 
     def _backlog_room(self) -> int:
         room = max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
-        if self.backlog_frames:
-            room = min(room, self.backlog_frames - len(self._late_in_flight))
+        if self.backlog_credit_frames:
+            room = min(room, self.backlog_credit_frames - len(self._backlog_in_flight))
         return room
 
-    def _frames_together(self) -> int:
+    def _batch_frames(self) -> int:
         """Return how many late frames make a message: as many as may, if they are left and may be on their way at once,
         and twice what went before: the wait is never longer than the one until now."""
         left = self._backlog_last - self._backlog_after
-        room = self._backlog_room() + len(self._late_in_flight)
+        room = self._backlog_room() + len(self._backlog_in_flight)
         grown = BACKLOG_RATE_RATIO + self._paced_backlog
-        return max(1, min(self.late_frames, left, room, grown))
+        return max(1, min(self.frames_per_batch, left, room, grown))
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz
         allowed = BACKLOG_RATE_RATIO * max(self._paced_live, by_time)
         return int(allowed) - self._paced_backlog
 
-    def settle(self, first: int, last: int, now: float) -> list[tuple[int, int]]:
+    def complete(self, first: int, last: int, now: float) -> list[tuple[int, int]]:
         """Take a receipt or refusal for first..last; return the ranges of it that were on their way.
 
         Only these may be forgotten: a receipt for what was never sent is somebody's mistake.
         """
-        settled = [sequence for sequence in self._in_flight if first <= sequence <= last]
-        if settled:
-            self._in_flight.difference_update(settled)
-            self._late_in_flight.difference_update(settled)
+        completed = [sequence for sequence in self._in_flight if first <= sequence <= last]
+        if completed:
+            self._in_flight.difference_update(completed)
+            self._backlog_in_flight.difference_update(completed)
             self._waiting_since = now
-        return joined((sequence, sequence) for sequence in settled)
+        return merge_spans((sequence, sequence) for sequence in completed)
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return *spans* (first, last) ascending, those in one that follow one another without a gap."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
@@ -216,18 +218,18 @@ class Backoff:
     def __init__(self, random_source: random.Random) -> None:
         self._random = random_source
         self._failures = 0
-        self._fleet_seconds = self._own_seconds = 0.0
+        self._fleet_seconds = self._host_seconds = 0.0
 
     def spread(self, host: str, fleet_seconds: float) -> None:
         """Take within how long the fleet is to come back; our moment of it is by our name."""
         self._fleet_seconds = min(fleet_seconds, FLEET_SECONDS_MAX)
-        self._own_seconds = self._fleet_seconds * random.Random(host).random()
+        self._host_seconds = self._fleet_seconds * random.Random(host).random()
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """The next failure is the first again."""
         self._failures = 0
 
-    def failed(self, *, refused: bool, retry_seconds: float | None = None) -> float:
+    def next_delay(self, *, refused: bool, retry_seconds: float | None = None) -> float:
         """Return how long to wait. *refused*: the aggregator said no to who we are; *retry_seconds*: it
         said when to come."""
         if refused:
@@ -238,5 +240,5 @@ class Backoff:
         doubled = BACKOFF_SECONDS_MIN * 2.0 ** min(self._failures, 16)
         wait = self._random.uniform(BACKOFF_SECONDS_MIN, min(doubled, BACKOFF_SECONDS_MAX))
         if self._failures > 1 and self._fleet_seconds:
-            return max(wait, self._own_seconds if self._failures == 2 else self._fleet_seconds)
+            return max(wait, self._host_seconds if self._failures == 2 else self._fleet_seconds)
         return wait

@@ -1,6 +1,6 @@
 """TLS for the agent's line: a socket that does not block, and says what goes wrong in words.
 
-`connection.py` sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
+`plain_socket.py` sees what it sees of a plain socket: `send` takes a part or raises BlockingIOError, `recv` too, and when
 `poll` finds nothing to read there is nothing to read.
 """
 
@@ -9,25 +9,25 @@ from __future__ import annotations
 import socket
 import ssl
 
-from ...contract.tls import TlsError, TlsFiles, client_context, explained, hung_up
+from ...contract.tls import TlsError, TlsFiles, client_context, explain_error, hangup_message
 from .grpc_http2 import SessionError
 
-__all__ = ["TlsFiles", "TlsSocket", "dial"]
+__all__ = ["TlsFiles", "TlsSocket", "handshake"]
 
 #: OpenSSL waits for the socket: for bytes, or for room.
-_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_WOULD_BLOCK = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-def dial(connection: socket.socket, files: TlsFiles, name: str) -> TlsSocket:
-    """Shake hands over *connection*, within its timeout; the files are read anew. Raises SessionError with words."""
+def handshake(plain_socket: socket.socket, files: TlsFiles, name: str) -> TlsSocket:
+    """Shake hands over *plain_socket*, within its timeout; the files are read anew. Raises SessionError with words."""
     try:
         context = client_context(files)
     except TlsError as error:
         raise SessionError(str(error)) from error
     try:
-        wrapped = context.wrap_socket(connection, server_hostname=files.server_name or name)
+        wrapped = context.wrap_socket(plain_socket, server_hostname=files.server_name or name)
     except (OSError, ValueError) as error:
-        raise SessionError(explained(error, files, name)) from error
+        raise SessionError(explain_error(error, files, name)) from error
     return TlsSocket(wrapped, files, name)
 
 
@@ -36,7 +36,7 @@ class TlsSocket:
 
     def __init__(self, wrapped: ssl.SSLSocket, files: TlsFiles, name: str) -> None:
         self._wrapped, self._files, self._name = wrapped, files, name
-        self._heard = False  # anything but the handshake
+        self._received_any = False  # anything but the handshake
 
     def fileno(self) -> int:
         """Return the descriptor to be polled."""
@@ -57,10 +57,10 @@ class TlsSocket:
         """
         try:
             return self._wrapped.send(data)
-        except _WAITS as error:
+        except _WOULD_BLOCK as error:
             raise BlockingIOError from error
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._session_error(error) from error
 
     def recv(self, size: int) -> bytes:
         """Return what is there, b"" at the end. Raises BlockingIOError when nothing is, SessionError.
@@ -71,16 +71,16 @@ class TlsSocket:
             data = self._wrapped.recv(size)
             while pending := self._wrapped.pending():
                 data += self._wrapped.recv(pending)
-        except _WAITS as error:
+        except _WOULD_BLOCK as error:
             raise BlockingIOError from error
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._session_error(error) from error
         if (
-            not data and not self._heard
+            not data and not self._received_any
         ):  # TLS 1.3: our certificate is looked at after the handshake
-            raise SessionError(hung_up(self._files))
-        self._heard = True
+            raise SessionError(hangup_message(self._files))
+        self._received_any = True
         return data
 
-    def _failed(self, error: OSError) -> SessionError:
-        return SessionError(explained(error, self._files, self._name))
+    def _session_error(self, error: OSError) -> SessionError:
+        return SessionError(explain_error(error, self._files, self._name))

@@ -52,9 +52,9 @@ GRAVITY = (
 #: These leave the host in service: no budget counts them, and there is nothing to take back.
 LEAVE_IN_SERVICE = frozenset({Action.RETURN_TO_SERVICE, Action.INSPECT, Action.CAP_POWER})
 #: All that a statistical verdict may ask of a host.
-OF_STATISTICS = frozenset({Action.AVOID, Action.DRAIN_AFTER_JOB})
+STATISTICAL_ACTIONS = frozenset({Action.AVOID, Action.DRAIN_AFTER_JOB})
 #: What only a deterministic fault, or a job that is dead already, allows.
-OF_CERTAINTY = frozenset({Action.EVICT_NOW})
+CERTAIN_ACTIONS = frozenset({Action.EVICT_NOW})
 
 
 class Basis(IntEnum):
@@ -85,7 +85,7 @@ class Scope(StrEnum):
     FLEET = "fleet"
 
 
-class State(IntEnum):
+class AdvisoryState(IntEnum):
     """Where an advisory is."""
 
     PROPOSED = 1
@@ -99,23 +99,50 @@ class State(IntEnum):
 
 
 #: The reason under which a host stands that is heard of no more.
-SILENCE = "STALE_TELEMETRY"
-ENDED = frozenset({State.DONE, State.FAILED, State.REJECTED, State.EXPIRED, State.WITHDRAWN})
+SILENCE_REASON = "STALE_TELEMETRY"
+TERMINAL_STATES = frozenset(
+    {
+        AdvisoryState.DONE,
+        AdvisoryState.FAILED,
+        AdvisoryState.REJECTED,
+        AdvisoryState.EXPIRED,
+        AdvisoryState.WITHDRAWN,
+    }
+)
 #: From -> to. Whatever is not here never happens.
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.PROPOSED: frozenset(
-        {State.ACCEPTED, State.REJECTED, State.DEFERRED, State.EXPIRED, State.WITHDRAWN}
+TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
+    AdvisoryState.PROPOSED: frozenset(
+        {
+            AdvisoryState.ACCEPTED,
+            AdvisoryState.REJECTED,
+            AdvisoryState.DEFERRED,
+            AdvisoryState.EXPIRED,
+            AdvisoryState.WITHDRAWN,
+        }
     ),
     # PROPOSED again: its owner fell silent. WITHDRAWN: a graver one took its place.
-    State.ACCEPTED: frozenset(
-        {State.DONE, State.FAILED, State.REJECTED, State.PROPOSED, State.WITHDRAWN}
+    AdvisoryState.ACCEPTED: frozenset(
+        {
+            AdvisoryState.DONE,
+            AdvisoryState.FAILED,
+            AdvisoryState.REJECTED,
+            AdvisoryState.PROPOSED,
+            AdvisoryState.WITHDRAWN,
+        }
     ),
-    State.DEFERRED: frozenset({State.PROPOSED, State.REJECTED, State.EXPIRED, State.WITHDRAWN}),
+    AdvisoryState.DEFERRED: frozenset(
+        {
+            AdvisoryState.PROPOSED,
+            AdvisoryState.REJECTED,
+            AdvisoryState.EXPIRED,
+            AdvisoryState.WITHDRAWN,
+        }
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FailureDomains:
     """Where a host stands, for budgets and shared causes; "" where nobody has said."""
 
     rack: str = ""
@@ -126,7 +153,7 @@ class Place:
     nvlink_domain: str = ""
 
 
-NOWHERE = Place()
+NOWHERE = FailureDomains()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +183,7 @@ class Case:
     since_ns: int
     then: Action | None = None  # once it is drained
     devices: tuple[str, ...] = ()
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
     gang_gpus: int = 0  # of that job; 0: not known
     checkpoint_seconds: float = 0.0  # its cadence, where somebody tells
@@ -176,33 +203,33 @@ def gravity(action: Action) -> int:
     return GRAVITY.index(action)
 
 
-def takes_out(action: Action) -> bool:
+def removes_host(action: Action) -> bool:
     """Say whether *action* costs the fleet a host for a time."""
     return action not in LEAVE_IN_SERVICE
 
 
-def lawful(case: Case) -> Case:
+def restrict_to_basis(case: Case) -> Case:
     """Return *case* with an action that its basis bears, the nearest to what it asked for, and words on the change.
 
     What follows a statistical verdict's drain is for people to say: its policy's words stand in the case.
     """
-    action, words = case.action, ""
+    action, reason = case.action, ""
     then = None if case.basis is Basis.STATISTICAL else case.then
-    if case.basis is Basis.STATISTICAL and action not in OF_STATISTICS:
+    if case.basis is Basis.STATISTICAL and action not in STATISTICAL_ACTIONS:
         milder = gravity(action) < gravity(Action.DRAIN_AFTER_JOB)
         action = Action.AVOID if milder else Action.DRAIN_AFTER_JOB
-        words = "a statistical verdict asks for AVOID or DRAIN_AFTER_JOB only"
-    elif action in OF_CERTAINTY and case.basis not in (Basis.DETERMINISTIC, Basis.DEAD_JOB):
-        action, words = Action.DRAIN_AFTER_JOB, "no fault is certain and no job is dead"
+        reason = "a statistical verdict asks for AVOID or DRAIN_AFTER_JOB only"
+    elif action in CERTAIN_ACTIONS and case.basis not in (Basis.DETERMINISTIC, Basis.DEAD_JOB):
+        action, reason = Action.DRAIN_AFTER_JOB, "no fault is certain and no job is dead"
     elif action is Action.DRAIN_AT_CHECKPOINT and not case.checkpoint_seconds > 0:
-        action, words = Action.DRAIN_AFTER_JOB, "when it checkpoints is not known"
+        action, reason = Action.DRAIN_AFTER_JOB, "when it checkpoints is not known"
     scope = case.scope
     if scope is Scope.NONE:
         scope = Scope.HOST  # the widest that a host's own fault may touch
-    if not words and scope is case.scope and then is case.then:
+    if not reason and scope is case.scope and then is case.then:
         return case
-    said = f"{case.words}; {words}, so {action.name}" if words else case.words
-    return replace(case, action=action, then=then, scope=scope, words=said)
+    message = f"{case.words}; {reason}, so {action.name}" if reason else case.words
+    return replace(case, action=action, then=then, scope=scope, words=message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +244,7 @@ class Advisory:
     basis: Basis
     reason: str
     words: str
-    state: State
+    state: AdvisoryState
     state_words: str  # why it is in this state
     proposed_ns: int
     expires_ns: int
@@ -226,7 +253,7 @@ class Advisory:
     then: Action | None = None
     devices: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
     confidence: float = 1.0
     count: int = 1
@@ -247,7 +274,7 @@ class Advisory:
     @property
     def is_open(self) -> bool:
         """Whether anything may come of it still."""
-        return self.state not in ENDED
+        return self.state not in TERMINAL_STATES
 
     @property
     def etag(self) -> str:
@@ -285,7 +312,7 @@ class Unavailable:
     now_ns: int
     host: str
     by: str
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
 
 
@@ -302,7 +329,7 @@ class Member:
     """A host with what budgets count it by."""
 
     host: str
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
 
 
@@ -357,7 +384,7 @@ class Acked:
 
     now_ns: int
     name: str
-    to: State
+    to: AdvisoryState
     actor: str
     words: str = ""
     etag: str = ""
@@ -510,7 +537,7 @@ HOUR_NS = 3600 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdvisoryLimits:
     """Hosts are counted whoever took them out. Times are seconds."""
 
     rack_hosts_max: int = 2
@@ -552,9 +579,9 @@ class Limits:
         return max(self.cluster_hosts_min, int(self.cluster_share_max * hosts))
 
 
-def limits_of(settings: AggregatorConfig) -> Limits:
+def limits_of(settings: AggregatorConfig) -> AdvisoryLimits:
     """Return what an operator set; the rest is as it is here."""
-    return Limits(
+    return AdvisoryLimits(
         rack_hosts_max=settings.advice_rack_hosts_max,
         job_hosts_max=settings.advice_job_hosts_max,
         cluster_share_max=settings.advice_cluster_share_max,
@@ -575,25 +602,25 @@ def seconds_ns(seconds: float) -> int:
 # ----------------------------------------------------------------------
 # Where hosts stand, as advice has it, and how many there are in each domain.
 
-FIELDS = tuple(Place.__dataclass_fields__)
+DOMAIN_FIELDS = tuple(FailureDomains.__dataclass_fields__)
 
 
-class Stand(NamedTuple):
+class DomainSizes(NamedTuple):
     """A host's place. `among`: how many hosts stand in each domain of it, in the order of its fields."""
 
-    place: Place
+    place: FailureDomains
     among: tuple[int, ...]
 
 
-def place_of(declared: Declared | None, host: str) -> Place:
+def place_of(declared: Declared | None, host: str) -> FailureDomains:
     """Return where *host* stands; "" where nobody has said."""
     if declared is None:
         return NOWHERE
-    told = declared.place(host)
-    return Place(*(getattr(told, name) for name in FIELDS))
+    declared_place = declared.place(host)
+    return FailureDomains(*(getattr(declared_place, name) for name in DOMAIN_FIELDS))
 
 
-class Places:
+class DomainCounts:
     """Counts anew when places change, or hosts come."""
 
     def __init__(self) -> None:
@@ -602,20 +629,22 @@ class Places:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._names: Sequence[str] = ()
 
-    def take(self, declared: Declared | None, names: Sequence[str]) -> None:
+    def update(self, declared: Declared | None, names: Sequence[str]) -> None:
         """Answer from now on by *declared* for a fleet of *names*."""
         self._declared, self._names = declared, names
 
-    def of(self, host: str) -> Stand:
+    def sizes(self, host: str) -> DomainSizes:
         """Return where *host* stands."""
         place = place_of(self._declared, host)
         if place == NOWHERE or self._declared is None:
-            return Stand(place, ())
+            return DomainSizes(place, ())
         version = self._declared.places_version, len(self._names)
         if version != self._counted:
             self._counted, self._counts = version, self._count(self._declared)
-        return Stand(place, tuple(self._counts[name, getattr(place, name)] for name in FIELDS))
+        return DomainSizes(
+            place, tuple(self._counts[name, getattr(place, name)] for name in DOMAIN_FIELDS)
+        )
 
     def _count(self, declared: Declared) -> Counter[tuple[str, str]]:
         places = [declared.place(host) for host in self._names]
-        return Counter((name, getattr(place, name)) for place in places for name in FIELDS)
+        return Counter((name, getattr(place, name)) for place in places for name in DOMAIN_FIELDS)

@@ -7,137 +7,166 @@ from dataclasses import replace
 
 from . import limits
 from .advisory import (
-    ENDED,
-    SILENCE,
+    SILENCE_REASON,
+    TERMINAL_STATES,
     TRANSITIONS,
     Acked,
     Act,
     Action,
     Advisory,
+    AdvisoryState,
     Back,
     Clear,
     Out,
     PutBack,
     Refused,
     Renew,
-    State,
     StillOut,
     TakenOut,
+    removes_host,
     seconds_ns,
-    takes_out,
 )
-from .limits import out_already
-from .proposals import verified
+from .limits import unavailable_reason
+from .proposals import is_verified
 from .shared_causes import mute_members
-from .state import Absent, Desk, Hold, Memory
+from .state import DeclaredOut, Hold, MachineState, StateEditor
 
 #: What may be answered; the other states are ours to say.
-ANSWERS = (State.ACCEPTED, State.REJECTED, State.DEFERRED, State.DONE, State.FAILED)
+ANSWERABLE_STATES = (
+    AdvisoryState.ACCEPTED,
+    AdvisoryState.REJECTED,
+    AdvisoryState.DEFERRED,
+    AdvisoryState.DONE,
+    AdvisoryState.FAILED,
+)
 ACTOR_CHARACTERS_MAX = 128
-WORDS_CHARACTERS_MAX = 500
+NOTE_CHARACTERS_MAX = 500
 #: Who accepts may name a lease from the one to the other.
 LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 10.0, 7 * 86_400.0
 #: By so much the clock of who puts off may be ahead of ours.
-AHEAD_SECONDS_MAX = 600.0
+CLOCK_AHEAD_SECONDS_MAX = 600.0
 
 
-def ack(desk: Desk, event: Acked) -> None:
+def apply_answer(editor: StateEditor, event: Acked) -> None:
     """Take *event*, or say why it changes nothing."""
-    one = desk.known(event.name)
-    why, words = _against(desk, one, event)
-    if one is None or why:
-        desk.say(Refused(event.name, why, words))
+    advisory = editor.find(event.name)
+    kind, reason = _answer_error(editor, advisory, event)
+    if advisory is None or kind:
+        editor.emit(Refused(event.name, kind, reason))
         return
     match event.to:
-        case State.ACCEPTED:
-            _accept(desk, one, event)
-        case State.DONE:
-            _done(desk, one, event)
-        case State.FAILED:
-            _failed(desk, one, event)
-        case State.REJECTED:
-            _reject(desk, one, event)
+        case AdvisoryState.ACCEPTED:
+            _accept(editor, advisory, event)
+        case AdvisoryState.DONE:
+            _done(editor, advisory, event)
+        case AdvisoryState.FAILED:
+            _failed(editor, advisory, event)
+        case AdvisoryState.REJECTED:
+            _reject(editor, advisory, event)
         case _:
-            _defer(desk, one, event)
+            _defer(editor, advisory, event)
 
 
-def would(desk: Desk, event: Acked) -> Advisory | Refused:
+def preview(editor: StateEditor, event: Acked) -> Advisory | Refused:
     """Return how the advisory would stand after *event*, or why that would change nothing. Does nothing."""
-    one = desk.known(event.name)
-    why, words = _against(desk, one, event)
-    if one is None or why:
-        return Refused(event.name, why, words)
-    words = f"{event.actor} would have it so: nothing was done"
-    if event.to is State.DEFERRED:
-        return replace(one, state_words=words, **desk.deferral(_until(desk, event)))
-    if event.to is State.ACCEPTED:
-        return _would_accept(desk, one, event, words)
-    return replace(one, state=event.to, state_words=words)
+    advisory = editor.find(event.name)
+    kind, reason = _answer_error(editor, advisory, event)
+    if advisory is None or kind:
+        return Refused(event.name, kind, reason)
+    reason = f"{event.actor} would have it so: nothing was done"
+    if event.to is AdvisoryState.DEFERRED:
+        return replace(
+            advisory, state_words=reason, **editor.deferral(_deferred_until_ns(editor, event))
+        )
+    if event.to is AdvisoryState.ACCEPTED:
+        return _preview_accept(editor, advisory, event, reason)
+    return replace(advisory, state=event.to, state_words=reason)
 
 
-def _would_accept(desk: Desk, one: Advisory, event: Acked, words: str) -> Advisory:
-    lease = _lease_until(desk, one, event)
-    after = replace(one, state=State.ACCEPTED, state_words=words, lease_until_ns=lease)
-    if one.state is State.ACCEPTED or not takes_out(one.action):
+def _preview_accept(editor: StateEditor, advisory: Advisory, event: Acked, reason: str) -> Advisory:
+    lease = _lease_until_ns(editor, advisory, event)
+    after = replace(
+        advisory, state=AdvisoryState.ACCEPTED, state_words=reason, lease_until_ns=lease
+    )
+    if advisory.state is AdvisoryState.ACCEPTED or not removes_host(advisory.action):
         return after
-    if full := limits.refusal(desk, (one.host, one.place, one.job), one.name, granting=True):
-        until = desk.after(desk.limits.defer_seconds)
-        return replace(one, state_words=full, **desk.deferral(until))
-    return replace(after, expires_ns=desk.after(desk.limits.hold_seconds))
+    if full := limits.refusal(
+        editor, (advisory.host, advisory.place, advisory.job), advisory.name, granting=True
+    ):
+        until = editor.after(editor.limits.defer_seconds)
+        return replace(advisory, state_words=full, **editor.deferral(until))
+    return replace(after, expires_ns=editor.after(editor.limits.hold_seconds))
 
 
-def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
+def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) -> tuple[str, str]:
     """Return (kind, words) of what is against the answer; ("", "") for nothing."""
-    if one is None:
+    if advisory is None:
         return "missing", f"no advisory {event.name!r} is known, or it ended long ago"
-    if wrong := _field(event):
-        return "field", wrong
-    if event.etag and event.etag != one.etag:
-        return "etag", f"etag {event.etag!r}: it is {one.etag!r} by now: {one.state_words}"
-    renews = one.state is State.ACCEPTED and event.to is State.ACCEPTED
-    takes = event.to is State.ACCEPTED and one.state in (State.PROPOSED, State.DEFERRED)
+    if error := _field_error(event):
+        return "field", error
+    if event.etag and event.etag != advisory.etag:
+        return (
+            "etag",
+            f"etag {event.etag!r}: it is {advisory.etag!r} by now: {advisory.state_words}",
+        )
+    renews = advisory.state is AdvisoryState.ACCEPTED and event.to is AdvisoryState.ACCEPTED
+    takes = event.to is AdvisoryState.ACCEPTED and advisory.state in (
+        AdvisoryState.PROPOSED,
+        AdvisoryState.DEFERRED,
+    )
     if (
         takes
-        and one.action is not Action.RETURN_TO_SERVICE
-        and (words := out_already(desk, one.host))
+        and advisory.action is not Action.RETURN_TO_SERVICE
+        and (reason := unavailable_reason(editor, advisory.host))
     ):
-        return "state", f"{words}: nothing is granted there until it is in service again"
-    if not renews and event.to not in TRANSITIONS.get(one.state, frozenset()):
+        return "state", f"{reason}: nothing is granted there until it is in service again"
+    if not renews and event.to not in TRANSITIONS.get(advisory.state, frozenset()):
         ended = (
-            "it has ended and nothing more comes of it" if one.state in ENDED else "not from there"
+            "it has ended and nothing more comes of it"
+            if advisory.state in TERMINAL_STATES
+            else "not from there"
         )
-        return "state", f"{one.name} is {one.state.name} ({one.state_words}): {ended}"
-    if event.to is State.DEFERRED and (wrong := _moment(desk, event.until_ns)):
-        return "field", f"defer_until_time: {wrong}"
-    owned = renews or event.to in (State.DONE, State.FAILED)
-    if owned and event.actor != one.owner:
-        return "owner", f"{one.name} is {one.owner!r}'s to carry out until its lease ends"
-    if event.to is State.ACCEPTED and not renews and desk.memory.frozen:
-        return "frozen", f"nothing is granted while the picture is in doubt: {desk.memory.frozen}"
-    if event.to is State.ACCEPTED and not renews and one.action is Action.RETURN_TO_SERVICE:
-        hold = desk.memory.holds.get(one.host)
-        if hold is None or not verified(desk, hold):
-            return "state", f"{one.host} is not well any more, or nothing of ours is set on it"
+        return (
+            "state",
+            f"{advisory.name} is {advisory.state.name} ({advisory.state_words}): {ended}",
+        )
+    if event.to is AdvisoryState.DEFERRED and (error := _deferral_error(editor, event.until_ns)):
+        return "field", f"defer_until_time: {error}"
+    owned = renews or event.to in (AdvisoryState.DONE, AdvisoryState.FAILED)
+    if owned and event.actor != advisory.owner:
+        return "owner", f"{advisory.name} is {advisory.owner!r}'s to carry out until its lease ends"
+    if event.to is AdvisoryState.ACCEPTED and not renews and editor.state.frozen:
+        return "frozen", f"nothing is granted while the picture is in doubt: {editor.state.frozen}"
+    if (
+        event.to is AdvisoryState.ACCEPTED
+        and not renews
+        and advisory.action is Action.RETURN_TO_SERVICE
+    ):
+        hold = editor.state.holds.get(advisory.host)
+        if hold is None or not is_verified(editor, hold):
+            return "state", f"{advisory.host} is not well any more, or nothing of ours is set on it"
     return "", ""
 
 
-def _field(event: Acked) -> str:
-    if event.to not in ANSWERS:
-        return f"new_state: {event.to.name} is not to be answered; expected one of {_names()}"
+def _field_error(event: Acked) -> str:
+    if event.to not in ANSWERABLE_STATES:
+        return (
+            f"new_state: {event.to.name} is not to be answered; expected one of {_answer_names()}"
+        )
     if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
         return f"actor: who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters"
-    if len(event.words) > WORDS_CHARACTERS_MAX or not (event.words or "-").isprintable():
-        return f"note: one line of at most {WORDS_CHARACTERS_MAX} characters"
-    if event.to is State.REJECTED and not event.words.strip():
+    if len(event.words) > NOTE_CHARACTERS_MAX or not (event.words or "-").isprintable():
+        return f"note: one line of at most {NOTE_CHARACTERS_MAX} characters"
+    if event.to is AdvisoryState.REJECTED and not event.words.strip():
         return "note: a rejection says why; the next advisory is better for it"
-    return _lease(event)
+    return _lease_error(event)
 
 
-def _lease(event: Acked) -> str:
+def _lease_error(event: Acked) -> str:
     """Return what is wrong with the lease that *event* names; "" for nothing."""
     if not event.lease_seconds:
         return ""
-    if event.to is not State.ACCEPTED:
+    if event.to is not AdvisoryState.ACCEPTED:
         return "lease: only who accepts names one"
     if not LEASE_SECONDS_MIN <= event.lease_seconds <= LEASE_SECONDS_MAX:
         most = f"{LEASE_SECONDS_MAX / 86_400:g} days"
@@ -145,205 +174,218 @@ def _lease(event: Acked) -> str:
     return ""
 
 
-def _names() -> str:
-    return ", ".join(one.name for one in ANSWERS)
+def _answer_names() -> str:
+    return ", ".join(one.name for one in ANSWERABLE_STATES)
 
 
 # ---- accepted
 
 
-def _lease_until(desk: Desk, one: Advisory, event: Acked) -> int:
-    """Return until when who accepts holds *one*: for as long as named, else for the usual time and no less than is left."""
+def _lease_until_ns(editor: StateEditor, advisory: Advisory, event: Acked) -> int:
+    """Return until when who accepts holds *advisory*: for as long as named, else for the usual time and no less than is left."""
     if event.lease_seconds:
-        return desk.after(event.lease_seconds)
-    left = one.lease_until_ns if one.state is State.ACCEPTED else 0
-    return max(left, desk.after(desk.limits.lease_seconds))
+        return editor.after(event.lease_seconds)
+    left = advisory.lease_until_ns if advisory.state is AdvisoryState.ACCEPTED else 0
+    return max(left, editor.after(editor.limits.lease_seconds))
 
 
-def _accept(desk: Desk, one: Advisory, event: Acked) -> None:
-    lease = _lease_until(desk, one, event)
-    if one.state is State.ACCEPTED:
-        _hold_anew(desk, one)
-        desk.put(one, f"{event.actor} is still at it", lease_until_ns=lease)
+def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
+    lease = _lease_until_ns(editor, advisory, event)
+    if advisory.state is AdvisoryState.ACCEPTED:
+        _restore_hold(editor, advisory)
+        editor.put(advisory, f"{event.actor} is still at it", lease_until_ns=lease)
         return
-    if takes_out(one.action) and (words := _too_much(desk, one)):
-        desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
+    if removes_host(advisory.action) and (reason := _limit_reached(editor, advisory)):
+        editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
         return
-    desk.memory.token += 1
-    said = f"accepted by {event.actor}" + (f": {event.words}" if event.words else "")
-    taken = desk.put(
-        one, said, state=State.ACCEPTED, owner=event.actor, lease_until_ns=lease,
-        token=desk.memory.token,
+    editor.state.token += 1
+    message = f"accepted by {event.actor}" + (f": {event.words}" if event.words else "")
+    accepted = editor.put(
+        advisory, message, state=AdvisoryState.ACCEPTED, owner=event.actor, lease_until_ns=lease,
+        token=editor.state.token,
     )  # fmt: skip
-    if one.action is Action.RETURN_TO_SERVICE:
-        hold = desk.memory.holds[one.host]
-        desk.say(Clear(hold.name, hold.host, event.actor, one.words))
+    if advisory.action is Action.RETURN_TO_SERVICE:
+        hold = editor.state.holds[advisory.host]
+        editor.emit(Clear(hold.name, hold.host, event.actor, advisory.words))
         return
-    until = desk.after(desk.limits.hold_seconds)
-    if takes_out(one.action):
-        limits.grant(desk, taken)
-        _hold(desk, taken, until)
-    desk.say(
+    until = editor.after(editor.limits.hold_seconds)
+    if removes_host(advisory.action):
+        limits.record_grant(editor, accepted)
+        _place_hold(editor, accepted, until)
+    editor.emit(
         Act(
-            taken.name, taken.host, taken.action, taken.scope, taken.owner, taken.token, until, said
+            accepted.name,
+            accepted.host,
+            accepted.action,
+            accepted.scope,
+            accepted.owner,
+            accepted.token,
+            until,
+            message,
         )
     )
 
 
-def _too_much(desk: Desk, one: Advisory) -> str:
-    """Return why *one* may not take its host out now; a rate that is reached opens the breaker."""
-    words = limits.refusal(desk, (one.host, one.place, one.job), one.name, granting=True)
-    if words and words == limits.hour_full(desk) and desk.memory.fuse.position == "closed":
-        desk.trip(desk.limits.breaker_seconds, words)
-    return words
+def _limit_reached(editor: StateEditor, advisory: Advisory) -> str:
+    """Return why *advisory* may not take its host out now; a rate that is reached opens the breaker."""
+    reason = limits.refusal(
+        editor, (advisory.host, advisory.place, advisory.job), advisory.name, granting=True
+    )
+    if (
+        reason
+        and reason == limits.hourly_refusal(editor)
+        and editor.state.fuse.position == "closed"
+    ):
+        editor.trip(editor.limits.breaker_seconds, reason)
+    return reason
 
 
-def _hold(desk: Desk, one: Advisory, until_ns: int) -> None:
+def _place_hold(editor: StateEditor, advisory: Advisory, until_ns: int) -> None:
     """Keep what is being set on the host; a milder one that is set there goes over to it."""
-    memory = desk.memory
-    before = memory.holds.get(one.host)
-    watched = memory.probation.get(one.host)
-    if before is None and watched is not None and watched.until_ns > desk.now_ns:
-        memory.probation[one.host] = replace(watched, relapses=watched.relapses + 1)
-    earlier, action = _done_before(desk, before)
-    memory.holds[one.host] = Hold(
-        one.name, one.host, one.action, one.owner, until_ns, one.place, one.job,
+    state = editor.state
+    before = state.holds.get(advisory.host)
+    probation = state.probation.get(advisory.host)
+    if before is None and probation is not None and probation.until_ns > editor.now_ns:
+        state.probation[advisory.host] = replace(probation, relapses=probation.relapses + 1)
+    earlier, action = _earlier_work(editor, before)
+    state.holds[advisory.host] = Hold(
+        advisory.name, advisory.host, advisory.action, advisory.owner, until_ns, advisory.place, advisory.job,
         confirmed=bool(earlier), earlier=earlier, earlier_action=action,
     )  # fmt: skip
-    for other in desk.open_of(one.host):
-        if other.name != one.name:
-            desk.put(other, f"{one.name} took its place", state=State.WITHDRAWN)
-            _rename(desk, other.name, one.name)
+    for other in editor.open_advisories(advisory.host):
+        if other.name != advisory.name:
+            editor.put(other, f"{advisory.name} took its place", state=AdvisoryState.WITHDRAWN)
+            _reassign_cases(editor, other.name, advisory.name)
 
 
-def _hold_anew(desk: Desk, one: Advisory) -> None:
-    """Keep again what the owner of *one* set, where that ran out meanwhile: its host is out, whatever we said of it."""
-    memory = desk.memory
-    if not takes_out(one.action) or one.host in memory.holds:
+def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
+    """Keep again what the owner of *advisory* set, where that ran out meanwhile: its host is out, whatever we said of it."""
+    state = editor.state
+    if not removes_host(advisory.action) or advisory.host in state.holds:
         return
-    watched = memory.probation.pop(one.host, None)  # it had not come back: this is no relapse
-    until = desk.after(desk.limits.hold_seconds)
-    _hold(desk, one, until)
-    if watched is not None:
-        memory.probation[one.host] = watched
-    desk.say(Renew(one.name, one.host, until, "its owner has it out still"))
+    probation = state.probation.pop(advisory.host, None)  # it had not come back: this is no relapse
+    until = editor.after(editor.limits.hold_seconds)
+    _place_hold(editor, advisory, until)
+    if probation is not None:
+        state.probation[advisory.host] = probation
+    editor.emit(Renew(advisory.name, advisory.host, until, "its owner has it out still"))
 
 
-def _done_before(desk: Desk, before: Hold | None) -> tuple[str, Action | None]:
+def _earlier_work(editor: StateEditor, before: Hold | None) -> tuple[str, Action | None]:
     """Return the advisory whose work stands on the host already, and its action; "" for none."""
     if before is None:
         return "", None
-    known = desk.known(before.name)
-    if before.confirmed and (known is None or known.state is State.DONE):
+    known = editor.find(before.name)
+    if before.confirmed and (known is None or known.state is AdvisoryState.DONE):
         return before.name, before.action
     return before.earlier, before.earlier_action
 
 
-def _rename(desk: Desk, before: str, now: str) -> None:
-    for standing in desk.memory.cases.values():
-        if standing.advisory == before:
-            standing.advisory = now
+def _reassign_cases(editor: StateEditor, before: str, now: str) -> None:
+    for open_case in editor.state.cases.values():
+        if open_case.advisory == before:
+            open_case.advisory = now
 
 
 # ---- done, failed
 
 
-def _done(desk: Desk, one: Advisory, event: Acked) -> None:
-    _hold_anew(desk, one)
-    trial = desk.memory.fuse.trial == one.name
-    words = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
-    desk.put(one, words, state=State.DONE)
-    hold = desk.memory.holds.get(one.host)
-    if one.action is Action.RETURN_TO_SERVICE:
+def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
+    _restore_hold(editor, advisory)
+    trial = editor.state.fuse.trial == advisory.name
+    reason = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
+    editor.put(advisory, reason, state=AdvisoryState.DONE)
+    hold = editor.state.holds.get(advisory.host)
+    if advisory.action is Action.RETURN_TO_SERVICE:
         if hold is not None:
-            desk.drop(hold, words)
+            editor.drop(hold, reason)
         return
-    if not takes_out(one.action):
-        mute_all(desk, one, again_seconds(desk, one))
+    if not removes_host(advisory.action):
+        mute_all(editor, advisory, repropose_seconds(editor, advisory))
         return
-    if hold is not None and hold.name == one.name:
+    if hold is not None and hold.name == advisory.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
-        if one.action is not Action.AVOID:
+        if advisory.action is not Action.AVOID:
             hold.job = (
                 ""  # it went on without this host, or is over; the rack and the fleet still miss it
             )
-    desk.memory.fuse.failures = 0
+    editor.state.fuse.failures = 0
     if trial:
-        desk.close_fuse(f"{one.name} went well")
+        editor.close_breaker(f"{advisory.name} went well")
 
 
-def _failed(desk: Desk, one: Advisory, event: Acked) -> None:
-    trial = desk.memory.fuse.trial == one.name
-    words = f"{event.actor} did not manage" + (f": {event.words}" if event.words else "")
-    desk.put(one, words, state=State.FAILED)
-    if one.action is Action.RETURN_TO_SERVICE:
-        desk.mute(f"return {one.host}", one.action, desk.limits.again_seconds)
+def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
+    trial = editor.state.fuse.trial == advisory.name
+    reason = f"{event.actor} did not manage" + (f": {event.words}" if event.words else "")
+    editor.put(advisory, reason, state=AdvisoryState.FAILED)
+    if advisory.action is Action.RETURN_TO_SERVICE:
+        editor.mute(f"return {advisory.host}", advisory.action, editor.limits.again_seconds)
         return
-    mute_all(desk, one, desk.limits.again_seconds)
-    hold = desk.memory.holds.get(one.host)
-    if hold is not None and hold.name == one.name:
+    mute_all(editor, advisory, editor.limits.again_seconds)
+    hold = editor.state.holds.get(advisory.host)
+    if hold is not None and hold.name == advisory.name:
         hold.unsure = not hold.confirmed  # it may be half done: it counts as out until it expires
-    if not takes_out(one.action):
+    if not removes_host(advisory.action):
         return
-    fuse = desk.memory.fuse
-    fuse.failures += 1
+    breaker = editor.state.fuse
+    breaker.failures += 1
     if trial:
-        desk.trip(2 * fuse.seconds, f"the trial {one.name} failed")
-    elif fuse.failures >= desk.limits.failures_max and fuse.position == "closed":
-        desk.trip(desk.limits.breaker_seconds, f"{fuse.failures} failed on end")
+        editor.trip(2 * breaker.seconds, f"the trial {advisory.name} failed")
+    elif breaker.failures >= editor.limits.failures_max and breaker.position == "closed":
+        editor.trip(editor.limits.breaker_seconds, f"{breaker.failures} failed on end")
 
 
 # ---- rejected, deferred
 
 
-def _reject(desk: Desk, one: Advisory, event: Acked) -> None:
-    was = one.state
-    words = f"rejected by {event.actor}: {event.words}"
-    desk.put(one, words, state=State.REJECTED)
-    hold = desk.memory.holds.get(one.host)
-    if one.action is Action.RETURN_TO_SERVICE:
-        desk.mute(f"return {one.host}", one.action, desk.limits.rejected_seconds)
-        if was is State.ACCEPTED and hold is not None:
+def _reject(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
+    before = advisory.state
+    reason = f"rejected by {event.actor}: {event.words}"
+    editor.put(advisory, reason, state=AdvisoryState.REJECTED)
+    hold = editor.state.holds.get(advisory.host)
+    if advisory.action is Action.RETURN_TO_SERVICE:
+        editor.mute(f"return {advisory.host}", advisory.action, editor.limits.rejected_seconds)
+        if before is AdvisoryState.ACCEPTED and hold is not None:
             hold.unsure = True  # it may be cleared already
         return
-    mute_all(desk, one, desk.limits.rejected_seconds)
-    if hold is not None and hold.name == one.name:
-        desk.clear(hold, words)
+    mute_all(editor, advisory, editor.limits.rejected_seconds)
+    if hold is not None and hold.name == advisory.name:
+        editor.clear(hold, reason)
 
 
-def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
-    words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
-    desk.put_off(one, words, _until(desk, event))
+def _defer(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
+    reason = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
+    editor.defer(advisory, reason, _deferred_until_ns(editor, event))
 
 
-def _until(desk: Desk, event: Acked) -> int:
+def _deferred_until_ns(editor: StateEditor, event: Acked) -> int:
     """Return until when *event* puts off."""
-    until = event.until_ns or desk.after(desk.limits.defer_seconds)
-    return min(until, desk.after(desk.limits.defer_seconds_max))
+    until = event.until_ns or editor.after(editor.limits.defer_seconds)
+    return min(until, editor.after(editor.limits.defer_seconds_max))
 
 
-def _moment(desk: Desk, until_ns: int) -> str:
+def _deferral_error(editor: StateEditor, until_ns: int) -> str:
     """Return what is wrong with the end of a deferral; "" for nothing. 0: none is named."""
-    most = desk.limits.defer_seconds_max
-    if until_ns and until_ns <= desk.now_ns:
+    most = editor.limits.defer_seconds_max
+    if until_ns and until_ns <= editor.now_ns:
         return "a moment that is still to come"
-    if until_ns > desk.after(most + AHEAD_SECONDS_MAX):
-        days = (until_ns - desk.now_ns) / seconds_ns(86_400)
+    if until_ns > editor.after(most + CLOCK_AHEAD_SECONDS_MAX):
+        days = (until_ns - editor.now_ns) / seconds_ns(86_400)
         return f"{days:,.1f} days ahead, at most {most / 86_400:g}: put it off again then"
     return ""
 
 
-def again_seconds(desk: Desk, one: Advisory) -> float:
-    """Return for how long *one*, which is over while its case stands, is not proposed again: a silent host, for a day."""
-    asked_once = one.host and one.reason == SILENCE
-    return desk.limits.rejected_seconds if asked_once else desk.limits.again_seconds
+def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
+    """Return for how long *advisory*, which is over while its case stands, is not proposed again: a silent host, for a day."""
+    is_silence = advisory.host and advisory.reason == SILENCE_REASON
+    return editor.limits.rejected_seconds if is_silence else editor.limits.again_seconds
 
 
-def mute_all(desk: Desk, one: Advisory, seconds: float) -> None:
-    """Propose nothing as grave of what *one* was about for so long; nor of the hosts of a cause."""
-    desk.mute(one.subject, one.action, seconds)
-    if not one.host:
-        mute_members(desk, one, seconds)
+def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
+    """Propose nothing as grave of what *advisory* was about for so long; nor of the hosts of a cause."""
+    editor.mute(advisory.subject, advisory.action, seconds)
+    if not advisory.host:
+        mute_members(editor, advisory, seconds)
 
 
 # ----------------------------------------------------------------------
@@ -357,78 +399,81 @@ def mute_all(desk: Desk, one: Advisory, seconds: float) -> None:
 HOSTS_MAX = 50_000
 
 
-def room_for(memory: Memory, out: Iterable[TakenOut]) -> bool:
+def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
     """Say whether so many may be told of, too."""
-    absent = memory.absent
+    declared_out = state.absent
     new = {
         (one.host, event.by)
         for event in out
         for one in event.members
-        if event.by not in absent.get(one.host, ())
+        if event.by not in declared_out.get(one.host, ())
     }
-    return sum(map(len, absent.values())) + len(new) <= HOSTS_MAX
+    return sum(map(len, declared_out.values())) + len(new) <= HOSTS_MAX
 
 
-def taken_out(desk: Desk, event: TakenOut) -> None:
+def declare_out(editor: StateEditor, event: TakenOut) -> None:
     """Count the hosts of *event* as out until it ends, or until it is said again."""
-    memory, again = desk.memory, list[str]()
-    if event.until_ns <= desk.now_ns:
+    state, repeated = editor.state, list[str]()
+    if event.until_ns <= editor.now_ns:
         return
     for one in event.members:
-        told = memory.absent.setdefault(one.host, {})
-        before = told.get(event.by)
-        since_ns = before.since_ns if before else desk.now_ns
-        told[event.by] = Absent(event.words, since_ns, event.until_ns, one.place, one.job)
+        by_actor = state.absent.setdefault(one.host, {})
+        before = by_actor.get(event.by)
+        since_ns = before.since_ns if before else editor.now_ns
+        by_actor[event.by] = DeclaredOut(event.words, since_ns, event.until_ns, one.place, one.job)
         if before is None or before.words != event.words:
-            desk.say(Out(one.host, event.by, event.until_ns, event.words))
+            editor.emit(Out(one.host, event.by, event.until_ns, event.words))
         else:
-            again.append(one.host)
-    if again:
-        desk.say(StillOut(event.by, tuple(again), event.until_ns, event.words))
-    memory.absent_due_ns = min(memory.absent_due_ns or event.until_ns, event.until_ns)
-    desk.touched = True
+            repeated.append(one.host)
+    if repeated:
+        editor.emit(StillOut(event.by, tuple(repeated), event.until_ns, event.words))
+    state.absent_due_ns = min(state.absent_due_ns or event.until_ns, event.until_ns)
+    editor.is_changed = True
 
 
-def put_back(desk: Desk, event: PutBack) -> None:
+def declare_in_service(editor: StateEditor, event: PutBack) -> None:
     """Count them as in service again, but for what others took out.
 
     Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out goes on.
     """
     for host in event.hosts:
-        if event.by in desk.memory.absent.get(host, ()):
-            _forget(desk, host, event.by, f"{event.by} put it back")
-        elif hold := desk.memory.holds.get(host):
-            _give_up(desk, hold, f"{event.by} says that it is in service again")
+        if event.by in editor.state.absent.get(host, ()):
+            _remove_declared_out(editor, host, event.by, f"{event.by} put it back")
+        elif hold := editor.state.holds.get(host):
+            _release_ended_hold(editor, hold, f"{event.by} says that it is in service again")
 
 
-def _give_up(desk: Desk, hold: Hold, words: str) -> None:
+def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
     """Have what an advisory set that has ended taken away. Where its fault stands it is not asked for again at once."""
-    if hold.name in desk.memory.advisories:
+    if hold.name in editor.state.advisories:
         return
-    for one in desk.open_of(hold.host):
-        if one.action is Action.RETURN_TO_SERVICE and one.state is not State.ACCEPTED:
-            desk.put(one, words, state=State.WITHDRAWN)
-    desk.clear(hold, words)
-    desk.mute(f"host {hold.host}", hold.action, desk.limits.again_seconds)
+    for advisory in editor.open_advisories(hold.host):
+        if (
+            advisory.action is Action.RETURN_TO_SERVICE
+            and advisory.state is not AdvisoryState.ACCEPTED
+        ):
+            editor.put(advisory, reason, state=AdvisoryState.WITHDRAWN)
+    editor.clear(hold, reason)
+    editor.mute(f"host {hold.host}", hold.action, editor.limits.again_seconds)
 
 
-def expire(desk: Desk) -> None:
+def expire_declared_out(editor: StateEditor) -> None:
     """Forget what nobody said again in time."""
-    memory, now_ns = desk.memory, desk.now_ns
-    if not memory.absent or now_ns < memory.absent_due_ns:
+    state, now_ns = editor.state, editor.now_ns
+    if not state.absent or now_ns < state.absent_due_ns:
         return
-    for host, told in list(memory.absent.items()):
-        for by in [by for by, one in told.items() if one.until_ns <= now_ns]:
-            _forget(desk, host, by, f"{by} did not say again that it is out")
-    ends = [one.until_ns for told in memory.absent.values() for one in told.values()]
-    memory.absent_due_ns = min(ends, default=0)
-    desk.touched = True
+    for host, by_actor in list(state.absent.items()):
+        for by in [by for by, one in by_actor.items() if one.until_ns <= now_ns]:
+            _remove_declared_out(editor, host, by, f"{by} did not say again that it is out")
+    ends = [one.until_ns for by_actor in state.absent.values() for one in by_actor.values()]
+    state.absent_due_ns = min(ends, default=0)
+    editor.is_changed = True
 
 
-def _forget(desk: Desk, host: str, by: str, words: str) -> None:
-    told = desk.memory.absent[host]
-    del told[by]
-    if not told:
-        del desk.memory.absent[host]
-    desk.touched = True
-    desk.say(Back(host, by, words))
+def _remove_declared_out(editor: StateEditor, host: str, by: str, reason: str) -> None:
+    by_actor = editor.state.absent[host]
+    del by_actor[by]
+    if not by_actor:
+        del editor.state.absent[host]
+    editor.is_changed = True
+    editor.emit(Back(host, by, reason))

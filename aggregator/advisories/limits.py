@@ -12,35 +12,35 @@ from .advisory import (
     SECOND_NS,
     Action,
     Advisory,
+    AdvisoryState,
     Basis,
     Case,
-    Place,
-    State,
+    FailureDomains,
     gravity,
-    takes_out,
+    removes_host,
 )
-from .state import SILENT, Desk
+from .state import SILENT, StateEditor
 
 WAITING_COSTS_LESS = "waiting costs less than acting"
 
 
-def unasked(desk: Desk, subject: str, first: Case) -> str:
+def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
     """Return why nothing is asked of *subject* for *first*, the gravest of its cases; "" if it may be."""
-    return _muted(desk, subject, first) or _priced_out(first)
+    return _mute_reason(editor, subject, first) or _price_reason(first)
 
 
-def out_already(desk: Desk, host: str) -> str:
+def unavailable_reason(editor: StateEditor, host: str) -> str:
     """Return who has *host* out, so that nothing is advised for it; "" where nobody has. Of a silent one something may be."""
-    taken = desk.memory.taken.get(host)
-    if taken is not None and taken.by != SILENT:
-        return f"the host is out already: {taken.by}"
-    if host in desk.memory.absent and host not in desk.memory.holds:
-        return f"the host is out already: {', '.join(desk.memory.absent[host])}"
+    unavailable_host = editor.state.taken.get(host)
+    if unavailable_host is not None and unavailable_host.by != SILENT:
+        return f"the host is out already: {unavailable_host.by}"
+    if host in editor.state.absent and host not in editor.state.holds:
+        return f"the host is out already: {', '.join(editor.state.absent[host])}"
     return ""
 
 
-def _muted(desk: Desk, subject: str, first: Case) -> str:
-    until_ns = desk.muted_until_ns(subject, first.action)
+def _mute_reason(editor: StateEditor, subject: str, first: Case) -> str:
+    until_ns = editor.muted_until_ns(subject, first.action)
     if not until_ns:
         return ""
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
@@ -50,7 +50,7 @@ def _muted(desk: Desk, subject: str, first: Case) -> str:
     )
 
 
-def _priced_out(first: Case) -> str:
+def _price_reason(first: Case) -> str:
     price = first.price
     wait = (
         first.basis is Basis.STATISTICAL and 0 < price.waiting_gpu_hours <= price.acting_gpu_hours
@@ -58,55 +58,55 @@ def _priced_out(first: Case) -> str:
     return WAITING_COSTS_LESS if wait else ""
 
 
-def news(before: Action, now: Action, words: str) -> str:
+def change_reason(before: Action, now: Action, reason: str) -> str:
     """Return why an advisory that asked for *before*, and asks for *now*, is told again."""
     if gravity(now) > gravity(before):
-        return f"more is wrong with it: {words}"
+        return f"more is wrong with it: {reason}"
     if gravity(now) < gravity(before):
-        return f"less is asked of it than before: {words}"
-    return f"it is not as it was: {words}"
+        return f"less is asked of it than before: {reason}"
+    return f"it is not as it was: {reason}"
 
 
 # ----------------------------------------------------------------------
 # What an advisory says of the cases that it is made of, and when a case is news.
 
 #: Devices and cases that an advisory names; of more it says how many.
-NAMED_MAX = 16
+NAMES_SHOWN_MAX = 16
 #: A price that moved by less is the same.
 PRICE_STEP_RATIO = 1.25
 
 
-def material(before: Case, now: Case) -> bool:
+def is_material_change(before: Case, now: Case) -> bool:
     """Say whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
-    same = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
+    compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
-        any(getattr(before, name) != getattr(now, name) for name in same)
+        any(getattr(before, name) != getattr(now, name) for name in compared)
         or before.checkpoint_seconds != now.checkpoint_seconds
-        or _decade(before.count) != _decade(now.count)
-        or _moved(before.price.waiting_gpu_hours, now.price.waiting_gpu_hours)
-        or _moved(before.price.acting_gpu_hours, now.price.acting_gpu_hours)
+        or _order_of_magnitude(before.count) != _order_of_magnitude(now.count)
+        or _price_changed(before.price.waiting_gpu_hours, now.price.waiting_gpu_hours)
+        or _price_changed(before.price.acting_gpu_hours, now.price.acting_gpu_hours)
     )
 
 
-def _decade(count: int) -> int:
+def _order_of_magnitude(count: int) -> int:
     return int(math.log10(max(count, 1)))
 
 
-def _moved(before: float, now: float) -> bool:
+def _price_changed(before: float, now: float) -> bool:
     low, high = sorted((max(before, 0.1), max(now, 0.1)))  # below 0.1 GPU-hours all is one
     return high > PRICE_STEP_RATIO * low
 
 
-def lead(cases: Sequence[Case]) -> Case:
+def gravest_case(cases: Sequence[Case]) -> Case:
     """Return the gravest case, the oldest of as grave ones."""
     return min(cases, key=lambda one: (-gravity(one.action), one.since_ns, one.key))
 
 
-def composed(cases: Sequence[Case]) -> dict[str, Any]:
+def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
     """Return what an advisory says of cases of one host: the gravest leads, the others stand beside."""
-    first = lead(cases)
+    first = gravest_case(cases)
     others = len(cases) - 1
-    devices = sorted({device for case in cases for device in case.devices})[:NAMED_MAX]
+    devices = sorted({device for case in cases for device in case.devices})[:NAMES_SHOWN_MAX]
     return {
         "action": first.action, "then": first.then, "scope": first.scope, "basis": first.basis,
         "reason": first.reason,
@@ -121,108 +121,118 @@ def composed(cases: Sequence[Case]) -> dict[str, Any]:
 # ----------------------------------------------------------------------
 # The blast radius: how many hosts may be out of a rack, of a job, of the fleet, and in an hour.
 
-Member = tuple[str, Place, str]  # host, place, job
+OutMember = tuple[str, FailureDomains, str]  # host, place, job
 
 
-def unavailable(desk: Desk) -> Iterator[Member]:
+def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
     """Every host that is out, whoever took it out; what is lent to an executor counts as out."""
-    memory = desk.memory
-    for host, taken in memory.taken.items():
-        yield host, taken.place, taken.job
-    for host, told in memory.absent.items():
-        for absent in told.values():
-            yield host, absent.place, absent.job
-    for host, hold in memory.holds.items():
+    state = editor.state
+    for host, unavailable_host in state.taken.items():
+        yield host, unavailable_host.place, unavailable_host.job
+    for host, by_actor in state.absent.items():
+        for declared_out in by_actor.values():
+            yield host, declared_out.place, declared_out.job
+    for host, hold in state.holds.items():
         yield host, hold.place, hold.job
 
 
-def reserved(desk: Desk, but: str = "", grave: int = 0) -> Iterator[Member]:
+def reserved_hosts(editor: StateEditor, excluded: str = "", grave: int = 0) -> Iterator[OutMember]:
     """Every host that would be out if all that is proposed, as grave or graver, were accepted.
 
     What is milder yields: a suspicion that nobody has answered must not hold a dead GPU's host in service.
     """
-    for one in desk.memory.advisories.values():
-        if one.state is not State.PROPOSED or not takes_out(one.action) or one.name == but:
+    for one in editor.state.advisories.values():
+        if (
+            one.state is not AdvisoryState.PROPOSED
+            or not removes_host(one.action)
+            or one.name == excluded
+        ):
             continue
         if gravity(one.action) >= grave:
             yield one.host, one.place, one.job
 
 
-def refusal(desk: Desk, wanted: Member, name: str, *, granting: bool, grave: int = 0) -> str:
+def refusal(
+    editor: StateEditor, wanted: OutMember, name: str, *, granting: bool, grave: int = 0
+) -> str:
     """Return why *wanted* may not be taken out; "" if it may.
 
     *granting*: now, not only proposed. *grave*: how grave what is proposed is.
     """
     host, place, job = wanted
-    members = list(unavailable(desk))
+    members = list(unavailable_hosts(editor))
     out = {one[0] for one in members}
     if not granting:
-        members += reserved(desk, name, grave)
+        members += reserved_hosts(editor, name, grave)
     return (
-        ("" if host in out else everywhere(desk, members, name, granting=granting))
-        or _group("rack", place.rack, desk.limits.rack_hosts_max, host, members)
-        or _group("job", job, desk.limits.job_hosts_max, host, members)
+        ("" if host in out else fleet_refusal(editor, members, name, granting=granting))
+        or _group_refusal("rack", place.rack, editor.limits.rack_hosts_max, host, members)
+        or _group_refusal("job", job, editor.limits.job_hosts_max, host, members)
     )
 
 
-def everywhere(desk: Desk, members: list[Member], name: str, *, granting: bool) -> str:
+def fleet_refusal(
+    editor: StateEditor, members: list[OutMember], name: str, *, granting: bool
+) -> str:
     """Return why no host that is not out already may be taken out now, whichever it is; "" if one may."""
-    most = desk.limits.cluster_hosts_max(desk.memory.hosts)
-    if len({one[0] for one in members}) >= most:
-        return f"limit of {_hosts(most)} out of service reached"
-    return _rate(desk, name, granting=granting)
+    limit = editor.limits.cluster_hosts_max(editor.state.hosts)
+    if len({one[0] for one in members}) >= limit:
+        return f"limit of {_hosts(limit)} out of service reached"
+    return _rate_refusal(editor, name, granting=granting)
 
 
 def _hosts(count: int) -> str:
     return f"{count} host{'' if count == 1 else 's'}"
 
 
-def _group(kind: str, group: str, most: int, host: str, members: list[Member]) -> str:
+def _group_refusal(kind: str, group: str, limit: int, host: str, members: list[OutMember]) -> str:
     if not group:
         return ""
     at = 1 if kind == "rack" else 2
     hosts = {one[0] for one in members if (one[1].rack if at == 1 else one[2]) == group}
-    if host in hosts or len(hosts) < most:
+    if host in hosts or len(hosts) < limit:
         return ""
-    return f"limit of {_hosts(most)} of {kind} {group} out of service reached"
+    return f"limit of {_hosts(limit)} of {kind} {group} out of service reached"
 
 
-def _rate(desk: Desk, name: str, *, granting: bool) -> str:
-    fuse = desk.memory.fuse
-    if fuse.position == "open":
+def _rate_refusal(editor: StateEditor, name: str, *, granting: bool) -> str:
+    breaker = editor.state.fuse
+    if breaker.position == "open":
         return "too many advisories or failures in a short time: the circuit breaker is open"
-    if fuse.position == "half-open" and fuse.trial not in ("", name):
-        return f"one host at a time until {fuse.trial} succeeds: the circuit breaker is half-open"
-    return hour_full(desk) if granting else ""
+    if breaker.position == "half-open" and breaker.trial not in ("", name):
+        return (
+            f"one host at a time until {breaker.trial} succeeds: the circuit breaker is half-open"
+        )
+    return hourly_refusal(editor) if granting else ""
 
 
-def hour_full(desk: Desk) -> str:
+def hourly_refusal(editor: StateEditor) -> str:
     """Return the message that as many hosts as allowed were taken out within an hour; "" if more may be."""
-    most = desk.limits.hosts_per_hour_max
-    if granted_in_hour(desk) < most:
+    limit = editor.limits.hosts_per_hour_max
+    if granted_in_hour(editor) < limit:
         return ""
-    return f"limit of {_hosts(most)} taken out per hour reached"
+    return f"limit of {_hosts(limit)} taken out per hour reached"
 
 
-def granted_in_hour(desk: Desk) -> int:
+def granted_in_hour(editor: StateEditor) -> int:
     """Return how many hosts were taken out by advice within the hour that ends now."""
-    return sum(one > desk.now_ns - HOUR_NS for one in desk.memory.granted_ns)
+    return sum(one > editor.now_ns - HOUR_NS for one in editor.state.granted_ns)
 
 
-def grant(desk: Desk, advisory: Advisory) -> None:
+def record_grant(editor: StateEditor, advisory: Advisory) -> None:
     """Count *advisory* as taking its host out from now on."""
-    memory = desk.memory
-    out = {one[0] for one in unavailable(desk)}
+    state = editor.state
+    out = {one[0] for one in unavailable_hosts(editor)}
     if advisory.host not in out:
-        memory.granted_ns = [one for one in memory.granted_ns if one > desk.now_ns - HOUR_NS] + [
-            desk.now_ns
+        state.granted_ns = [one for one in state.granted_ns if one > editor.now_ns - HOUR_NS] + [
+            editor.now_ns
         ]
-        if memory.fuse.position == "half-open":
-            memory.fuse.trial = advisory.name
-    desk.touched = True
+        if state.fuse.position == "half-open":
+            state.fuse.trial = advisory.name
+    editor.is_changed = True
 
 
-def full(desk: Desk, grave: int) -> str:
+def proposal_refusal(editor: StateEditor, grave: int) -> str:
     """Return why nothing as grave may be proposed that takes a host out; "" if it may."""
-    members = [*unavailable(desk), *reserved(desk, grave=grave)]
-    return everywhere(desk, members, "", granting=False)
+    members = [*unavailable_hosts(editor), *reserved_hosts(editor, grave=grave)]
+    return fleet_refusal(editor, members, "", granting=False)

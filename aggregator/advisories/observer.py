@@ -16,28 +16,28 @@ from ..scoring.results import Hosts
 from . import policy
 from .advisory import (
     SECOND_NS,
-    SILENCE,
+    SILENCE_REASON,
     Action,
     Available,
     Basis,
     Case,
     CaseGone,
     CaseSeen,
+    DomainCounts,
+    DomainSizes,
     Event,
+    FailureDomains,
     FleetSize,
     Frozen,
-    Place,
-    Places,
     Scope,
-    Stand,
     Unavailable,
     Well,
-    lawful,
     place_of,
+    restrict_to_basis,
 )
 from .limits import PRICE_STEP_RATIO
-from .policy import Fault, Workload, price, together
-from .state import SILENT, Memory
+from .policy import Fault, Workload, combined_price, price
+from .state import SILENT, MachineState
 
 # ----------------------------------------------------------------------
 # What silence is to advice: of one host a look after a while; of a rack at once, as one cause
@@ -47,74 +47,90 @@ from .state import SILENT, Memory
 # it, or to avoid it.
 
 #: Silence that is older is known, or the host is out of use for good.
-NEWS_SECONDS_MAX = 86_400.0
+SILENCE_NEWS_SECONDS_MAX = 86_400.0
 
 
-def key_of(host: str) -> str:
+def silence_key(host: str) -> str:
     """Return the key of the case that *host* is silent."""
     return f"{host}/silent/"
 
 
-def is_asked(memory: Memory, host: HostScore, judged: Judgement) -> bool:
+def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Judgement) -> bool:
     """Say whether the silence of *host*, which is STALE, calls for a look.
 
     Not where somebody has it out anyway, nor before agents had time to find us again after a restart of ours.
     """
-    if host.host in memory.absent or host.host in memory.holds or not host.heard_ns:
+    if (
+        host.host in machine_state.absent
+        or host.host in machine_state.holds
+        or not host.last_received_ns
+    ):
         return False
-    restarted_ns, now_ns = judged.before.restarted_ns, judged.computed_ns
-    unheard = key_of(host.host) not in memory.cases and host.heard_ns < restarted_ns
-    if unheard and now_ns - restarted_ns < OUTAGE_SECONDS_MAX * SECOND_NS:
+    restarted_ns, now_ns = judgement.restart_state.restarted_ns, judgement.computed_ns
+    is_since_restart = (
+        silence_key(host.host) not in machine_state.cases and host.last_received_ns < restarted_ns
+    )
+    if is_since_restart and now_ns - restarted_ns < OUTAGE_SECONDS_MAX * SECOND_NS:
         return False
     return not is_gone(host, now_ns)
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
     """Say whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
-    return now_ns - host.heard_ns > NEWS_SECONDS_MAX * SECOND_NS
+    return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 
-def silence(
-    memory: Memory, host: HostScore, stand: Stand, work: Workload, gpus: int, restarted_ns: int
+def silence_case(
+    machine_state: MachineState,
+    host: HostScore,
+    domains: DomainSizes,
+    work: Workload,
+    gpus: int,
+    restarted_ns: int,
 ) -> Case:
     """Return the case that *host* is silent; the same as before, while it is."""
-    key = key_of(host.host)
-    before = memory.cases.get(key)
-    if before is not None and before.case.place == stand.place:
+    key = silence_key(host.host)
+    before = machine_state.cases.get(key)
+    if before is not None and before.case.place == domains.place:
         return before.case
-    since_ns, unseen = max(host.heard_ns, restarted_ns), host.heard_ns < restarted_ns
+    since_ns, unseen = (
+        max(host.last_received_ns, restarted_ns),
+        host.last_received_ns < restarted_ns,
+    )
     if before is not None:
         since_ns, unseen = before.case.since_ns, before.case.unseen
-    away = f", and it was silent when we came back at {_moment(since_ns)}" if unseen else ""
-    words = (
-        f"nothing was heard of it since {_moment(host.heard_ns)}{away}: look at its power, its network, its "
+    while_down = (
+        f", and it was silent when we came back at {_time_text(since_ns)}" if unseen else ""
+    )
+    message = (
+        f"nothing was heard of it since {_time_text(host.last_received_ns)}{while_down}: look at its power, its network, its "
         "agent; it may work all the same"
     )
     case = Case(
-        key=key, host=host.host, reason=SILENCE, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
-        scope=Scope.HOST, words=words, since_ns=since_ns, place=stand.place, job=work.job,
-        gang_gpus=work.gang_gpus, hazard_per_hour=host.hazard_per_hour, gpus=gpus, among=stand.among,
+        key=key, host=host.host, reason=SILENCE_REASON, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
+        scope=Scope.HOST, words=message, since_ns=since_ns, place=domains.place, job=work.job,
+        gang_gpus=work.gang_gpus, hazard_per_hour=host.hazard_per_hour, gpus=gpus, among=domains.among,
         unseen=unseen,
     )  # fmt: skip
-    return replace(case, price=together([case]))
+    return replace(case, price=combined_price([case]))
 
 
-def _moment(at_ns: int) -> str:
+def _time_text(at_ns: int) -> str:
     return f"{datetime.fromtimestamp(at_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-State = model.State
+State = model.HealthState
 MAINTENANCE = "maintenance"
 #: In these a host is looked at; what was wrong with one that is not looked at stays.
-UNSEEN = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
+UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
 #: Of these nothing is asked.
-QUIET = (State.HEALTHY, *UNSEEN)
+NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
 #: What runs on a host; None: that is not known now.
-Working = Callable[[HostScore, Judgement], Workload | None]
-CASE_WORDS_CHARACTERS_MAX = 500
+WorkloadOf = Callable[[HostScore, Judgement], Workload | None]
+CASE_MESSAGE_CHARACTERS_MAX = 500
 
 
-def no_work(host: HostScore, judged: Judgement) -> Workload | None:
+def no_workload(host: HostScore, judgement: Judgement) -> Workload | None:
     """Return that nothing is known of what runs on *host*."""
     return None
 
@@ -124,110 +140,133 @@ class Observer:
 
     def __init__(
         self, declared: Callable[[], Declared | None] = lambda: None,
-        work: Working = no_work,
+        work: WorkloadOf = no_workload,
     ) -> None:  # fmt: skip
-        self._declared, self._work, self._places = declared, work, Places()
+        self._declared, self._work, self._places = declared, work, DomainCounts()
 
-    def place(self, host: str) -> Place:
+    def place(self, host: str) -> FailureDomains:
         """Return where *host* stands."""
         return place_of(self._declared(), host)
 
-    def events(self, memory: Memory, judged: Judgement, gpus: Codes) -> Iterator[Event]:
+    def events(
+        self, machine_state: MachineState, judgement: Judgement, gpus: Codes
+    ) -> Iterator[Event]:
         """Yield what is new. *gpus*: of each host, by node index."""
-        now_ns = judged.computed_ns
+        now_ns = judgement.computed_ns
         assert isinstance(
-            judged.hosts, Hosts
+            judgement.hosts, Hosts
         )  # as `judge` makes them: the well are not made one by one
-        self._places.take(self._declared(), judged.hosts.subjects.names)
-        hosts = [one for _, one in sorted(judged.hosts.told.items()) if judged.lists(one)]
-        listed_count = judged.hosts.listed_count(now_ns)
-        if memory.hosts != listed_count:
+        self._places.update(self._declared(), judgement.hosts.inputs.names)
+        hosts = [
+            one
+            for _, one in sorted(judgement.hosts.computed_scores.items())
+            if judgement.is_listed(one)
+        ]
+        listed_count = judgement.hosts.listed_count(now_ns)
+        if machine_state.hosts != listed_count:
             yield FleetSize(now_ns, listed_count)
-        if in_kind(memory.frozen) != in_kind(judged.degraded_reason):
-            yield Frozen(now_ns, judged.degraded_reason)
-        yield from self._absences(memory, hosts, judged)
+        if without_numbers(machine_state.frozen) != without_numbers(judgement.degraded_reason):
+            yield Frozen(now_ns, judgement.degraded_reason)
+        yield from self._availability_changes(machine_state, hosts, judgement)
         before: dict[str, list[Case]] = {}
-        for one in memory.cases.values():
+        for one in machine_state.cases.values():
             before.setdefault(one.case.host, []).append(one.case)
-        standing: set[str] = set()
+        active_keys: set[str] = set()
         for host in hosts:
             known, count = before.get(host.host, []), max(int(gpus[host.node_index]), 1)
-            if host.state in UNSEEN:
-                standing.update(one.key for one in known if one.key != key_of(host.host))
-            if host.state in QUIET and host.state is not State.STALE:
+            if host.state in UNMONITORED_STATES:
+                active_keys.update(one.key for one in known if one.key != silence_key(host.host))
+            if host.state in NO_ACTION_STATES and host.state is not State.STALE:
                 continue
-            for case in self._cases_of(memory, host, judged, known, count):
-                standing.add(case.key)
-                if _is_news(memory, case):
+            for case in self._cases_of(machine_state, host, judgement, known, count):
+                active_keys.add(case.key)
+                if _is_changed(machine_state, case):
                     yield CaseSeen(now_ns, case)
-        for key in [key for key in memory.cases if key not in standing]:
+        for key in [key for key in machine_state.cases if key not in active_keys]:
             yield CaseGone(now_ns, key, "judging does not find it any more")
-        yield from _wellness(memory, judged.hosts, now_ns, standing)
+        yield from _health_changes(machine_state, judgement.hosts, now_ns, active_keys)
 
     def _cases_of(
-        self, memory: Memory, host: HostScore, judged: Judgement, known: Sequence[Case], gpus: int
+        self,
+        machine_state: MachineState,
+        host: HostScore,
+        judgement: Judgement,
+        known: Sequence[Case],
+        gpus: int,
     ) -> Iterator[Case]:
         """Yield what is wrong with *host*: of one that is silent, that it is. *known*: its cases so far."""
         silent = host.state is State.STALE
-        if silent and not is_asked(memory, host, judged):
+        if silent and not needs_inspection(machine_state, host, judgement):
             return
-        stand = self._places.of(host.host)
-        work = self._work(host, judged) or _as_before(known)
+        domains = self._places.sizes(host.host)
+        work = self._work(host, judgement) or _previous_workload(known)
         if silent:
-            yield silence(memory, host, stand, work, gpus, judged.before.restarted_ns)
+            yield silence_case(
+                machine_state, host, domains, work, gpus, judgement.restart_state.restarted_ns
+            )
             return
         fault = Fault(host.hazard_per_hour, host.relative_speed, gpus)
-        yield from _cases(memory, host, fault, stand, work, judged.computed_ns)
+        yield from _cases(machine_state, host, fault, domains, work, judgement.computed_ns)
 
-    def _absences(
-        self, memory: Memory, hosts: Sequence[HostScore], judged: Judgement
+    def _availability_changes(
+        self, machine_state: MachineState, hosts: Sequence[HostScore], judgement: Judgement
     ) -> Iterator[Event]:
         """Yield who is out, and not by us, and who is back. One that is gone for good takes nobody's place."""
-        now_ns, reasons = judged.computed_ns, {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
+        now_ns, reasons = (
+            judgement.computed_ns,
+            {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT},
+        )
         out = {
             one.host: one
             for one in hosts
             if one.state in reasons and not (one.state is State.STALE and is_gone(one, now_ns))
         }
         for host, one in out.items():
-            by, before = reasons[one.state], memory.taken.get(host)
+            by, before = reasons[one.state], machine_state.taken.get(host)
             if before is None or before.by != by:
-                work = self._work(one, judged)
+                work = self._work(one, judgement)
                 job = work.job if work else ""
-                yield Unavailable(now_ns, host, by, self._places.of(host)[0], job)
-        for host in [host for host in memory.taken if host not in out]:
+                yield Unavailable(now_ns, host, by, self._places.sizes(host)[0], job)
+        for host in [host for host in machine_state.taken if host not in out]:
             yield Available(now_ns, host)
 
 
-def in_kind(words: str) -> str:
-    """Return *words* without the numbers in them, which change each second."""
-    return "".join(one for one in words if not one.isdecimal())
+def without_numbers(text: str) -> str:
+    """Return *text* without the numbers in them, which change each second."""
+    return "".join(one for one in text if not one.isdecimal())
 
 
 def _cases(
-    memory: Memory, host: HostScore, fault: Fault, stand: Stand, work: Workload, now_ns: int
+    machine_state: MachineState,
+    host: HostScore,
+    fault: Fault,
+    domains: DomainSizes,
+    work: Workload,
+    now_ns: int,
 ) -> Iterator[Case]:
     """Yield what is wrong with *host* and calls for something; of each key the first, which is the strongest."""
     seen = set[str]()
     for evidence in host.evidence:
-        asked = policy.asked(host, evidence, work)
-        if asked is None:
+        requested = policy.requested_action(host, evidence, work)
+        if requested is None:
             continue
-        key = f"{host.host}/{asked.rule}/{evidence.device}"
+        key = f"{host.host}/{requested.rule}/{evidence.device}"
         if key in seen:
             continue
         seen.add(key)
-        before = memory.cases.get(key)
-        stood = (now_ns - before.seen_ns) / 1e9 if before else 0.0
-        asked = policy.unwaiting(policy.patient(asked, evidence, stood), fault, work)
-        new = _case(key, host, evidence, asked, work, stand, fault)
-        if before is not None and _alike(before.case, new):
+        before = machine_state.cases.get(key)
+        active_seconds = (now_ns - before.seen_ns) / 1e9 if before else 0.0
+        requested = policy.evict_without_checkpoint(
+            policy.avoid_while_hung(requested, evidence, active_seconds), fault, work
+        )
+        new = _case(key, host, evidence, requested, work, domains, fault)
+        if before is not None and _is_same_case(before.case, new):
             yield before.case
         else:
-            yield _priced(new, asked.then, fault, work, now_ns)
+            yield _with_price(new, requested.then, fault, work, now_ns)
 
 
-def _as_before(known: Sequence[Case]) -> Workload:
+def _previous_workload(known: Sequence[Case]) -> Workload:
     """Return what ran on a host when its cases were last told: after a restart it has not spoken yet."""
     one = next(iter(known), None)
     if one is None:
@@ -237,27 +276,27 @@ def _as_before(known: Sequence[Case]) -> Workload:
 
 
 def _case(
-    key: str, host: HostScore, evidence: Evidence, asked: policy.Asked, work: Workload,
-    stand: Stand, fault: Fault,
+    key: str, host: HostScore, evidence: Evidence, requested: policy.RequestedAction, work: Workload,
+    domains: DomainSizes, fault: Fault,
 ) -> Case:  # fmt: skip
-    certain = asked.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
-    words = f"{evidence.words}; policy: {asked.words}"
-    return lawful(
+    certain = requested.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
+    message = f"{evidence.words}; policy: {requested.reason}"
+    return restrict_to_basis(
         Case(
-            key=key, host=host.host, reason=evidence.reason.name, basis=asked.basis,
-            action=asked.action, scope=asked.scope, words=words[:CASE_WORDS_CHARACTERS_MAX],
-            since_ns=evidence.observed_ns, then=asked.then,
-            devices=(evidence.device,) if evidence.device else (), place=stand.place, job=work.job,
+            key=key, host=host.host, reason=evidence.reason.name, basis=requested.basis,
+            action=requested.action, scope=requested.scope, words=message[:CASE_MESSAGE_CHARACTERS_MAX],
+            since_ns=evidence.observed_ns, then=requested.then,
+            devices=(evidence.device,) if evidence.device else (), place=domains.place, job=work.job,
             checkpoint_seconds=work.checkpoint_seconds, gang_gpus=work.gang_gpus,
             confidence=1.0 if certain else 1.0 - host.score_upper,
             hazard_per_hour=host.hazard_per_hour, gpus=fault.gpus,
             relative_speed=min(fault.relative_speed, 1.0) if fault.relative_speed > 0 else 1.0,
-            among=stand.among,
+            among=domains.among,
         )
     )  # fmt: skip
 
 
-def _priced(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
+def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
     """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only.
 
     *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, whoever resets it.
@@ -266,14 +305,14 @@ def _priced(case: Case, then: Action | None, fault: Fault, work: Workload, now_n
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL
     if drains and then is None and cost.waiting_gpu_hours <= cost.acting_gpu_hours:
         avoid = price(Action.AVOID, None, fault, work, now_ns, case.basis)
-        words = f"{case.words}; a drain costs more than waiting, so AVOID"
-        return replace(case, action=Action.AVOID, price=avoid, words=words)
+        message = f"{case.words}; a drain costs more than waiting, so AVOID"
+        return replace(case, action=Action.AVOID, price=avoid, words=message)
     return replace(case, price=cost)
 
 
-def _alike(before: Case, now: Case) -> bool:
+def _is_same_case(before: Case, now: Case) -> bool:
     """Say whether *now* is what *before* was, but for later readings: then it is not priced anew."""
-    same = (
+    compared = (
         "then",
         "scope",
         "basis",
@@ -284,7 +323,7 @@ def _alike(before: Case, now: Case) -> bool:
         "place",
         "gpus",
     )
-    if any(getattr(before, name) != getattr(now, name) for name in same):
+    if any(getattr(before, name) != getattr(now, name) for name in compared):
         return False
     lowered = before.action is Action.AVOID and now.action is Action.DRAIN_AFTER_JOB
     return (
@@ -300,21 +339,29 @@ def _near(one: float, other: float) -> bool:
     return high <= PRICE_STEP_RATIO * low
 
 
-def _is_news(memory: Memory, case: Case) -> bool:
-    before = memory.cases.get(case.key)
+def _is_changed(machine_state: MachineState, case: Case) -> bool:
+    before = machine_state.cases.get(case.key)
     return before is None or before.case is not case
 
 
-def _wellness(memory: Memory, hosts: Hosts, now_ns: int, standing: set[str]) -> Iterator[Event]:
+def _health_changes(
+    machine_state: MachineState, hosts: Hosts, now_ns: int, active_keys: set[str]
+) -> Iterator[Event]:
     """Yield, of hosts that we took out, which became well, and which are no longer."""
-    if not (memory.holds or memory.well):
+    if not (machine_state.holds or machine_state.well):
         return
-    names = set(hosts.subjects.names)
-    ill = {memory.cases[key].case.host for key in standing if key in memory.cases}
-    states = {one.host: one.state for one in hosts.told.values()}
-    for host in memory.holds.keys() | memory.well.keys():
+    names = set(hosts.inputs.names)
+    unhealthy_hosts = {
+        machine_state.cases[key].case.host for key in active_keys if key in machine_state.cases
+    }
+    states = {one.host: one.state for one in hosts.computed_scores.values()}
+    for host in machine_state.holds.keys() | machine_state.well.keys():
         state = states.get(host, State.HEALTHY if host in names else State.UNKNOWN)
-        well = host in memory.holds and host not in ill and state not in UNSEEN
-        well = well and state not in (State.UNHEALTHY, State.SUSPECT, State.DEGRADED)
-        if well != (host in memory.well):
-            yield Well(now_ns, host, well)
+        is_well = (
+            host in machine_state.holds
+            and host not in unhealthy_hosts
+            and state not in UNMONITORED_STATES
+        )
+        is_well = is_well and state not in (State.UNHEALTHY, State.SUSPECT, State.DEGRADED)
+        if is_well != (host in machine_state.well):
+            yield Well(now_ns, host, is_well)

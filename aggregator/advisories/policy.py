@@ -15,14 +15,14 @@ from functools import cache
 from math import isfinite, sqrt
 from typing import NamedTuple
 
-from ...contract.host_policy import Row, builtin
+from ...contract.host_policy import PolicyRow, builtin
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Xid
 from ...contract.xid.policy import policy as xid_rows
 from ...contract.xid.policy import sxid_policy as sxid_rows
-from ..model import Evidence, HostScore, Reason, State
+from ..model import Evidence, HealthState, HostScore, Reason
 from ..scoring.rules import configuration
-from .advisory import HOUR_NS, SILENCE, Action, Basis, Case, Price, Scope
+from .advisory import HOUR_NS, SILENCE_REASON, Action, Basis, Case, Price, Scope
 
 # ----------------------------------------------------------------------
 # What waiting costs and what acting costs, in GPU-hours, with the sums shown.
@@ -49,7 +49,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class CostAssumptions:
     """What nobody told us. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
     (assumed until outcomes say better); the repair is the public record's median (`docs/advice.md`)."""
 
@@ -64,9 +64,9 @@ class Assumed:
     repair_hours: float = 20.0
 
 
-ASSUMED = Assumed()
+COST_ASSUMPTIONS = CostAssumptions()
 #: The job that runs ends before these.
-AFTER_THE_JOB = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.DRAIN_AND_RESET)
+AFTER_JOB_ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.DRAIN_AND_RESET)
 DRAINS = (Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW)
 
 
@@ -79,132 +79,151 @@ class Fault:
     gpus: int
 
 
-def checkpoint_hours(work: Workload, fault: Fault, assumed: Assumed = ASSUMED) -> tuple[float, str]:
+def checkpoint_hours(
+    work: Workload, fault: Fault, assumptions: CostAssumptions = COST_ASSUMPTIONS
+) -> tuple[float, str]:
     """Return the checkpoint interval, and in words where it is from."""
     if work.checkpoint_seconds > 0:
         return work.checkpoint_seconds / 3600.0, "seen"
     hazard = max(work.gang_hazard_per_hour, fault.hazard_per_hour, 1e-9)
-    optimum = sqrt(2.0 * assumed.checkpoint_write_seconds / 3600.0 / hazard)
-    return min(optimum, assumed.horizon_hours), "Young's optimum"
+    optimum = sqrt(2.0 * assumptions.checkpoint_write_seconds / 3600.0 / hazard)
+    return min(optimum, assumptions.horizon_hours), "Young's optimum"
 
 
-def waiting(fault: Fault, work: Workload, assumed: Assumed = ASSUMED) -> tuple[float, str]:
+def waiting_cost(
+    fault: Fault, work: Workload, assumptions: CostAssumptions = COST_ASSUMPTIONS
+) -> tuple[float, str]:
     """Return the GPU-hours lost within the horizon if nothing is done, and the sum in words."""
-    gang, horizon = max(work.gang_gpus, fault.gpus), assumed.horizon_hours
-    interval, source = checkpoint_hours(work, fault, assumed)
-    each = assumed.detect_hours + assumed.decide_hours + assumed.restart_hours + interval / 2.0
+    gang, horizon = max(work.gang_gpus, fault.gpus), assumptions.horizon_hours
+    interval, source = checkpoint_hours(work, fault, assumptions)
+    each = (
+        assumptions.detect_hours
+        + assumptions.decide_hours
+        + assumptions.restart_hours
+        + interval / 2.0
+    )
     hazard = fault.hazard_per_hour
     times = horizon / (1.0 / hazard + each) if hazard > 0 else 0.0
     slow = 1.0 - fault.relative_speed if isfinite(fault.relative_speed) else 0.0
     slow = min(max(slow, 0.0), 1.0)
     share = min(times * each / horizon, 1.0)
     lost = gang * horizon * (share + (1.0 - share) * slow)
-    words = (
+    detail = (
         f"waiting {lost:,.1f} GPU-hours = {gang} GPUs x {horizon:g} h x ({100 * share:.1f} % lost to "
         f"{times:.2f} interruptions ({hazard:.3g}/h) of {each:.2f} h each"
     )
-    words += f", and {100 * slow:.0f} % slow of the rest)" if slow else ")"
-    return lost, f"{words}; checkpoint every {interval:.2f} h ({source})"
+    detail += f", and {100 * slow:.0f} % slow of the rest)" if slow else ")"
+    return lost, f"{detail}; checkpoint every {interval:.2f} h ({source})"
 
 
-def out_hours(action: Action, then: Action | None, assumed: Assumed = ASSUMED) -> float:
+def out_hours(
+    action: Action, then: Action | None, assumptions: CostAssumptions = COST_ASSUMPTIONS
+) -> float:
     """Return for how long the host is out of service."""
     step = then if then is not None and action in (*DRAINS, Action.DRAIN_P2P) else action
     return {
-        Action.INSPECT: assumed.repair_hours if action in DRAINS else 0.0,
+        Action.INSPECT: assumptions.repair_hours if action in DRAINS else 0.0,
         Action.CAP_POWER: 0.0,
         Action.RETURN_TO_SERVICE: 0.0,
-        Action.AVOID: assumed.horizon_hours,
-        Action.RESET_GPU: assumed.reset_hours,
-        Action.DRAIN_AND_RESET: assumed.reset_hours,
-        Action.RECOVER_IMEX_DOMAIN: assumed.reset_hours,
-        Action.DRAIN_P2P: assumed.reset_hours,
-        Action.REBOOT: assumed.reboot_hours,
-        Action.RUN_DIAGNOSTIC: assumed.diagnostic_hours,
-    }.get(step, assumed.repair_hours)
+        Action.AVOID: assumptions.horizon_hours,
+        Action.RESET_GPU: assumptions.reset_hours,
+        Action.DRAIN_AND_RESET: assumptions.reset_hours,
+        Action.RECOVER_IMEX_DOMAIN: assumptions.reset_hours,
+        Action.DRAIN_P2P: assumptions.reset_hours,
+        Action.REBOOT: assumptions.reboot_hours,
+        Action.RUN_DIAGNOSTIC: assumptions.diagnostic_hours,
+    }.get(step, assumptions.repair_hours)
 
 
-def acting(
-    action: Action, then: Action | None, fault: Fault, work: Workload, assumed: Assumed = ASSUMED
+def acting_cost(
+    action: Action,
+    then: Action | None,
+    fault: Fault,
+    work: Workload,
+    assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> tuple[float, str]:
     """Return the GPU-hours lost by *action*, and the sum in words."""
-    host, gang = out_hours(action, then, assumed), max(work.gang_gpus, fault.gpus)
-    job = _job_hours(action, fault, work, assumed)
+    host, gang = out_hours(action, then, assumptions), max(work.gang_gpus, fault.gpus)
+    job = _job_hours(action, fault, work, assumptions)
     lost = gang * job + fault.gpus * host
-    words = f"{fault.gpus} GPUs x {host:g} h out"
+    detail = f"{fault.gpus} GPUs x {host:g} h out"
     if job:
-        words += f" + {gang} GPUs x {job:.2f} h of restart and lost work"
+        detail += f" + {gang} GPUs x {job:.2f} h of restart and lost work"
     if action is Action.DRAIN_AT_CHECKPOINT and not work.dead:
-        until = min(checkpoint_hours(work, fault, assumed)[0] / 2.0, assumed.horizon_hours)
-        exposed = waiting(fault, work, assumed)[0] * until / assumed.horizon_hours
+        until = min(checkpoint_hours(work, fault, assumptions)[0] / 2.0, assumptions.horizon_hours)
+        exposed = waiting_cost(fault, work, assumptions)[0] * until / assumptions.horizon_hours
         lost += exposed
-        words += f" + {exposed:,.1f} until its next checkpoint, in {until:.2f} h"
-    return lost, f"acting {lost:,.1f} GPU-hours = {words}"
+        detail += f" + {exposed:,.1f} until its next checkpoint, in {until:.2f} h"
+    return lost, f"acting {lost:,.1f} GPU-hours = {detail}"
 
 
-def _job_hours(action: Action, fault: Fault, work: Workload, assumed: Assumed) -> float:
+def _job_hours(action: Action, fault: Fault, work: Workload, assumptions: CostAssumptions) -> float:
     """Return the hours that the whole gang loses by the step itself."""
     if work.dead:
         return 0.0
     if action is Action.DRAIN_AT_CHECKPOINT:
-        return assumed.restart_hours
+        return assumptions.restart_hours
     if action in (Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT):
-        return assumed.restart_hours + checkpoint_hours(work, fault, assumed)[0] / 2.0
+        return assumptions.restart_hours + checkpoint_hours(work, fault, assumptions)[0] / 2.0
     return 0.0
 
 
 def price(
     action: Action, then: Action | None, fault: Fault, work: Workload, now_ns: int,
-    basis: Basis, assumed: Assumed = ASSUMED,
+    basis: Basis, assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> Price:  # fmt: skip
     """Return both costs, when waiting has cost as much as acting, and the arithmetic."""
-    wait, wait_words = waiting(fault, work, assumed)
-    act, act_words = acting(action, then, fault, work, assumed)
-    act_by, by_words = 0, "within the horizon waiting never costs as much"
-    if action in AFTER_THE_JOB and work.gang_gpus and not work.dead:
-        by_words = f"both are of the {assumed.horizon_hours:g} h after the job that runs, which loses the same either way"
+    wait, wait_detail = waiting_cost(fault, work, assumptions)
+    act, act_detail = acting_cost(action, then, fault, work, assumptions)
+    act_by, due_detail = 0, "within the horizon waiting never costs as much"
+    if action in AFTER_JOB_ACTIONS and work.gang_gpus and not work.dead:
+        due_detail = f"both are of the {assumptions.horizon_hours:g} h after the job that runs, which loses the same either way"
     elif act <= 0:
-        by_words = "acting costs no GPU-hours, so the sooner the better"
+        due_detail = "acting costs no GPU-hours, so the sooner the better"
     elif wait > act:
-        hours = assumed.horizon_hours * act / wait
+        hours = assumptions.horizon_hours * act / wait
         act_by = now_ns + int(hours * HOUR_NS)
-        by_words = f"waiting costs as much after {hours:.2f} h: {act:,.1f} / {wait:,.1f} x {assumed.horizon_hours:g} h"
+        due_detail = f"waiting costs as much after {hours:.2f} h: {act:,.1f} / {wait:,.1f} x {assumptions.horizon_hours:g} h"
     certain = " (a fault, not a forecast)" if basis is not Basis.STATISTICAL else ""
-    return Price(wait, act, act_by, f"{wait_words}{certain}. {act_words}. {by_words}.")
+    return Price(wait, act, act_by, f"{wait_detail}{certain}. {act_detail}. {due_detail}.")
 
 
 #: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
 JOBS_SHOWN_MAX = 3
-LOOKING = "acting 0.0 GPU-hours: looking takes no host out of service."
+INSPECTION_COST = "acting 0.0 GPU-hours: looking takes no host out of service."
 
 
-def together(cases: Sequence[Case], assumed: Assumed = ASSUMED) -> Price:
+def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_ASSUMPTIONS) -> Price:
     """Return what waiting costs on all hosts of *cases*, which have one cause; looking for it costs nothing.
 
     A job counts once, whatever number of its hosts it is: at the sum of their hazards and the pace of its slowest.
     """
     hosts = list({one.host: one for one in cases}.values())
     gpus = sum(one.gpus for one in hosts)
-    if hosts and all(one.reason == SILENCE for one in hosts):
-        lost = gpus * assumed.horizon_hours
-        works = f"none of the {len(hosts)} hosts works" if len(hosts) > 1 else "it does not work"
-        sums = f"{gpus} GPUs x {assumed.horizon_hours:g} h, if {works}"
-        return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {sums}. {LOOKING}")
+    if hosts and all(one.reason == SILENCE_REASON for one in hosts):
+        lost = gpus * assumptions.horizon_hours
+        condition = (
+            f"none of the {len(hosts)} hosts works" if len(hosts) > 1 else "it does not work"
+        )
+        sums = f"{gpus} GPUs x {assumptions.horizon_hours:g} h, if {condition}"
+        return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {sums}. {INSPECTION_COST}")
     jobs: dict[str, list[Case]] = defaultdict(list)
     for one in hosts:
         jobs[one.job].append(one)
-    alone = jobs.pop("", [])
-    parts = sorted((_of_job(job, each, assumed) for job, each in jobs.items()), reverse=True)
-    if alone:
-        parts.append(_of_idle(alone, assumed))
+    jobless = jobs.pop("", [])
+    parts = sorted((_job_cost(job, each, assumptions) for job, each in jobs.items()), reverse=True)
+    if jobless:
+        parts.append(_jobless_cost(jobless, assumptions))
     lost = sum(part for part, _ in parts)
-    shown = [f"{part:,.1f} ({words})" for part, words in parts[:JOBS_SHOWN_MAX]]
+    shown = [f"{part:,.1f} ({detail})" for part, detail in parts[:JOBS_SHOWN_MAX]]
     if rest := [part for part, _ in parts[JOBS_SHOWN_MAX:]]:
         shown.append(f"{sum(rest):,.1f} (of {len(rest)} more)")
-    return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {' + '.join(shown)}. {LOOKING}")
+    return Price(
+        lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {' + '.join(shown)}. {INSPECTION_COST}"
+    )
 
 
-def _of_job(job: str, hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
     """Return what the job loses by all of *hosts*, with the sum in words."""
     fault = Fault(
         sum(one.hazard_per_hour for one in hosts),
@@ -213,30 +232,32 @@ def _of_job(job: str, hosts: Sequence[Case], assumed: Assumed) -> tuple[float, s
     )
     checkpoint_seconds = max(one.checkpoint_seconds for one in hosts)
     work = Workload(job, max(one.gang_gpus for one in hosts), 0.0, checkpoint_seconds)
-    lost, words = waiting(fault, work, assumed)
-    return lost, f"job {job} on {len(hosts)} of them: {words.partition(' = ')[2]}"
+    lost, detail = waiting_cost(fault, work, assumptions)
+    return lost, f"job {job} on {len(hosts)} of them: {detail.partition(' = ')[2]}"
 
 
-def _of_idle(hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
     """Return what hosts lose of which no job is known, each with its own GPUs."""
     each = [
-        waiting(Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumed)[0]
+        waiting_cost(
+            Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumptions
+        )[0]
         for one in hosts
     ]
     gpus = sum(one.gpus for one in hosts)
-    share = sum(each) / max(gpus * assumed.horizon_hours, 1e-9)
-    words = f"{gpus} GPUs x {assumed.horizon_hours:g} h x {100 * share:.1f} % lost"
-    return sum(each), f"{len(hosts)} hosts of which no job is known: {words}"
+    share = sum(each) / max(gpus * assumptions.horizon_hours, 1e-9)
+    detail = f"{gpus} GPUs x {assumptions.horizon_hours:g} h x {100 * share:.1f} % lost"
+    return sum(each), f"{len(hosts)} hosts of which no job is known: {detail}"
 
 
-class Advice(NamedTuple):
+class PolicyAction(NamedTuple):
     """What a policy's words ask for. `action` None: nothing of a scheduler."""
 
     action: Action | None
     then: Action | None = None
 
 
-class Asked(NamedTuple):
+class RequestedAction(NamedTuple):
     """What is asked for one piece of evidence, and on what it stands."""
 
     rule: str
@@ -244,11 +265,11 @@ class Asked(NamedTuple):
     then: Action | None
     scope: Scope
     basis: Basis
-    words: str
+    reason: str
 
 
 #: The beginning of a policy's words -> what is asked. The first that fits counts.
-FIRST: tuple[tuple[str, Action | None], ...] = (
+ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("drain now", Action.EVICT_NOW),
     ("let the jobs end, start none", Action.DRAIN_AND_RESET),
     ("end its peer-to-peer work", Action.DRAIN_P2P),
@@ -274,7 +295,7 @@ FIRST: tuple[tuple[str, Action | None], ...] = (
     ("none", None),
 )
 #: Words behind it -> what follows once the host is drained. The first that fits counts.
-THEN: tuple[tuple[str, Action], ...] = (
+FOLLOW_UP_BY_PHRASE: tuple[tuple[str, Action], ...] = (
     ("reset all GPUs", Action.REBOOT),
     ("reset the GPU", Action.RESET_GPU),
     ("reboot", Action.REBOOT),
@@ -288,62 +309,78 @@ THEN: tuple[tuple[str, Action], ...] = (
     ("restart the", Action.REBOOT),
 )
 #: Reset at the end of the job, said after what is done now: the host is drained then.
-AT_THE_END = ("reset the GPU at the end of the job", "reboot the host at the end of the job")
+END_OF_JOB_PHRASES = (
+    "reset the GPU at the end of the job",
+    "reboot the host at the end of the job",
+)
 
 
-class UnknownWords(ValueError):
+class UnknownPolicyText(ValueError):
     """A policy says what this table has no action for."""
 
 
 @cache
-def advice_of(words: str) -> Advice:
-    """Return what a policy's *words* ask for. Raises UnknownWords."""
-    found = [action for start, action in FIRST if words.startswith(start)]
+def parse_policy_text(text: str) -> PolicyAction:
+    """Return what a policy's *text* ask for. Raises UnknownPolicyText."""
+    found = [action for start, action in ACTION_BY_PREFIX if text.startswith(start)]
     if not found:
-        raise UnknownWords(
-            f"{words!r}: add its beginning to FIRST of aggregator/advisories/policy.py"
+        raise UnknownPolicyText(
+            f"{text!r}: add its beginning to ACTION_BY_PREFIX of aggregator/advisories/policy.py"
         )
     action = found[0]
-    if action is None and any(late in words for late in AT_THE_END):
+    if action is None and any(phrase in text for phrase in END_OF_JOB_PHRASES):
         action = Action.DRAIN_AFTER_JOB
     if action is None or action in (Action.INSPECT, Action.DRAIN_AND_RESET):
-        return Advice(action)
-    return Advice(action, next((then for said, then in THEN if said in words), None))
+        return PolicyAction(action)
+    return PolicyAction(
+        action, next((then for phrase, then in FOLLOW_UP_BY_PHRASE if phrase in text), None)
+    )
 
 
 _SCOPES = {one.value: one for one in Scope}
 #: Without words of a policy: what a state asks for, and by which right.
-OTHERWISE = {
-    State.UNHEALTHY: (Action.DRAIN_AT_CHECKPOINT, Basis.DETERMINISTIC),
-    State.SUSPECT: (Action.DRAIN_AFTER_JOB, Basis.STATISTICAL),
-    State.DEGRADED: (Action.AVOID, Basis.STATISTICAL),
+DEFAULT_BY_STATE = {
+    HealthState.UNHEALTHY: (Action.DRAIN_AT_CHECKPOINT, Basis.DETERMINISTIC),
+    HealthState.SUSPECT: (Action.DRAIN_AFTER_JOB, Basis.STATISTICAL),
+    HealthState.DEGRADED: (Action.AVOID, Basis.STATISTICAL),
 }
 #: Of hosts in other states nothing is asked: they are well, or nobody looks at them.
-ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.PROBATION)
+ACTIONABLE_STATES = (
+    HealthState.UNHEALTHY,
+    HealthState.SUSPECT,
+    HealthState.DEGRADED,
+    HealthState.WATCH,
+    HealthState.PROBATION,
+)
 #: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
-FORECASTS = ("hazard.", configuration.RULE.name)
-#: The signal of calls that do not return; `_named` says which row of `policy.toml` is theirs.
-HUNG = "probe.hung_seconds"
+FORECASTS = ("hazard.", configuration.HOST_RETURNED.name)
+#: The signal of calls that do not return; `_policy_row_name` says which row of `policy.toml` is theirs.
+HUNG_SIGNAL = "probe.hung_seconds"
 #: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
-HANGS = frozenset({HUNG, "collector.outcome_state"})
+HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
 #: So long a host is only avoided for such a call.
 HUNG_SECONDS_MIN = 900.0
 
 
-def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
+def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> RequestedAction | None:
     """Return what *evidence* of *host* calls for; None for nothing of a scheduler's."""
     costs = evidence.log_hazard_delta > 0 or evidence.relative_speed_factor < 1
     costs = costs and not evidence.signal.startswith(FORECASTS)
-    if not costs or host.state not in ASKED_OF:
+    if not costs or host.state not in ACTIONABLE_STATES:
         return None
     row = _row(evidence)
     if row is None:
-        return _by_state(host, evidence)
-    said, certain = row.action, row.severity.value == "fatal" and host.state is State.UNHEALTHY
-    advice = advice_of(said)
-    if advice.action is None or (host.state is State.WATCH and advice.action is Action.INSPECT):
+        return _action_by_state(host, evidence)
+    policy_text, certain = (
+        row.action,
+        row.severity.value == "fatal" and host.state is HealthState.UNHEALTHY,
+    )
+    advice = parse_policy_text(policy_text)
+    if advice.action is None or (
+        host.state is HealthState.WATCH and advice.action is Action.INSPECT
+    ):
         return None
     dead = work.dead and certain
     basis = Basis.DEAD_JOB if dead else Basis.DETERMINISTIC if certain else Basis.STATISTICAL
@@ -353,43 +390,56 @@ def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
     if action is Action.DRAIN_P2P:
         basis = Basis.DETERMINISTIC  # the driver asks for it
     rule = f"{evidence.signal} {evidence.value:.0f}" if isinstance(row, Xid) else row.name
-    return Asked(rule, action, advice.then, _SCOPES.get(row.scope, Scope.HOST), basis, said)
+    return RequestedAction(
+        rule, action, advice.then, _SCOPES.get(row.scope, Scope.HOST), basis, policy_text
+    )
 
 
-def patient(one: Asked, evidence: Evidence, seconds: float) -> Asked:
-    """Return *one*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
-    certain = one.basis is Basis.DETERMINISTIC and evidence.signal in HANGS
+def avoid_while_hung(
+    requested: RequestedAction, evidence: Evidence, seconds: float
+) -> RequestedAction:
+    """Return *requested*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    certain = requested.basis is Basis.DETERMINISTIC and evidence.signal in HUNG_CALL_SIGNALS
     if not certain or seconds >= HUNG_SECONDS_MIN:
-        return one
+        return requested
     minutes = HUNG_SECONDS_MIN / 60
-    words = f"{one.words}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
-    return one._replace(action=Action.AVOID, then=None, basis=Basis.STATISTICAL, words=words)
+    reason = f"{requested.reason}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
+    return requested._replace(
+        action=Action.AVOID, then=None, basis=Basis.STATISTICAL, reason=reason
+    )
 
 
-def unwaiting(one: Asked, fault: Fault, work: Workload) -> Asked:
-    """Return *one*; of a certain fault under a job whose checkpoints are not known, and that loses more by going on than
+def evict_without_checkpoint(
+    requested: RequestedAction, fault: Fault, work: Workload
+) -> RequestedAction:
+    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by going on than
     by a restart, to evict it: nothing says that such a job ends, and "after the job" would have no end either."""
-    certain = one.basis is Basis.DETERMINISTIC and one.action is Action.DRAIN_AT_CHECKPOINT
+    certain = (
+        requested.basis is Basis.DETERMINISTIC and requested.action is Action.DRAIN_AT_CHECKPOINT
+    )
     if not certain or not work.gang_gpus or work.checkpoint_seconds > 0:
-        return one
-    if waiting(fault, work)[0] <= acting(Action.EVICT_NOW, one.then, fault, work)[0]:
-        return one
-    words = f"{one.words}; when its job checkpoints is not known, and going on costs the job more than a restart"
-    return one._replace(action=Action.EVICT_NOW, words=words)
+        return requested
+    if (
+        waiting_cost(fault, work)[0]
+        <= acting_cost(Action.EVICT_NOW, requested.then, fault, work)[0]
+    ):
+        return requested
+    reason = f"{requested.reason}; when its job checkpoints is not known, and going on costs the job more than a restart"
+    return requested._replace(action=Action.EVICT_NOW, reason=reason)
 
 
-def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:
+def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | None:
     """Return what the state of *host* asks for, of the evidence that put it there alone: what is milder beside it has no such right."""
-    if host.state not in OTHERWISE or evidence is not next(iter(host.evidence), evidence):
+    if host.state not in DEFAULT_BY_STATE or evidence is not next(iter(host.evidence), evidence):
         return None
-    action, basis = OTHERWISE[host.state]
+    action, basis = DEFAULT_BY_STATE[host.state]
     if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):
         basis, action = Basis.STATISTICAL, Action.AVOID
-    words = "no policy names it: its state asks for it"
-    return Asked(evidence.signal, action, None, Scope.HOST, basis, words)
+    reason = "no policy names it: its state asks for it"
+    return RequestedAction(evidence.signal, action, None, Scope.HOST, basis, reason)
 
 
-def as_told(rule: str) -> str:
+def normalize_rule(rule: str) -> str:
     """Return *rule* as evidence bears it, where it is a code as people say it: XID 95, sxid 20009, or 95."""
     found = _CODE.fullmatch(rule.strip())
     if found is None:
@@ -403,35 +453,41 @@ def unknown_rule(rule: str) -> str:
     signal, _, code = rule.rpartition(" ")
     if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):
         return ""
-    near = difflib.get_close_matches(rule, sorted(known), n=3)
-    meant = f"did you mean {' or '.join(near)}?" if near else "a code is 'gpu.xid 95'"
-    return f"{rule!r}: no rule, reason or signal has this name, and no stored evidence; {meant}"
+    close_names = difflib.get_close_matches(rule, sorted(known), n=3)
+    suggestion = (
+        f"did you mean {' or '.join(close_names)}?" if close_names else "a code is 'gpu.xid 95'"
+    )
+    return (
+        f"{rule!r}: no rule, reason or signal has this name, and no stored evidence; {suggestion}"
+    )
 
 
 def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
     """Return the signals and the reasons that evidence of *rule* may bear: a code, a row, a reason, a signal."""
-    about = [row.about for row in builtin().rows if row.name == rule]
-    hung = [HUNG] if rule.endswith("_hung") else []
+    signals = [row.evidence_signal for row in builtin().rows if row.name == rule]
+    hung = [HUNG_SIGNAL] if rule.endswith("_hung") else []
     heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []
-    return [rule, rule.rpartition(" ")[0], *about, *hung], [rule, *heat]
+    return [rule, rule.rpartition(" ")[0], *signals, *hung], [rule, *heat]
 
 
-def _row(evidence: Evidence) -> Row | Xid | None:
+def _row(evidence: Evidence) -> PolicyRow | Xid | None:
     """Return the policy's row for *evidence*, where it has one only."""
     tables = {"gpu.xid": xid_rows, "nvswitch.sxid": sxid_rows}
     if evidence.signal in tables:
         return tables[evidence.signal]().get(int(evidence.value))
-    if name := _named(evidence):
+    if name := _policy_row_name(evidence):
         return next((row for row in builtin().rows if row.name == name), None)
-    found = [row for row in _by_signal().get(evidence.signal, ()) if _fits(row, evidence.value)]
+    found = [
+        row for row in _by_signal().get(evidence.signal, ()) if _row_matches(row, evidence.value)
+    ]
     return found[0] if len(found) == 1 else None
 
 
-def _named(evidence: Evidence) -> str:
+def _policy_row_name(evidence: Evidence) -> str:
     """Return the row of what is told by no signal of its own; "" for the rest."""
     if evidence.reason is Reason.THERMAL_THROTTLE:
         return "gpu_thermal"
-    if evidence.signal != HUNG:
+    if evidence.signal != HUNG_SIGNAL:
         return ""
     if evidence.device.startswith("GPU-"):
         return "gpu_hung"
@@ -439,22 +495,22 @@ def _named(evidence: Evidence) -> str:
 
 
 @cache
-def _by_signal() -> dict[str, list[Row]]:
-    rows: dict[str, list[Row]] = {}
+def _by_signal() -> dict[str, list[PolicyRow]]:
+    rows: dict[str, list[PolicyRow]] = {}
     for row in builtin().rows:
         if row.action:
-            rows.setdefault(row.about, []).append(row)
+            rows.setdefault(row.evidence_signal, []).append(row)
     return rows
 
 
-def _fits(row: Row, value: float) -> bool:
+def _row_matches(row: PolicyRow, value: float) -> bool:
     if not row.when:
         return not row.codes or int(value) in row.codes
     first = row.when[0]
     return first.compare not in ("==", "in") or bool(first.other) or first.holds(value, None)
 
 
-def all_words() -> Iterator[str]:
+def all_policy_texts() -> Iterator[str]:
     """Yield what every row of every policy says to do."""
     yield from (row.action for row in xid_rows().values())
     yield from (row.action for row in sxid_rows().values())

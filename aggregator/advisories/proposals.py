@@ -7,43 +7,51 @@ from collections.abc import Container, Sequence
 
 from . import limits
 from .advisory import (
-    SILENCE,
+    SILENCE_REASON,
     Action,
     Advisory,
+    AdvisoryState,
     Basis,
     Case,
     Scope,
-    State,
     gravity,
+    removes_host,
     seconds_ns,
-    takes_out,
 )
-from .limits import composed, lead, news, out_already, unasked
-from .shared_causes import lower, share
-from .state import Desk, Hold, Standing
+from .limits import (
+    advisory_fields,
+    change_reason,
+    gravest_case,
+    suppression_reason,
+    unavailable_reason,
+)
+from .shared_causes import group_shared_causes, lower_advisory
+from .state import Hold, OpenCase, StateEditor
 
 RELAPSES_COUNTED_MAX = 4
 
 
-def propose(desk: Desk) -> None:
+def propose(editor: StateEditor) -> None:
     """Propose what is due: causes first, then hosts, the gravest first, then returns."""
-    waiting = _waiting(desk)
+    waiting = _unassigned_cases(editor)
     if waiting:
-        held = share(desk, waiting)
-        left = [one for one in waiting if one.case.key not in held]
-        _for_hosts(desk, [one for one in left if not one.advisory or one.changed], held)
-    for hold in list(desk.memory.holds.values()):
-        _return(desk, hold)
+        withheld_keys = group_shared_causes(editor, waiting)
+        remaining = [one for one in waiting if one.case.key not in withheld_keys]
+        _propose_for_hosts(
+            editor, [one for one in remaining if not one.advisory or one.changed], withheld_keys
+        )
+    for hold in list(editor.state.holds.values()):
+        _propose_return(editor, hold)
 
 
-def _waiting(desk: Desk) -> list[Standing]:
+def _unassigned_cases(editor: StateEditor) -> list[OpenCase]:
     """Return the cases without an advisory; what an ended one left is without one again."""
-    found: list[Standing] = []
-    for one in desk.memory.cases.values():
-        if one.advisory and one.advisory not in desk.memory.advisories:
-            hold = desk.memory.holds.get(one.case.host)
+    found: list[OpenCase] = []
+    for one in editor.state.cases.values():
+        if one.advisory and one.advisory not in editor.state.advisories:
+            hold = editor.state.holds.get(one.case.host)
             if hold is None or gravity(one.case.action) > gravity(hold.action):
-                one.advisory, desk.touched = "", True
+                one.advisory, editor.is_changed = "", True
         if not one.advisory or one.changed:
             found.append(one)
     return found
@@ -52,172 +60,190 @@ def _waiting(desk: Desk) -> list[Standing]:
 # ---- hosts
 
 
-def _for_hosts(desk: Desk, waiting: Sequence[Standing], held: Container[str]) -> None:
+def _propose_for_hosts(
+    editor: StateEditor, waiting: Sequence[OpenCase], withheld_keys: Container[str]
+) -> None:
     """Propose for hosts that waited long enough for others of their cause, the gravest first.
 
-    *held*: cases of a cause of which nothing is said now; nor is it here.
+    *withheld_keys*: cases of a cause of which nothing is said now; nor is it here.
     """
-    due: dict[str, list[Standing]] = defaultdict(list)
+    due: dict[str, list[OpenCase]] = defaultdict(list)
     for one in waiting:
-        if _is_due(desk, one):
+        if _is_due(editor, one):
             due[one.case.host].append(one)
     if not due:
         return
-    standing: dict[str, list[Standing]] = defaultdict(list)
-    for one in desk.memory.cases.values():
-        if one.case.key not in held:
-            standing[one.case.host].append(one)
-    order = sorted((-gravity(lead(_cases(new)).action), host) for host, new in due.items())
-    full, busy = "", {one.host for one in desk.memory.advisories.values()}
+    cases_by_host: dict[str, list[OpenCase]] = defaultdict(list)
+    for one in editor.state.cases.values():
+        if one.case.key not in withheld_keys:
+            cases_by_host[one.case.host].append(one)
+    order = sorted((-gravity(gravest_case(_cases(new)).action), host) for host, new in due.items())
+    full, busy = "", {one.host for one in editor.state.advisories.values()}
     for grave, host in order:
-        new, counts = due[host], takes_out(lead(_cases(due[host])).action)
-        if full and counts and host not in busy and host not in desk.memory.holds:
-            _hold_back(desk, new, full)  # a fleet that fails at once is not asked host by host
+        new, counts = due[host], removes_host(gravest_case(_cases(due[host])).action)
+        if full and counts and host not in busy and host not in editor.state.holds:
+            _hold_back(editor, new, full)  # a fleet that fails at once is not asked host by host
             continue
-        _for_host(desk, host, new, standing[host])
+        _propose_for_host(editor, host, new, cases_by_host[host])
         if counts:
-            full = full or limits.full(desk, -grave)  # what comes is no graver
+            full = full or limits.proposal_refusal(editor, -grave)  # what comes is no graver
 
 
-def _is_due(desk: Desk, one: Standing) -> bool:
+def _is_due(editor: StateEditor, one: OpenCase) -> bool:
     """Say whether *one* waited long enough for others of its cause; a silent host, for its own boot."""
-    if one.case.reason == SILENCE:
-        return one.case.since_ns <= desk.after(-desk.limits.silent_seconds)
-    return one.seen_ns <= desk.after(-desk.limits.gather_seconds)
+    if one.case.reason == SILENCE_REASON:
+        return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
+    return one.seen_ns <= editor.after(-editor.limits.gather_seconds)
 
 
-def _cases(standings: Sequence[Standing]) -> list[Case]:
-    return [one.case for one in standings]
+def _cases(open_cases: Sequence[OpenCase]) -> list[Case]:
+    return [one.case for one in open_cases]
 
 
-def _hold_back(desk: Desk, new: Sequence[Standing], words: str) -> None:
+def _hold_back(editor: StateEditor, new: Sequence[OpenCase], reason: str) -> None:
     for one in new:
-        desk.hold_back(one.case, one.case.action, words)
+        editor.hold_back(one.case, one.case.action, reason)
 
 
-def _for_host(desk: Desk, host: str, new: list[Standing], standing: list[Standing]) -> None:
+def _propose_for_host(
+    editor: StateEditor, host: str, new: list[OpenCase], open_cases: list[OpenCase]
+) -> None:
     """Propose for *host*, raise what is proposed, or say why not."""
-    before = desk.open_of(host)
+    before = editor.open_advisories(host)
     for back in [a for a in before if a.action is Action.RETURN_TO_SERVICE]:
-        if back.state is not State.ACCEPTED:
-            desk.put(back, "it is not well again after all", state=State.WITHDRAWN)
-    asked = [a for a in before if a.action is not Action.RETURN_TO_SERVICE]
-    now = next((a for a in asked if a.state is not State.ACCEPTED), None)
-    first = lead(_cases(new))
-    covering = _covering(desk, host, asked)
+        if back.state is not AdvisoryState.ACCEPTED:
+            editor.put(back, "it is not well again after all", state=AdvisoryState.WITHDRAWN)
+    requested = [a for a in before if a.action is not Action.RETURN_TO_SERVICE]
+    now = next((a for a in requested if a.state is not AdvisoryState.ACCEPTED), None)
+    first = gravest_case(_cases(new))
+    covering = _covering(editor, host, requested)
     if covering is not None and gravity(first.action) <= gravity(covering[1]):
         for one in new:
-            desk.into(one, covering[0])
+            editor.assign(one, covering[0])
         return
-    if words := _against(desk, host, first, now):
+    if reason := _blocking_reason(editor, host, first, now):
         if now is not None:
-            _less(desk, now, standing)
-        _hold_back(desk, [one for one in new if one.changed or not one.advisory], words)
+            _lower_or_withdraw(editor, now, open_cases)
+        _hold_back(editor, [one for one in new if one.changed or not one.advisory], reason)
         return
-    of_it = [
+    its_cases = [
         one
-        for one in standing
+        for one in open_cases
         if not one.advisory or one.changed or (now and one.advisory == now.name)
     ]
-    made = _raised(desk, now, of_it) if now else _new(desk, host, of_it)
-    for one in of_it:
-        desk.into(one, made.name)
+    advisory = (
+        _raise_advisory(editor, now, its_cases) if now else _new_advisory(editor, host, its_cases)
+    )
+    for one in its_cases:
+        editor.assign(one, advisory.name)
 
 
-def _covering(desk: Desk, host: str, before: Sequence[Advisory]) -> tuple[str, Action] | None:
+def _covering(
+    editor: StateEditor, host: str, before: Sequence[Advisory]
+) -> tuple[str, Action] | None:
     """Return what is being done, or is done, about *host*, that its milder cases go under."""
-    hold = desk.memory.holds.get(host)
+    hold = editor.state.holds.get(host)
     if hold is not None:
         return hold.name, hold.action
-    accepted = [a for a in before if a.state is State.ACCEPTED]
+    accepted = [a for a in before if a.state is AdvisoryState.ACCEPTED]
     return (accepted[-1].name, accepted[-1].action) if accepted else None
 
 
-def _against(desk: Desk, host: str, first: Case, now: Advisory | None) -> str:
+def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory | None) -> str:
     """Return why *first* is not proposed; "" if it is to be."""
-    if words := unasked(desk, f"host {host}", first) or out_already(desk, host):
-        return words
-    if now is None and len(desk.memory.advisories) >= desk.limits.open_max:
-        return f"{desk.limits.open_max} advisories are open, and no more may be"
-    if not takes_out(first.action):
+    if reason := suppression_reason(editor, f"host {host}", first) or unavailable_reason(
+        editor, host
+    ):
+        return reason
+    if now is None and len(editor.state.advisories) >= editor.limits.open_max:
+        return f"{editor.limits.open_max} advisories are open, and no more may be"
+    if not removes_host(first.action):
         return ""
     name, grave = now.name if now else "", gravity(first.action)
     wanted = host, first.place, first.job
-    return limits.refusal(desk, wanted, name, granting=False, grave=grave)
+    return limits.refusal(editor, wanted, name, granting=False, grave=grave)
 
 
-def _new(desk: Desk, host: str, standings: Sequence[Standing]) -> Advisory:
-    fields = composed(_cases(standings))
-    return desk.put(
+def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]) -> Advisory:
+    fields = advisory_fields(_cases(open_cases))
+    return editor.put(
         Advisory(
-            name=desk.next_name(), subject=f"host {host}", hosts=(host,), state=State.PROPOSED,
-            state_words="", proposed_ns=desk.now_ns, changed_ns=desk.now_ns,
-            expires_ns=desk.after(desk.limits.proposal_seconds), **fields,
+            name=editor.next_name(), subject=f"host {host}", hosts=(host,), state=AdvisoryState.PROPOSED,
+            state_words="", proposed_ns=editor.now_ns, changed_ns=editor.now_ns,
+            expires_ns=editor.after(editor.limits.proposal_seconds), **fields,
         ),
         fields["words"],
     )  # fmt: skip
 
 
-def _raised(desk: Desk, now: Advisory, standings: Sequence[Standing]) -> Advisory:
+def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
     """Tell *now* as its cases are by now. What is graver is asked for anew: nobody has put it off, or let it wait."""
-    fields = composed(_cases(standings))
+    fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
-        expires_ns = desk.after(desk.limits.proposal_seconds)
-        fields |= {"state": State.PROPOSED, "deferred_until_ns": 0, "expires_ns": expires_ns}
-    return desk.put(now, news(now.action, fields["action"], fields["words"]), **fields)
+        expires_ns = editor.after(editor.limits.proposal_seconds)
+        fields |= {
+            "state": AdvisoryState.PROPOSED,
+            "deferred_until_ns": 0,
+            "expires_ns": expires_ns,
+        }
+    return editor.put(now, change_reason(now.action, fields["action"], fields["words"]), **fields)
 
 
-def _less(desk: Desk, now: Advisory, standing: Sequence[Standing]) -> None:
+def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> None:
     """Let *now* ask for no more than its cases do by now; withdraw it where that is not asked for. What is graver waits."""
-    of_it = [one for one in standing if one.advisory == now.name]
-    if not any(one.changed for one in of_it):
+    its_cases = [one for one in open_cases if one.advisory == now.name]
+    if not any(one.changed for one in its_cases):
         return
-    first = lead(_cases(of_it))
+    first = gravest_case(_cases(its_cases))
     if gravity(first.action) > gravity(now.action):
         return
-    why = unasked(desk, now.subject, first)
-    if lower(desk, now, of_it, news(now.action, first.action, first.words)):
-        for one in of_it:
-            desk.into(one, now.name)
+    reason = suppression_reason(editor, now.subject, first)
+    if lower_advisory(editor, now, its_cases, change_reason(now.action, first.action, first.words)):
+        for one in its_cases:
+            editor.assign(one, now.name)
         return
-    desk.put(now, f"nothing calls for it any more: {why}", state=State.WITHDRAWN)
-    desk.mute(now.subject, now.action, desk.limits.flap_seconds)
+    editor.put(now, f"nothing calls for it any more: {reason}", state=AdvisoryState.WITHDRAWN)
+    editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 
 # ---- returns
 
 
-def verified(desk: Desk, hold: Hold) -> bool:
+def is_verified(editor: StateEditor, hold: Hold) -> bool:
     """Say whether the host of *hold* was well for long enough; longer after each relapse."""
-    since = desk.memory.well.get(hold.host)
-    stands = any(one.case.host == hold.host for one in desk.memory.cases.values())
-    return since is not None and not stands and desk.now_ns - since >= verify_ns(desk, hold.host)
+    since = editor.state.well.get(hold.host)
+    has_open_case = any(one.case.host == hold.host for one in editor.state.cases.values())
+    return (
+        since is not None
+        and not has_open_case
+        and editor.now_ns - since >= verify_ns(editor, hold.host)
+    )
 
 
-def verify_ns(desk: Desk, host: str) -> int:
+def verify_ns(editor: StateEditor, host: str) -> int:
     """Return for how long *host* has to be well before it returns."""
-    before = desk.memory.probation.get(host)
+    before = editor.state.probation.get(host)
     doublings = min(before.relapses, RELAPSES_COUNTED_MAX) if before else 0
-    return seconds_ns(desk.limits.verify_seconds * 2**doublings)
+    return seconds_ns(editor.limits.verify_seconds * 2**doublings)
 
 
-def _return(desk: Desk, hold: Hold) -> None:
+def _propose_return(editor: StateEditor, hold: Hold) -> None:
     host = hold.host
-    if not hold.confirmed or not verified(desk, hold) or desk.open_of(host):
+    if not hold.confirmed or not is_verified(editor, hold) or editor.open_advisories(host):
         return
-    if desk.is_muted(f"return {host}", Action.RETURN_TO_SERVICE):
+    if editor.is_muted(f"return {host}", Action.RETURN_TO_SERVICE):
         return
-    minutes = verify_ns(desk, host) / 60e9
-    words = (
+    minutes = verify_ns(editor, host) / 60e9
+    reason = (
         f"nothing was wrong with it for {minutes:.0f} min: what {hold.name} set can be taken away"
     )
-    desk.put(
+    editor.put(
         Advisory(
-            name=desk.next_name(), subject=f"host {host}", hosts=(host,),
+            name=editor.next_name(), subject=f"host {host}", hosts=(host,),
             action=Action.RETURN_TO_SERVICE, scope=Scope.HOST, basis=Basis.VERIFIED, reason="NONE",
-            words=words, state=State.PROPOSED, state_words="", proposed_ns=desk.now_ns,
-            expires_ns=desk.after(desk.limits.proposal_seconds), changed_ns=desk.now_ns,
+            words=reason, state=AdvisoryState.PROPOSED, state_words="", proposed_ns=editor.now_ns,
+            expires_ns=editor.after(editor.limits.proposal_seconds), changed_ns=editor.now_ns,
             place=hold.place,
         ),
-        words,
+        reason,
     )  # fmt: skip

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from ..scoring.calibration import KNOTS_PER_HOUR, Calibration, Reported
+from ..scoring.calibration import KNOTS_PER_HOUR, Calibration, ReportedOutcomes
 from ..scoring.score import HAZARD_PER_HOUR_MAX
 from ..store.rows import table, time_us
 from .advisory import (
     Advisory,
+    AdvisoryLimits,
     Back,
     Event,
     Instruction,
-    Limits,
     Out,
     Probation,
     Publish,
@@ -32,8 +32,8 @@ from .advisory import (
     StillOut,
     TakenOut,
 )
-from .state import Absent, Memory
-from .state_machine import Machine
+from .state import DeclaredOut, MachineState
+from .state_machine import AdvisoryStateMachine
 from .workloads import Gang
 
 # ----------------------------------------------------------------------
@@ -42,28 +42,28 @@ from .workloads import Gang
 EVENTS: dict[str, type[Event]] = {one.__name__: one for one in typing.get_args(Event)}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return *value*, of dataclasses, tuples, enums and numbers, as JSON can bear it."""
     if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
+        return [to_plain(one) for one in value]
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: to_plain(one) for key, one in value.items()}
     return value
 
 
 def to_json(one: Event | Instruction) -> str:
     """Return the body of *one*; its kind is the name of its class."""
-    return json.dumps(plain(one), separators=(",", ":"))
+    return json.dumps(to_plain(one), separators=(",", ":"))
 
 
-def event_of(kind: str, body: str) -> Event:
+def parse_event(kind: str, body: str) -> Event:
     """Return the event that was stored. Raises ValueError where it is none of ours."""
     try:
-        return typing.cast(Event, made(EVENTS[kind], json.loads(body)))
+        return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"event {kind!r}: not one of ours: {error}") from error
 
@@ -73,8 +73,8 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def made(kind: Any, value: Any) -> Any:
-    """Return *value*, as `plain` left it, as *kind*. Keys that this version does not know are dropped.
+def from_plain(kind: Any, value: Any) -> Any:
+    """Return *value*, as `to_plain` left it, as *kind*. Keys that this version does not know are dropped.
 
     Raises TypeError, KeyError, ValueError.
     """
@@ -82,14 +82,14 @@ def made(kind: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
-        return made(next(one for one in inner if one is not type(None)), value)
+        return from_plain(next(one for one in inner if one is not type(None)), value)
     if origin is tuple:
-        return tuple(made(inner[0], one) for one in value)
+        return tuple(from_plain(inner[0], one) for one in value)
     if origin is dict:
-        return {key: made(inner[1], one) for key, one in value.items()}
+        return {key: from_plain(inner[1], one) for key, one in value.items()}
     if is_dataclass(kind):
         hints = _hints(typing.cast(type, kind))
-        given = {name: made(hints[name], one) for name, one in value.items() if name in hints}
+        given = {name: from_plain(hints[name], one) for name, one in value.items() if name in hints}
         return typing.cast(type, kind)(**given)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
@@ -98,38 +98,38 @@ def made(kind: Any, value: Any) -> Any:
 
 Connection = duckdb.DuckDBPyConnection
 #: After so many stored events the memory is stored whole, so that a restart replays no more than these.
-EVENTS_PER_MEMORY = 1000
+EVENTS_PER_SNAPSHOT = 1000
 #: So many are kept even so: who wants to know why can replay them.
-EVENTS_KEPT = 100_000
+EVENTS_RETAINED_MAX = 100_000
 
 
 @dataclass(slots=True)
-class Batch:
+class AdvisoryBatch:
     """What one transaction writes."""
 
     events: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
     decisions: list[tuple[int, int, Instruction]] = field(
         default_factory=list[tuple[int, int, Instruction]]
     )
-    memory: tuple[int, int, str] | None = None
+    snapshot: tuple[int, int, str] | None = None
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     #: Gangs that were told of, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
-    standing: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
+    hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     #: Advisories whose times moved, by our clock or an outage: watchers are told once this is written.
     moved: set[str] = field(default_factory=set[str])
     #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
-    named: int = 0
+    host_mentions: int = 0
     #: What outcomes say of hazards, as rows; None: as written before.
     calibration: list[tuple[Any, ...]] | None = None
     #: All hosts that somebody says he took out; None: as written before.
-    absent: list[tuple[str, str, Absent]] | None = None
+    declared_out: list[tuple[str, str, DeclaredOut]] | None = None
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.events or self.memory or self.outcomes or self.gangs or self.calibration)
+        return not (self.events or self.snapshot or self.outcomes or self.gangs or self.calibration)
 
     @property
     def rows(self) -> int:
@@ -139,13 +139,15 @@ class Batch:
     @property
     def hosts(self) -> int:
         """How often hosts are named in it. A gang that is told again takes the place of itself."""
-        return self.named + sum(len(one.hosts) for one in self.gangs.values() if one)
+        return self.host_mentions + sum(len(one.hosts) for one in self.gangs.values() if one)
 
-    def see_absent(self, memory: Memory) -> None:
-        """Take from *memory* who is out by others' word, if that is to be written anew."""
+    def collect_declared_out(self, state: MachineState) -> None:
+        """Take from *state* who is out by others' word, if that is to be written anew."""
         if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
-            self.absent = [
-                (host, by, one) for host, told in memory.absent.items() for by, one in told.items()
+            self.declared_out = [
+                (host, by, one)
+                for host, by_actor in state.absent.items()
+                for by, one in by_actor.items()
             ]
 
     @property
@@ -153,7 +155,7 @@ class Batch:
         """The advisories that changed, in order."""
         return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
 
-    def told_of(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
+    def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
         """Yield what watchers are told, in order: what changed, and that of which something is set for longer, or no more.
 
         *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
@@ -164,12 +166,12 @@ class Batch:
             if isinstance(one, Publish):
                 yield one.advisory
             elif isinstance(one, Renew | Probation) and one.name not in changed:
-                found = known.get(one.name) or self.standing.get(one.name)
+                found = known.get(one.name) or self.hold_changes.get(one.name)
                 if found is not None:
                     yield found
 
 
-def hosts_in(one: Event | Instruction) -> int:
+def named_hosts_count(one: Event | Instruction) -> int:
     """Return how many hosts *one* names, where that may be many."""
     match one:
         case TakenOut():
@@ -182,17 +184,19 @@ def hosts_in(one: Event | Instruction) -> int:
             return 0
 
 
-def memory_text(memory: Memory) -> str:
-    """Return *memory* whole."""
-    return json.dumps(plain(memory), separators=(",", ":"))
+def state_json(state: MachineState) -> str:
+    """Return *state* whole."""
+    return json.dumps(to_plain(state), separators=(",", ":"))
 
 
-def write(connection: Connection, batch: Batch, *, shadow: bool) -> None:
+def write(connection: Connection, batch: AdvisoryBatch, *, shadow: bool) -> None:
     """Write *batch*, in the caller's transaction."""
-    if batch.memory is not None:
-        number, time_ns, body = batch.memory
+    if batch.snapshot is not None:
+        number, time_ns, body = batch.snapshot
         connection.execute("DELETE FROM advice_memory")
-        connection.execute("DELETE FROM advice_events WHERE number + ? < ?", [EVENTS_KEPT, number])
+        connection.execute(
+            "DELETE FROM advice_events WHERE number + ? < ?", [EVENTS_RETAINED_MAX, number]
+        )
         _insert(
             connection, "advice_memory",
             table("number:int time:time body:str", [(number, time_us(time_ns), body)]),
@@ -204,9 +208,9 @@ def write(connection: Connection, batch: Batch, *, shadow: bool) -> None:
     if batch.calibration is not None:
         connection.execute("DELETE FROM hazard_calibration")
         _insert(connection, "hazard_calibration", table(CALIBRATION_COLUMNS, batch.calibration))
-    if batch.absent is not None:
+    if batch.declared_out is not None:
         connection.execute("DELETE FROM unavailable")
-        _insert(connection, "unavailable", _absent(batch.absent))
+        _insert(connection, "unavailable", _declared_out(batch.declared_out))
     if batch.gangs:
         names = list(batch.gangs)
         connection.execute("DELETE FROM gangs WHERE list_contains(?, workload)", [names])
@@ -250,12 +254,12 @@ def _host_of(one: Instruction) -> str:
     return one.advisory.host if isinstance(one, Publish) else getattr(one, "host", "")
 
 
-def _absent(absent: Sequence[tuple[str, str, Absent]]) -> Any:
+def _declared_out(declared_out: Sequence[tuple[str, str, DeclaredOut]]) -> Any:
     return table(
         "host:str who:str why:str since:time until:time",
         [
             (host, by, one.words, time_us(one.since_ns), time_us(one.until_ns))
-            for host, by, one in absent
+            for host, by, one in declared_out
         ],
     )
 
@@ -267,14 +271,14 @@ def _gangs(gangs: Sequence[Gang]) -> Any:
         [
             (
                 one.workload, list(one.hosts), one.gpus, one.checkpoint_seconds,
-                time_us(one.until_ns), one.by, time_us(one.told_ns),
+                time_us(one.until_ns), one.reporter, time_us(one.reported_ns),
             )
             for one in gangs
         ],
     )  # fmt: skip
 
 
-def gangs(connection: Connection) -> list[Gang]:
+def read_gangs(connection: Connection) -> list[Gang]:
     """Return what schedulers said runs where."""
     rows = connection.execute(
         "SELECT workload, hosts, gpus, checkpoint_seconds, epoch_us(until) * 1000, reporter, "
@@ -304,7 +308,7 @@ def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
     )  # fmt: skip
 
 
-class Expected(NamedTuple):
+class ExpectedOutcome(NamedTuple):
     """What scores had expected of an outcome, all by KNOTS_PER_HOUR but for `interruptions`: P(an interruption)."""
 
     interruptions: float
@@ -313,28 +317,28 @@ class Expected(NamedTuple):
     shares: tuple[float, ...]
 
 
-class Happened(NamedTuple):
+class OutcomeRecord(NamedTuple):
     """An outcome: its id, who reported it, whether a job was interrupted, what was expected (None: unknown), its row, its hosts."""
 
     outcome: str
     reporter: str
     interrupted: bool
-    expected: Expected | None
+    expected: ExpectedOutcome | None
     row: tuple[Any, ...]
     host_hours: float
     hosts: int
 
-    def add_to(self, reported: Reported, now_ns: int) -> None:
+    def add_to(self, reported: ReportedOutcomes, now_ns: int) -> None:
         """Add what is known of it to *reported*."""
         if self.expected is None:
             return
         chance, by_hazard, shares = self.expected
-        came = [self.interrupted * share for share in shares]
+        interruptions = [self.interrupted * share for share in shares]
         reported.add(
-            self.reporter, now_ns, ([(1.0 - chance) * one for one in came], by_hazard),
+            self.reporter, now_ns, ([(1.0 - chance) * one for one in interruptions], by_hazard),
             (
                 [float(one > 0.0) for one in by_hazard],
-                [self.host_hours * one / chance for one in by_hazard], came, by_hazard,
+                [self.host_hours * one / chance for one in by_hazard], interruptions, by_hazard,
             ),
         )  # fmt: skip
 
@@ -351,17 +355,19 @@ CALIBRATION_COLUMNS = (
 )
 
 
-def restored(connection: Connection, limits: Limits) -> tuple[Machine, int]:
+def restore_machine(
+    connection: Connection, limits: AdvisoryLimits
+) -> tuple[AdvisoryStateMachine, int]:
     """Return the machine as it was, and the number of its last event. Raises ValueError where rows are not ours."""
     found = connection.execute("SELECT number, body FROM advice_memory ORDER BY number").fetchall()
     last, body = found[-1] if found else (0, "")
-    memory = made(Memory, json.loads(body)) if body else None
-    machine = Machine(limits, memory)
+    state = from_plain(MachineState, json.loads(body)) if body else None
+    machine = AdvisoryStateMachine(limits, state)
     events = connection.execute(
         "SELECT number, kind, body FROM advice_events WHERE number > ? ORDER BY number", [last]
     ).fetchall()
     for number, kind, text in events:
-        machine.step(event_of(kind, text))
+        machine.step(parse_event(kind, text))
         last = number
     return machine, last
 
@@ -373,7 +379,7 @@ def _by_knot(sum_: str) -> str:
     return f"[{', '.join(sum_.format(k=k) for k in _KNOTS)}]"
 
 
-#: By reporter, as of the newest outcome: what `Reported.add` takes. Who reported most comes first.
+#: By reporter, as of the newest outcome: what `ReportedOutcomes.add` takes. Who reported most comes first.
 _REPORTED = f"""
 WITH known AS (
     SELECT *, 0.5 ** ((epoch_us(max(time) OVER ()) - epoch_us(time)) / 86400e6 / $1) AS weight
@@ -391,26 +397,28 @@ FROM known GROUP BY reporter ORDER BY sum(weight) DESC, reporter
 """
 
 
-def reported(connection: Connection, half_life_days: float) -> Reported:
+def read_outcome_stats(connection: Connection, half_life_days: float) -> ReportedOutcomes:
     """Return what schedulers reported, each outcome fading by half in *half_life_days*."""
-    found = Reported(half_life_days)
-    for who, time_ns, came, told, *totals in connection.execute(
+    found = ReportedOutcomes(half_life_days)
+    for reporter, time_ns, interruptions, expected, *totals in connection.execute(
         _REPORTED, [half_life_days]
     ).fetchall():
-        found.add(who, time_ns, (came, told), totals)
+        found.add(reporter, time_ns, (interruptions, expected), totals)
     return found
 
 
-def calibration_rows(now_ns: int, reported: Reported, told: Calibration) -> list[tuple[Any, ...]]:
+def calibration_rows(
+    now_ns: int, reported: ReportedOutcomes, calibration: Calibration
+) -> list[tuple[Any, ...]]:
     """Return rows of `hazard_calibration`, of what *reported* says at *now_ns*."""
     columns = zip(
-        KNOTS_PER_HOUR, *reported.totals.tolist(), told.interruptions, told.expected, told.factors,
+        KNOTS_PER_HOUR, *reported.totals.tolist(), calibration.interruptions, calibration.expected, calibration.factors,
         strict=True,
     )  # fmt: skip
     return [(time_us(now_ns), *each) for each in columns]
 
 
-class Span(NamedTuple):
+class OutcomeHost(NamedTuple):
     """A host of an outcome, by its number. `is_suspect`: an interruption may have come of it."""
 
     number: int
@@ -466,30 +474,32 @@ FROM hosts GROUP BY number
 """
 
 
-def expected(connection: Connection, spans: Sequence[Span]) -> dict[int, Expected]:
+def expected_outcomes(
+    connection: Connection, outcome_hosts: Sequence[OutcomeHost]
+) -> dict[int, ExpectedOutcome]:
     """Return by outcome's number what the scores of then expected; no key: none is stored."""
-    told = table(
+    hosts = table(
         "number:int host:str started:time ended:time is_interrupted:bool is_suspect:bool",
-        [(*one[:2], time_us(one.begin_ns), time_us(one.end_ns), *one[4:]) for one in spans],
+        [(*one[:2], time_us(one.begin_ns), time_us(one.end_ns), *one[4:]) for one in outcome_hosts],
     )
-    suspects = Counter(one.number for one in spans if one.is_suspect)
-    connection.register("told", told)
+    suspects = Counter(one.number for one in outcome_hosts if one.is_suspect)
+    connection.register("told", hosts)
     try:
         found = connection.execute(_EXPECTED).fetchall()
     finally:
         connection.unregister("told")
     return {
-        number: _expected(hazards, [share * scored / suspects[number] for share in shares])
+        number: _expected_outcome(hazards, [share * scored / suspects[number] for share in shares])
         for number, hazards, shares, scored in found
         if sum(hazards) > 0.0
     }
 
 
-def _expected(hazards: Sequence[float], shares: Sequence[float]) -> Expected:
+def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> ExpectedOutcome:
     """Return P(an interruption) of *hazards*, summed over hosts and time by KNOTS_PER_HOUR."""
     chance = -expm1(-sum(hazards))
     by_hazard = tuple(chance * each / sum(hazards) for each in hazards)
-    return Expected(chance, by_hazard, tuple(shares))
+    return ExpectedOutcome(chance, by_hazard, tuple(shares))
 
 
 def outcome_names(connection: Connection, count: int) -> list[str]:

@@ -13,66 +13,66 @@ from typing import Any, NamedTuple
 from . import policy
 from .advisory import (
     SECOND_NS,
-    SILENCE,
+    SILENCE_REASON,
     Action,
     Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
     Basis,
     Case,
-    Limits,
-    Place,
+    FailureDomains,
     Scope,
-    State,
     gravity,
     seconds_ns,
 )
-from .limits import NAMED_MAX, composed, lead, unasked
-from .state import Desk, Standing
+from .limits import NAMES_SHOWN_MAX, advisory_fields, gravest_case, suppression_reason
+from .state import OpenCase, StateEditor
 
 
-class Sharing(NamedTuple):
+class CauseKind(NamedTuple):
     """What hosts may share: in words, what became of them, where to look, and the domains, narrowest first."""
 
     kind: str
-    fell: str
-    look: str
+    symptom: str
+    where_to_check: str
     domains: tuple[Scope, ...]
 
 
 #: What a rack, its power and its leaf have in common.
-_ANY = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
-_NETWORK = (Scope.LEAF, Scope.RACK, Scope.SPINE)
-SHARED: dict[str, Sharing] = {
-    SILENCE: Sharing(
+_RACK_DOMAINS = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
+_NETWORK_DOMAINS = (Scope.LEAF, Scope.RACK, Scope.SPINE)
+CAUSE_KINDS: dict[str, CauseKind] = {
+    SILENCE_REASON: CauseKind(
         "silence", "fell silent", "its power, its switch, or the way from there to us",
-        (*_ANY, Scope.SPINE, Scope.FLEET),
+        (*_RACK_DOMAINS, Scope.SPINE, Scope.FLEET),
     ),
-    "POWER_CAP": Sharing(
+    "POWER_CAP": CauseKind(
         "power", "were held down by their power", "its feed, its power supplies, who caps it",
         (Scope.RACK, Scope.POWER_DOMAIN),
     ),
-    "THERMAL_THROTTLE": Sharing(
+    "THERMAL_THROTTLE": CauseKind(
         "cooling", "became too hot", "its coolant, its fans, the air before it",
         (Scope.RACK, Scope.COOLING_DOMAIN),
     ),
-    "RAIL_DOWN": Sharing("network", "lost a link", "its switch and that one's cables", _NETWORK),
-    "FABRIC": Sharing("network", "had trouble on the fabric", "its switch and that one's cables", _NETWORK),
-    "NVLINK_ERRORS": Sharing(
+    "RAIL_DOWN": CauseKind("network", "lost a link", "its switch and that one's cables", _NETWORK_DOMAINS),
+    "FABRIC": CauseKind("network", "had trouble on the fabric", "its switch and that one's cables", _NETWORK_DOMAINS),
+    "NVLINK_ERRORS": CauseKind(
         "NVLink", "had trouble on NVLink", "its NVLink switches", (Scope.NVLINK_DOMAIN, Scope.RACK)
     ),
-    "STORAGE": Sharing("storage", "had trouble with storage", "the storage that all use", (Scope.FLEET,)),
+    "STORAGE": CauseKind("storage", "had trouble with storage", "the storage that all use", (Scope.FLEET,)),
 }  # fmt: skip
 #: Where nobody has said how hosts stand together.
 UNPLACED = "(no topology declared)"
 #: Two things at once anywhere in a fleet are often two: it is the fleet's where it explains so many times as many hosts.
 FLEET_RATIO = 2
-_FIELDS = {one.name.replace("_", "-"): at for at, one in enumerate(fields(Place))}
+_FIELDS = {one.name.replace("_", "-"): at for at, one in enumerate(fields(FailureDomains))}
 
 
-def sharing(reason: str) -> Sharing:
+def cause_kind(reason: str) -> CauseKind:
     """Return what hosts would share that stand under *reason*."""
     kind = reason.lower().replace("_", " ")
-    return SHARED.get(reason) or Sharing(
-        kind, f"had the same trouble, {kind}", "what they share", _ANY
+    return CAUSE_KINDS.get(reason) or CauseKind(
+        kind, f"had the same trouble, {kind}", "what they share", _RACK_DOMAINS
     )
 
 
@@ -87,9 +87,9 @@ class Domain(NamedTuple):
 
 
 @lru_cache(maxsize=65_536)
-def domains_of(place: Place, reason: str) -> tuple[Domain, ...]:
+def domains_of(place: FailureDomains, reason: str) -> tuple[Domain, ...]:
     """Return the domains that may have caused a case under *reason* in *place*, narrowest first."""
-    what = sharing(reason)
+    what = cause_kind(reason)
     found = [(scope, _name_of(place, scope)) for scope in what.domains]
     found = [(scope, name) for scope, name in found if name]
     if not found:
@@ -100,12 +100,12 @@ def domains_of(place: Place, reason: str) -> tuple[Domain, ...]:
     )
 
 
-def _width(scope: Scope, what: Sharing) -> int:
+def _width(scope: Scope, what: CauseKind) -> int:
     """Return the place of *scope* among what is shared; the fleet's is behind all."""
     return len(Scope) if scope is Scope.FLEET else what.domains.index(scope)
 
 
-def _name_of(place: Place, scope: Scope) -> str:
+def _name_of(place: FailureDomains, scope: Scope) -> str:
     if scope is Scope.FLEET:
         return "all"
     name: str = getattr(place, scope.value.replace("-", "_"))
@@ -122,43 +122,45 @@ class Cause:
     hosts: tuple[str, ...]
 
 
-def found(standings: Iterable[Standing], limits: Limits, fleet_hosts: int) -> Cause | None:
-    """Return the largest cause among *standings*, the narrowest of as large ones; None for none.
+def largest_cause(
+    open_cases: Iterable[OpenCase], limits: AdvisoryLimits, fleet_hosts: int
+) -> Cause | None:
+    """Return the largest cause among *open_cases*, the narrowest of as large ones; None for none.
 
     *fleet_hosts*: how many there are.
     """
-    groups: dict[Domain, list[Standing]] = defaultdict(list)
-    for one in standings:
+    groups: dict[Domain, list[OpenCase]] = defaultdict(list)
+    for one in open_cases:
         for domain in domains_of(one.case.place, one.case.reason):
             groups[domain].append(one)
     best: Cause | None = None
     for domain, members in sorted(groups.items(), key=lambda item: item[0].width):
-        least = _least(domain.scope, limits)
-        before = len(best.hosts) if best else 0
+        hosts_min = _hosts_min(domain.scope, limits)
+        hosts_count = len(best.hosts) if best else 0
         if domain.scope is Scope.FLEET:
-            before = max(FLEET_RATIO * before - 1, 0)
-        if len(members) < least or len(_hosts(members)) <= before:
+            hosts_count = max(FLEET_RATIO * hosts_count - 1, 0)
+        if len(members) < hosts_min or len(_hosts(members)) <= hosts_count:
             continue
-        together = _together(members, domain.scope, limits, fleet_hosts)
+        together = _common_cause(members, domain.scope, limits, fleet_hosts)
         hosts = tuple(sorted(_hosts(together)))
-        if len(hosts) >= least and len(hosts) > before:
+        if len(hosts) >= hosts_min and len(hosts) > hosts_count:
             keys = tuple(sorted(one.case.key for one in together))
             since = min(one.case.since_ns for one in together)
             best = Cause(domain, since, keys, hosts)
     return best
 
 
-def _least(scope: Scope, limits: Limits) -> int:
+def _hosts_min(scope: Scope, limits: AdvisoryLimits) -> int:
     return limits.shared_unplaced_hosts_min if scope is Scope.FLEET else limits.shared_hosts_min
 
 
-def _hosts(standings: Iterable[Standing]) -> set[str]:
-    return {one.case.host for one in standings}
+def _hosts(open_cases: Iterable[OpenCase]) -> set[str]:
+    return {one.case.host for one in open_cases}
 
 
-def _together(
-    members: list[Standing], scope: Scope, limits: Limits, fleet_hosts: int
-) -> list[Standing]:
+def _common_cause(
+    members: list[OpenCase], scope: Scope, limits: AdvisoryLimits, fleet_hosts: int
+) -> list[OpenCase]:
     """Return those of *members* that have one cause: that began at once, or else are most of the domain.
 
     What began while we were away has no time of its own: hosts may have fallen hours apart.
@@ -167,12 +169,15 @@ def _together(
         [one for one in members if not one.case.unseen], seconds_ns(limits.shared_seconds)
     )
     unseen = [one for one in members if one.case.unseen]
-    hosts, whole = len(_hosts(unseen)), _counted([one.case for one in unseen], scope, fleet_hosts)
-    is_most = 0 < whole < 2 * hosts
+    hosts, domain_hosts = (
+        len(_hosts(unseen)),
+        _domain_hosts([one.case for one in unseen], scope, fleet_hosts),
+    )
+    is_most = 0 < domain_hosts < 2 * hosts
     return unseen if is_most and hosts > len(_hosts(at_once)) else at_once
 
 
-def _at_once(members: list[Standing], span_ns: int) -> list[Standing]:
+def _at_once(members: list[OpenCase], span_ns: int) -> list[OpenCase]:
     """Return those of *members* that began within *span_ns* of each other: of most hosts, then most cases.
 
     A host has as many cases as it has devices that are ill, and is one host all the same.
@@ -194,43 +199,50 @@ def _at_once(members: list[Standing], span_ns: int) -> list[Standing]:
     return ordered[best]
 
 
-def belongs(standing: Standing, subject: str, since_ns: int, limits: Limits) -> bool:
-    """Say whether *standing* is one more of the cause *subject* that began then: with it, or after it."""
-    case = standing.case
+def belongs_to_cause(
+    open_case: OpenCase, subject: str, since_ns: int, limits: AdvisoryLimits
+) -> bool:
+    """Say whether *open_case* is one more of the cause *subject* that began then: with it, or after it."""
+    case = open_case.case
     after_ns = case.since_ns - since_ns
     if not -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds):
         return False
     return any(domain.subject == subject for domain in domains_of(case.place, case.reason))
 
 
-def words_of(
-    cases: Sequence[Case], hosts: int, scope: Scope, since_ns: int, fleet_hosts: int, limits: Limits
+def cause_message(
+    cases: Sequence[Case],
+    hosts: int,
+    scope: Scope,
+    since_ns: int,
+    fleet_hosts: int,
+    limits: AdvisoryLimits,
 ) -> str:
     """Return what *cases* of one cause say together: how many of how many, of what, since when, where to look.
 
     *hosts*: all that fell, those that are well again too. *fleet_hosts*: how many there are.
     """
     first = min(cases, key=lambda one: (one.since_ns, one.key))
-    what = sharing(first.reason)
-    whole = _counted(cases, scope, fleet_hosts)
-    of = f" of {whole}" if whole >= hosts else ""
-    where = _where(first.place, scope, what)
+    what = cause_kind(first.reason)
+    domain_hosts = _domain_hosts(cases, scope, fleet_hosts)
+    of = f" of {domain_hosts}" if domain_hosts >= hosts else ""
+    where = _domain_text(first.place, scope, what)
     late = max(one.since_ns for one in cases) - since_ns
     at = f"at {datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if first.unseen:
-        fell = f"were silent when we came back {at}: likely"
+        symptom = f"were silent when we came back {at}: likely"
     elif late <= seconds_ns(limits.shared_seconds):
-        fell = f"{what.fell} within {limits.shared_seconds:g} s, {at}:"
+        symptom = f"{what.symptom} within {limits.shared_seconds:g} s, {at}:"
     else:
-        fell = f"{what.fell} one after the other, the first {at}:"
-    told = "" if first.reason == SILENCE else f"; {first.host}: {first.words}"
+        symptom = f"{what.symptom} one after the other, the first {at}:"
+    detail = "" if first.reason == SILENCE_REASON else f"; {first.host}: {first.words}"
     return (
-        f"{hosts}{of} hosts {where} {fell} one fault of what they share, not one each. "
-        f"Look there ({what.look}) before at any of them{told}"
+        f"{hosts}{of} hosts {where} {symptom} one fault of what they share, not one each. "
+        f"Look there ({what.where_to_check}) before at any of them{detail}"
     )
 
 
-def _counted(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
+def _domain_hosts(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
     """Return how many hosts stand in the domain; 0: nobody counted."""
     if scope is Scope.FLEET:
         return fleet_hosts
@@ -238,7 +250,7 @@ def _counted(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
     return max((one.among[at] for one in cases if len(one.among) > at), default=0)
 
 
-def _where(place: Place, scope: Scope, what: Sharing) -> str:
+def _domain_text(place: FailureDomains, scope: Scope, what: CauseKind) -> str:
     if scope is Scope.FLEET:
         return "of the fleet" if Scope.FLEET in what.domains else "whose racks nobody declared"
     return f"of {scope.value.replace('-', ' ')} {_name_of(place, scope)}"
@@ -248,145 +260,153 @@ def _where(place: Place, scope: Scope, what: Sharing) -> str:
 # Causes of which nothing is to be said for a while: nor under another domain, nor host by host.
 
 
-def mute_members(desk: Desk, cause: Advisory, seconds: float) -> None:
+def mute_members(editor: StateEditor, cause: Advisory, seconds: float) -> None:
     """Let nothing be said for so long of the cases in *cause*; of its hosts that are well again, for a moment."""
     well = set(cause.hosts)
-    for one in desk.memory.cases.values():
+    for one in editor.state.cases.values():
         if one.advisory == cause.name:
             well.discard(one.case.host)
-            desk.mute(f"host {one.case.host}", one.case.action, seconds)
-            desk.mute(_member(one.case.host, one.case.reason), one.case.action, seconds)
+            editor.mute(f"host {one.case.host}", one.case.action, seconds)
+            editor.mute(_member_subject(one.case.host, one.case.reason), one.case.action, seconds)
     for host in sorted(well):
-        moment = min(seconds, desk.limits.flap_seconds)
-        desk.mute(_member(host, cause.reason), Action.EVICT_NOW, moment)
+        moment = min(seconds, editor.limits.flap_seconds)
+        editor.mute(_member_subject(host, cause.reason), Action.EVICT_NOW, moment)
 
 
-def is_muted(desk: Desk, subject: str) -> bool:
+def is_muted(editor: StateEditor, subject: str) -> bool:
     """Say whether nothing is to be said of the cause *subject* now."""
-    return desk.is_muted(subject, Action.INSPECT)
+    return editor.is_muted(subject, Action.INSPECT)
 
 
-def of_muted(desk: Desk, candidates: Sequence[Standing]) -> list[Standing]:
+def muted_candidates(editor: StateEditor, candidates: Sequence[OpenCase]) -> list[OpenCase]:
     """Return those of *candidates* that were in a muted cause, and who fell with these or after them, as one joins a cause."""
-    if not desk.memory.muted:
+    if not editor.state.muted:
         return []
-    were = [one for one in candidates if _was_in(desk, one.case)]
-    began = _began(desk, were)
-    if not began:
-        return were
-    known = {one.case.key for one in were}
-    return [one for one in candidates if one.case.key in known or _follows(desk, one.case, began)]
+    were_muted = [one for one in candidates if _was_muted(editor, one.case)]
+    begin_times = _begin_times(editor, were_muted)
+    if not begin_times:
+        return were_muted
+    known = {one.case.key for one in were_muted}
+    return [
+        one
+        for one in candidates
+        if one.case.key in known or _follows(editor, one.case, begin_times)
+    ]
 
 
-def hold_back(desk: Desk, quiet: Iterable[Standing]) -> set[str]:
-    """Say of each of *quiet* until when and why nothing is said of it, and return their keys.
+def hold_back(editor: StateEditor, muted: Iterable[OpenCase]) -> set[str]:
+    """Say of each of *muted* until when and why nothing is said of it, and return their keys.
 
     Not of what an advisory is about, nor of what became graver than what was answered, nor of a host that is out by us.
     """
-    quiet = [one for one in quiet if not one.advisory]
-    if not quiet:
+    muted = [one for one in muted if not one.advisory]
+    if not muted:
         return set()
-    ended = {one.subject: one for one in desk.memory.ended.values() if not one.host}
-    held, words = set[str](), dict[tuple[Domain, ...], str]()
-    for case in [one.case for one in quiet]:
-        graver = _was_in(desk, case) and not desk.is_muted(_member_of(case), case.action)
-        if not graver and case.host not in desk.memory.holds:
+    ended = {one.subject: one for one in editor.state.ended.values() if not one.host}
+    withheld_keys, reasons = set[str](), dict[tuple[Domain, ...], str]()
+    for case in [one.case for one in muted]:
+        graver = _was_muted(editor, case) and not editor.is_muted(_case_subject(case), case.action)
+        if not graver and case.host not in editor.state.holds:
             domains = domains_of(case.place, case.reason)
-            words[domains] = words.get(domains) or _words(desk, case, ended)
-            desk.hold_back(case, case.action, words[domains])
-            held.add(case.key)
-    return held
+            reasons[domains] = reasons.get(domains) or _mute_reason(editor, case, ended)
+            editor.hold_back(case, case.action, reasons[domains])
+            withheld_keys.add(case.key)
+    return withheld_keys
 
 
-def _member(host: str, reason: str) -> str:
+def _member_subject(host: str, reason: str) -> str:
     """Return under what *host* is muted as one of those that share what is behind *reason*."""
-    return f"{sharing(reason).kind} of {host}"
+    return f"{cause_kind(reason).kind} of {host}"
 
 
-def _member_of(case: Case) -> str:
-    return _member(case.host, case.reason)
+def _case_subject(case: Case) -> str:
+    return _member_subject(case.host, case.reason)
 
 
-def _was_in(desk: Desk, case: Case) -> bool:
-    return is_muted(desk, _member_of(case))
+def _was_muted(editor: StateEditor, case: Case) -> bool:
+    return is_muted(editor, _case_subject(case))
 
 
-def _began(desk: Desk, were: Sequence[Standing]) -> dict[str, list[int]]:
+def _begin_times(editor: StateEditor, were_muted: Sequence[OpenCase]) -> dict[str, list[int]]:
     """Return when cases of each muted cause began, in order."""
-    began: dict[str, set[int]] = defaultdict(set)
-    for one in [one for one in were if not one.case.unseen]:
+    begin_times: dict[str, set[int]] = defaultdict(set)
+    for one in [one for one in were_muted if not one.case.unseen]:
         for domain in domains_of(one.case.place, one.case.reason):
-            began[domain.subject].add(one.case.since_ns)
-    return {subject: sorted(times) for subject, times in began.items() if is_muted(desk, subject)}
+            begin_times[domain.subject].add(one.case.since_ns)
+    return {
+        subject: sorted(times)
+        for subject, times in begin_times.items()
+        if is_muted(editor, subject)
+    }
 
 
-def _follows(desk: Desk, case: Case, began: dict[str, list[int]]) -> bool:
-    """Say whether *case* began with one of those that *began*, or so soon after it that it would have joined their cause."""
-    earliest_ns = case.since_ns - seconds_ns(desk.limits.shared_join_seconds)
-    latest_ns = case.since_ns + seconds_ns(desk.limits.shared_seconds)
+def _follows(editor: StateEditor, case: Case, begin_times: dict[str, list[int]]) -> bool:
+    """Say whether *case* began with one of those that *begin_times*, or so soon after it that it would have joined their cause."""
+    earliest_ns = case.since_ns - seconds_ns(editor.limits.shared_join_seconds)
+    latest_ns = case.since_ns + seconds_ns(editor.limits.shared_seconds)
     for domain in domains_of(case.place, case.reason):
-        times = began.get(domain.subject, ())
+        times = begin_times.get(domain.subject, ())
         at = bisect_left(times, earliest_ns)
         if at < len(times) and times[at] <= latest_ns:
             return True
     return False
 
 
-def _words(desk: Desk, case: Case, ended: dict[str, Advisory]) -> str:
+def _mute_reason(editor: StateEditor, case: Case, ended: dict[str, Advisory]) -> str:
     subjects = [domain.subject for domain in domains_of(case.place, case.reason)]
-    ends = {subject: desk.muted_until_ns(subject, Action.INSPECT) for subject in subjects}
+    ends = {subject: editor.muted_until_ns(subject, Action.INSPECT) for subject in subjects}
     subject = max(subjects, key=lambda each: ends[each])
-    until_ns = ends[subject] or desk.muted_until_ns(_member_of(case), case.action)
+    until_ns = ends[subject] or editor.muted_until_ns(_case_subject(case), case.action)
     until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     before = ended.get(subject)
-    why = (
+    outcome = (
         f"{before.name}: {before.state_words}" if before else "rejected, withdrawn, done or expired"
     )
-    return f"of the same cause as before, {subject} ({why}): not again before {until}"
+    return f"of the same cause as before, {subject} ({outcome}): not again before {until}"
 
 
 # ----------------------------------------------------------------------
 # One advisory for what hosts share: cases that fall together go into it, and out of it as they end.
 
 
-def share(desk: Desk, waiting: Sequence[Standing]) -> set[str]:
+def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
     """Put cases of one cause into its advisory. Return the keys of those of which nothing is to be said now."""
-    _join(desk, waiting)
-    candidates = _candidates(desk)
-    quiet = of_muted(desk, candidates)
-    candidates = _without(candidates, quiet)
-    while cause := found(candidates, desk.limits, desk.memory.hosts):
-        members = _members(desk, cause, candidates)
+    _join_causes(editor, waiting)
+    candidates = _candidates(editor)
+    muted = muted_candidates(editor, candidates)
+    candidates = _without(candidates, muted)
+    while cause := largest_cause(candidates, editor.limits, editor.state.hosts):
+        members = _members(editor, cause, candidates)
         candidates = _without(candidates, members)
-        if is_muted(desk, cause.domain.subject):
-            quiet += members
+        if is_muted(editor, cause.domain.subject):
+            muted += members
             continue
-        alone = {one.advisory for one in members if one.advisory}
-        new = _new(desk, cause, [one.case for one in members])
+        host_advisories = {one.advisory for one in members if one.advisory}
+        new = _new_advisory(editor, cause, [one.case for one in members])
         for one in members:
-            desk.into(one, new.name)
-        for name in sorted(alone):
-            _leave(desk, desk.memory.advisories[name], new)
-    return hold_back(desk, quiet)
+            editor.assign(one, new.name)
+        for name in sorted(host_advisories):
+            _leave_host_advisory(editor, editor.state.advisories[name], new)
+    return hold_back(editor, muted)
 
 
-def _join(desk: Desk, waiting: Sequence[Standing]) -> None:
+def _join_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> None:
     """Put what follows into the advisory of its cause, and tell that anew."""
-    for known in [a for a in desk.memory.advisories.values() if not a.host]:
+    for known in [a for a in editor.state.advisories.values() if not a.host]:
         since_ns = known.since_ns or known.proposed_ns
         joined = [
             one
             for one in waiting
-            if not one.advisory and belongs(one, known.subject, since_ns, desk.limits)
+            if not one.advisory and belongs_to_cause(one, known.subject, since_ns, editor.limits)
         ]
         changed = [one for one in waiting if one.changed and one.advisory == known.name]
         for one in (*joined, *changed):
-            desk.into(one, known.name)
+            editor.assign(one, known.name)
         if joined or changed:
-            retell(desk, known, _joined(joined), [one.case.host for one in joined])
+            update_cause(editor, known, _joined_message(joined), [one.case.host for one in joined])
 
 
-def _members(desk: Desk, cause: Cause, candidates: Sequence[Standing]) -> list[Standing]:
+def _members(editor: StateEditor, cause: Cause, candidates: Sequence[OpenCase]) -> list[OpenCase]:
     """Return the cases of *cause*: those that began together, and what followed while nothing was told of them."""
     together = set(cause.keys)
     subject, since_ns = cause.domain.subject, cause.since_ns
@@ -394,91 +414,97 @@ def _members(desk: Desk, cause: Cause, candidates: Sequence[Standing]) -> list[S
         one
         for one in candidates
         if one.case.key in together
-        or (not one.advisory and belongs(one, subject, since_ns, desk.limits))
+        or (not one.advisory and belongs_to_cause(one, subject, since_ns, editor.limits))
     ]
     return sorted(members, key=lambda one: one.case.key)
 
 
-def _without(candidates: Sequence[Standing], others: Sequence[Standing]) -> list[Standing]:
+def _without(candidates: Sequence[OpenCase], others: Sequence[OpenCase]) -> list[OpenCase]:
     keys = {one.case.key for one in others}
     return [one for one in candidates if one.case.key not in keys]
 
 
-def _candidates(desk: Desk) -> list[Standing]:
+def _candidates(editor: StateEditor) -> list[OpenCase]:
     """Return what may be of a cause: whatever has no advisory, or one of its own that nobody accepted."""
-    advisories = desk.memory.advisories
+    advisories = editor.state.advisories
     return [
         one
-        for one in desk.memory.cases.values()
+        for one in editor.state.cases.values()
         if not one.advisory
-        or ((a := advisories.get(one.advisory)) and a.host and a.state is not State.ACCEPTED)
+        or (
+            (a := advisories.get(one.advisory)) and a.host and a.state is not AdvisoryState.ACCEPTED
+        )
     ]
 
 
-def _new(desk: Desk, cause: Cause, cases: Sequence[Case]) -> Advisory:
+def _new_advisory(editor: StateEditor, cause: Cause, cases: Sequence[Case]) -> Advisory:
     scope = cause.domain.scope
     hosts = tuple(sorted({one.host for one in cases}))
-    fields = _of_cause(desk, cases, hosts, scope, cause.since_ns)
-    first = lead(cases)
-    return desk.put(
+    fields = _cause_fields(editor, cases, hosts, scope, cause.since_ns)
+    first = gravest_case(cases)
+    return editor.put(
         Advisory(
-            name=desk.next_name(), subject=cause.domain.subject, action=Action.INSPECT, scope=scope,
-            basis=Basis.SHARED_CAUSE, reason=first.reason, state=State.PROPOSED, state_words="",
-            proposed_ns=desk.now_ns, expires_ns=desk.after(desk.limits.proposal_seconds),
-            changed_ns=desk.now_ns, place=first.place, since_ns=cause.since_ns, **fields,
+            name=editor.next_name(), subject=cause.domain.subject, action=Action.INSPECT, scope=scope,
+            basis=Basis.SHARED_CAUSE, reason=first.reason, state=AdvisoryState.PROPOSED, state_words="",
+            proposed_ns=editor.now_ns, expires_ns=editor.after(editor.limits.proposal_seconds),
+            changed_ns=editor.now_ns, place=first.place, since_ns=cause.since_ns, **fields,
         ),
         fields["words"],
     )  # fmt: skip
 
 
-def _of_cause(
-    desk: Desk, cases: Sequence[Case], hosts: tuple[str, ...], scope: Scope, since_ns: int
+def _cause_fields(
+    editor: StateEditor, cases: Sequence[Case], hosts: tuple[str, ...], scope: Scope, since_ns: int
 ) -> dict[str, Any]:
     """Return what an advisory for a cause says of its *cases*. *hosts*: all that fell."""
-    words = words_of(cases, len(hosts), scope, since_ns, desk.memory.hosts, desk.limits)
+    message = cause_message(cases, len(hosts), scope, since_ns, editor.state.hosts, editor.limits)
     return {
-        "hosts": hosts, "cases": tuple(sorted(one.key for one in cases)), "words": words,
-        "count": sum(one.count for one in cases), "price": policy.together(cases),
+        "hosts": hosts, "cases": tuple(sorted(one.key for one in cases)), "words": message,
+        "count": sum(one.count for one in cases), "price": policy.combined_price(cases),
     }  # fmt: skip
 
 
-def _leave(desk: Desk, alone: Advisory, cause: Advisory) -> None:
+def _leave_host_advisory(editor: StateEditor, host_advisory: Advisory, cause: Advisory) -> None:
     """Take the cases that went into that of their cause out of a host's own advisory; withdraw it with the last."""
-    rest = [one for one in desk.memory.cases.values() if one.advisory == alone.name]
-    words = f"not this host's own fault: {cause.name}"
-    if not rest or not lower(desk, alone, rest, words):
-        desk.put(alone, words, state=State.WITHDRAWN)
+    rest = [one for one in editor.state.cases.values() if one.advisory == host_advisory.name]
+    reason = f"not this host's own fault: {cause.name}"
+    if not rest or not lower_advisory(editor, host_advisory, rest, reason):
+        editor.put(host_advisory, reason, state=AdvisoryState.WITHDRAWN)
 
 
-def lower(desk: Desk, alone: Advisory, left: Sequence[Standing], words: str) -> bool:
-    """Let a host's own advisory ask for what the cases that are *left* in it call for.
+def lower_advisory(
+    editor: StateEditor, host_advisory: Advisory, remaining: Sequence[OpenCase], reason: str
+) -> bool:
+    """Let a host's own advisory ask for what the cases that are *remaining* in it call for.
 
     False: that was answered before (rejected, say), or costs more than waiting, and is not asked for in another's name:
     they are without one. What is graver by now is asked for anew, as `propose` does: until then it asks for what it did.
     """
-    cases = [one.case for one in left]
-    if gravity(lead(cases).action) > gravity(alone.action):
-        desk.put(alone, words, cases=tuple(sorted(one.key for one in cases)))
+    cases = [one.case for one in remaining]
+    if gravity(gravest_case(cases).action) > gravity(host_advisory.action):
+        editor.put(host_advisory, reason, cases=tuple(sorted(one.key for one in cases)))
         return True
-    if unasked(desk, alone.subject, lead(cases)):
-        for one in left:
-            one.advisory, desk.touched = "", True
+    if suppression_reason(editor, host_advisory.subject, gravest_case(cases)):
+        for one in remaining:
+            one.advisory, editor.is_changed = "", True
         return False
-    desk.put(alone, words, **composed(cases))
+    editor.put(host_advisory, reason, **advisory_fields(cases))
     return True
 
 
-def _joined(joined: Sequence[Standing]) -> str:
+def _joined_message(joined: Sequence[OpenCase]) -> str:
     hosts = sorted({one.case.host for one in joined})
     if not hosts:
         return "its hosts are not as they were"
-    more = f" and {len(hosts) - NAMED_MAX} more" if len(hosts) > NAMED_MAX else ""
-    return f"of the same cause: {', '.join(hosts[:NAMED_MAX])}{more}"
+    more = f" and {len(hosts) - NAMES_SHOWN_MAX} more" if len(hosts) > NAMES_SHOWN_MAX else ""
+    return f"of the same cause: {', '.join(hosts[:NAMES_SHOWN_MAX])}{more}"
 
 
-def retell(desk: Desk, cause: Advisory, why: str, joined: Sequence[str] = ()) -> None:
+def update_cause(
+    editor: StateEditor, cause: Advisory, reason: str, joined: Sequence[str] = ()
+) -> None:
     """Tell *cause* anew as its cases are by now, with the hosts that *joined*."""
-    cases = [one.case for one in desk.memory.cases.values() if one.advisory == cause.name]
+    cases = [one.case for one in editor.state.cases.values() if one.advisory == cause.name]
     hosts = tuple(sorted({*cause.hosts, *joined}))
     since_ns = cause.since_ns or cause.proposed_ns
-    desk.put(cause, why, **_of_cause(desk, cases, hosts, cause.scope, since_ns))
+    editor.put(cause, reason, **_cause_fields(editor, cases, hosts, cause.scope, since_ns))

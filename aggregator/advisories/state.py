@@ -10,29 +10,29 @@ from .advisory import (
     TRANSITIONS,
     Action,
     Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
     Breaker,
     Case,
     Clear,
+    FailureDomains,
     HeldBack,
     Instruction,
-    Limits,
-    Place,
     Probation,
     Publish,
-    State,
     gravity,
+    removes_host,
     seconds_ns,
-    takes_out,
 )
 
 #: A host that is heard of no more counts as out, but it may still be advised about.
 SILENT = "silent"
 #: Of these something is set on a host, or may be.
-CARRIED_OUT = (State.ACCEPTED, State.DONE, State.FAILED)
+APPLIED_STATES = (AdvisoryState.ACCEPTED, AdvisoryState.DONE, AdvisoryState.FAILED)
 
 
 @dataclass(slots=True)
-class Standing:
+class OpenCase:
     """A case that stands, since when we know, and the advisory that it went into ("": none yet).
 
     `changed`: it is not any more what its advisory says.
@@ -53,7 +53,7 @@ class Hold:
     action: Action
     owner: str
     until_ns: int
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
     confirmed: bool = False
     unsure: bool = False  # its owner failed or fell silent: it is not renewed
@@ -64,22 +64,22 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Taken:
+class UnavailableHost:
     """A host that somebody else took out."""
 
     by: str
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
 
 
 @dataclass(slots=True)
-class Absent:
+class DeclaredOut:
     """A host that somebody says he took out himself."""
 
     words: str
     since_ns: int
     until_ns: int
-    place: Place = NOWHERE
+    place: FailureDomains = NOWHERE
     job: str = ""
 
 
@@ -93,7 +93,7 @@ class Mute:
 
 
 @dataclass(slots=True)
-class Told:
+class HoldBackNotice:
     """Why a case is held back; another reason is not told before then."""
 
     words: str
@@ -101,7 +101,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class Watched:
+class HostProbation:
     """A host that came back."""
 
     until_ns: int
@@ -110,7 +110,7 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Fuse:
+class CircuitBreaker:
     """The breaker: `position` closed, open or half-open. `trial`: the advisory that is tried."""
 
     position: str = "closed"
@@ -121,7 +121,7 @@ class Fuse:
 
 
 @dataclass(slots=True)
-class Memory:
+class MachineState:
     """All that the machine knows. Made of plain values, so that it can be stored whole."""
 
     now_ns: int = 0
@@ -129,102 +129,108 @@ class Memory:
     token: int = 0
     hosts: int = 0
     frozen: str = ""
-    cases: dict[str, Standing] = field(default_factory=dict[str, Standing])
+    cases: dict[str, OpenCase] = field(default_factory=dict[str, OpenCase])
     advisories: dict[str, Advisory] = field(default_factory=dict[str, Advisory])  # open
     ended: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     holds: dict[str, Hold] = field(default_factory=dict[str, Hold])
-    taken: dict[str, Taken] = field(default_factory=dict[str, Taken])
+    taken: dict[str, UnavailableHost] = field(default_factory=dict[str, UnavailableHost])
     #: Host -> who took it out -> why, and until when.
-    absent: dict[str, dict[str, Absent]] = field(default_factory=dict[str, dict[str, Absent]])
+    absent: dict[str, dict[str, DeclaredOut]] = field(
+        default_factory=dict[str, dict[str, DeclaredOut]]
+    )
     absent_due_ns: int = 0  # when the first of these ends
     muted: dict[str, Mute] = field(default_factory=dict[str, Mute])
-    probation: dict[str, Watched] = field(default_factory=dict[str, Watched])
+    probation: dict[str, HostProbation] = field(default_factory=dict[str, HostProbation])
     well: dict[str, int] = field(default_factory=dict[str, int])
-    held_back: dict[str, Told] = field(default_factory=dict[str, Told])
+    held_back: dict[str, HoldBackNotice] = field(default_factory=dict[str, HoldBackNotice])
     granted_ns: list[int] = field(default_factory=list[int])
-    fuse: Fuse = field(default_factory=Fuse)
+    fuse: CircuitBreaker = field(default_factory=CircuitBreaker)
 
-    def expires_ns(self, one: Advisory) -> int:
-        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
+    def expires_ns(self, advisory: Advisory) -> int:
+        """Return when *advisory* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
         or when that ended."""
-        hold, back = self.holds.get(one.host), self.probation.get(one.host)
-        waits = one.state in (State.PROPOSED, State.DEFERRED)
-        if hold is not None and one.name in (hold.name, hold.earlier) and not waits:
+        hold, probation = self.holds.get(advisory.host), self.probation.get(advisory.host)
+        waits = advisory.state in (AdvisoryState.PROPOSED, AdvisoryState.DEFERRED)
+        if hold is not None and advisory.name in (hold.name, hold.earlier) and not waits:
             return hold.until_ns  # also of what its owner left half done, and nobody took over
-        if one.state not in CARRIED_OUT or not takes_out(one.action):
-            return one.expires_ns
-        if back is not None and back.since_ns >= one.changed_ns:
-            return back.since_ns
-        return one.expires_ns
+        if advisory.state not in APPLIED_STATES or not removes_host(advisory.action):
+            return advisory.expires_ns
+        if probation is not None and probation.since_ns >= advisory.changed_ns:
+            return probation.since_ns
+        return advisory.expires_ns
 
 
-class Desk:
-    """The memory with what may be done to it. `out` collects the instructions of one step."""
+class StateEditor:
+    """The memory with what may be done to it. `instructions` collects the instructions of one step."""
 
-    def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
+    def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self.limits = limits
-        self.memory = memory or Memory()
-        self.out: list[Instruction] = []
+        self.state = state or MachineState()
+        self.instructions: list[Instruction] = []
         #: Whether this step changed what is remembered.
-        self.touched = False
+        self.is_changed = False
 
     @property
     def now_ns(self) -> int:
-        return self.memory.now_ns
+        return self.state.now_ns
 
     def after(self, seconds: float) -> int:
         """Return the moment in *seconds*."""
         return self.now_ns + seconds_ns(seconds)
 
-    def say(self, instruction: Instruction) -> None:
-        self.out.append(instruction)
+    def emit(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)
 
-    def open_of(self, host: str) -> list[Advisory]:
+    def open_advisories(self, host: str) -> list[Advisory]:
         """Return the open advisories of *host* itself, oldest first."""
         subject = f"host {host}"
-        return [a for a in self.memory.advisories.values() if a.subject == subject]
+        return [a for a in self.state.advisories.values() if a.subject == subject]
 
-    def known(self, name: str) -> Advisory | None:
+    def find(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or ended a while ago."""
-        return self.memory.advisories.get(name) or self.memory.ended.get(name)
+        return self.state.advisories.get(name) or self.state.ended.get(name)
 
     def next_name(self) -> str:
-        self.memory.number += 1
-        return f"a{self.memory.number}"
+        self.state.number += 1
+        return f"a{self.state.number}"
 
-    def put(self, advisory: Advisory, why: str, /, **changes: Any) -> Advisory:
+    def put(self, advisory: Advisory, reason: str, /, **changes: Any) -> Advisory:
         """Keep *advisory*, changed so, and publish it. A transition that does not exist is a defect of ours."""
-        before = self.known(advisory.name)
-        after = replace(advisory, changed_ns=self.now_ns, state_words=why, **changes)
+        before = self.find(advisory.name)
+        after = replace(advisory, changed_ns=self.now_ns, state_words=reason, **changes)
         if before is not None:
             if after.state is not before.state and after.state not in TRANSITIONS.get(
                 before.state, frozenset()
             ):
                 raise AssertionError(f"{after.name}: {before.state.name} to {after.state.name}")
             after = replace(after, revision=before.revision + 1)
-        self.memory.advisories[after.name] = after
-        self.touched = True
-        self.say(Publish(after, why))
-        if after.state is not State.ACCEPTED and self.memory.fuse.trial == after.name:
-            self.memory.fuse.trial = ""
+        self.state.advisories[after.name] = after
+        self.is_changed = True
+        self.emit(Publish(after, reason))
+        if after.state is not AdvisoryState.ACCEPTED and self.state.fuse.trial == after.name:
+            self.state.fuse.trial = ""
         if not after.is_open:
-            self.memory.ended[after.name] = self.memory.advisories.pop(after.name)
-            if after.state is not State.DONE:
+            self.state.ended[after.name] = self.state.advisories.pop(after.name)
+            if after.state is not AdvisoryState.DONE:
                 self._fall_back(after)
         return after
 
-    def put_off(self, advisory: Advisory, why: str, until_ns: int) -> None:
+    def defer(self, advisory: Advisory, reason: str, until_ns: int) -> None:
         """Defer *advisory*."""
-        self.put(advisory, why, **self.deferral(until_ns))
+        self.put(advisory, reason, **self.deferral(until_ns))
 
     def deferral(self, until_ns: int) -> dict[str, Any]:
         """Return what a deferral changes: from *until_ns* on there is as much time to answer as there was at first."""
         expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
-        return {"state": State.DEFERRED, "deferred_until_ns": until_ns, "expires_ns": expires_ns}
+        return {
+            "state": AdvisoryState.DEFERRED,
+            "deferred_until_ns": until_ns,
+            "expires_ns": expires_ns,
+        }
 
     def _fall_back(self, ended: Advisory) -> None:
         """Let what an earlier advisory set on the host stand by itself again."""
-        hold = self.memory.holds.get(ended.host)
+        hold = self.state.holds.get(ended.host)
         if hold is None or hold.name != ended.name:
             return
         if hold.earlier and hold.earlier_action is not None:
@@ -239,11 +245,13 @@ class Desk:
         before = self._mutes(subject)
         if any(one.until_ns >= new.until_ns and one.gravity >= new.gravity for one in before):
             return
-        left = [one for one in before if one.until_ns > new.until_ns or one.gravity > new.gravity]
-        first, *graver = sorted([new, *left], key=lambda one: -one.until_ns)
+        remaining = [
+            one for one in before if one.until_ns > new.until_ns or one.gravity > new.gravity
+        ]
+        first, *graver = sorted([new, *remaining], key=lambda one: -one.until_ns)
         first.graver = tuple(graver)
-        self.memory.muted[subject] = first
-        self.touched = True
+        self.state.muted[subject] = first
+        self.is_changed = True
 
     def is_muted(self, subject: str, action: Action) -> bool:
         return self.muted_until_ns(subject, action) > 0
@@ -255,52 +263,54 @@ class Desk:
         return max((end for end in ends if end > self.now_ns), default=0)
 
     def _mutes(self, subject: str) -> list[Mute]:
-        first = self.memory.muted.get(subject)
+        first = self.state.muted.get(subject)
         return [] if first is None else [replace(first, graver=()), *first.graver]
 
-    def hold_back(self, case: Case, action: Action, words: str) -> None:
+    def hold_back(self, case: Case, action: Action, reason: str) -> None:
         """Say why nothing is advised for *case*: once, and again when it is another reason a while later."""
-        before = self.memory.held_back.get(case.key)
-        if before and (before.words == words or before.until_ns > self.now_ns):
+        before = self.state.held_back.get(case.key)
+        if before and (before.words == reason or before.until_ns > self.now_ns):
             return
-        self.memory.held_back[case.key] = Told(words, self.after(self.limits.flap_seconds))
-        self.touched = True
-        self.say(HeldBack(case.key, case.host, action, words))
+        self.state.held_back[case.key] = HoldBackNotice(
+            reason, self.after(self.limits.flap_seconds)
+        )
+        self.is_changed = True
+        self.emit(HeldBack(case.key, case.host, action, reason))
 
-    def no_longer_held_back(self, key: str) -> None:
-        if self.memory.held_back.pop(key, None) is not None:
-            self.touched = True
+    def drop_hold_back(self, key: str) -> None:
+        if self.state.held_back.pop(key, None) is not None:
+            self.is_changed = True
 
-    def into(self, one: Standing, name: str) -> None:
-        """Let the advisory *name* be about the case *one*, too."""
-        one.advisory, one.changed, self.touched = name, False, True
-        self.no_longer_held_back(one.case.key)
+    def assign(self, open_case: OpenCase, name: str) -> None:
+        """Let the advisory *name* be about the case *open_case*, too."""
+        open_case.advisory, open_case.changed, self.is_changed = name, False, True
+        self.drop_hold_back(open_case.case.key)
 
-    def clear(self, hold: Hold, words: str) -> None:
+    def clear(self, hold: Hold, reason: str) -> None:
         """Have what *hold* set taken away, and nothing else; the host is back, and watched."""
-        self.say(Clear(hold.name, hold.host, hold.owner, words))
-        self.drop(hold, words)
+        self.emit(Clear(hold.name, hold.host, hold.owner, reason))
+        self.drop(hold, reason)
 
-    def drop(self, hold: Hold, words: str) -> None:
+    def drop(self, hold: Hold, reason: str) -> None:
         """Forget *hold*: it is gone. A host that returns is on probation."""
-        del self.memory.holds[hold.host]
-        self.touched = True
-        before = self.memory.probation.get(hold.host)
+        del self.state.holds[hold.host]
+        self.is_changed = True
+        before = self.state.probation.get(hold.host)
         until = self.after(self.limits.probation_seconds)
-        self.memory.probation[hold.host] = Watched(
+        self.state.probation[hold.host] = HostProbation(
             until, before.relapses if before else 0, self.now_ns
         )
-        self.say(Probation(hold.host, until, f"back in service: {words}", hold.name))
+        self.emit(Probation(hold.host, until, f"back in service: {reason}", hold.name))
 
-    def trip(self, seconds: float, words: str) -> None:
+    def trip(self, seconds: float, reason: str) -> None:
         """Open the breaker: nothing that takes a host out is granted for so long."""
-        fuse, longest = self.memory.fuse, self.limits.breaker_seconds_max
-        fuse.seconds = min(seconds, longest)
-        fuse.position, fuse.until_ns, fuse.trial = "open", self.after(fuse.seconds), ""
-        self.touched = True
-        self.say(Breaker("open", f"{words}: no host is taken out for {fuse.seconds:.0f} s"))
+        breaker, longest = self.state.fuse, self.limits.breaker_seconds_max
+        breaker.seconds = min(seconds, longest)
+        breaker.position, breaker.until_ns, breaker.trial = "open", self.after(breaker.seconds), ""
+        self.is_changed = True
+        self.emit(Breaker("open", f"{reason}: no host is taken out for {breaker.seconds:.0f} s"))
 
-    def close_fuse(self, words: str) -> None:
-        self.memory.fuse = Fuse()
-        self.touched = True
-        self.say(Breaker("closed", words))
+    def close_breaker(self, reason: str) -> None:
+        self.state.fuse = CircuitBreaker()
+        self.is_changed = True
+        self.emit(Breaker("closed", reason))

@@ -1,6 +1,6 @@
 """Advice as a machine: events in, instructions out. No I/O, no clock of its own, the same each time.
 
-What it holds to, whatever comes in (`tests/aggregator/advice/invariants.py` checks each):
+What it holds to, whatever comes in (`tests/aggregator/advisories/invariants.py` checks each):
 - it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;
 - nothing comes of an advisory that was withdrawn, rejected, done, failed, or has expired;
 - of a rack, of a job and of the fleet no more hosts are out at once than may be, whoever took them out, and no
@@ -19,6 +19,7 @@ from dataclasses import replace
 from .advisory import (
     Acked,
     Advisory,
+    AdvisoryLimits,
     Available,
     Case,
     CaseGone,
@@ -27,138 +28,140 @@ from .advisory import (
     FleetSize,
     Frozen,
     Instruction,
-    Limits,
     PutBack,
     Refused,
     TakenOut,
     Tick,
     Unavailable,
     Well,
-    lawful,
+    restrict_to_basis,
 )
-from .answers import ack, put_back, taken_out, would
-from .limits import material
+from .answers import apply_answer, declare_in_service, declare_out, preview
+from .limits import is_material_change
 from .proposals import propose
-from .state import Desk, Memory, Standing, Taken
-from .timers import leap, pass_time, resume, thaw, trim, withdraw_empty
+from .state import MachineState, OpenCase, StateEditor, UnavailableHost
+from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfreeze, withdraw_empty
 
 
-class Machine:
+class AdvisoryStateMachine:
     """`step` each event, and a Tick behind them: only then is anything proposed.
 
-    Its `memory` can be stored and handed to another, which goes on from there."""
+    Its `state` can be stored and handed to another, which goes on from there."""
 
-    def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
-        self._desk = Desk(limits, memory)
+    def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
+        self._editor = StateEditor(limits, state)
         #: Whether the last step changed what is remembered: only such events need storing.
-        self.touched = False
+        self.is_changed = False
 
     @property
-    def memory(self) -> Memory:
-        return self._desk.memory
+    def state(self) -> MachineState:
+        return self._editor.state
 
     def stamped(self, event: Event) -> Event:
         """Return *event* as it is to be stored: a clock that was set back stands still."""
-        return replace(event, now_ns=max(event.now_ns, self.memory.now_ns))
+        return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
         """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
-        self.memory.now_ns = max(now_ns, self.memory.now_ns)
-        resume(self._desk)
+        self.state.now_ns = max(now_ns, self.state.now_ns)
+        resume(self._editor)
 
-    def leap(self, leapt_ns: int, now_ns: int) -> None:
-        """The clock, which says *now_ns*, was set forward by *leapt_ns*: nothing ends by that. No event tells of it, either.
+    def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
+        """The clock, which says *now_ns*, was set forward by *jump_ns*: nothing ends by that. No event tells of it, either.
 
         Where it had been set back before, we stood still until it caught up: what we see of the leap is what is left.
         """
-        leapt_ns = min(leapt_ns, now_ns - self.memory.now_ns)
-        if leapt_ns > 0:
-            leap(self._desk, leapt_ns)
-            self.memory.now_ns += leapt_ns
+        jump_ns = min(jump_ns, now_ns - self.state.now_ns)
+        if jump_ns > 0:
+            apply_clock_jump(self._editor, jump_ns)
+            self.state.now_ns += jump_ns
 
-    def would(self, answer: Acked) -> Advisory | Refused:
+    def preview(self, answer: Acked) -> Advisory | Refused:
         """Return what would come of *answer*, without any effect."""
-        return would(self._desk, answer)
+        return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:
         """Take *event* and return what is to be done. Raises nothing of what *event* says."""
-        desk = self._desk
-        desk.memory.now_ns = max(event.now_ns, desk.memory.now_ns)
-        desk.out, desk.touched = [], False
+        editor = self._editor
+        editor.state.now_ns = max(event.now_ns, editor.state.now_ns)
+        editor.instructions, editor.is_changed = [], False
         if isinstance(event, Acked | Tick):
-            pass_time(desk)
-        self._take(event)
-        if isinstance(event, Tick) and not desk.memory.frozen:
-            trim(desk)
-            propose(desk)
-            withdraw_empty(desk)
-        self.touched = desk.touched
-        return desk.out
+            expire(editor)
+        self._apply(event)
+        if isinstance(event, Tick) and not editor.state.frozen:
+            remove_closed_cases(editor)
+            propose(editor)
+            withdraw_empty(editor)
+        self.is_changed = editor.is_changed
+        return editor.instructions
 
-    def _take(self, event: Event) -> None:
-        desk, memory = self._desk, self.memory
+    def _apply(self, event: Event) -> None:
+        editor, state = self._editor, self.state
         match event:
             case CaseSeen(case=case):
-                _seen(desk, replace(lawful(case), since_ns=min(case.since_ns, desk.now_ns)))
+                _open_case(
+                    editor,
+                    replace(restrict_to_basis(case), since_ns=min(case.since_ns, editor.now_ns)),
+                )
             case CaseGone(key=key):
-                _gone(desk, key)
+                _close_case(editor, key)
             case Unavailable(host=host, by=by, place=place, job=job):
-                taken = Taken(by, place, job)
-                desk.touched |= memory.taken.get(host) != taken
-                memory.taken[host] = taken
+                unavailable_host = UnavailableHost(by, place, job)
+                editor.is_changed |= state.taken.get(host) != unavailable_host
+                state.taken[host] = unavailable_host
             case Available(host=host):
-                desk.touched |= memory.taken.pop(host, None) is not None
+                editor.is_changed |= state.taken.pop(host, None) is not None
             case TakenOut():
-                taken_out(desk, event)
+                declare_out(editor, event)
             case PutBack():
-                put_back(desk, event)
+                declare_in_service(editor, event)
             case Well(host=host, well=well):
-                _well(desk, host, well)
+                _set_well(editor, host, well)
             case FleetSize(hosts=hosts):
-                desk.touched |= hosts != memory.hosts
-                memory.hosts = hosts
-            case Frozen(words=words):
-                desk.touched |= words != memory.frozen
-                is_over = bool(memory.frozen) and not words
-                memory.frozen = words
+                editor.is_changed |= hosts != state.hosts
+                state.hosts = hosts
+            case Frozen(words=reason):
+                editor.is_changed |= reason != state.frozen
+                is_over = bool(state.frozen) and not reason
+                state.frozen = reason
                 if is_over:
-                    thaw(desk)
+                    unfreeze(editor)
             case Acked():
-                ack(desk, event)
+                apply_answer(editor, event)
             case Tick():
                 pass
 
 
-def _seen(desk: Desk, case: Case) -> None:
+def _open_case(editor: StateEditor, case: Case) -> None:
     """Keep *case*; what is news of one that went into an advisory is weighed again.
 
     It began when it was first told, not when its symptom was last seen; unless it is other trouble by now.
     """
-    before = desk.memory.cases.get(case.key)
+    before = editor.state.cases.get(case.key)
     if before is None:
-        desk.memory.cases[case.key] = Standing(case, desk.now_ns)
-        desk.touched = True
+        editor.state.cases[case.key] = OpenCase(case, editor.now_ns)
+        editor.is_changed = True
         return
-    if not material(before.case, case):
+    if not is_material_change(before.case, case):
         return
     if case.reason == before.case.reason:
         case = replace(case, since_ns=before.case.since_ns)
     before.case = case
-    desk.touched = True
-    before.changed = before.advisory in desk.memory.advisories
+    editor.is_changed = True
+    before.changed = before.advisory in editor.state.advisories
 
 
-def _gone(desk: Desk, key: str) -> None:
-    if desk.memory.cases.pop(key, None) is not None:
-        desk.touched = True
-    desk.no_longer_held_back(key)
+def _close_case(editor: StateEditor, key: str) -> None:
+    if editor.state.cases.pop(key, None) is not None:
+        editor.is_changed = True
+    editor.drop_hold_back(key)
 
 
-def _well(desk: Desk, host: str, well: bool) -> None:
-    if well == (host in desk.memory.well):
+def _set_well(editor: StateEditor, host: str, well: bool) -> None:
+    if well == (host in editor.state.well):
         return
-    desk.touched = True
+    editor.is_changed = True
     if well:
-        desk.memory.well[host] = desk.now_ns
+        editor.state.well[host] = editor.now_ns
     else:
-        del desk.memory.well[host]
+        del editor.state.well[host]

@@ -10,133 +10,156 @@ from .advisory import (
     HOUR_NS,
     Action,
     Advisory,
+    AdvisoryState,
     Breaker,
     Renew,
-    State,
     gravity,
+    removes_host,
     seconds_ns,
-    takes_out,
 )
-from .answers import again_seconds, mute_all
-from .limits import out_already
-from .proposals import verified, verify_ns
-from .shared_causes import lower, retell
-from .state import Absent, Desk, Fuse, Hold, Memory, Mute, Told, Watched
+from .answers import mute_all, repropose_seconds
+from .limits import unavailable_reason
+from .proposals import is_verified, verify_ns
+from .shared_causes import lower_advisory, update_cause
+from .state import (
+    CircuitBreaker,
+    DeclaredOut,
+    Hold,
+    HoldBackNotice,
+    HostProbation,
+    MachineState,
+    Mute,
+    StateEditor,
+)
 
 
-def pass_time(desk: Desk) -> None:
+def expire(editor: StateEditor) -> None:
     """Do what is due by now."""
-    for one in list(desk.memory.advisories.values()):
-        if one.state is State.ACCEPTED:
-            _lapse(desk, one)
-        elif words := _out_already(desk, one):
-            desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
-        elif one.expires_ns <= desk.now_ns:
-            if not desk.memory.frozen:  # else whoever accepted it was refused
-                _expire(desk, one)
-        elif one.state is State.DEFERRED and one.deferred_until_ns <= desk.now_ns:
-            _again(desk, one)
-    for hold in list(desk.memory.holds.values()):
-        _hold(desk, hold)
-    answers.expire(desk)
-    _fuse(desk)
-    _forget(desk)
+    for advisory in list(editor.state.advisories.values()):
+        if advisory.state is AdvisoryState.ACCEPTED:
+            _end_lease(editor, advisory)
+        elif reason := _deferral_reason(editor, advisory):
+            editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
+        elif advisory.expires_ns <= editor.now_ns:
+            if not editor.state.frozen:  # else whoever accepted it was refused
+                _expire_proposal(editor, advisory)
+        elif (
+            advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns <= editor.now_ns
+        ):
+            _repropose(editor, advisory)
+    for hold in list(editor.state.holds.values()):
+        _renew_or_clear(editor, hold)
+    answers.expire_declared_out(editor)
+    _half_open_breaker(editor)
+    _forget_expired(editor)
 
 
-def resume(desk: Desk) -> None:
+def resume(editor: StateEditor) -> None:
     """After a restart: who could not reach us meanwhile has a lease's time to, and nobody saw that a host was well."""
-    memory, least_ns = desk.memory, desk.after(desk.limits.lease_seconds)
-    for name, one in memory.advisories.items():
-        lease_ns = max(one.lease_until_ns, least_ns) if one.state is State.ACCEPTED else 0
-        expires_ns = max(one.expires_ns, least_ns)
-        memory.advisories[name] = replace(one, expires_ns=expires_ns, lease_until_ns=lease_ns)
-        hold = memory.holds.get(one.host)
-        if one.state is State.ACCEPTED and hold is not None and hold.name == name:
+    state, least_ns = editor.state, editor.after(editor.limits.lease_seconds)
+    for name, advisory in state.advisories.items():
+        lease_ns = (
+            max(advisory.lease_until_ns, least_ns)
+            if advisory.state is AdvisoryState.ACCEPTED
+            else 0
+        )
+        expires_ns = max(advisory.expires_ns, least_ns)
+        state.advisories[name] = replace(advisory, expires_ns=expires_ns, lease_until_ns=lease_ns)
+        hold = state.holds.get(advisory.host)
+        if advisory.state is AdvisoryState.ACCEPTED and hold is not None and hold.name == name:
             hold.until_ns = max(
                 hold.until_ns, least_ns
             )  # else its host is counted nowhere, and never returned
-    for each in memory.holds.values():
-        each.missed_ns = desk.now_ns if each.missed_ns else 0
-    memory.well = dict.fromkeys(memory.well, desk.now_ns)
+    for each in state.holds.values():
+        each.missed_ns = editor.now_ns if each.missed_ns else 0
+    state.well = dict.fromkeys(state.well, editor.now_ns)
 
 
-def thaw(desk: Desk) -> None:
+def unfreeze(editor: StateEditor) -> None:
     """The picture is no longer in doubt: what could not be accepted meanwhile may be for a lease's time at least."""
-    least_ns = desk.after(desk.limits.lease_seconds)
-    for one in list(desk.memory.advisories.values()):
-        if one.state is not State.ACCEPTED and one.expires_ns < least_ns:
-            words = "the picture was in doubt, and is no more: there is time to answer"
-            desk.put(one, words, expires_ns=least_ns)
+    least_ns = editor.after(editor.limits.lease_seconds)
+    for advisory in list(editor.state.advisories.values()):
+        if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < least_ns:
+            reason = "the picture was in doubt, and is no more: there is time to answer"
+            editor.put(advisory, reason, expires_ns=least_ns)
 
 
-def leap(desk: Desk, leapt_ns: int) -> None:
+def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
     """Our clock was set forward: what is to end has as long to go as it had, and what was is as long ago as it was.
 
     A process that was stopped for a while is none of this: its time has passed, for those who wait for it, too.
     """
-    memory = desk.memory
-    for name, one in memory.advisories.items():
-        memory.advisories[name] = _moved(one, leapt_ns)
-    for standing in memory.cases.values():
-        since_ns = standing.case.since_ns + leapt_ns
-        standing.case, standing.seen_ns = (
-            replace(standing.case, since_ns=since_ns),
-            standing.seen_ns + leapt_ns,
+    state = editor.state
+    for name, advisory in state.advisories.items():
+        state.advisories[name] = _shifted(advisory, jump_ns)
+    for open_case in state.cases.values():
+        since_ns = open_case.case.since_ns + jump_ns
+        open_case.case, open_case.seen_ns = (
+            replace(open_case.case, since_ns=since_ns),
+            open_case.seen_ns + jump_ns,
         )
-    for lasting in _lasting(memory):
-        lasting.until_ns += leapt_ns
-    for hold in memory.holds.values():
-        hold.missed_ns += leapt_ns if hold.missed_ns else 0
-    memory.absent_due_ns += leapt_ns if memory.absent_due_ns else 0
-    memory.well = {host: since_ns + leapt_ns for host, since_ns in memory.well.items()}
-    memory.granted_ns = [at_ns + leapt_ns for at_ns in memory.granted_ns]
+    for timed in _timed_entries(state):
+        timed.until_ns += jump_ns
+    for hold in state.holds.values():
+        hold.missed_ns += jump_ns if hold.missed_ns else 0
+    state.absent_due_ns += jump_ns if state.absent_due_ns else 0
+    state.well = {host: since_ns + jump_ns for host, since_ns in state.well.items()}
+    state.granted_ns = [at_ns + jump_ns for at_ns in state.granted_ns]
 
 
-def _moved(one: Advisory, leapt_ns: int) -> Advisory:
-    """Return *one* with its ends, and when its cause began, later by so much; 0 is no time."""
-    moved = {
-        name: before_ns + leapt_ns
+def _shifted(advisory: Advisory, jump_ns: int) -> Advisory:
+    """Return *advisory* with its ends, and when its cause began, later by so much; 0 is no time."""
+    shifted = {
+        name: before_ns + jump_ns
         for name in ("expires_ns", "lease_until_ns", "deferred_until_ns", "since_ns")
-        if (before_ns := getattr(one, name))
+        if (before_ns := getattr(advisory, name))
     }
-    return replace(one, **moved)
+    return replace(advisory, **shifted)
 
 
-def _lasting(memory: Memory) -> Iterator[Absent | Fuse | Hold | Mute | Told | Watched]:
+def _timed_entries(
+    state: MachineState,
+) -> Iterator[DeclaredOut | CircuitBreaker | Hold | Mute | HoldBackNotice | HostProbation]:
     """Yield all that lasts until a time."""
-    yield from memory.holds.values()
-    yield from memory.probation.values()
-    yield from memory.held_back.values()
-    for told in memory.absent.values():
-        yield from told.values()
-    for mute in memory.muted.values():
+    yield from state.holds.values()
+    yield from state.probation.values()
+    yield from state.held_back.values()
+    for by_actor in state.absent.values():
+        yield from by_actor.values()
+    for mute in state.muted.values():
         yield from (mute, *mute.graver)
-    if memory.fuse.position == "open":
-        yield memory.fuse
+    if state.fuse.position == "open":
+        yield state.fuse
 
 
-def _lapse(desk: Desk, one: Advisory) -> None:
+def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
     """Lend it to whoever comes next: its owner was silent for too long."""
-    if one.lease_until_ns > desk.now_ns:
+    if advisory.lease_until_ns > editor.now_ns:
         return
-    words = f"{one.owner} was silent until its lease ended: whoever can may take it over"
-    hold = desk.memory.holds.get(one.host)
-    if hold is not None and hold.name == one.name:
+    reason = f"{advisory.owner} was silent until its lease ended: whoever can may take it over"
+    hold = editor.state.holds.get(advisory.host)
+    if hold is not None and hold.name == advisory.name:
         hold.unsure = not hold.confirmed
-    expires = desk.after(desk.limits.proposal_seconds)
-    keys = [key for key in one.cases if key in desk.memory.cases]
-    cases = tuple(key for key in keys if desk.memory.cases[key].advisory == one.name)
-    graver = [a for a in desk.open_of(one.host) if a.name != one.name] if one.host else []
-    if asked := [a.name for a in graver if a.state is not State.ACCEPTED]:
+    expires = editor.after(editor.limits.proposal_seconds)
+    keys = [key for key in advisory.cases if key in editor.state.cases]
+    cases = tuple(key for key in keys if editor.state.cases[key].advisory == advisory.name)
+    graver = (
+        [a for a in editor.open_advisories(advisory.host) if a.name != advisory.name]
+        if advisory.host
+        else []
+    )
+    if open_graver := [a.name for a in graver if a.state is not AdvisoryState.ACCEPTED]:
         for key in cases:  # they go into what is asked for
-            desk.memory.cases[key].advisory = ""
-        words = f"{one.owner} was silent until its lease ended, and {asked[0]} asks for more"
-        desk.put(one, words, state=State.WITHDRAWN, owner="", lease_until_ns=0)
+            editor.state.cases[key].advisory = ""
+        reason = (
+            f"{advisory.owner} was silent until its lease ended, and {open_graver[0]} asks for more"
+        )
+        editor.put(advisory, reason, state=AdvisoryState.WITHDRAWN, owner="", lease_until_ns=0)
         return
-    desk.put(
-        one,
-        words,
-        state=State.PROPOSED,
+    editor.put(
+        advisory,
+        reason,
+        state=AdvisoryState.PROPOSED,
         owner="",
         lease_until_ns=0,
         expires_ns=expires,
@@ -144,86 +167,86 @@ def _lapse(desk: Desk, one: Advisory) -> None:
     )
 
 
-def _expire(desk: Desk, one: Advisory) -> None:
-    desk.put(one, "nobody answered in time", state=State.EXPIRED)
-    if one.action is not Action.RETURN_TO_SERVICE:
-        mute_all(desk, one, again_seconds(desk, one))
+def _expire_proposal(editor: StateEditor, advisory: Advisory) -> None:
+    editor.put(advisory, "nobody answered in time", state=AdvisoryState.EXPIRED)
+    if advisory.action is not Action.RETURN_TO_SERVICE:
+        mute_all(editor, advisory, repropose_seconds(editor, advisory))
 
 
-def _out_already(desk: Desk, one: Advisory) -> str:
-    """Return who else has the host of *one* out, where that puts it off; "" where it was put off for longer anyway."""
-    waits = one.state is State.DEFERRED and one.deferred_until_ns > desk.now_ns
-    if waits or one.action is Action.RETURN_TO_SERVICE:
+def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
+    """Return who else has the host of *advisory* out, where that puts it off; "" where it was put off for longer anyway."""
+    waits = advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns > editor.now_ns
+    if waits or advisory.action is Action.RETURN_TO_SERVICE:
         return ""
-    return out_already(desk, one.host)
+    return unavailable_reason(editor, advisory.host)
 
 
-def _again(desk: Desk, one: Advisory) -> None:
+def _repropose(editor: StateEditor, advisory: Advisory) -> None:
     """Propose again what was put off, if there is room for it."""
-    if desk.memory.frozen:
+    if editor.state.frozen:
         return
-    if takes_out(one.action):
-        wanted = (one.host, one.place, one.job)
-        grave = gravity(one.action)
-        if words := limits.refusal(desk, wanted, one.name, granting=False, grave=grave):
-            desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
+    if removes_host(advisory.action):
+        wanted = (advisory.host, advisory.place, advisory.job)
+        grave = gravity(advisory.action)
+        if reason := limits.refusal(editor, wanted, advisory.name, granting=False, grave=grave):
+            editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
             return
-    desk.put(one, "put off until now", state=State.PROPOSED, deferred_until_ns=0)
+    editor.put(advisory, "put off until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
 
 
 # ---- holds
 
 
-def _hold(desk: Desk, hold: Hold) -> None:
+def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
     """Renew what we set while its cause stands; else let it run out, and take it away."""
-    length = seconds_ns(desk.limits.hold_seconds)
-    if hold.missed_ns and hold.host in desk.memory.well:
-        hold.missed_ns, desk.touched = 0, True
-    if hold.until_ns <= desk.now_ns:
-        desk.clear(hold, "nothing that we set outlasts its expiry")
-    elif hold.until_ns - desk.now_ns <= length // 2 and (words := _stands(desk, hold)):
-        hold.until_ns = desk.now_ns + length
-        desk.touched = True
-        desk.say(Renew(hold.name, hold.host, hold.until_ns, words))
+    length = seconds_ns(editor.limits.hold_seconds)
+    if hold.missed_ns and hold.host in editor.state.well:
+        hold.missed_ns, editor.is_changed = 0, True
+    if hold.until_ns <= editor.now_ns:
+        editor.clear(hold, "nothing that we set outlasts its expiry")
+    elif hold.until_ns - editor.now_ns <= length // 2 and (reason := _renewal_reason(editor, hold)):
+        hold.until_ns = editor.now_ns + length
+        editor.is_changed = True
+        editor.emit(Renew(hold.name, hold.host, hold.until_ns, reason))
         if hold.earlier:  # what it set stands still, and is taken away with the rest
-            desk.say(Renew(hold.earlier, hold.host, hold.until_ns, words))
+            editor.emit(Renew(hold.earlier, hold.host, hold.until_ns, reason))
 
 
-def _stands(desk: Desk, hold: Hold) -> str:
+def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
     """Return why *hold* is to last; "" if it is not."""
     if hold.unsure:
         return ""
-    if desk.memory.frozen:
+    if editor.state.frozen:
         return "the fleet's picture is in doubt: what is set stays"
-    set_by = desk.memory.advisories.get(hold.name)
-    if not hold.confirmed or (set_by is not None and set_by.state is State.ACCEPTED):
+    set_by = editor.state.advisories.get(hold.name)
+    if not hold.confirmed or (set_by is not None and set_by.state is AdvisoryState.ACCEPTED):
         return "it is being carried out"  # also where something milder is done there already
-    if any(one.case.host == hold.host for one in desk.memory.cases.values()):
+    if any(one.case.host == hold.host for one in editor.state.cases.values()):
         hold.missed_ns = 0
         return "what it was set for still stands"
-    since = desk.memory.well.get(hold.host)
+    since = editor.state.well.get(hold.host)
     if since is None:
-        return _missed(desk, hold)
-    if desk.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
+        return _missing_reason(editor, hold)
+    if editor.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
         return "its return was refused"
-    if _is_put_off(desk, hold.host):
+    if _is_return_deferred(editor, hold.host):
         return "its return was put off"
-    waited = since + verify_ns(desk, hold.host) + seconds_ns(desk.limits.hold_seconds)
-    return "its return waits to be accepted" if desk.now_ns < waited else ""
+    waited = since + verify_ns(editor, hold.host) + seconds_ns(editor.limits.hold_seconds)
+    return "its return waits to be accepted" if editor.now_ns < waited else ""
 
 
-def _is_put_off(desk: Desk, host: str) -> bool:
+def _is_return_deferred(editor: StateEditor, host: str) -> bool:
     """Say whether somebody would have *host* return later."""
     return any(
-        one.action is Action.RETURN_TO_SERVICE and one.state is State.DEFERRED
-        for one in desk.open_of(host)
+        advisory.action is Action.RETURN_TO_SERVICE and advisory.state is AdvisoryState.DEFERRED
+        for advisory in editor.open_advisories(host)
     )
 
 
-def _missed(desk: Desk, hold: Hold) -> str:
+def _missing_reason(editor: StateEditor, hold: Hold) -> str:
     """Return why *hold*, whose host shows no fault and is not well either, is to last; "" where that was so for too long."""
-    hold.missed_ns = hold.missed_ns or desk.now_ns
-    if desk.now_ns - hold.missed_ns >= seconds_ns(desk.limits.missed_seconds):
+    hold.missed_ns = hold.missed_ns or editor.now_ns
+    if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""
     return "nothing shows that it is well"
 
@@ -231,62 +254,74 @@ def _missed(desk: Desk, hold: Hold) -> str:
 # ---- the breaker, and what is forgotten
 
 
-def _fuse(desk: Desk) -> None:
-    fuse = desk.memory.fuse
-    if fuse.position == "open" and fuse.until_ns <= desk.now_ns:
-        fuse.position, desk.touched = "half-open", True
-        desk.say(Breaker("half-open", "one host is tried; if that goes well, advice is as before"))
+def _half_open_breaker(editor: StateEditor) -> None:
+    breaker = editor.state.fuse
+    if breaker.position == "open" and breaker.until_ns <= editor.now_ns:
+        breaker.position, editor.is_changed = "half-open", True
+        editor.emit(
+            Breaker("half-open", "one host is tried; if that goes well, advice is as before")
+        )
 
 
-def _forget(desk: Desk) -> None:
-    memory, now_ns = desk.memory, desk.now_ns
-    for until in (memory.muted, memory.probation):
-        for key in [key for key, one in until.items() if one.until_ns <= now_ns]:
-            del until[key]
-            desk.touched = True
-    old = now_ns - seconds_ns(desk.limits.ended_seconds)
-    surplus = len(memory.ended) - desk.limits.ended_max
-    standing = {name for hold in memory.holds.values() for name in (hold.name, hold.earlier)}
-    for at, (name, one) in enumerate(list(memory.ended.items())):
+def _forget_expired(editor: StateEditor) -> None:
+    state, now_ns = editor.state, editor.now_ns
+    for expiring in (state.muted, state.probation):
+        for key in [key for key, one in expiring.items() if one.until_ns <= now_ns]:
+            del expiring[key]
+            editor.is_changed = True
+    old = now_ns - seconds_ns(editor.limits.ended_seconds)
+    surplus = len(state.ended) - editor.limits.ended_max
+    held_names = {name for hold in state.holds.values() for name in (hold.name, hold.earlier)}
+    for at, (name, one) in enumerate(list(state.ended.items())):
         if at >= surplus and one.changed_ns > old:
             break  # in the order in which they ended
-        if name not in standing:  # else who set it asks until when it stands
-            del memory.ended[name]
-            desk.touched = True
-    while memory.granted_ns and memory.granted_ns[0] <= now_ns - HOUR_NS:
-        memory.granted_ns.pop(0)
-        desk.touched = True
+        if name not in held_names:  # else who set it asks until when it stands
+            del state.ended[name]
+            editor.is_changed = True
+    while state.granted_ns and state.granted_ns[0] <= now_ns - HOUR_NS:
+        state.granted_ns.pop(0)
+        editor.is_changed = True
 
 
-def trim(desk: Desk) -> None:
+def remove_closed_cases(editor: StateEditor) -> None:
     """Take cases that are gone out of their advisories; of a host's own, the gravest that is left leads."""
-    for one in list(desk.memory.advisories.values()):
-        found = [desk.memory.cases.get(key) for key in one.cases]
-        for each in found:
+    for advisory in list(editor.state.advisories.values()):
+        open_cases = [editor.state.cases.get(key) for key in advisory.cases]
+        for each in open_cases:
             if each is not None and not each.advisory:  # it was gone for a moment only
-                each.advisory, each.changed, desk.touched = one.name, bool(one.host), True
-        left = [each for each in found if each is not None and each.advisory == one.name]
-        if not left or len(left) == len(one.cases):
+                each.advisory, each.changed, editor.is_changed = (
+                    advisory.name,
+                    bool(advisory.host),
+                    True,
+                )
+        remaining = [
+            each for each in open_cases if each is not None and each.advisory == advisory.name
+        ]
+        if not remaining or len(remaining) == len(advisory.cases):
             continue
-        words = f"{len(one.cases) - len(left)} of its {len(one.cases)} cases are gone"
-        if not one.host:
-            retell(desk, one, words)
-        elif one.state is not State.ACCEPTED:
-            lower(desk, one, left, words)  # else nothing calls for it any more, and it is withdrawn
+        reason = (
+            f"{len(advisory.cases) - len(remaining)} of its {len(advisory.cases)} cases are gone"
+        )
+        if not advisory.host:
+            update_cause(editor, advisory, reason)
+        elif advisory.state is not AdvisoryState.ACCEPTED:
+            lower_advisory(
+                editor, advisory, remaining, reason
+            )  # else nothing calls for it any more, and it is withdrawn
         else:
-            desk.put(one, words, cases=tuple(sorted(each.case.key for each in left)))
+            editor.put(advisory, reason, cases=tuple(sorted(each.case.key for each in remaining)))
 
 
-def withdraw_empty(desk: Desk) -> None:
+def withdraw_empty(editor: StateEditor) -> None:
     """Withdraw what nothing calls for any more. What is being carried out goes on: its host is verified first."""
-    wanted = {one.advisory for one in desk.memory.cases.values()}
-    for one in list(desk.memory.advisories.values()):
-        if one.state is State.ACCEPTED or one.name in wanted:
+    wanted = {one.advisory for one in editor.state.cases.values()}
+    for one in list(editor.state.advisories.values()):
+        if one.state is AdvisoryState.ACCEPTED or one.name in wanted:
             continue
         if one.action is not Action.RETURN_TO_SERVICE:
-            desk.put(one, "what it was about is gone", state=State.WITHDRAWN)
-            mute_all(desk, one, desk.limits.flap_seconds)
-        elif (hold := desk.memory.holds.get(one.host)) is None:
-            desk.put(one, "what was set ran out by itself", state=State.WITHDRAWN)
-        elif not verified(desk, hold):
-            desk.put(one, "it is not well again after all", state=State.WITHDRAWN)
+            editor.put(one, "what it was about is gone", state=AdvisoryState.WITHDRAWN)
+            mute_all(editor, one, editor.limits.flap_seconds)
+        elif (hold := editor.state.holds.get(one.host)) is None:
+            editor.put(one, "what was set ran out by itself", state=AdvisoryState.WITHDRAWN)
+        elif not is_verified(editor, hold):
+            editor.put(one, "it is not well again after all", state=AdvisoryState.WITHDRAWN)

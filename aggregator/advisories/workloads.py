@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..fleet.fleet import Fleet
-from ..fleet.jobs import Here, Job
+from ..fleet.jobs import HostJobs, Job
 from ..model import HostScore
 from ..scoring.evaluate import Judgement
 from .advisory import Member, place_of
 from .policy import Workload
 
 #: At once, and hosts of all of them together.
-GANGS_MAX, HOSTS_OF_ALL_MAX = 50_000, 200_000
+GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
 
 
 class Gang(NamedTuple):
@@ -26,36 +26,36 @@ class Gang(NamedTuple):
     gpus: int
     checkpoint_seconds: float
     until_ns: int
-    by: str
-    told_ns: int
+    reporter: str
+    reported_ns: int
 
 
-class Gangs:
+class ScheduledGangs:
     """Those that stand, by workload and by host."""
 
-    def __init__(self, told: Iterable[Gang] = ()) -> None:
+    def __init__(self, gangs: Iterable[Gang] = ()) -> None:
         self._gangs: dict[str, Gang] = {}
         self._of_host: dict[str, dict[str, Gang]] = {}
         self._hosts = 0
-        for one in told:
-            self.tell(one)
+        for one in gangs:
+            self.update(one)
 
     def __len__(self) -> int:
         return len(self._gangs)
 
-    def room_for(self, told: Iterable[Gang]) -> bool:
-        """Say whether *told* may be told of, too."""
-        new = {one.workload: one for one in told}
-        kept = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
-        hosts = self._hosts - sum(len(one.hosts) for one in kept)
+    def has_room_for(self, gangs: Iterable[Gang]) -> bool:
+        """Say whether *gangs* may be told of, too."""
+        new = {one.workload: one for one in gangs}
+        replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
+        hosts = self._hosts - sum(len(one.hosts) for one in replaced)
         hosts += sum(len(one.hosts) for one in new.values())
-        return len(self._gangs.keys() | new.keys()) <= GANGS_MAX and hosts <= HOSTS_OF_ALL_MAX
+        return len(self._gangs.keys() | new.keys()) <= GANGS_MAX and hosts <= GANG_HOSTS_MAX
 
-    def count_with(self, told: Iterable[Gang], ended: Iterable[str]) -> int:
-        """Return how many there would be with *told*, and without *ended*."""
-        return len((self._gangs.keys() | {one.workload for one in told}) - set(ended))
+    def count_with(self, gangs: Iterable[Gang], ended: Iterable[str]) -> int:
+        """Return how many there would be with *gangs*, and without *ended*."""
+        return len((self._gangs.keys() | {one.workload for one in gangs}) - set(ended))
 
-    def tell(self, one: Gang) -> None:
+    def update(self, one: Gang) -> None:
         """Keep *one*, in place of what was told of its workload."""
         self.end(one.workload)
         self._gangs[one.workload] = one
@@ -65,11 +65,11 @@ class Gangs:
 
     def end(self, workload: str) -> bool:
         """Forget *workload*; say whether it was known."""
-        gone = self._gangs.pop(workload, None)
-        if gone is None:
+        removed = self._gangs.pop(workload, None)
+        if removed is None:
             return False
-        self._hosts -= len(gone.hosts)
-        for host in set(gone.hosts):
+        self._hosts -= len(removed.hosts)
+        for host in set(removed.hosts):
             there = self._of_host[host]
             del there[workload]
             if not there:
@@ -78,18 +78,18 @@ class Gangs:
 
     def expire(self, now_ns: int) -> list[str]:
         """Forget what nobody told again, and return its names."""
-        over = [name for name, one in self._gangs.items() if one.until_ns <= now_ns]
-        for name in over:
+        expired = [name for name, one in self._gangs.items() if one.until_ns <= now_ns]
+        for name in expired:
             self.end(name)
-        return over
+        return expired
 
-    def leap(self, leapt_ns: int, now_ns: int) -> list[Gang]:
-        """Our clock, which says *now_ns*, was set forward by *leapt_ns*: let what was told before last for as long as it
+    def apply_clock_jump(self, jump_ns: int, now_ns: int) -> list[Gang]:
+        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let what was told before last for as long as it
         would have, and return that."""
-        before = [one for one in self._gangs.values() if one.told_ns <= now_ns - leapt_ns]
-        moved = [one._replace(until_ns=one.until_ns + leapt_ns) for one in before]
+        before = [one for one in self._gangs.values() if one.reported_ns <= now_ns - jump_ns]
+        moved = [one._replace(until_ns=one.until_ns + jump_ns) for one in before]
         for one in moved:
-            self.tell(one)
+            self.update(one)
         return moved
 
     def on(self, host: str) -> Gang | None:
@@ -106,45 +106,45 @@ class Gangs:
 JOB_CHARACTERS_MAX = 256
 
 
-class Works:
+class WorkloadLookup:
     """Asked of the unwell only. Belongs to the loop, as *fleet* and *gangs* do."""
 
-    def __init__(self, fleet: Fleet, gangs: Gangs) -> None:
+    def __init__(self, fleet: Fleet, gangs: ScheduledGangs) -> None:
         self._fleet, self._gangs = fleet, gangs
 
-    def __call__(self, host: HostScore, judged: Judgement) -> Workload | None:
+    def __call__(self, host: HostScore, judgement: Judgement) -> Workload | None:
         """Return what *host* works at; None: it has not spoken since our start."""
         index = self._fleet.index.get(host.host)
-        if index is None or not self._fleet.first_ns[index]:
+        if index is None or not self._fleet.first_received_ns[index]:
             return None
-        here = self._fleet.jobs.on(index)
+        here = self._fleet.jobs.on_host(index)
         if (gang := self._gangs.on(host.host)) is not None:
-            return self._told(gang, here, judged)
-        return self._seen(index, here, judged) if here.jobs else Workload()
+            return self._from_scheduler(gang, here, judgement)
+        return self._from_processes(index, here, judgement) if here.jobs else Workload()
 
     def member(self, host: str) -> Member | None:
         """Return what budgets count *host* by; None: no agent has registered under this name."""
         index = self._fleet.index.get(host)
         if index is None:
             return None
-        gang, jobs = self._gangs.on(host), self._fleet.jobs.on(index).jobs
+        gang, jobs = self._gangs.on(host), self._fleet.jobs.on_host(index).jobs
         job = gang.workload if gang else self._name(index, jobs[0]) if jobs else ""
         return Member(host, place_of(self._fleet.declared, host), job)
 
-    def _told(self, gang: Gang, here: Here, judged: Judgement) -> Workload:
+    def _from_scheduler(self, gang: Gang, here: HostJobs, judgement: Judgement) -> Workload:
         known = [self._fleet.index[name] for name in gang.hosts if name in self._fleet.index]
         gpus = gang.gpus or int(self._fleet.gpus[known].sum())
-        cadence = gang.checkpoint_seconds or float(_cadence(here.jobs))
-        return Workload(gang.workload, gpus, _hazard(judged, known), cadence, here.is_dead)
+        cadence = gang.checkpoint_seconds or float(_checkpoint_cadence(here.jobs))
+        return Workload(gang.workload, gpus, _hazard(judgement, known), cadence, here.is_dead)
 
-    def _seen(self, index: int, here: Here, judged: Judgement) -> Workload:
+    def _from_processes(self, index: int, here: HostJobs, judgement: Judgement) -> Workload:
         """Return the largest job as the one it is named by; all that is there ends with the host."""
         largest = here.jobs[0]
         gpus = sum(job.gpus_count for job in here.jobs)
         hosts = sorted(set().union(*(job.gpus for job in here.jobs)))
         return Workload(
-            self._name(index, largest), gpus, _hazard(judged, hosts),
-            float(_cadence(here.jobs)), here.is_dead,
+            self._name(index, largest), gpus, _hazard(judgement, hosts),
+            float(_checkpoint_cadence(here.jobs)), here.is_dead,
         )  # fmt: skip
 
     def _name(self, index: int, job: Job) -> str:
@@ -155,15 +155,15 @@ class Works:
         return f"{self._fleet.names[index]}/{name}"[:JOB_CHARACTERS_MAX]
 
 
-def _cadence(jobs: Sequence[Job]) -> int:
+def _checkpoint_cadence(jobs: Sequence[Job]) -> int:
     """Return the cadence at which all of *jobs* write; 0 where that of one is not known."""
-    told = [job.checkpoint_seconds for job in jobs]
-    return max(told) if told and all(told) else 0
+    cadences = [job.checkpoint_seconds for job in jobs]
+    return max(cadences) if cadences and all(cadences) else 0
 
 
-def _hazard(judged: Judgement, hosts: Sequence[int]) -> float:
+def _hazard(judgement: Judgement, hosts: Sequence[int]) -> float:
     """Return the hazard of *hosts* together."""
     known = np.array(
-        [host for host in hosts if host < judged.columns.hazard_per_hour.size], dtype=np.intp
+        [host for host in hosts if host < judgement.columns.hazard_per_hour.size], dtype=np.intp
     )
-    return float(judged.columns.hazard_per_hour[known].sum())
+    return float(judgement.columns.hazard_per_hour[known].sum())

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ...contract.settings import SettingsError
-from ..errors import NoLogin, NotAllowed, Refusal, TooMuch
-from .authenticator import Login
-from .limits import Bucket, Buckets, Connections, Limits, where
-from .principal import GIVEN, OPEN, Caller, Names, Role, answer_for, roles_of
+from ..errors import PermissionDenied, ResourceExhausted, ServiceError, Unauthenticated
+from ..principal import (
+    GRANTABLE_ROLES,
+    PUBLIC,
+    CertificateIdentity,
+    Principal,
+    Role,
+    roles_of,
+    set_principal,
+)
+from .authenticator import Authenticator
+from .limits import ConnectionLimits, Connections, KeyedTokenBuckets, TokenBucket, peer_address
 from .tokens import FILE_NAME, Tokens, TokensError
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 #: Told of a call that its caller's role may not make: who, gRPC's name of the peer, the request.
-Denied = Callable[["Caller", str, Any], Awaitable[None]]
+DeniedCallback = Callable[["Principal", str, Any], Awaitable[None]]
 #: How gRPC names a handler, by (does the request stream, does the response).
 KINDS = {
     (False, False): "unary_unary",
@@ -39,7 +47,7 @@ KINDS = {
 }
 
 
-def around(
+def wrap_handler(
     handler: Any,
     wrap: Callable[[Behaviour], Behaviour],
     serializer: Callable[[Any], bytes] | None = None,
@@ -51,13 +59,13 @@ def around(
     kind = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(
-        wrap(_writing(getattr(handler, kind))),
+        wrap(_as_writer(getattr(handler, kind))),
         request_deserializer=handler.request_deserializer,
         response_serializer=serializer or handler.response_serializer,
     )
 
 
-def _writing(behaviour: Any) -> Behaviour:
+def _as_writer(behaviour: Any) -> Behaviour:
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour  # type: ignore[no-any-return]
     yielding: Callable[[Any, Any], AsyncIterator[Any]] = behaviour
@@ -69,15 +77,23 @@ def _writing(behaviour: Any) -> Behaviour:
     return written
 
 
-class Guard(grpc.aio.ServerInterceptor):
-    """Lets a call in, or raises the Refusal that `service/status.py` turns into a status."""
+class AuthInterceptor(grpc.aio.ServerInterceptor):
+    """Lets a call in, or raises the ServiceError that `service/status.py` turns into a status."""
 
     def __init__(
-        self, door: Door, *, by_token: bool = False, denied: Mapping[str, Denied] | None = None
+        self,
+        access_control: AccessControl,
+        *,
+        by_token: bool = False,
+        on_denied: Mapping[str, DeniedCallback] | None = None,
     ) -> None:
-        """*by_token*: no certificate is asked for on its port. *denied*: by method, who is to hear of calls of a wrong
+        """*by_token*: no certificate is asked for on its port. *on_denied*: by method, who is to hear of calls of a wrong
         role; not of each of a caller that is refused again and again."""
-        self._door, self._by_token, self._denied = door, by_token, denied or {}
+        self._access_control, self._by_token, self._on_denied = (
+            access_control,
+            by_token,
+            on_denied or {},
+        )
 
     async def intercept_service(
         self,
@@ -88,91 +104,103 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method: Any = handler_call_details.method
         roles = roles_of(method)
-        if handler is None or roles is OPEN:
+        if handler is None or roles is PUBLIC:
             return handler
         try:
             metadata = handler_call_details.invocation_metadata or ()
-            shown = self._door.login.by_token(metadata, needed=self._by_token)
-        except Refusal as refusal:
-            return self._refusing(refusal)
+            token_principal = self._access_control.authenticator.by_token(
+                metadata, needed=self._by_token
+            )
+        except ServiceError as error:
+            return self._refusing(error)
 
         def wrap(behaviour: Behaviour) -> Behaviour:
             async def answered(request: Any, context: Any) -> Any:
-                caller, peer = shown, context.peer()
+                principal, peer = token_principal, context.peer()
                 try:
-                    caller = caller or self._door.login.by_connection(context, peer)
-                    if caller.role not in roles:
-                        allowed = ", ".join(one for one in GIVEN if one in roles) or "nobody"
-                        raise NotAllowed(f"{caller} may not call {method}: it is for {allowed}")
-                    self._door.count(caller, request)
-                except Refusal as refusal:
-                    held = await self._door.hold(caller, peer)
-                    tell = self._denied.get(method) if isinstance(refusal, NotAllowed) else None
-                    if tell is not None and caller is not None and not held:
-                        await tell(caller, peer, request)
+                    principal = principal or self._access_control.authenticator.by_connection(
+                        context, peer
+                    )
+                    if principal.role not in roles:
+                        allowed = (
+                            ", ".join(one for one in GRANTABLE_ROLES if one in roles) or "nobody"
+                        )
+                        raise PermissionDenied(
+                            f"{principal} may not call {method}: it is for {allowed}"
+                        )
+                    self._access_control.admit(principal, request)
+                except ServiceError as error:
+                    throttled = await self._access_control.throttle_refusal(principal, peer)
+                    callback = (
+                        self._on_denied.get(method) if isinstance(error, PermissionDenied) else None
+                    )
+                    if callback is not None and principal is not None and not throttled:
+                        await callback(principal, peer, request)
                     raise
-                answer_for(caller)
-                return await self._door.calls.answer(
-                    caller, peer, lambda: behaviour(request, context)
+                set_principal(principal)
+                return await self._access_control.running_calls.run(
+                    principal, peer, lambda: behaviour(request, context)
                 )
 
             return answered
 
-        return around(handler, wrap)
+        return wrap_handler(handler, wrap)
 
-    def _refusing(self, refusal: Refusal) -> Any:
+    def _refusing(self, error: ServiceError) -> Any:
         """Return a handler that refuses without reading: of a call with one message gRPC would else read it whole first."""
 
         async def refuse(request: Any, context: Any) -> None:
-            await self._door.hold(None, context.peer())
-            raise refusal
+            await self._access_control.throttle_refusal(None, context.peer())
+            raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-class Calls:
+class RunningCalls:
     """The calls being answered, by caller: counted, and ended when the login they came by ends."""
 
     def __init__(self) -> None:
-        self._running: dict[asyncio.Task[Any], Caller] = {}
-        self._of: dict[tuple[str, str], int] = {}
+        self._running: dict[asyncio.Task[Any], Principal] = {}
+        self._counts: dict[tuple[str, str], int] = {}
         self._ended: set[asyncio.Task[Any]] = set()
         #: Connections by gRPC's peer -> who has proved itself on it.
-        self.peers: dict[str, Caller] = {}
+        self.peers: dict[str, Principal] = {}
 
-    def of(self, caller: Caller) -> int:
-        """Return how many calls of *caller* are being answered."""
-        return self._of.get((caller.role, caller.name), 0)
+    def count_of(self, principal: Principal) -> int:
+        """Return how many calls of *principal* are being answered."""
+        return self._counts.get((principal.role, principal.name), 0)
 
     def __len__(self) -> int:
         return len(self._running)
 
-    async def answer(self, caller: Caller, peer: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what *work* comes to. Raises NoLogin when the caller's login ended meanwhile."""
+    async def run(self, principal: Principal, peer: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what *work* comes to. Raises Unauthenticated when the caller's login ended meanwhile."""
         task = asyncio.current_task()
         assert task is not None  # gRPC answers each call in a task of its own
-        key = caller.role, caller.name
-        count = self._of.get(key, 0)
-        if caller.known:
-            self.peers[peer] = caller
-        self._of[key], self._running[task] = count + 1, caller
+        key = principal.role, principal.name
+        count = self._counts.get(key, 0)
+        if principal.is_authenticated:
+            self.peers[peer] = principal
+        self._counts[key], self._running[task] = count + 1, principal
         try:
             return await work()
         except asyncio.CancelledError:
             if task not in self._ended:
                 raise
             task.uncancel()
-            raise NoLogin(f"the login of {caller} no longer holds: log in anew") from None
+            raise Unauthenticated(
+                f"the login of {principal} no longer holds: log in anew"
+            ) from None
         finally:
             self._ended.discard(task)
             del self._running[task]
-            self._of[key] -= 1
-            if not self._of[key]:
-                del self._of[key]
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
 
-    def end_all(self, ends: Callable[[Caller], bool]) -> int:
+    def end_matching(self, ends: Callable[[Principal], bool]) -> int:
         """End the calls of callers for which *ends* says so, with words; return how many."""
-        over = [task for task, caller in self._running.items() if ends(caller)]
+        over = [task for task, principal in self._running.items() if ends(principal)]
         for task in over:
             if task not in self._ended:
                 self._ended.add(task)
@@ -185,11 +213,11 @@ log = logging.getLogger(__name__)
 FOLDER = "access"
 #: Who is refused more often (20 s' worth at once) has each further refusal after HOLD_SECONDS.
 REFUSALS_PER_SECOND_MAX = 5.0
-HOLD_SECONDS = 5.0
+THROTTLE_SECONDS = 5.0
 #: What an event costs beside a reading's row: it is judged, synced to the journal, and looked for in the store.
 EVENT_COST_ROWS = 10
 #: After a look that ended more connections than this the next look comes sooner.
-PRESSED_CONNECTIONS, PRESSED_SECONDS = 100, 0.5
+BUSY_CONNECTIONS, BUSY_SECONDS = 100, 0.5
 
 
 def tokens_file(data: Path) -> Path:
@@ -197,7 +225,7 @@ def tokens_file(data: Path) -> Path:
     return data / FOLDER / FILE_NAME
 
 
-class Door:
+class AccessControl:
     """Made at the start; `watch` runs while the service does."""
 
     def __init__(
@@ -216,27 +244,27 @@ class Door:
             self.tokens = Tokens(tokens_file(config.data))
         except TokensError as error:
             raise SettingsError(str(error)) from error
-        self.login = Login(
+        self.authenticator = Authenticator(
             self.tokens,
-            Names(config.certificate_names, config.trust_domain),
+            CertificateIdentity(config.certificate_names, config.trust_domain),
             tls=self.certificates is not None,
             client_certificates=bool(config.tls_client_ca_file),
             seconds=seconds,
         )
-        self.calls = Calls()
+        self.running_calls = RunningCalls()
         #: Calls refused for want of a login, of the right role, or of room.
         self.refused_count = 0
-        self._refusals = Buckets(REFUSALS_PER_SECOND_MAX, steady)
-        self._agents = Buckets(config.agent_calls_per_minute_max / 60, steady)
-        self._paces: dict[str, Pace] = {}
+        self._refusals = KeyedTokenBuckets(REFUSALS_PER_SECOND_MAX, steady)
+        self._agents = KeyedTokenBuckets(config.agent_calls_per_minute_max / 60, steady)
+        self._rate_limits: dict[str, AgentRateLimit] = {}
         self.connections: Connections | None = None
-        self._said = ""
-        self._pressed = False  # many connections were ended at the last look
+        self._logged_error = ""
+        self._is_busy = False  # many connections were ended at the last look
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """What is wrong with certificates or tokens, in words; "" when nothing is."""
-        parts = (self.certificates.trouble if self.certificates else "", self.tokens.trouble)
+        parts = (self.certificates.error if self.certificates else "", self.tokens.error)
         return "; ".join(filter(None, parts))
 
     @property
@@ -251,14 +279,14 @@ class Door:
         """
         if self.certificates is None:
             return int(server.add_insecure_port(address))
-        asked = bool(self._config.tls_client_ca_file) and not by_token
-        credentials = self.certificates.credentials(client_certificates=asked)
+        requests_certificate = bool(self._config.tls_client_ca_file) and not by_token
+        credentials = self.certificates.credentials(client_certificates=requests_certificate)
         return int(server.add_secure_port(address, credentials))
 
-    def listens(self, ports: list[int]) -> None:
+    def watch_ports(self, ports: list[int]) -> None:
         """Look after the connections on *ports* from now on."""
         config = self._config
-        limits = Limits(
+        limits = ConnectionLimits(
             config.connections_per_caller_max,
             config.connections_unknown_max,
             config.connections_unknown_per_address_max,
@@ -266,91 +294,95 @@ class Door:
         )
         self.connections = Connections(ports, limits, self._steady)
 
-    def count(self, caller: Caller, request: Any) -> None:
-        """Count a call that begins. Raises TooMuch with when to come again."""
-        config, running = self._config, self.calls.of(caller)
+    def admit(self, principal: Principal, request: Any) -> None:
+        """Count a call that begins. Raises ResourceExhausted with when to come again."""
+        config, running = self._config, self.running_calls.count_of(principal)
         # Without a login there is nobody to count for, and a simulated fleet comes by one of an admin.
-        counted = caller.known and caller.role is not Role.ADMIN
-        if counted and running >= config.calls_per_caller_max:
-            words = (
-                f"{caller} has {running} calls running, which is the limit (calls_per_caller_max)"
-            )
-            raise TooMuch(words, HOLD_SECONDS)
-        if caller.role is not Role.AGENT:
+        is_limited = principal.is_authenticated and principal.role is not Role.ADMIN
+        if is_limited and running >= config.calls_per_caller_max:
+            message = f"{principal} has {running} calls running, which is the limit (calls_per_caller_max)"
+            raise ResourceExhausted(message, THROTTLE_SECONDS)
+        if principal.role is not Role.AGENT:
             return
-        if wait := self._agents.ask(caller.name):
-            raise TooMuch(
-                f"{caller} calls more than {config.agent_calls_per_minute_max:g} times a minute "
+        if wait := self._agents.try_take(principal.name):
+            raise ResourceExhausted(
+                f"{principal} calls more than {config.agent_calls_per_minute_max:g} times a minute "
                 f"(agent_calls_per_minute_max): come again in {wait:.1f} s",
                 wait,
             )
         size = request.ByteSize() if hasattr(request, "ByteSize") else 0
-        if size and (wait := self.pace(caller).ask(size, _cost_rows(request))):
-            raise TooMuch(
-                f"{caller} sends more than {config.agent_bytes_per_second_max:g} bytes or "
+        if size and (wait := self.rate_limit(principal).try_take(size, _cost_rows(request))):
+            raise ResourceExhausted(
+                f"{principal} sends more than {config.agent_bytes_per_second_max:g} bytes or "
                 f"{config.agent_rows_per_second_max:g} rows a second (agent_bytes_per_second_max, "
                 f"agent_rows_per_second_max; a device costs as a row does, an event as {EVENT_COST_ROWS}): come "
                 f"again in {wait:.1f} s",
                 wait,
             )
 
-    async def hold(self, caller: Caller | None, peer: str) -> bool:
+    async def throttle_refusal(self, principal: Principal | None, peer: str) -> bool:
         """Let a refusal wait, of who is refused again and again: to refuse costs us as much as to ask costs him.
 
         The calls of a connection, and the connections of a caller or an address, are so many: this bounds how often.
         Return whether it waited.
         """
         self.refused_count += 1
-        at = where(peer)
-        key = (caller.role, caller.name) if caller is not None and caller.known else at and at[0]
-        if not self._refusals.ask(key):
+        at = peer_address(peer)
+        key = (
+            (principal.role, principal.name)
+            if principal is not None and principal.is_authenticated
+            else at and at[0]
+        )
+        if not self._refusals.try_take(key):
             return False
-        await asyncio.sleep(HOLD_SECONDS)
+        await asyncio.sleep(THROTTLE_SECONDS)
         return True
 
-    def pace(self, caller: Caller) -> Pace:
+    def rate_limit(self, principal: Principal) -> AgentRateLimit:
         """Return how fast an agent may send: one for its name, however often it connects."""
-        pace = self._paces.get(caller.name)
-        if pace is None:
-            pace = self._paces[caller.name] = Pace(self._config, self._steady)
-        return pace
+        limit = self._rate_limits.get(principal.name)
+        if limit is None:
+            limit = self._rate_limits[principal.name] = AgentRateLimit(self._config, self._steady)
+        return limit
 
     async def watch(self) -> None:
         """Look at certificates, tokens, logins and connections every so often, until cancelled."""
         while True:
             seconds = self._config.access_look_seconds
-            await asyncio.sleep(min(PRESSED_SECONDS, seconds) if self._pressed else seconds)
+            await asyncio.sleep(min(BUSY_SECONDS, seconds) if self._is_busy else seconds)
             try:
-                await self.look()
+                await self.refresh()
             except Exception:
                 log.exception("looking after access failed; it is tried again")
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Take over files that changed, end calls whose login ended, and connections that are too many."""
         if self.certificates is not None:
-            self.certificates.look()
-        if self.tokens.look() and not self.tokens.trouble:
+            self.certificates.refresh()
+        if self.tokens.refresh() and not self.tokens.error:
             log.info("tokens read anew: %d in force", len(self.tokens))
-        if self.tokens.trouble != self._said:
-            self._said = self.tokens.trouble
-            if self._said:
-                log.warning("%s", self._said)
-        self.calls.end_all(lambda caller: not self.login.valid(caller))
-        if self.connections is not None and self.login.required:
+        if self.tokens.error != self._logged_error:
+            self._logged_error = self.tokens.error
+            if self._logged_error:
+                log.warning("%s", self._logged_error)
+        self.running_calls.end_matching(
+            lambda principal: not self.authenticator.is_valid(principal)
+        )
+        if self.connections is not None and self.authenticator.required:
             before = self.connections.ended_count
-            await asyncio.to_thread(self.connections.look, self.calls.peers)
-            self._pressed = self.connections.ended_count - before > PRESSED_CONNECTIONS
+            await asyncio.to_thread(self.connections.refresh, self.running_calls.peers)
+            self._is_busy = self.connections.ended_count - before > BUSY_CONNECTIONS
 
 
-class Pace:
+class AgentRateLimit:
     """What one agent may send: frames, bytes and rows a second, and a burst of each."""
 
     def __init__(self, config: AggregatorConfig, steady: Callable[[], float]) -> None:
         now = steady()
         self._steady = steady
-        self._frames = Bucket(config.agent_frames_per_second_max, now)
-        self._bytes = Bucket(config.agent_bytes_per_second_max, now)
-        self._rows = Bucket(config.agent_rows_per_second_max, now)
+        self._frames = TokenBucket(config.agent_frames_per_second_max, now)
+        self._bytes = TokenBucket(config.agent_bytes_per_second_max, now)
+        self._rows = TokenBucket(config.agent_rows_per_second_max, now)
 
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
         """Count what came; return for how many seconds nothing more is to be read, 0 for none."""
@@ -361,7 +393,7 @@ class Pace:
             self._rows.take(rows, now),
         )
 
-    def ask(self, size_bytes: int, rows: int) -> float:
+    def try_take(self, size_bytes: int, rows: int) -> float:
         """Count a call if there is room for it, and return 0; else count nothing, and return in how many seconds there
         will be: who is refused and comes again just then must be let in."""
         wait = self.take(0, size_bytes, rows)
@@ -394,9 +426,9 @@ def _certificates(config: AggregatorConfig) -> Certificates | None:
             "listen_tokens is a second port for callers without a certificate; without "
             "tls_client_ca_file `listen` asks for none anyway"
         )
-    from .certificates import CertificateError, Certificates, Files  # 0.05 s, for TLS only
+    from .certificates import CertificateError, Certificates, ServerTlsFiles  # 0.05 s, for TLS only
 
     try:
-        return Certificates(Files(Path(certificate), Path(key), client_ca))
+        return Certificates(ServerTlsFiles(Path(certificate), Path(key), client_ca))
     except CertificateError as error:
         raise SettingsError(f"TLS: {error}") from error

@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..durable_file import why
-from .principal import NAME_FORM, Role, is_name
-from .tokens import private_folder, put
+from ..durable_file import os_error_message
+from ..principal import NAME_FORM, Role, is_name
+from .tokens import private_folder, write_private
 
 CA_DAYS = 3650
 LEAF_DAYS, LEAF_DAYS_MAX = 365, 825
 #: Machines' clocks differ; a certificate holds from so long before it is made.
-BACKDATED = timedelta(minutes=10)
+BACKDATE = timedelta(minutes=10)
 COMMON_NAME_CHARACTERS_MAX = 64
 
 
@@ -33,16 +33,16 @@ class AuthorityError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CertificatePaths:
     """A certificate's file and its key's."""
 
     certificate: Path
     key: Path
 
 
-def pair(folder: Path, name: str) -> Pair:
+def certificate_paths(folder: Path, name: str) -> CertificatePaths:
     """Return where the certificate *name* is kept."""
-    return Pair(folder / f"{name}.pem", folder / f"{name}.key")
+    return CertificatePaths(folder / f"{name}.pem", folder / f"{name}.key")
 
 
 def check_days(days: int) -> None:
@@ -51,7 +51,9 @@ def check_days(days: int) -> None:
         raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
 
 
-def make_authority(folder: Path, trust: str, now: datetime, *, force: bool = False) -> Pair:
+def make_authority(
+    folder: Path, trust: str, now: datetime, *, force: bool = False
+) -> CertificatePaths:
     """Make a CA for the trust domain *trust* in *folder*: ca.pem and ca.key. Raises AuthorityError, OSError."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"Gangline CA of {trust}")
@@ -62,7 +64,7 @@ def make_authority(folder: Path, trust: str, now: datetime, *, force: bool = Fal
         .add_extension(_alternatives([x509.UniformResourceIdentifier(f"spiffe://{trust}")]), False)
         .sign(key, hashes.SHA256())
     )
-    return _keep(folder, "ca", certificate, key, force=force)
+    return _write_pair(folder, "ca", certificate, key, force=force)
 
 
 class Authority:
@@ -71,7 +73,7 @@ class Authority:
     def __init__(self, folder: Path, now: datetime) -> None:
         """Read ca.pem and ca.key. Raises AuthorityError."""
         self.folder, self._now = folder, now
-        files = pair(folder, "ca")
+        files = certificate_paths(folder, "ca")
         try:
             self._certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
             key = serialization.load_pem_private_key(files.key.read_bytes(), None)
@@ -81,7 +83,7 @@ class Authority:
                 "`gangline admin cert init`"
             ) from error
         except OSError as error:
-            raise AuthorityError(f"{error.filename}: {why(error)}") from error
+            raise AuthorityError(f"{error.filename}: {os_error_message(error)}") from error
         except (ValueError, TypeError) as error:
             raise AuthorityError(
                 f"the CA in {folder} cannot be read: {files.certificate.name} or {files.key.name} is no PEM "
@@ -109,18 +111,20 @@ class Authority:
                 return uri.removeprefix("spiffe://")
         return "gangline"
 
-    def issue_server(self, names: Sequence[str], days: int, *, force: bool = False) -> Pair:
+    def issue_server(
+        self, names: Sequence[str], days: int, *, force: bool = False
+    ) -> CertificatePaths:
         """Make server.pem for DNS names and addresses. Raises AuthorityError, OSError."""
         if not names:
             raise AuthorityError(
                 "a server's certificate needs a name or an address that clients dial"
             )
-        alternatives = [_dialled(name) for name in names]
+        alternatives = [_alternative_name(name) for name in names]
         return self._issue(
             "server", names[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, days, force=force
         )
 
-    def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> Pair:
+    def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> CertificatePaths:
         """Make ROLE-NAME.pem with spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError, OSError."""
         if not is_name(name):
             raise AuthorityError(f"{name[:64]!r}: expected {NAME_FORM}")
@@ -138,7 +142,7 @@ class Authority:
         days: int,
         *,
         force: bool,
-    ) -> Pair:
+    ) -> CertificatePaths:
         check_days(days)
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.subject
@@ -153,7 +157,7 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return _keep(self.folder, file, certificate, key, force=force)
+        return _write_pair(self.folder, file, certificate, key, force=force)
 
 
 def _subject(name: str) -> x509.Name:
@@ -169,7 +173,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
+        .not_valid_before(now - BACKDATE)
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -193,7 +197,7 @@ def _alternatives(names: list[x509.GeneralName]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(names)
 
 
-def _dialled(name: str) -> x509.GeneralName:
+def _alternative_name(name: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(name))
     if not is_name(name):
@@ -201,25 +205,25 @@ def _dialled(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
-def _keep(
+def _write_pair(
     folder: Path,
     name: str,
     certificate: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
     *,
     force: bool,
-) -> Pair:
+) -> CertificatePaths:
     """Write both files, each whole or not at all; the key is its owner's only."""
     private_folder(folder)
-    files = pair(folder, name)
-    there = [str(path) for path in (files.certificate, files.key) if path.exists()]
-    if there and not force:
+    files = certificate_paths(folder, name)
+    existing = [str(path) for path in (files.certificate, files.key) if path.exists()]
+    if existing and not force:
         raise AuthorityError(
-            f"{' and '.join(there)} would be overwritten: say --force if that is meant"
+            f"{' and '.join(existing)} would be overwritten: say --force if that is meant"
         )
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    put(files.key, secret, 0o600)
-    put(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_private(files.key, secret, 0o600)
+    write_private(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return files

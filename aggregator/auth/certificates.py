@@ -29,7 +29,7 @@ class CertificateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ServerTlsFiles:
     """Where the server's certificate with its chain, its key, and the CA of callers' certificates are; PEM."""
 
     certificate: Path
@@ -56,7 +56,7 @@ class Material:
         )
 
 
-def load(files: Files, now: datetime) -> Material:
+def load(files: ServerTlsFiles, now: datetime) -> Material:
     """Read and check all files together. Raises CertificateError."""
     certificate, key = _read(files.certificate), _read(files.key)
     client_ca = _read(files.client_ca) if files.client_ca else None
@@ -122,83 +122,83 @@ def _public(path: Path, data: bytes) -> bytes:
 
 
 class Certificates:
-    """Those in force. `look` from one thread; gRPC asks from its own, before each handshake."""
+    """Those in force. `refresh` from one thread; gRPC asks from its own, before each handshake."""
 
     def __init__(
-        self, files: Files, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self, files: ServerTlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         """Read *files*. Raises CertificateError."""
         self.files, self._now = files, now
         #: Why the files as they are now are not what is in force, or that it soon ends; "" when all is well.
-        self.trouble = ""
+        self.error = ""
         #: How often others were taken over without a restart.
         self.reloads = 0
-        self._seen = self._stamp()
+        self._last_stamp = self._stamp()
         self._unusable = False  # the files as they are now
-        self._held = load(files, now())
-        self._judge_age()
+        self._active = load(files, now())
+        self._check_expiry()
 
     def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
-        """Return credentials for a port, which take over what `look` finds.
+        """Return credentials for a port, which take over what `refresh` finds.
 
         Without *client_certificates* callers are not asked for one: gRPC for Python cannot ask and take none.
         """
-        given: list[Material] = [self._held]
+        served: list[Material] = [self._active]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            held = self._held
-            if held is given[0]:
+            active = self._active
+            if active is served[0]:
                 return None
-            given[0] = held
-            return held.configuration()
+            served[0] = active
+            return active.configuration()
 
         return grpc.dynamic_ssl_server_credentials(
-            self._held.configuration(),
+            self._active.configuration(),
             cast(Any, fetch),  # its type knows no None, its documentation does
             require_client_authentication=client_certificates,
         )
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Take over the files if they are others now; return whether they were. Never raises.
 
-        What cannot be used changes nothing but `trouble`, and is tried again at each look: who may read it, and
+        What cannot be used changes nothing but `error`, and is tried again at each look: who may read it, and
         whether it holds yet, change without the files.
         """
         stamp = self._stamp()
-        changed, self._seen = stamp != self._seen, stamp
+        changed, self._last_stamp = stamp != self._last_stamp, stamp
         if not changed and not self._unusable:
-            self._judge_age()
+            self._check_expiry()
             return False
         try:
-            self._held = load(self.files, self._now())
+            self._active = load(self.files, self._now())
         except CertificateError as error:
             self._unusable = True
             if changed:
-                self._say(f"the certificate as it was before is in force: {error}")
+                self._warn(f"the certificate as it was before is in force: {error}")
             return False
         self._unusable = False
         self.reloads += 1
-        log.info("certificate read anew: %s, until %s", self.files.certificate, self._held.until)
-        self._judge_age()
+        log.info("certificate read anew: %s, until %s", self.files.certificate, self._active.until)
+        self._check_expiry()
         return True
 
-    def _judge_age(self) -> None:
-        days = (self._held.until - self._now()).total_seconds() / 86_400
+    def _check_expiry(self) -> None:
+        days = (self._active.until - self._now()).total_seconds() / 86_400
         if days >= RENEW_DAYS:
-            self.trouble = ""
+            self.error = ""
             return
         ends = (
             f"ends in {int(days)} days, at" if days > 0 else "has run out: nobody can connect since"
         )
-        self._say(
-            f"{self.files.certificate} {ends} {self._held.until:%Y-%m-%d %H:%M} UTC: renew it, no "
+        self._warn(
+            f"{self.files.certificate} {ends} {self._active.until:%Y-%m-%d %H:%M} UTC: renew it, no "
             "restart is needed"
         )
 
-    def _say(self, words: str) -> None:
-        if words != self.trouble:
-            log.warning("%s", words)
-        self.trouble = words
+    def _warn(self, message: str) -> None:
+        if message != self.error:
+            log.warning("%s", message)
+        self.error = message
 
     def _stamp(self) -> tuple[tuple[int, ...] | None, ...]:
         paths = (self.files.certificate, self.files.key, self.files.client_ca)

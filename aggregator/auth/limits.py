@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .principal import Caller, Role
+from ..principal import Principal, Role
 
 #: Seconds' worth that may come at once: what waited while the way was cut.
 BURST_SECONDS = 20.0
@@ -20,7 +20,7 @@ BURST_SECONDS = 20.0
 BUCKETS_MAX = 100_000
 
 
-class Bucket:
+class TokenBucket:
     """So much a second, and `BURST_SECONDS` of it at once. Never forgives less than it was taken."""
 
     __slots__ = ("_level", "_rate", "_seconds")
@@ -37,7 +37,7 @@ class Bucket:
         self._seconds = max(self._seconds, now)
         return max(0.0, -self._level / self._rate)
 
-    def ask(self, now: float) -> float:
+    def try_take(self, now: float) -> float:
         """Take one if there is one, and return 0; else take none, and return after how many seconds there will be."""
         wait = self.take(1.0, now)
         if wait:
@@ -45,24 +45,24 @@ class Bucket:
         return wait
 
 
-class Buckets:
+class KeyedTokenBuckets:
     """One for each key. Owned by the loop's thread."""
 
     def __init__(self, rate_per_second: float, seconds: Callable[[], float]) -> None:
         """*seconds*: a steady clock."""
         self._rate, self._seconds = rate_per_second, seconds
-        self._of: OrderedDict[Hashable, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
 
-    def ask(self, key: Hashable) -> float:
-        """As `Bucket.ask`, of *key*."""
+    def try_take(self, key: Hashable) -> float:
+        """As `TokenBucket.try_take`, of *key*."""
         now = self._seconds()
-        bucket = self._of.get(key)
+        bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._of[key] = Bucket(self._rate, now)
-            while len(self._of) > BUCKETS_MAX:
-                self._of.popitem(last=False)
-        self._of.move_to_end(key)
-        return bucket.ask(now)
+            bucket = self._buckets[key] = TokenBucket(self._rate, now)
+            while len(self._buckets) > BUCKETS_MAX:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(key)
+        return bucket.try_take(now)
 
 
 # ----------------------------------------------------------------------
@@ -74,11 +74,11 @@ class Buckets:
 # (shutdown(2)): gRPC sees a peer that left.
 
 #: An address and a port.
-Where = tuple[str, int]
+PeerAddress = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Of connections."""
 
     per_caller_max: int  # with a login
@@ -87,25 +87,25 @@ class Limits:
     login_seconds_max: float  # so long one may be without
 
 
-class Connection(NamedTuple):
+class AcceptedConnection(NamedTuple):
     """One that was accepted: its socket's inode, who is at the other end, when we first saw it."""
 
     inode: int
-    peer: Where
+    peer: PeerAddress
     since: float
     descriptor: int
 
 
-def where(peer: str) -> Where | None:
+def peer_address(peer: str) -> PeerAddress | None:
     """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`; None for another kind."""
     kind, _, rest = peer.partition(":")
     host, _, port = urllib.parse.unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not (port.isdecimal() and len(port) <= 5):
         return None
-    return _plain(host.strip("[]")), int(port)
+    return _normalized(host.strip("[]")), int(port)
 
 
-def _plain(host: str) -> str:
+def _normalized(host: str) -> str:
     """Return one form of an address: IPv4 in IPv6 as IPv4, without a zone."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -115,21 +115,24 @@ def _plain(host: str) -> str:
 
 
 def too_many(
-    connections: Collection[Connection], callers: dict[Where, Caller], limits: Limits, now: float
-) -> list[Connection]:
+    connections: Collection[AcceptedConnection],
+    principals: dict[PeerAddress, Principal],
+    limits: ConnectionLimits,
+    now: float,
+) -> list[AcceptedConnection]:
     """Return those to end: without a login for too long or one too many of them, and of one caller the oldest.
 
     Not of an admin, as whom a simulated fleet comes.
     """
-    over: dict[int, Connection] = {}
-    known: dict[Caller, list[Connection]] = {}
-    unknown: list[Connection] = []
+    over: dict[int, AcceptedConnection] = {}
+    known: dict[Principal, list[AcceptedConnection]] = {}
+    unknown: list[AcceptedConnection] = []
     by_address: dict[str, int] = {}
     for one in sorted(connections, key=lambda each: each.since):
-        caller = callers.get(one.peer)
-        if caller is not None:
-            if caller.role is not Role.ADMIN:
-                known.setdefault(caller, []).append(one)
+        principal = principals.get(one.peer)
+        if principal is not None:
+            if principal.role is not Role.ADMIN:
+                known.setdefault(principal, []).append(one)
             continue
         address = one.peer[0]
         by_address[address] = by_address.get(address, 0) + 1
@@ -145,55 +148,61 @@ def too_many(
 
 
 class Connections:
-    """Those accepted on our ports. `look` from one thread at a time, not the loop's: it is some us a connection."""
+    """Those accepted on our ports. `refresh` from one thread at a time, not the loop's: it is some us a connection."""
 
     def __init__(
-        self, ports: Collection[int], limits: Limits, seconds: Callable[[], float]
+        self, ports: Collection[int], limits: ConnectionLimits, seconds: Callable[[], float]
     ) -> None:
         """*seconds*: a steady clock."""
         self._ports, self._limits, self._seconds = frozenset(ports), limits, seconds
-        self._known: dict[int, Connection | None] = {}  # by inode; None: no connection of ours
+        self._known: dict[
+            int, AcceptedConnection | None
+        ] = {}  # by inode; None: no connection of ours
         #: Ended so far.
         self.ended_count = 0
         #: Connections as of the last look.
         self.count = 0
 
-    def look(self, peers: dict[str, Caller]) -> None:
+    def refresh(self, peers: dict[str, Principal]) -> None:
         """End what is too much, and forget of *peers* (by gRPC's name) those that are gone. Never raises."""
         now = self._seconds()
-        there = self._there(now)
+        open_connections = self._open_connections(now)
         for peer in list(peers):
-            at = where(peer)
-            if at is not None and at not in there:
+            at = peer_address(peer)
+            if at is not None and at not in open_connections:
                 peers.pop(peer, None)
-        callers = {at: caller for peer, caller in list(peers.items()) if (at := where(peer))}
-        self.count = len(there)
-        for one in too_many(there.values(), callers, self._limits, now):
+        principals = {
+            at: principal for peer, principal in list(peers.items()) if (at := peer_address(peer))
+        }
+        self.count = len(open_connections)
+        for one in too_many(open_connections.values(), principals, self._limits, now):
             self.ended_count += _end(one)
 
-    def _there(self, now: float) -> dict[Where, Connection]:
-        found: dict[int, Connection | None] = {}
+    def _open_connections(self, now: float) -> dict[PeerAddress, AcceptedConnection]:
+        found: dict[int, AcceptedConnection | None] = {}
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             inode = _inode(descriptor)
             if inode:
-                known = self._known.get(inode, _UNSEEN)
-                found[inode] = self._seen(descriptor, inode, now) if known is _UNSEEN else known
+                known = self._known.get(inode, _NOT_CACHED)
+                found[inode] = (
+                    self._accepted(descriptor, inode, now) if known is _NOT_CACHED else known
+                )
         self._known = found
         return {one.peer: one for one in found.values() if one is not None}
 
-    def _seen(self, descriptor: int, inode: int, now: float) -> Connection | None:
+    def _accepted(self, descriptor: int, inode: int, now: float) -> AcceptedConnection | None:
         """Return the connection that a socket is; None for one that is none of those accepted on our ports."""
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
-            if ours.family not in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
-            if ours.getsockname()[1] not in self._ports:
+            if duplicate.getsockname()[1] not in self._ports:
                 return None
-            host, port = ours.getpeername()[:2]
-            return Connection(inode, (_plain(host), port), now, descriptor)
+            host, port = duplicate.getpeername()[:2]
+            return AcceptedConnection(inode, (_normalized(host), port), now, descriptor)
         return None
 
 
-_UNSEEN = Connection(0, ("", 0), 0.0, -1)
+_NOT_CACHED = AcceptedConnection(0, ("", 0), 0.0, -1)
 
 
 def _inode(descriptor: int) -> int:
@@ -205,10 +214,10 @@ def _inode(descriptor: int) -> int:
     return 0
 
 
-def _end(one: Connection) -> bool:
+def _end(one: AcceptedConnection) -> bool:
     """Shut a connection down, if its descriptor is still its own; gRPC closes it."""
-    with suppress(OSError), socket.socket(fileno=os.dup(one.descriptor)) as ours:
-        if os.fstat(ours.fileno()).st_ino == one.inode:
-            ours.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), socket.socket(fileno=os.dup(one.descriptor)) as duplicate:
+        if os.fstat(duplicate.fileno()).st_ino == one.inode:
+            duplicate.shutdown(socket.SHUT_RDWR)
             return True
     return False

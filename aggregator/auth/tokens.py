@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..durable_file import sync_folder, why
-from .principal import GIVEN, Role, is_name
+from ..durable_file import os_error_message, sync_folder
+from ..principal import GRANTABLE_ROLES, Role, is_name
 
 # ----------------------------------------------------------------------
 # Files of access: written whole, for their owner alone, whoever runs the command.
 
 
-def put(path: Path, data: bytes, mode: int) -> None:
+def write_private(path: Path, data: bytes, mode: int) -> None:
     """Write a file of *mode* whole, durably, in place of one that may be there: a token that was revoked must not
     come back with a power cut. Raises OSError."""
     new = path.with_name(path.name + ".new")
@@ -98,23 +98,23 @@ class Token:
     until: int
 
 
-def make(role: Role, name: str, days: float, now: int) -> tuple[str, Token]:
+def make_token(role: Role, name: str, days: float, now: int) -> tuple[str, Token]:
     """Return a new token as its holder needs it, which is never to be had again, and what is kept of it."""
     identity = secrets.token_hex(6)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode()
-    kept = Token(identity, str(role), name, _hash(secret), now, now + int(days * 86_400))
-    return f"gangline_{identity}_{secret}", kept
+    stored = Token(identity, str(role), name, _hash(secret), now, now + int(days * 86_400))
+    return f"gangline_{identity}_{secret}", stored
 
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def parse(text: str) -> list[Token]:
+def parse_tokens(text: str) -> list[Token]:
     """Return the tokens of a file's text. Raises TokensError."""
     try:
         document = json.loads(text)
-        found = [_checked(each) for each in document["tokens"]]
+        found = [_validated(each) for each in document["tokens"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TokensError(
             f"no file of tokens: {type(error).__name__}: {str(error)[:200]}"
@@ -124,10 +124,10 @@ def parse(text: str) -> list[Token]:
     return found
 
 
-def _checked(fields: dict[str, Any]) -> Token:
+def _validated(fields: dict[str, Any]) -> Token:
     token = Token(**fields)
     texts = (token.id, token.role, token.name, token.sha256)
-    if not all(isinstance(each, str) for each in texts) or token.role not in GIVEN:
+    if not all(isinstance(each, str) for each in texts) or token.role not in GRANTABLE_ROLES:
         raise ValueError(
             f"token {str(token.id)[:20]!r}: a field is no text, or the role none of ours"
         )
@@ -138,52 +138,52 @@ def _checked(fields: dict[str, Any]) -> Token:
     return token
 
 
-def read(path: Path) -> list[Token]:
+def read_tokens(path: Path) -> list[Token]:
     """Return the tokens of a file. Raises FileNotFoundError, TokensError."""
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise TokensError(f"{path}: longer than {FILE_BYTES_MAX} bytes")
-        return parse(data.decode())
+        return parse_tokens(data.decode())
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise TokensError(f"{path}: {why(error)}") from error
+        raise TokensError(f"{path}: {os_error_message(error)}") from error
     except UnicodeDecodeError as error:
         raise TokensError(f"{path}: not UTF-8") from error
     except TokensError as error:
         raise TokensError(f"{path}: {error}; put a copy back, or make tokens anew") from error
 
 
-def change(path: Path, how: Callable[[list[Token]], list[Token]]) -> list[Token]:
-    """Replace the file's tokens by *how* of them, whole or not at all, one who changes it at a time.
+def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
+    """Replace the file's tokens by *edit* of them, whole or not at all, one who changes it at a time.
 
     The file is its owner's only. Raises TokensError, OSError.
     """
     private_folder(path.parent)
-    with _alone(path):
+    with _locked(path):
         try:
-            before = read(path)
+            before = read_tokens(path)
         except FileNotFoundError:
             before = []
-        after = how(before)
+        after = edit(before)
         if len(after) > TOKENS_MAX:
             raise TokensError(f"{len(after)} tokens, at most {TOKENS_MAX}: revoke some")
         text = json.dumps({"tokens": [asdict(each) for each in after]}, indent=1)
-        put(path, text.encode(), 0o600)
+        write_private(path, text.encode(), 0o600)
     return after
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    beside = path.with_suffix(".lock")
+def _locked(path: Path) -> Iterator[None]:
+    lock_file = path.with_suffix(".lock")
     # Root runs this in a folder that is the service's: a link there is not followed to what only root may open,
     # nor is a second name of it.
-    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
-            raise TokensError(f"{beside} has another name, which no lock has: remove it")
+            raise TokensError(f"{lock_file} has another name, which no lock has: remove it")
         give_to_owner(lock, path.parent)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -192,7 +192,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class Tokens:
-    """Those in force, by the file as it was last read. `look` from one thread, `find` from another."""
+    """Those in force, by the file as it was last read. `refresh` from one thread, `find` from another."""
 
     def __init__(self, path: Path) -> None:
         """Read *path*, if it is there. Raises TokensError."""
@@ -200,34 +200,34 @@ class Tokens:
         #: Whether there ever were any: then nobody is let in without a login, also once all are revoked.
         self.configured = False
         #: Why the file as it is now is not the one in force; "" when it is.
-        self.trouble = ""
+        self.error = ""
         self._by_id: dict[str, Token] = {}
-        self._seen: tuple[int, ...] | None = None
-        self._take()
+        self._last_stamp: tuple[int, ...] | None = None
+        self._load()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read the file again if it is another one; return whether it was. Never raises.
 
         One that cannot be used changes nothing, and is tried again at each look: a revocation is in it, and it may
         have been for want of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
         """
-        if not self.trouble and self._stamp() == self._seen:
+        if not self.error and self._stamp() == self._last_stamp:
             return False
         try:
-            self._take()
+            self._load()
         except TokensError as error:
-            self.trouble = f"tokens as they were before are in force: {error}"
+            self.error = f"tokens as they were before are in force: {error}"
         return True
 
-    def _take(self) -> None:
-        self._seen = self._stamp()
+    def _load(self) -> None:
+        self._last_stamp = self._stamp()
         try:
-            found: Sequence[Token] = read(self.path)
+            found: Sequence[Token] = read_tokens(self.path)
         except FileNotFoundError:
             found = ()
         else:
             self.configured = True
-        self._by_id, self.trouble = {each.id: each for each in found}, ""
+        self._by_id, self.error = {each.id: each for each in found}, ""
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
@@ -246,7 +246,7 @@ class Tokens:
         right = hmac.compare_digest(_hash(match["secret"]), known)
         return token if token is not None and right and now < token.until else None
 
-    def holds(self, identity: str) -> bool:
+    def contains(self, identity: str) -> bool:
         """Whether the token of that id is still there."""
         return identity in self._by_id
 

@@ -13,10 +13,26 @@ from pathlib import Path
 
 from ...cli import NOT_FOUND, OK
 from ..auth.access import FOLDER, tokens_file
-from ..auth.ca import LEAF_DAYS, Authority, Pair, check_days, make_authority, pair
-from ..auth.principal import GIVEN, Role, check_trust_domain
-from ..auth.tokens import DAYS_MAX, Token, TokensError, change, make, private_folder, put, read
-from ..store.duckdb_file import FILE
+from ..auth.ca import (
+    LEAF_DAYS,
+    Authority,
+    CertificatePaths,
+    certificate_paths,
+    check_days,
+    make_authority,
+)
+from ..auth.tokens import (
+    DAYS_MAX,
+    Token,
+    TokensError,
+    make_token,
+    private_folder,
+    read_tokens,
+    update_tokens,
+    write_private,
+)
+from ..principal import GRANTABLE_ROLES, Role, check_trust_domain
+from ..store.duckdb_file import STORE_FILE
 from .admin_store import add_data_option, caller_name, guarded
 
 PORT = 7600
@@ -57,11 +73,11 @@ def _issue(options: argparse.Namespace, folder: Path) -> None:
     authority = Authority(folder, datetime.now(UTC))
     role = Role(options.role)
     made = authority.issue(role, options.name, options.days, force=options.force)
-    dialled = f"AGGREGATOR:{PORT}"
+    address = f"AGGREGATOR:{PORT}"
     print(
-        _of_agent(made, folder, dialled)
+        _of_agent(made, folder, address)
         if role is Role.AGENT
-        else _of_client(made, folder, dialled)
+        else _of_client(made, folder, address)
     )
 
 
@@ -69,44 +85,44 @@ def _cluster(options: argparse.Namespace, folder: Path) -> None:
     """Make what is not there yet of a small cluster: CA, server, agents, operators."""
     now = datetime.now(UTC)
     check_days(options.days)
-    if not pair(folder, "ca").certificate.exists():
+    if not certificate_paths(folder, "ca").certificate.exists():
         make_authority(folder, options.trust, now)
     authority = Authority(folder, now)
     servers = options.server or [socket.getfqdn()]
     names = list(dict.fromkeys([*servers, "localhost", "127.0.0.1"]))
-    dialled = f"{servers[0]}:{PORT}"
+    address = f"{servers[0]}:{PORT}"
     server = authority.issue_server(names, options.days, force=options.force)
-    said = [_of_aggregator(server, folder)]
+    sections = [_of_aggregator(server, folder)]
     for host in options.host:
         made = authority.issue(Role.AGENT, host, options.days, force=options.force)
-        said.append(_of_agent(made, folder, dialled))
+        sections.append(_of_agent(made, folder, address))
     for name in options.operator:
         made = authority.issue(Role.OPERATOR, name, options.days, force=options.force)
-        said.append(_of_client(made, folder, dialled))
-    print("\n\n".join(said))
+        sections.append(_of_client(made, folder, address))
+    print("\n\n".join(sections))
 
 
-def _of_aggregator(made: Pair, folder: Path) -> str:
+def _of_aggregator(made: CertificatePaths, folder: Path) -> str:
     return "\n".join(
         (
             "# the aggregator's settings (--config FILE); put its address in place of 0.0.0.0 if it has several",
             f'listen = "0.0.0.0:{PORT}"',
             f'tls_certificate_file = "{made.certificate.absolute()}"',
             f'tls_key_file = "{made.key.absolute()}"',
-            f'tls_client_ca_file = "{pair(folder, "ca").certificate.absolute()}"',
+            f'tls_client_ca_file = "{certificate_paths(folder, "ca").certificate.absolute()}"',
         )
     )
 
 
-def _of_agent(made: Pair, folder: Path, dialled: str) -> str:
+def _of_agent(made: CertificatePaths, folder: Path, address: str) -> str:
     host = made.certificate.stem.removeprefix("agent-")
-    ca = pair(folder, "ca").certificate
+    ca = certificate_paths(folder, "ca").certificate
     return "\n".join(
         (
             f"# {host}: bring {made.certificate}, {made.key}, {ca}",
             "# to /etc/gangline there (the key 0600, its owner gangline), and into agent.toml:",
             f'host = "{host}"',
-            f'aggregator = "{dialled}"',
+            f'aggregator = "{address}"',
             'tls_ca_file = "/etc/gangline/ca.pem"',
             f'tls_certificate_file = "/etc/gangline/{made.certificate.name}"',
             f'tls_key_file = "/etc/gangline/{made.key.name}"',
@@ -114,12 +130,12 @@ def _of_agent(made: Pair, folder: Path, dialled: str) -> str:
     )
 
 
-def _of_client(made: Pair, folder: Path, dialled: str) -> str:
+def _of_client(made: CertificatePaths, folder: Path, address: str) -> str:
     return "\n".join(
         (
             f"# {made.certificate.stem}: in ~/.config/gangline/client.toml of that person",
-            f'aggregator = "{dialled}"',
-            f'ca = "{pair(folder, "ca").certificate.absolute()}"',
+            f'aggregator = "{address}"',
+            f'ca = "{certificate_paths(folder, "ca").certificate.absolute()}"',
             f'certificate = "{made.certificate.absolute()}"',
             f'key = "{made.key.absolute()}"',
         )
@@ -157,7 +173,7 @@ def _cert_parser() -> argparse.ArgumentParser:
         "names", nargs="+", metavar="NAME", help="what clients dial: names, addresses"
     )
     issue = what.add_parser("issue", parents=[common, leaf], help="one caller's certificate")
-    issue.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
+    issue.add_argument("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
     issue.add_argument(
         "--name", "--host", required=True, type=caller_name, metavar="NAME", help="agent: its host"
     )
@@ -207,29 +223,29 @@ def token_main(arguments: list[str]) -> int:
 
 def _new(options: argparse.Namespace, path: Path) -> int:
     now = int(time.time())
-    made = [make(Role(options.role), name, options.days, now) for name in options.name]
+    made = [make_token(Role(options.role), name, options.days, now) for name in options.name]
     first = not path.exists()
     files: list[Path] = []
     if options.into is not None:
-        files = [options.into / f"{kept.role}-{kept.name}.token" for _, kept in made]
-        there = [str(file) for file in files if file.exists()]
-        if there and not options.force:
+        files = [options.into / f"{token.role}-{token.name}.token" for _, token in made]
+        existing = [str(file) for file in files if file.exists()]
+        if existing and not options.force:
             raise TokensError(
-                f"{', '.join(there[:3])} would be overwritten: say --force if that is meant"
+                f"{', '.join(existing[:3])} would be overwritten: say --force if that is meant"
             )
         private_folder(options.into)
         for file, (secret, _) in zip(files, made, strict=True):
-            put(file, f"{secret}\n".encode(), 0o600)
-    change(path, lambda before: [*before, *(kept for _, kept in made)])
-    for at, (secret, kept) in enumerate(made):
+            write_private(file, f"{secret}\n".encode(), 0o600)
+    update_tokens(path, lambda before: [*before, *(token for _, token in made)])
+    for at, (secret, token) in enumerate(made):
         print(files[at] if files else secret)
-        print(f"{kept.id}: {kept.role} {kept.name}, until {_day(kept.until)}", file=sys.stderr)
+        print(f"{token.id}: {token.role} {token.name}, until {_day(token.until)}", file=sys.stderr)
     if first:
         print(
             "from now on every caller of this aggregator needs a login, on loopback too",
             file=sys.stderr,
         )
-    if not (options.data / FILE).exists():
+    if not (options.data / STORE_FILE).exists():
         print(
             f"{options.data} holds no store yet: the token is for an aggregator with --data {options.data}",
             file=sys.stderr,
@@ -239,7 +255,7 @@ def _new(options: argparse.Namespace, path: Path) -> int:
 
 def _list(options: argparse.Namespace, path: Path) -> int:
     try:
-        tokens = read(path)
+        tokens = read_tokens(path)
     except FileNotFoundError:
         tokens = []
         print(f"no token was ever made: there is no {path}", file=sys.stderr)
@@ -262,21 +278,23 @@ def _list(options: argparse.Namespace, path: Path) -> int:
 
 
 def _revoke(options: argparse.Namespace, path: Path) -> int:
-    gone: list[Token] = []
+    revoked: list[Token] = []
 
     def without(before: list[Token]) -> list[Token]:
-        gone.extend(each for each in before if each.id == options.id or each.name == options.name)
-        return [each for each in before if each not in gone]
+        revoked.extend(
+            each for each in before if each.id == options.id or each.name == options.name
+        )
+        return [each for each in before if each not in revoked]
 
     if not path.exists():
         raise TokensError(f"there are no tokens: no {path}")
-    change(path, without)
-    for each in gone:
+    update_tokens(path, without)
+    for each in revoked:
         print(f"revoked {each.id}: {each.role} {each.name}")
-    if not gone:
-        asked = options.id or options.name
-        print(f"gangline admin token: no token {asked!r}; `list` shows them", file=sys.stderr)
-    return OK if gone else NOT_FOUND
+    if not revoked:
+        requested = options.id or options.name
+        print(f"gangline admin token: no token {requested!r}; `list` shows them", file=sys.stderr)
+    return OK if revoked else NOT_FOUND
 
 
 def _day(seconds: int) -> str:
@@ -299,7 +317,7 @@ def _token_parser() -> argparse.ArgumentParser:
     add_data_option(common)
     what = parser.add_subparsers(dest="what", required=True, metavar="{new,list,revoke}")
     new = what.add_parser("new", parents=[common], help="make tokens, and show them once")
-    new.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
+    new.add_argument("--role", required=True, choices=[str(role) for role in GRANTABLE_ROLES])
     new.add_argument(
         "--name", "--host", required=True, action="append", type=caller_name, metavar="NAME"
     )

@@ -19,41 +19,41 @@ from ...contract.settings import SettingsError
 from ...contract.wire import admin_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceStub
 from ..auth.ca import AuthorityError
-from ..auth.principal import NAME_FORM, is_name
 from ..auth.tokens import TokensError
 from ..config import AggregatorConfig
-from ..durable_file import CopyError, copied, free_bytes, why, words_of_bytes
+from ..durable_file import CopyError, copy_with_checksum, format_bytes, free_bytes, os_error_message
+from ..principal import NAME_FORM, is_name
 from ..store import duckdb_file
-from ..store.duckdb_file import FILE, SCRATCH, StoreError, size_of, wal_of
+from ..store.duckdb_file import STORE_FILE, VERIFY_SCRATCH_PREFIX, StoreError, size_of, wal_of
 from ..store.maintenance import backup_files, verify
 from ..store.maintenance.backup import (
     Backup,
-    Made,
-    Still,
-    forget_all_but,
+    BackupResult,
+    ConsistentView,
+    change_check,
     in_use,
-    no_store,
-    stopped,
-    unmoved,
+    no_store_message,
+    open_stopped_store,
+    remove_all_but,
 )
 from ..store.maintenance.compact import compact
-from ..store.maintenance.restore import Restored, check_files, restore
-from ..store.maintenance.verify import Found
+from ..store.maintenance.restore import RestoreResult, check_files, restore
+from ..store.maintenance.verify import VerifyReport
 from ..store.store import Store
 from . import connection
 from .connection import (
     ADDRESS_VARIABLE,
     FAILED,
     NO_ANSWER,
+    NO_ANSWER_CODES,
     OK,
-    SILENCE,
     CommandError,
-    Way,
-    accepts,
-    add_way,
-    dialled,
-    translated,
-    way_of,
+    ConnectionOptions,
+    accepts_connections,
+    add_connection_options,
+    command_error,
+    open_channel,
+    read_connection_options,
 )
 
 #: Who has the files may still not tell the service to hold them.
@@ -67,7 +67,7 @@ DATA_DEFAULT: Path = AggregatorConfig.__dataclass_fields__["data"].default  # ty
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Add --data, and the way to the aggregator."""
     add_data_option(parser)
-    add_way(parser)
+    add_connection_options(parser)
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:
@@ -88,36 +88,42 @@ def caller_name(text: str) -> str:
 def guarded(command: str, run: Callable[[], int]) -> int:
     """Run it; failures become words on stderr and an exit code. Ctrl-C is 130, after what it began is swept."""
 
-    def told() -> int:
+    def run_translated() -> int:
         try:
             return run()
         except (CopyError, StoreError, SettingsError, AuthorityError, TokensError) as error:
             raise CommandError(str(error), FAILED) from error
         except OSError as error:
-            words = why(error) if error.filename is None else f"{error.filename}: {why(error)}"
-            raise CommandError(words, FAILED) from error
+            detail = (
+                os_error_message(error)
+                if error.filename is None
+                else f"{error.filename}: {os_error_message(error)}"
+            )
+            raise CommandError(detail, FAILED) from error
 
-    return connection.guarded(f"admin {command}", told)
+    return connection.guarded(f"admin {command}", run_translated)
 
 
-def still(data: Path, way: Way) -> AbstractContextManager[Still]:
+def consistent_view(
+    data: Path, connection_options: ConnectionOptions
+) -> AbstractContextManager[ConsistentView]:
     """Return the store in *data*, held by its aggregator while that runs."""
-    if not (data / FILE).exists():
-        raise CopyError(no_store(data))
-    return held(data, way) if in_use(data) else stopped(data)
+    if not (data / STORE_FILE).exists():
+        raise CopyError(no_store_message(data))
+    return held_store(data, connection_options) if in_use(data) else open_stopped_store(data)
 
 
 @contextmanager
-def channel(way: Way) -> Iterator[Any]:
+def admin_stub(connection_options: ConnectionOptions) -> Iterator[Any]:
     """Yield a stub of the admin service. Raises CommandError."""
-    with dialled(way, [("grpc.enable_retries", 0)]) as made:
-        yield AdminServiceStub(made)  # type: ignore[no-untyped-call]
+    with open_channel(connection_options, [("grpc.enable_retries", 0)]) as channel:
+        yield AdminServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def held(data: Path, way: Way) -> Iterator[Still]:
+def held_store(data: Path, connection_options: ConnectionOptions) -> Iterator[ConsistentView]:
     """Yield the store in *data*, held still by its aggregator. Raises CommandError, CopyError."""
-    with channel(way) as stub:
+    with admin_stub(connection_options) as stub:
         call = stub.HoldStore(admin_pb2.HoldStoreRequest())
         try:
             journal = bytearray()
@@ -126,44 +132,50 @@ def held(data: Path, way: Way) -> Iterator[Still]:
                 message = next(call)
                 journal += message.journal
                 file = message.file if message.HasField("file") else None
-            yield _still(data, way, call, file, bytes(journal))
+            yield _held_view(data, connection_options, call, file, bytes(journal))
         except grpc.RpcError as error:
-            raise told(error, data, way) from error
+            raise call_error(error, data, connection_options) from error
         finally:
             call.cancel()
 
 
-def _still(data: Path, way: Way, call: Any, file: admin_pb2.HeldFile, journal: bytes) -> Still:
-    path = data / FILE
+def _held_view(
+    data: Path,
+    connection_options: ConnectionOptions,
+    call: Any,
+    file: admin_pb2.HeldFile,
+    journal: bytes,
+) -> ConsistentView:
+    path = data / STORE_FILE
     if path.stat().st_ino != file.inode:
         raise CopyError(
-            f"the aggregator at {way.aggregator} stores in {file.path}, not in {data}: name that folder with "
+            f"the aggregator at {connection_options.aggregator} stores in {file.path}, not in {data}: name that folder with "
             "--data, or the aggregator of this one with --aggregator ADDRESS:PORT"
         )
-    unchanged = unmoved(path)
+    unchanged = change_check(path)
 
     def check() -> None:
         if not call.is_active():
-            raise told(call, data, way)
+            raise call_error(call, data, connection_options)
         unchanged()
 
     micros = file.stood_still_microseconds
-    return Still(data, True, file.wal_bytes, file.wall_time_ns, journal, micros, check)
+    return ConsistentView(data, True, file.wal_bytes, file.wall_time_ns, journal, micros, check)
 
 
-def told(error: Any, data: Path, way: Way) -> CommandError:
+def call_error(error: Any, data: Path, connection_options: ConnectionOptions) -> CommandError:
     """Return what to say of a call to the aggregator of *data* that ended or never was."""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return CommandError(str(error.details()), FAILED)
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
         return CommandError(f"{error.details()}. {LOGIN}", FAILED)
-    if error.code() in SILENCE and not accepts(way.aggregator):
+    if error.code() in NO_ANSWER_CODES and not accepts_connections(connection_options.aggregator):
         return CommandError(
-            f"{data} is in use, and no aggregator answers at {way.aggregator}: name where that of {data} listens "
+            f"{data} is in use, and no aggregator answers at {connection_options.aggregator}: name where that of {data} listens "
             f"with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}",
             NO_ANSWER,
         )
-    other = translated(error, way)
+    other = command_error(error, connection_options)
     return CommandError(f"{data} is in use by an aggregator, and {other}", other.code)
 
 
@@ -175,8 +187,8 @@ BAR_CHARACTERS = 30
 BAR_SECONDS, LINE_SECONDS = 0.1, 10.0
 
 
-class Progress:
-    """`begin` a part, tell it what was `seen`, `end` it. Draws nothing when *quiet*."""
+class ProgressBar:
+    """`begin` a part, tell it what was `advance`, `end` it. Draws nothing when *quiet*."""
 
     def __init__(
         self,
@@ -184,23 +196,23 @@ class Progress:
         quiet: bool = False,
         out: TextIO | None = None,
         monotonic: Callable[[], float] = time.monotonic,
-        said: Callable[[int], str] = words_of_bytes,
+        format_amount: Callable[[int], str] = format_bytes,
     ) -> None:
         self._out = out or sys.stderr
-        self._quiet, self._monotonic, self._said = quiet, monotonic, said
+        self._quiet, self._monotonic, self._format_amount = quiet, monotonic, format_amount
         self._is_terminal = self._out.isatty()
         self._what, self._total, self._done = "", 0, 0
         self._drawn = 0.0
 
     def begin(self, what: str, total: int) -> None:
-        """Another part begins, of so many bytes (or what *said* makes words of)."""
+        """Another part begins, of so many bytes (or what *format_amount* makes words of)."""
         self.end()
         self._what, self._total, self._done = what, total, 0
         self._drawn = self._monotonic()
         if not self._quiet and not self._is_terminal:
-            self._line(f"{what}: {self._said(total)}" if total else f"{what} ...")
+            self._line(f"{what}: {self._format_amount(total)}" if total else f"{what} ...")
 
-    def seen(self, size_bytes: int) -> None:
+    def advance(self, size_bytes: int) -> None:
         """So much more is done."""
         self.at(self._done + size_bytes, self._total)
 
@@ -222,20 +234,18 @@ class Progress:
     def _draw(self) -> None:
         if self._quiet:
             return
-        words = (
-            f"{self._what}: {self._said(self._done)} of {self._said(max(self._total, self._done))}"
-        )
+        detail = f"{self._what}: {self._format_amount(self._done)} of {self._format_amount(max(self._total, self._done))}"
         if not self._is_terminal:
-            self._line(words)
+            self._line(detail)
             return
         share = min(1.0, self._done / self._total) if self._total else 1.0
         filled = int(BAR_CHARACTERS * share)
-        bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}] {words}"
+        bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}] {detail}"
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\x1b[K{bar[:width]}", end="", file=self._out, flush=True)
 
-    def _line(self, words: str) -> None:
-        print(words, file=self._out, flush=True)
+    def _line(self, detail: str) -> None:
+        print(detail, file=self._out, flush=True)
 
 
 # ----------------------------------------------------------------------
@@ -249,36 +259,36 @@ def backup_main(arguments: list[str]) -> int:
 
 
 def _run_backup(options: argparse.Namespace) -> int:
-    progress = Progress(quiet=options.json)
+    progress = ProgressBar(quiet=options.json)
     backup = Backup(options.to, progress, access=options.with_access)
-    made = backup.make(lambda: still(options.data, way_of(options)))
+    made = backup.make(lambda: consistent_view(options.data, read_connection_options(options)))
     progress.end()
-    gone = forget_all_but(options.to, options.keep) if options.keep else []
+    removed = remove_all_but(options.to, options.keep) if options.keep else []
     if options.json:
-        print(json_object(_backup_document(made, gone)))
+        print(json_object(_backup_document(made, removed)))
         return OK
     print(_print_backup(made))
-    for each in gone:
+    for each in removed:
         print(f"removed {each}")
     return OK
 
 
-def _backup_document(made: Made, gone: list[Path]) -> dict[str, object]:
-    of = made.manifest
+def _backup_document(made: BackupResult, removed: list[Path]) -> dict[str, object]:
+    manifest = made.manifest
     return {
-        "backup": str(made.folder), "as_of": of.as_of, "as_of_ns": of.as_of_ns, "rows": of.rows,
-        "files": len(of.files), "size_bytes": of.size_bytes, "copied_bytes": made.copied_bytes,
-        "stood_still_microseconds": made.stood_still_microseconds, "removed": [str(one) for one in gone],
+        "backup": str(made.folder), "as_of": manifest.as_of, "as_of_ns": manifest.as_of_ns, "rows": manifest.rows,
+        "files": len(manifest.files), "size_bytes": manifest.size_bytes, "copied_bytes": made.copied_bytes,
+        "stood_still_microseconds": made.paused_microseconds, "removed": [str(one) for one in removed],
     }  # fmt: skip
 
 
-def _print_backup(made: Made) -> str:
-    of = made.manifest
+def _print_backup(made: BackupResult) -> str:
+    manifest = made.manifest
     return (
-        f"{made.folder}: as of {of.as_of}, {of.rows:,} rows in the live file, {len(of.files)} files, "
-        f"{words_of_bytes(of.size_bytes)}, {words_of_bytes(made.copied_bytes)} copied"
-        + f"; for {made.stood_still_microseconds / 1000:.1f} ms nothing was stored"
-        * bool(made.stood_still_microseconds)
+        f"{made.folder}: as of {manifest.as_of}, {manifest.rows:,} rows in the live file, {len(manifest.files)} files, "
+        f"{format_bytes(manifest.size_bytes)}, {format_bytes(made.copied_bytes)} copied"
+        + f"; for {made.paused_microseconds / 1000:.1f} ms nothing was stored"
+        * bool(made.paused_microseconds)
     )
 
 
@@ -329,7 +339,7 @@ def restore_main(arguments: list[str]) -> int:
 
 
 def _run_restore(options: argparse.Namespace) -> int:
-    progress = Progress(quiet=options.json)
+    progress = ProgressBar(quiet=options.json)
     done = restore(options.source, options.data, progress, force=options.force)
     progress.end()
     print(
@@ -340,7 +350,7 @@ def _run_restore(options: argparse.Namespace) -> int:
     return OK
 
 
-def _restore_document(done: Restored, data: Path) -> dict[str, object]:
+def _restore_document(done: RestoreResult, data: Path) -> dict[str, object]:
     return {
         "data": str(data), "backup": str(done.backup), "as_of": done.manifest.as_of,
         "as_of_ns": done.manifest.as_of_ns, "rows": done.manifest.rows,
@@ -348,10 +358,10 @@ def _restore_document(done: Restored, data: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _print_restore(done: Restored, data: Path) -> str:
-    of = done.manifest
+def _print_restore(done: RestoreResult, data: Path) -> str:
+    manifest = done.manifest
     lines = (
-        f"{data}: restored as of {of.as_of} from {done.backup}: {of.rows:,} rows in the live file, {len(of.files)} files. "
+        f"{data}: restored as of {manifest.as_of} from {done.backup}: {manifest.rows:,} rows in the live file, {len(manifest.files)} files. "
         "What was stored after that moment is not in it; what agents still hold without a receipt they "
         "send again"
     )
@@ -393,13 +403,13 @@ def compact_main(arguments: list[str]) -> int:
 
 
 def _run_compact(options: argparse.Namespace) -> int:
-    if not (options.data / FILE).exists():
-        raise CopyError(no_store(options.data))
-    progress = Progress(quiet=options.json, said=lambda rows: f"{rows:,} rows")
+    if not (options.data / STORE_FILE).exists():
+        raise CopyError(no_store_message(options.data))
+    progress = ProgressBar(quiet=options.json, format_amount=lambda rows: f"{rows:,} rows")
     progress.begin("copying", 0)
     running = in_use(options.data)
     if running:
-        done = _running(options.data, way_of(options), progress)
+        done = _running(options.data, read_connection_options(options), progress)
     else:
         done = _stopped(options.data, progress)
     progress.end()
@@ -412,16 +422,18 @@ def _run_compact(options: argparse.Namespace) -> int:
         )
     else:
         print(
-            f"{options.data / FILE}: {words_of_bytes(after)}, was {words_of_bytes(before)}"
+            f"{options.data / STORE_FILE}: {format_bytes(after)}, was {format_bytes(before)}"
             + f"; for {micros / 1e6:.2f} s nothing was stored" * running
         )
     return OK
 
 
-def _running(data: Path, way: Way, progress: Progress) -> tuple[int, int, int]:
-    with held(data, way):
+def _running(
+    data: Path, connection_options: ConnectionOptions, progress: ProgressBar
+) -> tuple[int, int, int]:
+    with held_store(data, connection_options):
         pass  # it raises where the aggregator there stores elsewhere, whose store nobody asked us to compact
-    with channel(way) as stub:
+    with admin_stub(connection_options) as stub:
         call = stub.CompactStore(admin_pb2.CompactStoreRequest())
         try:
             for message in call:
@@ -431,22 +443,24 @@ def _running(data: Path, way: Way, progress: Progress) -> tuple[int, int, int]:
                         message.bytes_before, message.bytes_after, message.stood_still_microseconds
                     )  # fmt: skip
         except grpc.RpcError as error:
-            words = str(error.details()) if hasattr(error, "details") else ""
-            if "compacted" in words:
-                raise CommandError(words, FAILED) from error
-            raise told(error, data, way) from error
+            detail = str(error.details()) if hasattr(error, "details") else ""
+            if "compacted" in detail:
+                raise CommandError(detail, FAILED) from error
+            raise call_error(error, data, connection_options) from error
         finally:
             call.cancel()
-    raise CommandError(f"the aggregator at {way.aggregator} did not say how it ended", FAILED)
+    raise CommandError(
+        f"the aggregator at {connection_options.aggregator} did not say how it ended", FAILED
+    )
 
 
-def _stopped(data: Path, progress: Progress) -> tuple[int, int, int]:
+def _stopped(data: Path, progress: ProgressBar) -> tuple[int, int, int]:
     store = Store.open(data, AggregatorConfig(data=data))
     try:
         done = compact(store, progress.at)
     finally:
         store.close()
-    return done.bytes_before, done.bytes_after, done.stood_still_microseconds
+    return done.bytes_before, done.bytes_after, done.paused_microseconds
 
 
 def _compact_parser() -> argparse.ArgumentParser:
@@ -473,7 +487,7 @@ def verify_main(arguments: list[str]) -> int:
 
 
 def _run_verify(options: argparse.Namespace) -> int:
-    progress = Progress(quiet=options.json)
+    progress = ProgressBar(quiet=options.json)
     if options.backup is not None:
         what, found = _backup(options.backup, progress)
     else:
@@ -483,77 +497,81 @@ def _run_verify(options: argparse.Namespace) -> int:
         print(json_object({"verified": what, **_verify_document(found)}))
     else:
         print(_print_verify(what, found))
-    return FAILED if found.wrong else OK
+    return FAILED if found.problems else OK
 
 
-def _backup(folder: Path, progress: Progress) -> tuple[str, Found]:
+def _backup(folder: Path, progress: ProgressBar) -> tuple[str, VerifyReport]:
     folder = backup_files.newest(folder)
     made = backup_files.read(folder)
     wrong = check_files(folder, made, progress)
     try:
-        with TemporaryDirectory(prefix=SCRATCH) as spill:
-            found = _read(folder / FILE, folder, Path(spill), progress)
+        with TemporaryDirectory(prefix=VERIFY_SCRATCH_PREFIX) as spill:
+            found = _read(folder / STORE_FILE, folder, Path(spill), progress)
     except CopyError as error:
-        found = Found(wrong=[str(error)])
-    found.wrong = wrong + found.wrong
+        found = VerifyReport(problems=[str(error)])
+    found.problems = wrong + found.problems
     return str(folder), found
 
 
-def _store(options: argparse.Namespace, progress: Progress) -> Found:
+def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
     """Copy the file (that goes on being written to), let go of the store, and read the copy."""
     data: Path = options.data
-    if not (data / FILE).exists():
-        raise CopyError(no_store(data))
+    if not (data / STORE_FILE).exists():
+        raise CopyError(no_store_message(data))
     where = options.scratch or data
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=SCRATCH, dir=where)))
-        with still(data, way_of(options)) as source:
+        scratch = Path(
+            stack.enter_context(TemporaryDirectory(prefix=VERIFY_SCRATCH_PREFIX, dir=where))
+        )
+        with consistent_view(data, read_connection_options(options)) as source:
             # One that runs said so when it began, and its mark moves on.
-            lost = "" if source.held else duckdb_file.lost(source.file)
-            segments = stack.enter_context(backup_files.held(data, backup_files.files(data)))
+            lost = "" if source.is_running else duckdb_file.loss_message(source.file)
+            segments = stack.enter_context(backup_files.hold_files(data, backup_files.files(data)))
             _copy(source, scratch, progress)
         try:
-            found = _read(scratch / FILE, segments, scratch, progress)
+            found = _read(scratch / STORE_FILE, segments, scratch, progress)
         except CopyError as error:  # of the copy, which is gone when this is read
-            found = Found(wrong=[str(error).replace(str(scratch), str(data))])
-    found.wrong += [lost] if lost else []
+            found = VerifyReport(problems=[str(error).replace(str(scratch), str(data))])
+    found.problems += [lost] if lost else []
     return found
 
 
-def _copy(source: Still, scratch: Path, progress: Progress) -> None:
+def _copy(source: ConsistentView, scratch: Path, progress: ProgressBar) -> None:
     size = size_of(source.file) + source.wal_bytes
     if size > free_bytes(scratch):
         raise CopyError(
-            f"{scratch.parent} has {words_of_bytes(free_bytes(scratch))} free, and the copy that is read "
-            f"is of {words_of_bytes(size)}: name another folder with --scratch DIR"
+            f"{scratch.parent} has {format_bytes(free_bytes(scratch))} free, and the copy that is read "
+            f"is of {format_bytes(size)}: name another folder with --scratch DIR"
         )
     progress.begin("a copy of the store", size)
-    copied(source.file, scratch / FILE, progress.seen)
+    copy_with_checksum(source.file, scratch / STORE_FILE, progress.advance)
     if source.wal_bytes:
-        copied(wal_of(source.file), wal_of(scratch / FILE), progress.seen, source.wal_bytes)
+        copy_with_checksum(
+            wal_of(source.file), wal_of(scratch / STORE_FILE), progress.advance, source.wal_bytes
+        )
     source.check()
 
 
-def _read(file: Path, folder: Path, spill: Path, progress: Progress) -> Found:
+def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> VerifyReport:
     progress.begin("reading back", 0)
-    return verify.read_back(file, folder, spill, lambda _, at, of: progress.at(at, of))
+    return verify.verify_store(file, folder, spill, lambda _, at, of: progress.at(at, of))
 
 
-def _verify_document(found: Found) -> dict[str, object]:
+def _verify_document(found: VerifyReport) -> dict[str, object]:
     return {
         "schema_version": found.schema_version, "tables": found.tables, "rows": found.rows,
-        "frames": found.frames, "parquet_files": found.parquet_files, "wrong": found.wrong,
+        "frames": found.frames, "parquet_files": found.parquet_files, "wrong": found.problems,
     }  # fmt: skip
 
 
-def _print_verify(what: str, found: Found) -> str:
+def _print_verify(what: str, found: VerifyReport) -> str:
     line = (
         f"{what}: version {found.schema_version}, {found.tables} tables and {found.parquet_files} Parquet "
         f"files, {found.rows:,} rows, {found.frames:,} frames on the ledger"
     )
-    if not found.wrong:
+    if not found.problems:
         return f"{line}: all read back, nothing is wrong"
-    return "\n".join([line, *(f"WRONG: {each}" for each in found.wrong)])
+    return "\n".join([line, *(f"WRONG: {each}" for each in found.problems)])
 
 
 def _verify_parser() -> argparse.ArgumentParser:

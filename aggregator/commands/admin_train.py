@@ -16,13 +16,13 @@ from ..durable_file import CopyError
 from ..hazard.events import EventsError
 from ..hazard.features import FEATURE_NAMES
 from ..hazard.model import HazardModel
-from ..hazard.models import Models, Trained
+from ..hazard.models import ModelRegistry, TrainingResult
 from ..scoring.evaluate import FAULT_RULES
-from ..store.duckdb_file import FILE
-from ..store.maintenance.backup import in_use, no_store
+from ..store.duckdb_file import STORE_FILE
+from ..store.maintenance.backup import in_use, no_store_message
 from ..store.store import Store
-from .admin_store import add_store_options, channel, guarded, held, told
-from .connection import FAILED, OK, CommandError, Way, way_of
+from .admin_store import add_store_options, admin_stub, call_error, guarded, held_store
+from .connection import FAILED, OK, CommandError, ConnectionOptions, read_connection_options
 
 
 def main(arguments: list[str]) -> int:
@@ -32,20 +32,20 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if not (options.data / FILE).exists():
-        raise CopyError(no_store(options.data))
+    if not (options.data / STORE_FILE).exists():
+        raise CopyError(no_store_message(options.data))
     if in_use(options.data):
-        done = _running(options.data, way_of(options), options.simulated)
+        done = _running(options.data, read_connection_options(options), options.simulated)
     else:
         done = _stopped(options.data, options.simulated)
     if options.json:
-        print(json_object({"accepted": done.accepted, "words": done.words, "model": json.loads(done.model.to_text())}))  # fmt: skip
+        print(json_object({"accepted": done.accepted, "words": done.reason, "model": json.loads(done.model.to_text())}))  # fmt: skip
     else:
-        print(_said(done))
+        print(_result_text(done))
     return OK if done.accepted else FAILED
 
 
-def _said(done: Trained) -> str:
+def _result_text(done: TrainingResult) -> str:
     model = done.model
     weights = ", ".join(
         f"{name} {weight:.2f}"
@@ -57,27 +57,27 @@ def _said(done: Trained) -> str:
         f"{model.source}: {weights or 'base only'}\n"
         f"out of fold: AUC {model.metrics['auc']:.3f}, recall in the top 5 % {model.metrics['recall']:.3f}, "
         f"ECE {model.metrics['ece']:.4f}\n"
-        f"{'in use from now on' if done.accepted else 'refused'}: {done.words}"
+        f"{'in use from now on' if done.accepted else 'refused'}: {done.reason}"
     )
 
 
-def _running(data: Path, way: Way, simulated: bool) -> Trained:
-    with held(data, way):
+def _running(data: Path, connection_options: ConnectionOptions, simulated: bool) -> TrainingResult:
+    with held_store(data, connection_options):
         pass  # it raises where the aggregator there stores elsewhere, on whose record nobody asked to train
-    with channel(way) as stub:
+    with admin_stub(connection_options) as stub:
         try:
             done = stub.TrainHazard(admin_pb2.TrainHazardRequest(simulated=simulated))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise CommandError(str(error.details()), FAILED) from error
-            raise told(error, data, way) from error
-    return Trained(HazardModel.from_text(done.model), done.accepted, done.words)
+            raise call_error(error, data, connection_options) from error
+    return TrainingResult(HazardModel.from_text(done.model), done.accepted, done.words)
 
 
-def _stopped(data: Path, simulated: bool) -> Trained:
+def _stopped(data: Path, simulated: bool) -> TrainingResult:
     store = Store.open(data, AggregatorConfig(data=data))
     try:
-        models = Models(store, FAULT_RULES, time.time_ns)
+        models = ModelRegistry(store, FAULT_RULES, time.time_ns)
         models.load()
         return models.train(simulated=simulated)
     except EventsError as error:

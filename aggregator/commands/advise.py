@@ -23,10 +23,10 @@ from .connection import (
     REPLY_BYTES_MAX,
     CommandError,
     add_options,
-    dialled,
+    command_error,
     guarded,
-    translated,
-    way_of,
+    open_channel,
+    read_connection_options,
 )
 from .host_table import cut, enum_name
 from .permit import seconds_of
@@ -54,20 +54,22 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    way = way_of(options)
-    with dialled(way, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]) as channel:
+    connection_options = read_connection_options(options)
+    with open_channel(
+        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    ) as channel:
         stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
-            answer = RUN[options.what](stub, options)
+            answer = HANDLERS[options.what](stub, options)
         except grpc.RpcError as error:
-            raise translated(error, way) from error
+            raise command_error(error, connection_options) from error
     if options.json:
         fields = MessageToDict(
             answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         print(json_object(fields))
     else:
-        print(TOLD[options.what](answer))
+        print(FORMATTERS[options.what](answer))
     return _code(options, answer)
 
 
@@ -111,12 +113,12 @@ def _show(stub: Any, options: argparse.Namespace) -> wire.Advisory:
 def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.Advisory]:
     def run(stub: Any, options: argparse.Namespace) -> wire.Advisory:
         # Without an etag of what was read it is answered as it is now, whatever that is: so it is said.
-        etag = options.etag or _as_it_is(stub, options)
+        etag = options.etag or _current_etag(stub, options)
         request = wire.AckAdvisoryRequest(
             name=f"advisories/{options.advisory}",
             etag=etag,
             new_state=to,
-            actor=advise_text.person(),
+            actor=advise_text.current_user(),
             note=options.reason,
         )
         if getattr(options, "seconds", 0):
@@ -127,12 +129,14 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
     return run
 
 
-def _as_it_is(stub: Any, options: argparse.Namespace) -> str:
+def _current_etag(stub: Any, options: argparse.Namespace) -> str:
     """Return the etag of the advisory as it is now, having said what is answered with it."""
     now = _show(stub, options)
-    asked = f"{enum_name(wire.Action, now.action)} for {now.subject}"
-    words = f"the current version: {asked} (use --etag {now.etag} to answer only this version)"
-    print(f"gangline advise: {ANSWERING[options.what]} {cut(words, len(words))}", file=sys.stderr)
+    action = f"{enum_name(wire.Action, now.action)} for {now.subject}"
+    message = f"the current version: {action} (use --etag {now.etag} to answer only this version)"
+    print(
+        f"gangline advise: {ANSWERING[options.what]} {cut(message, len(message))}", file=sys.stderr
+    )
     return now.etag
 
 
@@ -155,7 +159,7 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
     return answer
 
 
-RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
+HANDLERS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
     "list": _list,
     "show": _show,
     "accept": _answer(wire.ACCEPTED),
@@ -167,12 +171,12 @@ RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
     "what-if": _what_if,
 }
 
-TOLD: dict[str, Callable[[Any], str]] = {
-    "list": advise_text.listed,
-    "what-if": advise_text.replayed,
-    "out": advise_text.told,
-    "back": advise_text.told,
-    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_text.shown),
+FORMATTERS: dict[str, Callable[[Any], str]] = {
+    "list": advise_text.list_text,
+    "what-if": advise_text.what_if_text,
+    "out": advise_text.unavailable_text,
+    "back": advise_text.unavailable_text,
+    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), advise_text.advisory_text),
 }
 
 
@@ -214,18 +218,18 @@ def _parser() -> argparse.ArgumentParser:
         help="also those that ended within a day, or still keep a host out of service",
     )
     listing.add_argument("--host", default="", help="only this host")
-    for name, says in (
+    for name, help_text in (
         ("show", "one advisory, with the costs it was computed from"),
         ("accept", "accept it: you carry it out, then report done or failed"),
         ("reject", "decline it, with a reason; it is not proposed again for a day"),
         ("done", "report that you carried out what you accepted"),
         ("failed", "report that you could not"),
     ):
-        one = commands.add_parser(name, help=says)
+        one = commands.add_parser(name, help=help_text)
         one.add_argument("advisory", type=_advisory, help="its name, such as a12")
         if name != "show":
-            says = "the version from `show` or `list --json`; rejected if the advisory has changed since"
-            one.add_argument("--etag", type=_etag, help=says)
+            help_text = "the version from `show` or `list --json`; rejected if the advisory has changed since"
+            one.add_argument("--etag", type=_etag, help=help_text)
         one.add_argument(
             "--reason",
             default="",

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...contract.wire import advisory_pb2 as wire
-from ..declared.fields import parse_pattern
+from ..declared.fields import parse_host_pattern
 from .connection import DEADLINE_SECONDS
 from .host_table import cut, enum_name, width_of
 
@@ -29,9 +29,9 @@ from .host_table import cut, enum_name, width_of
 #: So long somebody may say that a host is out, without saying it again.
 HOURS_MAX = 168.0
 #: Hosts of one range, and of those that are back, how many are looked at again.
-HOSTS_MAX, ASKED_AGAIN_MAX = 10_000, 20
+HOSTS_MAX, RECHECKED_MAX = 10_000, 20
 #: Hosts that others took out: so many are listed.
-UNAVAILABLE_TOLD_MAX = 20
+UNAVAILABLE_SHOWN_MAX = 20
 
 
 def add_commands(commands: Any) -> None:
@@ -60,7 +60,7 @@ def add_commands(commands: Any) -> None:
     back.add_argument("hosts", nargs="+", type=_hosts, metavar="HOST")
 
 
-def person() -> str:
+def current_user() -> str:
     """Return who sits here."""
     try:
         return getpass.getuser()
@@ -73,34 +73,34 @@ def out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesRe
     ttl = Duration(seconds=int(3600 * options.hours))
     nodes = [
         wire.UnavailableNode(node=f"nodes/{host}", reason=options.reason, ttl=ttl)
-        for host in _named(options)
+        for host in _host_names(options)
     ]
-    return _reported(stub, wire.ReportUnavailableNodesRequest(actor=person(), nodes=nodes))
+    return _report(stub, wire.ReportUnavailableNodesRequest(actor=current_user(), nodes=nodes))
 
 
 def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
     """Say that they are in service again."""
-    back = [f"nodes/{host}" for host in _named(options)]
-    answer = _reported(
-        stub, wire.ReportUnavailableNodesRequest(actor=person(), returned_nodes=back)
+    back = [f"nodes/{host}" for host in _host_names(options)]
+    answer = _report(
+        stub, wire.ReportUnavailableNodesRequest(actor=current_user(), returned_nodes=back)
     )
-    for node in [node for node in back if node not in answer.unknown_nodes][:ASKED_AGAIN_MAX]:
+    for node in [node for node in back if node not in answer.unknown_nodes][:RECHECKED_MAX]:
         request = wire.ListAdvisoriesRequest(node=node, page_size=1)
         left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
         for one in left.unavailable_nodes:
             print(f"still out by another's word: {_line(one)}", file=sys.stderr)
         for one in left.out_by_advice:
             host = node.removeprefix("nodes/")
-            words = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
-            print(f"still out by advice, {words}", file=sys.stderr)
+            message = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
+            print(f"still out by advice, {message}", file=sys.stderr)
     return answer
 
 
-def _named(options: argparse.Namespace) -> list[str]:
+def _host_names(options: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(host for hosts in options.hosts for host in hosts))
 
 
-def _reported(
+def _report(
     stub: Any, request: wire.ReportUnavailableNodesRequest
 ) -> wire.ReportUnavailableNodesResponse:
     answer: wire.ReportUnavailableNodesResponse = stub.ReportUnavailableNodes(
@@ -113,10 +113,10 @@ def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on the hosts that others took out: they count as those that advice takes out do."""
     if not answer.unavailable_nodes:
         return []
-    count = hosts_words(answer.unavailable_nodes_count)
+    count = hosts_text(answer.unavailable_nodes_count)
     lines = ["", f"out by others' word: {count}, which limits count"]
-    lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_TOLD_MAX]]
-    if len(answer.unavailable_nodes) > UNAVAILABLE_TOLD_MAX:
+    lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
+    if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
         lines.append('... `gangline sql "FROM ops.unavailable"` has all')
     return lines
 
@@ -126,16 +126,16 @@ def _line(one: wire.UnavailableNode) -> str:
     return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {one.actor}: {one.reason}"
 
 
-def hosts_words(count: int) -> str:
+def hosts_text(count: int) -> str:
     """Return how many hosts, in words."""
     return f"{count} host{'' if count == 1 else 's'}"
 
 
-def told(answer: wire.ReportUnavailableNodesResponse) -> str:
+def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
     """Return what came of it, in words."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
-        f"out by your word in all: {hosts_words(answer.nodes_count)}; limits of advice count them"
+        f"out by your word in all: {hosts_text(answer.nodes_count)}; limits of advice count them"
     ]
     if unknown:
         lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")
@@ -145,8 +145,8 @@ def told(answer: wire.ReportUnavailableNodesResponse) -> str:
 def _hosts(text: str) -> list[str]:
     """Return the names that *text* is: one, or a range of them."""
     try:
-        pattern = parse_pattern(text)
-        if pattern.is_open:
+        pattern = parse_host_pattern(text)
+        if pattern.has_wildcards:
             raise ValueError("expected names, as gpu-007 or gpu-[001-016]")
         if pattern.count > HOSTS_MAX:
             raise ValueError(f"{pattern.count} hosts, at most {HOSTS_MAX} at once")
@@ -166,20 +166,20 @@ def _hours(text: str) -> float:
 
 
 #: Of a column of a table; the words have what is left, unless it is less than this.
-CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
+CELL_CHARACTERS_MAX, TEXT_CHARACTERS_MIN = 32, 24
 RIGHT = ("waiting", "acting")
 #: What is called for and not advised: so much is listed.
-HELD_BACK_TOLD_MAX = 10
+HELD_BACK_SHOWN_MAX = 10
 #: Of these something is still to come.
 WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
 
 
-def listed(answer: wire.ListAdvisoriesResponse) -> str:
+def list_text(answer: wire.ListAdvisoriesResponse) -> str:
     lines = (
         [f"advice is withheld for now: {answer.withheld_reason}"] if answer.withheld_reason else []
     )
     if not answer.advisories:
-        return "\n".join([*lines, "nothing is advised", *_beside(answer)])
+        return "\n".join([*lines, "nothing is advised", *_other_lines(answer)])
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
@@ -189,25 +189,25 @@ def listed(answer: wire.ListAdvisoriesResponse) -> str:
         )
         for one in answer.advisories
     ]  # fmt: skip
-    lines += _fitted(rows, width_of(sys.stdout))
+    lines += _table_lines(rows, width_of(sys.stdout))
     return "\n".join(
         [
             *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
-            *_beside(answer),
+            *_other_lines(answer),
         ]
     )  # fmt: skip
 
 
-def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
+def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on what is not advised and why, and on who is out by others' word."""
     lines: list[str] = []
     if answer.held_back_count:
         width = width_of(sys.stdout)
         lines += ["", f"called for, and not advised: {answer.held_back_count}"]
-        for one in answer.held_back[:HELD_BACK_TOLD_MAX]:
+        for one in answer.held_back[:HELD_BACK_SHOWN_MAX]:
             what = f"{one.node.removeprefix('nodes/')}  {enum_name(wire.Action, one.action)}: {one.reason_text}"
             lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
-    if answer.held_back_count > HELD_BACK_TOLD_MAX:
+    if answer.held_back_count > HELD_BACK_SHOWN_MAX:
         lines.append(
             "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
         )
@@ -218,13 +218,13 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on hosts that advice which has ended holds out."""
     if not answer.out_by_advice_count:
         return []
-    count = hosts_words(answer.out_by_advice_count)
+    count = hosts_text(answer.out_by_advice_count)
     lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
-    for one in answer.out_by_advice[:UNAVAILABLE_TOLD_MAX]:
+    for one in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
         host, action = one.nodes[0].removeprefix("nodes/"), enum_name(wire.Action, one.action)
         what = f"{host:<24} until {_at(one.expire_time)}  {_short(one.name)} {action}: {one.state_text}"
         lines.append(cut(what, width_of(sys.stdout)))
-    if answer.out_by_advice_count > UNAVAILABLE_TOLD_MAX:
+    if answer.out_by_advice_count > UNAVAILABLE_SHOWN_MAX:
         lines.append("... `gangline advise list --all` has all")
     return [
         *lines,
@@ -233,7 +233,7 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     ]
 
 
-def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+def _table_lines(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Return *rows*, the first of them of names, as lines of *width*. The last cell, of words, has what is left;
     where that is too little it has a line of its own."""
     places = range(len(rows[0]) - 1)
@@ -246,14 +246,14 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
             one.rjust(widths[at]) if rows[0][at] in RIGHT else one.ljust(widths[at])
             for at, one in enumerate(cut_ones)
         ]
-        if left >= WORDS_CHARACTERS_MIN:
+        if left >= TEXT_CHARACTERS_MIN:
             lines.append("  ".join([*cells, cut(row[-1], left)]))
         else:
             lines += ["  ".join(cells).rstrip(), f"    {cut(row[-1], max(width - 4, 20))}"]
     return lines
 
 
-def shown(one: wire.Advisory, now: datetime | None = None) -> str:
+def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
     """Return one advisory as a colleague would tell it, within the terminal's width. *now*: None: the clock's."""
     then = f", then {enum_name(wire.Action, one.then_action)}" if one.then_action else ""
     lines = [
@@ -291,15 +291,15 @@ def shown(one: wire.Advisory, now: datetime | None = None) -> str:
     )
 
 
-def replayed(answer: wire.EvaluateRuleResponse) -> str:
+def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
     if not answer.episodes_count:
         return (
             "it would have done nothing: no stored evidence is of that rule (a code as 'gpu.xid 95', a row "
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (
-        f"{_some(answer.held_back_count, 'case')} held back by limits or price, at most "
-        f"{_some(answer.nodes_at_once_max, 'host')} out at once"
+        f"{_plural(answer.held_back_count, 'case')} held back by limits or price, at most "
+        f"{_plural(answer.nodes_at_once_max, 'host')} out at once"
     )
     price = (
         f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
@@ -307,8 +307,8 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
     )
     since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
     lines = [
-        f"{since}{_some(answer.episodes_count, 'episode')}; {_some(answer.advised_count, 'advisory', 'advisories')}, {limits}",
-        f"after {answer.followed_count} of {_some(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
+        f"{since}{_plural(answer.episodes_count, 'episode')}; {_plural(answer.advised_count, 'advisory', 'advisories')}, {limits}",
+        f"after {answer.followed_count} of {_plural(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
         price,
         "",
     ]
@@ -321,13 +321,13 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
         )
         for one in answer.episodes
     ]  # fmt: skip
-    return "\n".join([*lines, *_fitted(rows, width_of(sys.stdout))])
+    return "\n".join([*lines, *_table_lines(rows, width_of(sys.stdout))])
 
 
 def _why(one: wire.Advisory) -> str:
     """Return why it is in its state, without what is told above."""
-    said = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
-    return f": {said}" if said else ""
+    reason = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
+    return f": {reason}" if reason else ""
 
 
 def _lease(one: wire.Advisory) -> str:
@@ -345,7 +345,7 @@ def _short(name: str) -> str:
     return name.removeprefix("advisories/")
 
 
-def _some(count: int, one: str, more: str = "") -> str:
+def _plural(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Objects made before the garbage collector looks, and how many such looks before it goes through all.
 #: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
-GC_OBJECTS, GC_LOOKS = 50_000, (50, 20)
+GC_OBJECTS, GC_GENERATION_THRESHOLDS = 50_000, (50, 20)
 #: A file in the data folder by which `gangline run` knows that it began the store there, and that no other aggregator was
 #: started on it since: such a folder it empties at its next start. It writes the file once the service answers.
 DEMONSTRATION = "demonstration"
@@ -39,14 +39,16 @@ def main(arguments: list[str]) -> int:
     try:
         config = load(AggregatorConfig, options.config, _assignments(options))
     except SettingsError as error:
-        return _said(error, USAGE)
+        return _print_error(error, USAGE)
     return _run(config)
 
 
 def _run(config: AggregatorConfig) -> int:
     with suppress(OSError):  # one that cannot be used is refused below, with words
         (config.data / DEMONSTRATION).unlink()
-    gc.set_threshold(GC_OBJECTS, *GC_LOOKS)  # first: what is imported stays, and is no garbage
+    gc.set_threshold(
+        GC_OBJECTS, *GC_GENERATION_THRESHOLDS
+    )  # first: what is imported stays, and is no garbage
     # The service: a second of CPU, which a wrong setting and a look at all of them must not cost.
     from ..server import StartError
     from ..store.duckdb_file import StoreError
@@ -56,25 +58,25 @@ def _run(config: AggregatorConfig) -> int:
         keep_large_apart()  # DuckDB's pages: beside the fleet's small objects they would never go back
         return asyncio.run(_serve(config))
     except SettingsError as error:
-        return _said(error, USAGE)
+        return _print_error(error, USAGE)
     except (StoreError, StartError) as error:
-        return _said(error, FAILED)
+        return _print_error(error, FAILED)
 
 
-def _said(words: object, status: int) -> int:
-    print(f"gangline aggregator: {words}", file=sys.stderr)
+def _print_error(message: object, status: int) -> int:
+    print(f"gangline aggregator: {message}", file=sys.stderr)
     return status
 
 
-def _ended(status: int) -> int:
+def _exit_status(status: int) -> int:
     """Return *status*, or end with it at once where a thread of the store is still in DuckDB or in the disk.
 
     All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts, and asyncio's
     would wait without end for the calls that wait for it.
     """
-    from ..store.duckdb_file import THREADS
+    from ..store.duckdb_file import THREAD_NAME_PREFIX
 
-    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+    if any(thread.name.startswith(THREAD_NAME_PREFIX) for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -91,15 +93,19 @@ async def _serve(config: AggregatorConfig) -> int:
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(config)
     loop.add_signal_handler(signal.SIGHUP, aggregator.reload)
-    unstored = await serve(aggregator, stop, lambda it: _say(config, it))
-    return _ended(_said(unstored, FAILED) if unstored else OK)
+    unstored = await serve(aggregator, stop, lambda it: _print_listening(config, it))
+    return _exit_status(_print_error(unstored, FAILED) if unstored else OK)
 
 
-def _say(config: AggregatorConfig, it: Aggregator) -> None:
+def _print_listening(config: AggregatorConfig, aggregator: Aggregator) -> None:
     address = config.listen.rpartition(":")[0]
-    scores = f", scores also on {it.scores.address}:{it.scores.port}" if it.scores else ""
+    scores = (
+        f", scores also on {aggregator.scores.address}:{aggregator.scores.port}"
+        if aggregator.scores
+        else ""
+    )
     print(
-        f"gangline aggregator: listening on {address}:{it.port}, data in {config.data}{scores}",
+        f"gangline aggregator: listening on {address}:{aggregator.port}, data in {config.data}{scores}",
         flush=True,
     )
 

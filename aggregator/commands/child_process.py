@@ -21,7 +21,7 @@ class ChildError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildCommand:
     """A command, its arguments, and how long it may take to end when asked."""
 
     command: str
@@ -39,7 +39,7 @@ class Children:
         self._folder = folder
         self._logs = folder / "log"
         self._lock: IO[str] | None = None
-        self._running: list[tuple[Child, subprocess.Popen[bytes], IO[bytes]]] = []
+        self._running: list[tuple[ChildCommand, subprocess.Popen[bytes], IO[bytes]]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -51,10 +51,10 @@ class Children:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
-            holder = self._lock.read().strip()
+            owner = self._lock.read().strip()
             self._lock.close()
             raise ChildError(
-                f"{self._folder} is in use by another `gangline run` (process {holder}); "
+                f"{self._folder} is in use by another `gangline run` (process {owner}); "
                 "end that one, or say --data OTHER"
             ) from None
         self._lock.truncate(0)
@@ -64,16 +64,16 @@ class Children:
     def __exit__(self, *_: object) -> None:
         # All but the first (the aggregator, on which the others lean) are asked at once.
         for _child, process, _log in self._running[1:]:
-            _tell(process, signal.SIGTERM)
+            _send_signal(process, signal.SIGTERM)
         for child, process, log in reversed(self._running):
-            _tell(process, signal.SIGTERM)
+            _send_signal(process, signal.SIGTERM)
             _end(process, child.ends_seconds)
             log.close()
         self._running.clear()
         if self._lock is not None:
             self._lock.close()
 
-    def start(self, child: Child) -> None:
+    def start(self, child: ChildCommand) -> None:
         """Start it in a process group of its own, so that Ctrl-C reaches it through us only."""
         log = self._log(child)
         process = subprocess.Popen(
@@ -88,7 +88,7 @@ class Children:
         )
         self._running.append((child, process, log))
 
-    def _log(self, child: Child) -> IO[bytes]:
+    def _log(self, child: ChildCommand) -> IO[bytes]:
         """Open its log anew; that of the run before is kept beside it, for after a crash."""
         path = self._logs / f"{child.command}.log"
         with contextlib.suppress(FileNotFoundError):
@@ -101,11 +101,11 @@ class Children:
             code = process.poll()
             if code is not None:
                 raise ChildError(
-                    f"`gangline {child.command}` {_epitaph(code, Path(str(log.name)))}"
+                    f"`gangline {child.command}` {_exit_message(code, Path(str(log.name)))}"
                 )
 
 
-def _epitaph(code: int, log: Path) -> str:
+def _exit_message(code: int, log: Path) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; out of memory? `dmesg` says" if -code == signal.SIGKILL else ""
@@ -114,7 +114,7 @@ def _epitaph(code: int, log: Path) -> str:
     return f"ended with exit code {code}: {' | '.join(lines) or 'it said nothing'}; its log: {log}"
 
 
-def _tell(process: subprocess.Popen[bytes], number: int) -> None:
+def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:
     if process.poll() is None:
         process.send_signal(number)
 

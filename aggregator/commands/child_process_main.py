@@ -17,7 +17,7 @@ from ...cli import main
 _PR_SET_PDEATHSIG = 1
 
 
-def leash(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Arrange for SIGTERM at the death of *parent*, now if it is dead already."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -26,5 +26,5 @@ def leash(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    leash(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

@@ -24,7 +24,7 @@ from ...contract.tls import (
     TlsFiles,
     client_context,
     diagnosis,
-    one_token,
+    parse_token,
     read_token,
     speaks_tls,
 )
@@ -52,8 +52,8 @@ VARIABLES = {
 class CommandError(Exception):
     """Ends a command with words on stderr and an exit code."""
 
-    def __init__(self, words: str, code: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
         self.code = code
 
 
@@ -67,15 +67,17 @@ def check_address(address: str) -> None:
 
 
 @dataclass(frozen=True)
-class Way:
+class ConnectionOptions:
     """Paths are "" for none. Without a CA all is plain text."""
 
-    aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, says="where it listens")
-    ca: str = setting("", says="the CA of its certificate, PEM: then all is said by TLS")
-    certificate: str = setting("", says="your certificate, PEM")
-    key: str = setting("", says="its key, PEM")
-    token_file: str = setting("", says="a file with your token")
-    server_name: str = setting("", says="the name in its certificate, if not the one dialled")
+    aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, description="where it listens")
+    ca: str = setting("", description="the CA of its certificate, PEM: then all is said by TLS")
+    certificate: str = setting("", description="your certificate, PEM")
+    key: str = setting("", description="its key, PEM")
+    token_file: str = setting("", description="a file with your token")
+    server_name: str = setting(
+        "", description="the name in its certificate, if not the one dialled"
+    )
 
     @property
     def host(self) -> str:
@@ -96,7 +98,7 @@ class Way:
                 token = read_token(self.token_file)
             else:
                 token = os.environ.get(TOKEN_VARIABLE, "")
-                token = token and one_token(token, TOKEN_VARIABLE)
+                token = token and parse_token(token, TOKEN_VARIABLE)
         except TlsError as error:
             raise CommandError(str(error), cli.FAILED) from error
         if token and not self.ca and not is_loopback(self.host):
@@ -111,14 +113,14 @@ class Way:
         """Return what is wrong with TLS on the way, "" if that is not it."""
         port = int(self.aggregator.rpartition(":")[2])
         if self.files is not None:
-            words = diagnosis(self.host, port, self.files, seconds_max)
-            return words + _out_of_date(self.certificate) if words else ""
+            message = diagnosis(self.host, port, self.files, seconds_max)
+            return message + _expiry_message(self.certificate) if message else ""
         if not speaks_tls(self.host, port, seconds_max):
             return ""
         return "it speaks TLS: name the CA of its certificate with --ca (or GANGLINE_CA)"
 
 
-def _out_of_date(certificate: str) -> str:
+def _expiry_message(certificate: str) -> str:
     """Return in words that ours does not hold now, "" if it does: the other side hangs up without telling."""
     from ..auth.certificates import CertificateError, check_dates
 
@@ -130,58 +132,66 @@ def _out_of_date(certificate: str) -> str:
     return ""
 
 
-def way_of(options: argparse.Namespace) -> Way:
+def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
     """Return the way that options, environment and file say, in this order. Raises CommandError."""
     file = _file()
     try:
-        way = load(Way, file if file.exists() else None)
+        connection_options = load(ConnectionOptions, file if file.exists() else None)
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():
             value = getattr(options, name, None) or os.environ.get(variable)
             if value:
                 given[name] = value
-        way = dataclasses.replace(way, **given)
-        check_address(way.aggregator)
+        connection_options = dataclasses.replace(connection_options, **given)
+        check_address(connection_options.aggregator)
     except SettingsError as error:
         raise CommandError(str(error), cli.USAGE) from error
     except ValueError as error:
         raise CommandError(f"{ADDRESS_VARIABLE}: expected {error}", cli.USAGE) from error
-    if (way.certificate or way.key) and not way.ca:
+    if (connection_options.certificate or connection_options.key) and not connection_options.ca:
         raise CommandError(
             "a certificate needs TLS: name the aggregator's CA with --ca too", cli.USAGE
         )
-    return way
+    return connection_options
 
 
 def _file() -> Path:
-    if named := os.environ.get(FILE_VARIABLE):
-        return Path(named)
+    if named_file := os.environ.get(FILE_VARIABLE):
+        return Path(named_file)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "gangline" / "client.toml"
 
 
-def dialled(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+def open_channel(
+    connection_options: ConnectionOptions, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
     """Return a channel; each call on it bears the token, if there is one. Raises CommandError."""
-    token, files = way.token(), way.files
+    token, files = connection_options.token(), connection_options.files
     if files is None:
-        channel = grpc.insecure_channel(way.aggregator, options=list(options))
+        channel = grpc.insecure_channel(connection_options.aggregator, options=list(options))
     else:
-        credentials, named = _credentials(files)
-        channel = grpc.secure_channel(way.aggregator, credentials, options=[*options, *named])
+        credentials, channel_options = _credentials(files)
+        channel = grpc.secure_channel(
+            connection_options.aggregator, credentials, options=[*options, *channel_options]
+        )
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
 
 
-def dialled_aio(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """Return a channel for asyncio; its calls are given `login(way)` as metadata. Raises CommandError."""
-    if way.files is None:
-        return grpc.aio.insecure_channel(way.aggregator, options=list(options))
-    credentials, named = _credentials(way.files)
-    return grpc.aio.secure_channel(way.aggregator, credentials, options=[*options, *named])
+def open_aio_channel(
+    connection_options: ConnectionOptions, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
+    """Return a channel for asyncio; its calls are given `login_metadata(way)` as metadata. Raises CommandError."""
+    if connection_options.files is None:
+        return grpc.aio.insecure_channel(connection_options.aggregator, options=list(options))
+    credentials, channel_options = _credentials(connection_options.files)
+    return grpc.aio.secure_channel(
+        connection_options.aggregator, credentials, options=[*options, *channel_options]
+    )
 
 
-def login(way: Way) -> tuple[tuple[str, str], ...]:
+def login_metadata(connection_options: ConnectionOptions) -> tuple[tuple[str, str], ...]:
     """Return the metadata of each call that says who we are. Raises CommandError."""
-    token = way.token()
+    token = connection_options.token()
     return (_bearer(token),) if token else ()
 
 
@@ -199,8 +209,10 @@ def _credentials(files: TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[s
         ]
     except (TlsError, OSError) as error:
         raise CommandError(str(error), cli.FAILED) from error
-    named = [("grpc.ssl_target_name_override", files.server_name)] if files.server_name else []
-    return grpc.ssl_channel_credentials(ca, *pair), named
+    channel_options = (
+        [("grpc.ssl_target_name_override", files.server_name)] if files.server_name else []
+    )
+    return grpc.ssl_channel_credentials(ca, *pair), channel_options
 
 
 class _Bearer(
@@ -238,7 +250,7 @@ class _Bearer(
         return continuation(self._with_token(client_call_details), request_iterator)
 
 
-def parsed(address: str, otherwise: str = "") -> str:
+def parse_address(address: str, otherwise: str = "") -> str:
     """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
     try:
         check_address(address)
@@ -249,18 +261,18 @@ def parsed(address: str, otherwise: str = "") -> str:
     return address
 
 
-def _parsed(address: str) -> str:
-    return parsed(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
+def _parse_aggregator_address(address: str) -> str:
+    return parse_address(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
 
 
-def add_way(parser: argparse.ArgumentParser) -> None:
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the aggregator is and who asks."""
     group = add_login(parser)
     group.add_argument(
         "--aggregator",
         "--server",  # as `gangline sql` has it, and its lines in `gangline explain`
         dest="aggregator",
-        type=_parsed,
+        type=_parse_aggregator_address,
         metavar="ADDRESS:PORT",
         default=os.environ.get(ADDRESS_VARIABLE) or None,
         help=f"its address (default {ADDRESS_DEFAULT})",
@@ -289,7 +301,13 @@ def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 # ----------------------------------------------------------------------
 # How the client commands reach an aggregator, and what they say when none answers.
 
-__all__ = ["ADDRESS_DEFAULT", "ADDRESS_VARIABLE", "CommandError", "Way", "way_of"]
+__all__ = [
+    "ADDRESS_DEFAULT",
+    "ADDRESS_VARIABLE",
+    "CommandError",
+    "ConnectionOptions",
+    "read_connection_options",
+]
 
 #: Exit codes of the client commands.
 OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
@@ -303,7 +321,7 @@ PAGE_SIZE = 1000
 REPLY_BYTES_MAX = 64 << 20
 
 #: Statuses that gRPC makes up when nothing that it understands came back.
-SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 #: How one asks an aggregator elsewhere.
 ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
@@ -313,16 +331,18 @@ HOURS_MIN, HOURS_MAX = 0.1, 168.0
 T = TypeVar("T")
 
 
-class Client:
+class ScoreClient:
     """Score calls over one channel, each with a deadline. Raises CommandError with words."""
 
-    def __init__(self, where: str | Way, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        """*where*: an address for plain text without a login, or the way there as `way_of` returns it."""
-        self.way = Way(where) if isinstance(where, str) else where
+    def __init__(
+        self, target: str | ConnectionOptions, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> None:
+        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it."""
+        self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
         #: For calls of other services.
-        self.channel = dialled(self.way, options)
+        self.channel = open_channel(self.connection_options, options)
         self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
@@ -331,7 +351,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.channel.close()
 
-    def hosts(self, hours: float | None = None, *, full: bool = False) -> Listing:
+    def hosts(self, hours: float | None = None, *, full: bool = False) -> ScoreListing:
         """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
         view = score_pb2.FULL if full else score_pb2.BASIC
         scores: list[score_pb2.NodeScore] = []
@@ -344,7 +364,7 @@ class Client:
             scores += reply.node_scores
             token = reply.next_page_token
             if not token:
-                return Listing(scores, reply.version, reply.degraded_reason, reply.alarms)
+                return ScoreListing(scores, reply.version, reply.degraded_reason, reply.alarms)
 
     def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
         """Return one host in full. Raises CommandError(NOT_FOUND)."""
@@ -363,10 +383,10 @@ class Client:
         try:
             return method(request, timeout=self._deadline_seconds)
         except grpc.RpcError as error:
-            raise translated(error, self.way) from error
+            raise command_error(error, self.connection_options) from error
 
 
-class Listing:
+class ScoreListing:
     """All hosts of one snapshot."""
 
     def __init__(
@@ -383,29 +403,35 @@ class Listing:
         self.alarms = list(alarms)
 
 
-def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
+def command_error(
+    error: Any, connection_options: ConnectionOptions, another: str = ANOTHER
+) -> CommandError:
     """Return what to tell a person about a failed call; *another*: how he asks an aggregator elsewhere."""
-    address, code, details = way.aggregator, error.code(), error.details() or ""
+    address, code, details = connection_options.aggregator, error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND:
         return CommandError(details, NOT_FOUND)
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
         return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
-    if code in SILENCE and accepts(address) and (words := way.diagnosis(PROBE_SECONDS)):
-        return CommandError(f"the aggregator at {address}: {words}", FAILED)
+    if (
+        code in NO_ANSWER_CODES
+        and accepts_connections(address)
+        and (message := connection_options.diagnosis(PROBE_SECONDS))
+    ):
+        return CommandError(f"the aggregator at {address}: {message}", FAILED)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return CommandError(f"the aggregator at {address} rejected the login: {details}", FAILED)
-    if code in SILENCE and accepts(address):
+    if code in NO_ANSWER_CODES and accepts_connections(address):
         return CommandError(
             f"something listens at {address}, but it does not answer as an aggregator does: "
             f"another program, or an aggregator that hangs; {another}",
             NO_ANSWER,
         )
-    if code in SILENCE and not _is_known(way.host):
+    if code in NO_ANSWER_CODES and not _is_known(connection_options.host):
         return CommandError(
-            f"cannot resolve {way.host!r} (typo?); {another}",
+            f"cannot resolve {connection_options.host!r} (typo?); {another}",
             NO_ANSWER,
         )
-    if code in SILENCE:
+    if code in NO_ANSWER_CODES:
         return CommandError(
             f"no aggregator answers at {address}; start one with: gangline aggregator, or {another}",
             NO_ANSWER,
@@ -433,8 +459,8 @@ def _is_known(host: str) -> bool:
         return False
 
 
-def accepts(address: str) -> bool:
-    """Say whether anybody accepts a TCP connection at *address*, as `parsed` returns it."""
+def accepts_connections(address: str) -> bool:
+    """Say whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
@@ -445,7 +471,7 @@ def accepts(address: str) -> bool:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what all client commands take."""
-    add_way(parser)
+    add_connection_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
 
 

@@ -14,11 +14,18 @@ from typing import NamedTuple
 import duckdb
 
 from ...cli import FAILED, OK, USAGE
-from ..declared.diff import Rows, lines, rows_of, stored_rows
+from ..declared.diff import Rows, declared_rows, lines, stored_rows
 from ..declared.fields import DeclaredError
-from ..declared.loader import ENDINGS, parse, read
-from ..declared.model import NOTHING, Declared, Index, Override, Said, Window
-from ..declared.rows import told_places
+from ..declared.loader import ENDINGS, parse_files, read_files
+from ..declared.model import (
+    NOTHING,
+    Declared,
+    MaintenanceWindow,
+    Override,
+    PlaceSource,
+    SelectionIndex,
+)
+from ..declared.rows import reported_places
 from ..scoring.declared import rule_names
 
 #: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
@@ -32,7 +39,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     now_ns = time.time_ns()
     try:
-        after = parse(read(options.files), now_ns, rules=rule_names())
+        after = parse_files(read_files(options.files), now_ns, rules=rule_names())
     except DeclaredError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
@@ -44,84 +51,90 @@ def main(arguments: list[str]) -> int:
     for note in after.notes:
         print(f"note: {note}")
     try:
-        before = _before(options, now_ns)
+        baseline = _baseline(options, now_ns)
     except (DeclaredError, duckdb.Error) as error:
         print(f"gangline declared: nothing to compare with: {error}", file=sys.stderr)
         return USAGE
     for line in (
-        *_strangers(after, before.hosts),
-        *_effects(after.with_told(before.told), now_ns, before.hosts),
+        *_unregistered_hosts(after, baseline.hosts),
+        *_effects(after.with_reported(baseline.reported_places), now_ns, baseline.hosts),
     ):
         print(line)
-    changes = list(lines(before.rows, rows_of(after)))
-    print(f"against {before.words}: {'it would change' if changes else 'nothing would change'}")
+    changes = list(lines(baseline.rows, declared_rows(after)))
+    print(
+        f"against {baseline.description}: {'it would change' if changes else 'nothing would change'}"
+    )
     for line in changes:
         print(line)
     return OK
 
 
-class _Before(NamedTuple):
+class _Baseline(NamedTuple):
     """What is compared with: in words, what it declares, and the hosts that are known there."""
 
-    words: str
+    description: str
     rows: Rows
     hosts: Sequence[str] = ()
-    told: Mapping[str, tuple[Said, ...]] = MappingProxyType({})  # what these say of their places
+    reported_places: Mapping[str, tuple[PlaceSource, ...]] = MappingProxyType(
+        {}
+    )  # what these say of their places
 
 
-def _before(options: argparse.Namespace, now_ns: int) -> _Before:
+def _baseline(options: argparse.Namespace, now_ns: int) -> _Baseline:
     """Return what is compared with. Raises DeclaredError or duckdb.Error."""
     if options.against:
         names = ", ".join(map(str, options.against))
-        return _Before(names, rows_of(parse(read(options.against), now_ns)))
+        return _Baseline(names, declared_rows(parse_files(read_files(options.against), now_ns)))
     file = (options.data or DATA) / OPS_FILE
     if not options.data and not file.exists():
-        return _Before("nothing declared", rows_of(NOTHING))
+        return _Baseline("nothing declared", declared_rows(NOTHING))
     with duckdb.connect(str(file), read_only=True) as connection:
         number, rows = stored_rows(connection)
         hosts = [host for (host,) in connection.execute("SELECT host FROM hosts").fetchall()]
-        told = told_places(connection)
-    return _Before(f"version {number}, in force in {file.parent}", rows, hosts, told)
+        places = reported_places(connection)
+    return _Baseline(f"version {number}, in force in {file.parent}", rows, hosts, places)
 
 
 def _summary(declared: Declared) -> str:
     counts = (
         (len(declared.files), "file"),
-        (len(declared.given), "place of a host", "places of hosts"),
+        (len(declared.file_places), "place of a host", "places of hosts"),
         (len(declared.expectations), "kind of host expected", "kinds of hosts expected"),
         (len(declared.windows), "maintenance window"),
         (len(declared.overrides), "override"),
         (len(declared.thresholds), "threshold"),
     )
-    said = [
+    parts = [
         f"{one[0]} {one[1] if one[0] == 1 else one[-1] + 's' * (len(one) == 2)}" for one in counts
     ]
-    return f"good: {', '.join(said)}; hash {declared.hash}"
+    return f"good: {', '.join(parts)}; hash {declared.hash}"
 
 
-def _strangers(declared: Declared, hosts: Sequence[str]) -> Iterator[str]:
+def _unregistered_hosts(declared: Declared, hosts: Sequence[str]) -> Iterator[str]:
     """Yield a word on hosts that have a place and no agent: mistyped, called otherwise there, or not there yet."""
-    strange = sorted(declared.given.keys() - {*hosts})
-    if hosts and strange:
-        names = ", ".join(strange[:NAMED_MAX]) + (", ..." if len(strange) > NAMED_MAX else "")
-        count = f"{len(strange)} of {len(declared.given)} hosts with a place"
+    unregistered = sorted(declared.file_places.keys() - {*hosts})
+    if hosts and unregistered:
+        names = ", ".join(unregistered[:NAMED_MAX]) + (
+            ", ..." if len(unregistered) > NAMED_MAX else ""
+        )
+        count = f"{len(unregistered)} of {len(declared.file_places)} hosts with a place"
         yield f"note: no agent has registered as {names}: {count}"
 
 
 def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:
     """Yield what holds now, and for how many of the hosts that are known."""
-    known = sorted({*hosts, *declared.given})
-    meant = _counts(declared, declared.windows, known)
+    known = sorted({*hosts, *declared.file_places})
+    counts = _counts(declared, declared.windows, known)
     for number, window in enumerate(declared.windows):
         state = _state(window.begin_ns, window.end_ns, now_ns)
         if state != "over":
-            who = _who(window, meant[number], known)
+            who = _who(window, counts[number], known)
             yield f"maintenance {state}: {who} ({window.where})"
-    meant = _counts(declared, declared.overrides, known)
+    counts = _counts(declared, declared.overrides, known)
     for number, override in enumerate(declared.overrides):
         state = _state(override.since_ns, override.until_ns, now_ns)
         if state != "over":
-            who = _who(override, meant[number], known)
+            who = _who(override, counts[number], known)
             yield f"noise {state}: {override.what} on {who} ({override.where})"
 
 
@@ -130,17 +143,19 @@ def _state(begin_ns: int, end_ns: int, now_ns: int) -> str:
 
 
 def _counts(
-    declared: Declared, entries: Sequence[Window | Override], known: Sequence[str]
+    declared: Declared, entries: Sequence[MaintenanceWindow | Override], known: Sequence[str]
 ) -> Counter[int]:
     """Return how many of the *known* hosts each of *entries* means."""
-    index = Index(one.selection for one in entries)
-    return Counter(number for host in known for number in index.of(host, declared.place(host)))
+    index = SelectionIndex(one.selection for one in entries)
+    return Counter(
+        number for host in known for number in index.entries_for(host, declared.place(host))
+    )
 
 
-def _who(entry: Window | Override, count: int, known: Sequence[str]) -> str:
+def _who(entry: MaintenanceWindow | Override, count: int, known: Sequence[str]) -> str:
     """Return who is meant, and how many of the *known* hosts they are."""
-    words = entry.selection.words
-    return f"{words}: {count} of {len(known)} known hosts" if known else words
+    description = entry.selection.description
+    return f"{description}: {count} of {len(known)} known hosts" if known else description
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,11 +174,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "files", nargs="+", type=Path, metavar="PATH", help="files, or a folder of them"
     )
-    beside = check.add_mutually_exclusive_group()
-    beside.add_argument(
+    comparison = check.add_mutually_exclusive_group()
+    comparison.add_argument(
         "--against", type=Path, nargs="+", metavar="PATH", help="compare with these"
     )
-    beside.add_argument(
+    comparison.add_argument(
         "--data", type=Path, metavar="DIR", help="compare with what is in force in this data folder"
     )
     return parser

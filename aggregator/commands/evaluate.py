@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ..hazard.evaluation import Terms, evaluate, markdown
-from ..hazard.events import NODES_MAX, EventsError, nodes_told, read_events
+from ..hazard.evaluation import EvaluationTerms, evaluate, markdown
+from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
 from . import admin
-from .admin_store import Progress
+from .admin_store import ProgressBar
 from .connection import FAILED, OK, CommandError, guarded
 
 SUBCOMMANDS: admin.Table = {
@@ -47,15 +47,15 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError(f"{options.out}: there is no folder {options.out.parent}", FAILED)
     if options.out is not None and options.out.is_dir():
         raise CommandError(f"{options.out}: is a folder; name a file in it", FAILED)
-    progress = Progress(quiet=options.quiet)
+    progress = ProgressBar(quiet=options.quiet)
     try:
         faults = read_events(path)
         if options.from_day:
             faults = faults.since(float(options.from_day))
-        nodes = options.nodes or nodes_told(path) or len(faults.nodes)
-        faults = faults.among(nodes)
+        nodes = options.nodes or nodes_in_file_name(path) or len(faults.nodes)
+        faults = faults.with_nodes(nodes)
         gang = options.gang_nodes or nodes
-        terms = Terms(
+        terms = EvaluationTerms(
             options.train_until, gang, options.lost_hours, options.draws, options.seed, options.from_day
         )  # fmt: skip
         found = evaluate(faults, terms, lambda what: progress.begin(what, 0))

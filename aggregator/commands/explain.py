@@ -12,8 +12,17 @@ import textwrap
 
 from ...cli import json_object
 from ...contract.wire import score_pb2
-from .connection import NOT_FOUND, OK, Client, CommandError, add_hours, add_options, guarded, way_of
-from .host_table import BROKEN, age, enum_name, host_of, is_broken, share, width_of
+from .connection import (
+    NOT_FOUND,
+    OK,
+    CommandError,
+    ScoreClient,
+    add_hours,
+    add_options,
+    guarded,
+    read_connection_options,
+)
+from .host_table import BROKEN, age, enum_name, floor_text, host_of, is_broken, width_of
 from .hosts import as_dict
 
 #: Lines longer than this are hard to read, however wide the terminal.
@@ -23,13 +32,13 @@ DELTA_MIN = 0.005
 #: Of an UNHEALTHY host, evidence that alone makes a fault more often as likely is a fault of now, and no likelihood.
 BROKEN_TIMES_MIN = 20.0
 #: Evidence that is not of now is said to be older from here.
-SEEN_SECONDS = 3.0
+RECENT_SECONDS = 3.0
 #: What is counted, and of one only is said without its s.
 _UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
 #: What a score says of a hazard that no model of this cluster was asked for.
 PRIOR = "prior"
 #: Signals of evidence that is a feature of the hazard's model begin with this.
-OF_MODEL = "hazard."
+MODEL_SIGNAL_PREFIX = "hazard."
 #: The pace of a GPU is told below this.
 SLOW_BELOW = 0.95
 #: Units whose numbers say nothing beside the words.
@@ -49,24 +58,30 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    way = way_of(options)
-    with Client(way) as client:
+    connection_options = read_connection_options(options)
+    with ScoreClient(connection_options) as client:
         try:
             score = client.host(options.host.removeprefix("nodes/"), options.hours)
         except CommandError as error:
             if error.code == NOT_FOUND:
-                raise CommandError(unknown(options.host, client.names()), NOT_FOUND) from error
+                raise CommandError(
+                    unknown_host_message(options.host, client.names()), NOT_FOUND
+                ) from error
             raise
     if options.json:
         print(json_object(as_dict(score)))
     else:
         print(
-            explained(score, min(width_of(sys.stdout), WIDTH_MAX), asking(options, way.aggregator))
+            explanation_text(
+                score,
+                min(width_of(sys.stdout), WIDTH_MAX),
+                query_command(options, connection_options.aggregator),
+            )
         )
     return OK
 
 
-def asking(options: argparse.Namespace, aggregator: str) -> str:
+def query_command(options: argparse.Namespace, aggregator: str) -> str:
     """Return the beginning of a command that asks the same aggregator, on the way that *options* name."""
     given = {
         "--ca": options.ca,
@@ -75,11 +90,11 @@ def asking(options: argparse.Namespace, aggregator: str) -> str:
         "--token-file": options.token_file,
         "--server-name": options.server_name,
     }
-    words = ["--server", aggregator, *(w for pair in given.items() if pair[1] for w in pair)]
-    return f"{COMMAND} {shlex.join(words)}"
+    arguments = ["--server", aggregator, *(w for pair in given.items() if pair[1] for w in pair)]
+    return f"{COMMAND} {shlex.join(arguments)}"
 
 
-def unknown(host: str, names: list[str]) -> str:
+def unknown_host_message(host: str, names: list[str]) -> str:
     """Return words for a host that there is not, with those whose names are near."""
     near = difflib.get_close_matches(host, names, 3, 0.5)
     if near:
@@ -89,25 +104,29 @@ def unknown(host: str, names: list[str]) -> str:
     return f"no host {host!r} among the {len(names)} known; `gangline hosts` lists them"
 
 
-def explained(score: score_pb2.NodeScore, width: int, asks: str = COMMAND) -> str:
-    """Return what a colleague would say of the host, wrapped to *width*. *asks*: what a query comes after."""
+def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str = COMMAND) -> str:
+    """Return what a colleague would say of the host, wrapped to *width*. *query_prefix*: what a query comes after."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
-    evidence = [one for one in score.contributions if _is_told(one)]
-    if score.state != score_pb2.HEALTHY and _is_unsaid(score):
+    evidence = [one for one in score.contributions if _is_shown(one)]
+    if score.state != score_pb2.HEALTHY and _has_other_reason(score):
         parts.append(f"{_state(score)}: {score.reason_words}.")
     if evidence:
         costs = any(map(_costs, evidence))
-        parts.append(f"Evidence{_beneath(score)}:" if costs else "Noted, at no cost:")
-        calm = _calm(score)
+        parts.append(
+            f"Evidence{_hazard_without_evidence(score)}:" if costs else "Noted, at no cost:"
+        )
+        base_hazard = _base_hazard(score)
         several = sum(1 for one in evidence if one.hazard_delta > 0 and not _is_of_model(one)) > 1
         for number, one in enumerate(evidence, 1):
             whole = _whole(one.device)
-            said = any(_whole(e.device) == whole and _moves(e) for e in evidence)
-            certain = one.words == score.reason_words or _times_alone(one, calm) > BROKEN_TIMES_MIN
+            is_moved = any(_whole(e.device) == whole and _moves(e) for e in evidence)
+            certain = (
+                one.words == score.reason_words or _times_alone(one, base_hazard) > BROKEN_TIMES_MIN
+            )
             broken = is_broken(score) and certain
-            cost = _cost(one, calm, confirms=said, several=several, broken=broken)
-            parts.append(_evidence(one, number, now_ns, asks, cost))
+            cost = _cost(one, base_hazard, confirms=is_moved, several=several, broken=broken)
+            parts.append(_evidence(one, number, now_ns, query_prefix, cost))
     else:
         parts.append("There is no evidence against it.")
     if score.clears_when and score.state != score_pb2.HEALTHY:
@@ -125,8 +144,8 @@ def _summary(score: score_pb2.NodeScore) -> str:
     simulated = " (simulated: it does not exist)" if score.simulated else ""
     first = f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}."
     lines = [first, *_chances(score)]
-    if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
-        lines.append(_gpus(unwell, len(score.gpus)))
+    if unhealthy := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
+        lines.append(_gpus(unhealthy, len(score.gpus)))
     return "\n".join(lines)
 
 
@@ -136,9 +155,9 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
     if is_broken(score):
         return [f"It is {BROKEN}: a fault is certain. No job is to start here."]
     lines = [
-        f"Score {share(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
-        + f"this host (90 % interval {share(score.score_lower, 4)} to "
-        + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
+        f"Score {floor_text(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
+        + f"this host (90 % interval {floor_text(score.score_lower, 4)} to "
+        + f"{floor_text(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
     ]
     if not math.isnan(score.relative_speed):
         lines.append(
@@ -153,14 +172,14 @@ def _whole(device: str) -> str:
     return device.partition("/")[0] if device.startswith("GPU-") else device
 
 
-def _is_unsaid(score: score_pb2.NodeScore) -> bool:
+def _has_other_reason(score: score_pb2.NodeScore) -> bool:
     """Say whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
     return bool(score.reason_words) and score.reason_words not in [
         e.words for e in score.contributions
     ]
 
 
-def _beneath(score: score_pb2.NodeScore) -> str:
+def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
     """Return what is left without any evidence: times all of it, it is the hazard that is told."""
     added = sum(one.log_hazard_delta for one in score.contributions)
     if abs(added) <= DELTA_MIN:
@@ -174,7 +193,7 @@ def _beneath(score: score_pb2.NodeScore) -> str:
     )
 
 
-def _calm(score: score_pb2.NodeScore) -> float:
+def _base_hazard(score: score_pb2.NodeScore) -> float:
     """Return the hazard without any symptom: what each of them alone makes so many times as large."""
     added = sum(one.log_hazard_delta for one in score.contributions if not _is_of_model(one))
     return score.hazard_per_hour * math.exp(-added)
@@ -191,16 +210,17 @@ def _interval(lower: float, upper: float) -> str:
     return f"90 % interval {100 * lower:.0f} to {100 * upper:.0f} %"
 
 
-def _gpus(unwell: list[score_pb2.GpuScore], count: int) -> str:
+def _gpus(unhealthy: list[score_pb2.GpuScore], count: int) -> str:
     """Return which GPUs are not well; the rest in a word. Where none is, the host's own words say why."""
-    if len(unwell) == count:
-        states = sorted({enum_name(score_pb2.HealthState, gpu.state) for gpu in unwell})
+    if len(unhealthy) == count:
+        states = sorted({enum_name(score_pb2.HealthState, gpu.state) for gpu in unhealthy})
         return f"None of its {count} GPUs is healthy; all are {' or '.join(states)}."
-    told = [
-        f"{gpu.gpu} is {enum_name(score_pb2.HealthState, gpu.state)}{_pace(gpu)}" for gpu in unwell
+    parts = [
+        f"{gpu.gpu} is {enum_name(score_pb2.HealthState, gpu.state)}{_pace(gpu)}"
+        for gpu in unhealthy
     ]
-    others = count - len(unwell)
-    return f"Of its {count} GPUs {'; '.join(told)}; the other {others} {'is' if others == 1 else 'are'} healthy."
+    others = count - len(unhealthy)
+    return f"Of its {count} GPUs {'; '.join(parts)}; the other {others} {'is' if others == 1 else 'are'} healthy."
 
 
 def _pace(gpu: score_pb2.GpuScore) -> str:
@@ -222,23 +242,25 @@ def _often(hazard_per_hour: float) -> str:
     return f"A fault is expected every {f'{minutes} minutes' if minutes > 1 else 'minute'}"
 
 
-def _evidence(one: score_pb2.Contribution, number: int, now_ns: int, asks: str, cost: str) -> str:
+def _evidence(
+    one: score_pb2.Contribution, number: int, now_ns: int, query_prefix: str, cost: str
+) -> str:
     seconds = (now_ns - one.observe_time.ToNanoseconds()) / 1e9
-    before = f" (last seen {seconds:.0f} s ago)" if seconds >= SEEN_SECONDS else ""
+    before = f" (last seen {seconds:.0f} s ago)" if seconds >= RECENT_SECONDS else ""
     lines = [f"{number}. {one.words}{before}"]
     where = f"   {one.signal} of {one.device}"
     if one.unit not in WITHOUT_VALUE:
         where += f": {value(one)}; normal is {one.normal}"
     lines.append(where)
-    lines += [f"   {cost}", f"   {command(one.evidence_sql, asks)}"]
+    lines += [f"   {cost}", f"   {command(one.evidence_sql, query_prefix)}"]
     return "\n".join(lines)
 
 
-def command(sql: str, asks: str = COMMAND) -> str:
+def command(sql: str, query_prefix: str = COMMAND) -> str:
     """Return the command line that runs *sql*: names in it are the host's to choose, the shell ours."""
     if any(character in sql for character in '"$`\\!'):
-        return f"{asks} {shlex.quote(sql)}"
-    return f'{asks} "{sql}"'
+        return f"{query_prefix} {shlex.quote(sql)}"
+    return f'{query_prefix} "{sql}"'
 
 
 def value(one: score_pb2.Contribution) -> str:
@@ -254,13 +276,13 @@ def value(one: score_pb2.Contribution) -> str:
     return f"{digits} {unit}".rstrip()
 
 
-def _is_told(one: score_pb2.Contribution) -> bool:
+def _is_shown(one: score_pb2.Contribution) -> bool:
     """Leave out what a model's features add that nobody would notice; `--json` has all."""
     return not _is_of_model(one) or abs(one.log_hazard_delta) > DELTA_MIN
 
 
 def _is_of_model(one: score_pb2.Contribution) -> bool:
-    return one.signal.startswith(OF_MODEL)
+    return one.signal.startswith(MODEL_SIGNAL_PREFIX)
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
@@ -274,22 +296,22 @@ def _costs(one: score_pb2.Contribution) -> bool:
     return _moves(one) or one.relative_speed_factor < 1.0
 
 
-def _times_alone(one: score_pb2.Contribution, calm: float) -> float:
-    """Return by how much it multiplies the hazard *calm* of a host without any symptom, were it the only one."""
+def _times_alone(one: score_pb2.Contribution, base_hazard: float) -> float:
+    """Return by how much it multiplies the hazard *base_hazard* of a host without any symptom, were it the only one."""
     if one.hazard_delta > 0.0 and not _is_of_model(one):
-        return 1.0 + one.hazard_delta / calm
+        return 1.0 + one.hazard_delta / base_hazard
     return math.exp(one.log_hazard_delta)
 
 
 def _cost(
-    one: score_pb2.Contribution, calm: float, *, confirms: bool, several: bool, broken: bool
+    one: score_pb2.Contribution, base_hazard: float, *, confirms: bool, several: bool, broken: bool
 ) -> str:
-    """Return what it costs. *calm*: the hazard without any symptom. *several*: other symptoms add to it, too."""
+    """Return what it costs. *base_hazard*: the hazard without any symptom. *several*: other symptoms add to it, too."""
     costs = []
     if broken:
         costs.append("all of the score: it is broken now")
     elif _moves(one):
-        likely = f"a fault is {_times(_times_alone(one, calm))} as likely"
+        likely = f"a fault is {_times(_times_alone(one, base_hazard))} as likely"
         likely += " with it alone" if several and not _is_of_model(one) else ""
         lost = f"{-one.score_delta:.4f}"
         costs.append(f"{lost} of the score ({likely})" if float(lost) else f"little now: {likely}")

@@ -15,7 +15,7 @@ from datetime import UTC
 from typing import Any, TypeVar
 
 from ...contract.wire import score_pb2
-from .connection import Listing
+from .connection import ScoreListing
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "HEARD", "JOB", "REASON")
 #: Columns that are numbers, set to the right.
@@ -42,7 +42,7 @@ _COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedHosts:
     """HEALTHY hosts in one row of the table: all well, or all waiting for the same host of their job. Worst first."""
 
     scores: tuple[score_pb2.NodeScore, ...]
@@ -71,7 +71,7 @@ class Folded:
         what = f"wait for {_waited_for(first)}" if first.waits_for else "nothing wrong"
         return worst | {
             "HOST": f"{count} hosts" + (" (sim)" if first.simulated else ""),
-            "SCORE": share(min(one.score for one in self.scores), 4),
+            "SCORE": floor_text(min(one.score for one in self.scores), 4),
             "HAZARD/DAY": hazard_per_day(max(one.hazard_per_hour for one in self.scores)),
             "SPEED": f"{min(speeds):.2f}" if speeds else "-",
             "JOB": row(first)["JOB"] if len(jobs) == 1 else "",
@@ -79,7 +79,7 @@ class Folded:
         }
 
 
-Row = score_pb2.NodeScore | Folded
+Row = score_pb2.NodeScore | FoldedHosts
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
@@ -89,7 +89,7 @@ def render(hosts: Iterable[Row], width: int, *, colour: bool = False) -> str:
     if not scores:
         return "no hosts yet: none has registered with this aggregator"
     is_narrow = width < NARROW_CHARACTERS
-    found = [one.cells() if isinstance(one, Folded) else row(one) for one in scores]
+    found = [one.cells() if isinstance(one, FoldedHosts) else row(one) for one in scores]
     left_out = NOT_WHEN_NARROW if is_narrow else ()
     if not any(cells["JOB"] for cells in found):
         left_out = (*left_out, "JOB")
@@ -99,7 +99,7 @@ def render(hosts: Iterable[Row], width: int, *, colour: bool = False) -> str:
     left = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
     widths[-1] = max(REASON_CHARACTERS_MIN, left)
     for score, cells in zip(scores, rows, strict=True):
-        if not isinstance(score, Folded) and len(cells[-1]) > widths[-1]:
+        if not isinstance(score, FoldedHosts) and len(cells[-1]) > widths[-1]:
             cells[-1] = _with_code(score, cells[-1])
     right = [heading in RIGHT for heading in shown]
     lines = [_line(shown, widths, right)[:width].rstrip()]
@@ -117,19 +117,19 @@ def enum_name(kind: Any, number: int) -> str:
     return str(kind.Name(number)) if number in kind.values() else str(number)
 
 
-def _with_code(score: score_pb2.NodeScore, words: str) -> str:
-    """Return the reason's *words* behind its code: they will be cut, and often end in the cause."""
+def _with_code(score: score_pb2.NodeScore, text: str) -> str:
+    """Return the reason's *text* behind its code: they will be cut, and often end in the cause."""
     if score.state == score_pb2.HEALTHY or not score.reason:
-        return words
+        return text
     code = enum_name(score_pb2.ReasonCode, score.reason).removeprefix("REASON_")
-    return f"{code.replace('_', ' ').lower()}: {words}"
+    return f"{code.replace('_', ' ').lower()}: {text}"
 
 
 def row(score: score_pb2.NodeScore) -> dict[str, str]:
     """Return a host's cells by heading."""
     return {
         "HOST": cut(host_of(score), HOST_CHARACTERS_MAX) + (" (sim)" if score.simulated else ""),
-        "SCORE": share(score.score, 4),
+        "SCORE": floor_text(score.score, 4),
         "STATE": enum_name(score_pb2.HealthState, score.state),
         "HAZARD/DAY": BROKEN if is_broken(score) else hazard_per_day(score.hazard_per_hour),
         "SPEED": "-" if math.isnan(score.relative_speed) else f"{score.relative_speed:.2f}",
@@ -163,11 +163,16 @@ def _waited_for(score: score_pb2.NodeScore) -> str:
 
 
 def caption(
-    listing: Listing, width: int, hidden: int = 0, *, is_folded: bool = False, asks: str = ""
+    listing: ScoreListing,
+    width: int,
+    hidden: int = 0,
+    *,
+    is_folded: bool = False,
+    explain_command: str = "",
 ) -> str:
     """Return how many hosts stand how, how they are sorted, and what SCORE means: lines of *width*.
 
-    *hidden*: how many of them the table above leaves out (`fitting`). *is_folded*: some share a row. *asks*: the command
+    *hidden*: how many of them the table above leaves out (`fitting`). *is_folded*: some share a row. *explain_command*: the command
     that explains a host, to be named with the worst one; "" for none.
     """
     if not listing.scores:
@@ -196,8 +201,8 @@ def caption(
     for part in parts[1:]:
         joined = f"{lines[-1]}; {part}"
         lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
-    if asks and first.state not in (score_pb2.HEALTHY, score_pb2.UNKNOWN):
-        lines.append(f"next: {asks} {shlex.quote(host_of(first))}")
+    if explain_command and first.state not in (score_pb2.HEALTHY, score_pb2.UNKNOWN):
+        lines.append(f"next: {explain_command} {shlex.quote(host_of(first))}")
     return "\n".join(cut(line, width) for line in lines)
 
 
@@ -212,8 +217,8 @@ def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:
         score = scores[at]
         return score.state != score_pb2.HEALTHY, not score.simulated, -at
 
-    kept = sorted(range(len(scores)), key=worth, reverse=True)[: max(0, count_max)]
-    return [scores[at] for at in sorted(kept)]
+    chosen = sorted(range(len(scores)), key=worth, reverse=True)[: max(0, count_max)]
+    return [scores[at] for at in sorted(chosen)]
 
 
 def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list[Row]:
@@ -239,7 +244,8 @@ def _folded(
         else:
             (real if is_well else alone).append(one)
     several = [
-        Folded(tuple(group)) if len(group) > 1 else group[0] for _, group in sorted(groups.items())
+        FoldedHosts(tuple(group)) if len(group) > 1 else group[0]
+        for _, group in sorted(groups.items())
     ]
     return [*alone, *several, *real]
 
@@ -254,7 +260,7 @@ def host_of(score: score_pb2.NodeScore) -> str:
     return score.node.removeprefix("nodes/")
 
 
-def share(value: float, digits: int) -> str:
+def floor_text(value: float, digits: int) -> str:
     """Return *value* cut, not rounded, to *digits*: what is not certain must not read 1.0000."""
     scale = 10.0**digits
     return f"{math.floor(value * scale + 1e-6) / scale:.{digits}f}"
@@ -294,9 +300,9 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 def width_of(stream: Any) -> int:
     """Return the columns to fill: COLUMNS, else the terminal's, else enough for any line."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdecimal() and int(said[:6]) > 0:
-        return int(said[:6])
+    columns_setting = os.environ.get("COLUMNS", "")
+    if columns_setting.isascii() and columns_setting.isdecimal() and int(columns_setting[:6]) > 0:
+        return int(columns_setting[:6])
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):

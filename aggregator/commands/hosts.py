@@ -17,16 +17,16 @@ from ...contract.wire import score_pb2
 from .connection import (
     ADDRESS_VARIABLE,
     OK,
-    Client,
     CommandError,
-    Listing,
+    ScoreClient,
+    ScoreListing,
     add_hours,
     add_options,
     guarded,
-    way_of,
+    read_connection_options,
 )
 from .host_table import (
-    Folded,
+    FoldedHosts,
     Row,
     caption,
     cut,
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Client(way_of(options)) as client:
+    with ScoreClient(read_connection_options(options)) as client:
         listing = client.hosts(options.hours)
     chosen = selected(listing, options.state)
     if options.json:
@@ -67,39 +67,39 @@ def _run(options: argparse.Namespace) -> int:
         )
     else:
         print(render(rows, width, colour=wants_colour()))
-    is_folded = any(isinstance(one, Folded) for one in rows)
-    asks = explaining(options) if is_terminal else ""
-    if said := caption(chosen, width, is_folded=is_folded, asks=asks):
-        print(said)
+    is_folded = any(isinstance(one, FoldedHosts) for one in rows)
+    explain_command = make_explain_command(options) if is_terminal else ""
+    if caption_text := caption(chosen, width, is_folded=is_folded, explain_command=explain_command):
+        print(caption_text)
     if listing.degraded_reason:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
-    for words in listing.alarms:
-        print(f"aggregator: {words}", file=sys.stderr)
+    for alarm in listing.alarms:
+        print(f"aggregator: {alarm}", file=sys.stderr)
     return OK
 
 
-def explaining(options: argparse.Namespace) -> str:
+def make_explain_command(options: argparse.Namespace) -> str:
     """Return the beginning of a command that explains a host, asked as *options* (`add_way`) ask."""
-    words = ["gangline", "explain"]
+    arguments = ["gangline", "explain"]
     if options.aggregator and options.aggregator != os.environ.get(ADDRESS_VARIABLE):
-        words += ["--server", options.aggregator]
+        arguments += ["--server", options.aggregator]
     for name in ("ca", "certificate", "key", "token_file", "server_name"):
         if value := getattr(options, name):
             option = "cert" if name == "certificate" else name.replace("_", "-")
-            words += [f"--{option}", value]
-    return shlex.join(words)
+            arguments += [f"--{option}", value]
+    return shlex.join(arguments)
 
 
-def selected(listing: Listing, states: list[str]) -> Listing:
+def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
     """Return the hosts of *listing* in one of *states*; all when none is named."""
     if not states:
         return listing
     numbers = {score_pb2.HealthState.Value(state.upper()) for state in states}
     scores = [score for score in listing.scores if score.state in numbers]
-    return Listing(scores, listing.version, listing.degraded_reason, listing.alarms)
+    return ScoreListing(scores, listing.version, listing.degraded_reason, listing.alarms)
 
 
-def document(listing: Listing) -> dict[str, Any]:
+def document(listing: ScoreListing) -> dict[str, Any]:
     """Return the hosts as JSON: worst first; what is not known is null."""
     return {
         "version": listing.version,
@@ -170,7 +170,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR_ALL = "\x1b[2J"
 
 
-class Fold(Enum):
+class FoldMode(Enum):
     """When HEALTHY hosts share rows of the table; never where the output is no terminal."""
 
     NEVER = "never"
@@ -189,26 +189,26 @@ def watch_main(arguments: list[str]) -> int:
 
 def _run_watch(options: argparse.Namespace) -> int:
     stop = threading.Event()
-    with Client(way_of(options)) as client:
-        listing, words = client.hosts(), ""
+    with ScoreClient(read_connection_options(options)) as client:
+        listing, message = client.hosts(), ""
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         if in_place:
             sys.stdout.write(_CLEAR_ALL)
         while True:
             show(
                 listing,
-                words,
+                message,
                 as_json=options.json,
                 in_place=in_place,
-                fold=Fold.NEVER if options.all else Fold.WHEN_LONG,
-                asks=explaining(options),
+                fold=FoldMode.NEVER if options.all else FoldMode.WHEN_LONG,
+                explain_command=make_explain_command(options),
             )
             if options.once or stop.wait(options.seconds):
                 return OK
-            listing, words = _next(client, listing)
+            listing, message = _next(client, listing)
 
 
-def _next(client: Client, before: Listing) -> tuple[Listing, str]:
+def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]:
     """Return the hosts of now; if nobody answers, those of before and why they are old."""
     try:
         listing = client.hosts()
@@ -218,16 +218,16 @@ def _next(client: Client, before: Listing) -> tuple[Listing, str]:
 
 
 def show(
-    listing: Listing,
-    words: str,
+    listing: ScoreListing,
+    message: str,
     *,
     as_json: bool,
     in_place: bool,
     stream: TextIO | None = None,
-    fold: Fold = Fold.WHEN_LONG,
-    asks: str = "",
+    fold: FoldMode = FoldMode.WHEN_LONG,
+    explain_command: str = "",
 ) -> None:
-    """Write the table once. *words*: what else is to be said of it. *asks*: the command that explains a host."""
+    """Write the table once. *message*: what else is to be said of it. *explain_command*: the command that explains a host."""
     out: TextIO = stream or sys.stdout
     if as_json:
         text = json_object(document(listing))
@@ -235,26 +235,26 @@ def show(
         is_terminal = in_place or out.isatty()
         text = _table(
             listing,
-            words,
+            message,
             out,
             screen_rows() if is_terminal else None,
             in_place=in_place,
             fold=fold,
-            asks=asks if is_terminal else "",
+            explain_command=explain_command if is_terminal else "",
         )
     out.write(placed(text, in_place=in_place))
     out.flush()
 
 
 def _table(
-    listing: Listing,
-    words: str,
+    listing: ScoreListing,
+    message: str,
     out: TextIO,
     rows: int | None,
     *,
     in_place: bool,
-    fold: Fold,
-    asks: str,
+    fold: FoldMode,
+    explain_command: str,
 ) -> str:
     """Return the table and what is said below it; on a terminal of *rows* lines folded if need be, and where it is
     written in place, cut to them."""
@@ -263,16 +263,18 @@ def _table(
     alarms = _alarms(listing, width, rows if in_place else None)
 
     def notes(hidden: int) -> list[str]:
-        is_folded = any(isinstance(one, Folded) for one in shown)
-        about = caption(listing, width, hidden, is_folded=is_folded, asks=asks)
-        said = (about, degraded, *alarms, words)
-        return [line for note in said if note for line in note.split("\n")]
+        is_folded = any(isinstance(one, FoldedHosts) for one in shown)
+        about = caption(
+            listing, width, hidden, is_folded=is_folded, explain_command=explain_command
+        )
+        paragraphs = (about, degraded, *alarms, message)
+        return [line for note in paragraphs if note for line in note.split("\n")]
 
     below = notes(0)
     if rows is None:
         return "\n".join([render(shown, width, colour=wants_colour(out)), *below])
     is_long = 1 + len(shown) + len(below) > rows
-    if fold is Fold.ALWAYS or (is_long and fold is Fold.WHEN_LONG):
+    if fold is FoldMode.ALWAYS or (is_long and fold is FoldMode.WHEN_LONG):
         shown = folded(listing.scores, rows - 1 - len(below))
         below = notes(0)
     if in_place and 1 + len(shown) + len(below) > rows:
@@ -283,10 +285,10 @@ def _table(
 
 
 def _count(one: Row) -> int:
-    return len(one.scores) if isinstance(one, Folded) else 1
+    return len(one.scores) if isinstance(one, FoldedHosts) else 1
 
 
-def _alarms(listing: Listing, width: int, rows: int | None) -> list[str]:
+def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
     """Return what stands against the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
     alarms = listing.alarms
     if rows is None:

@@ -1,6 +1,6 @@
 """What `gangline run --scenario night` knows beside what its hosts tell: the fleet of `docs/sql.md` before that night.
 
-`before` puts it into a store that no aggregator has, `declared` is what people said of the hosts, and `tell` what a scheduler
+`prepare_store` puts it into a store that no aggregator has, `declared` is what people said of the hosts, and `send_scheduler_reports` what a scheduler
 says while the night goes on. The hosts are `simulator/night.py`.
 """
 
@@ -92,19 +92,19 @@ def declared(now_us: int) -> str:
     return _DECLARED.format(window=today + timedelta(days=4), until=today + timedelta(days=16))
 
 
-def before(data: Path, now_us: int) -> None:
+def prepare_store(data: Path, now_us: int) -> None:
     """Make the store in *data*, which is empty, with what was before the night. Raises StoreError, OSError."""
     from ..config import AggregatorConfig
     from ..store.store import Store
 
     store = Store.open(data, AggregatorConfig(data=data))
     try:
-        store.in_transaction(lambda live: put_before(live, now_us))
+        store.in_transaction(lambda live: put_previous_state(live, now_us))
     finally:
         store.close(60.0)
 
 
-def put_before(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
+def put_previous_state(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
     """Put models of hazard, the days of one host, and where the broken GPU was, into a store's database."""
     _put_models(live, now_us)
     live.execute(
@@ -125,7 +125,7 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
     """A model was trained a week ago, and yesterday one that is worse."""
     from ..hazard.features import FEATURES
     from ..hazard.model import HazardModel
-    from ..hazard.models import Trained, keep
+    from ..hazard.models import TrainingResult, store_model
 
     nine = datetime.fromtimestamp(now_us / SECOND_US, UTC).replace(
         hour=9, minute=0, second=0, microsecond=0, tzinfo=None
@@ -137,18 +137,18 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
         metrics={"auc": 0.62, "recall": 0.21, "ece": 0.009}, calibration=((0.01, 0.012), (0.05, 0.043)),
     )  # fmt: skip
     worse = replace(model, last_time=day, faults=32)
-    words = "log loss of the last 28 days 0.09120, {} 0.09{}"
-    better = Trained(model, True, words.format("the prior of published rates", "340"))
-    refused = words.format(f"the one in use (of {week})", "070")
-    keep(live, now_us - 7 * DAY_US, better)
-    keep(
+    message = "log loss of the last 28 days 0.09120, {} 0.09{}"
+    better = TrainingResult(model, True, message.format("the prior of published rates", "340"))
+    refused = message.format(f"the one in use (of {week})", "070")
+    store_model(live, now_us - 7 * DAY_US, better)
+    store_model(
         live,
         now_us - DAY_US,
-        Trained(worse, False, f"{refused}: worse, so that the one in use stays"),
+        TrainingResult(worse, False, f"{refused}: worse, so that the one in use stays"),
     )
 
 
-def tell(channel: grpc.Channel, now_us: int) -> None:
+def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
     """Tell the aggregator what the scheduler of the night says: the job, a host that is out, and how a job ended.
 
     Raises grpc.RpcError.

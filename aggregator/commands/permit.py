@@ -14,7 +14,15 @@ from google.protobuf.json_format import MessageToDict
 from ...cli import json_object
 from ...contract.wire import permit_pb2
 from ...contract.wire.permit_pb2_grpc import PermitServiceStub
-from .connection import DEADLINE_SECONDS, OK, add_options, dialled, guarded, translated, way_of
+from .connection import (
+    DEADLINE_SECONDS,
+    OK,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -29,8 +37,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    way = way_of(options)
-    with dialled(way) as channel:
+    connection_options = read_connection_options(options)
+    with open_channel(connection_options) as channel:
         stub: Any = PermitServiceStub(channel)  # type: ignore[no-untyped-call]
         calls: dict[str, tuple[Callable[..., Any], object]] = {
             "show": (stub.GetPermit, permit_pb2.GetPermitRequest()),
@@ -49,8 +57,10 @@ def _run(options: argparse.Namespace) -> int:
         try:
             permit = call(request, timeout=DEADLINE_SECONDS)
         except grpc.RpcError as error:
-            raise translated(error, way) from error
-    print(json_object(_document(permit)) if options.json else told(permit, datetime.now(UTC)))
+            raise command_error(error, connection_options) from error
+    print(
+        json_object(_document(permit)) if options.json else permit_text(permit, datetime.now(UTC))
+    )
     return OK
 
 
@@ -61,7 +71,7 @@ def _document(permit: permit_pb2.FleetPermit) -> dict[str, Any]:
     return {**fields, "granted_wall_time_ns": permit.granted_wall_time_ns}
 
 
-def told(permit: permit_pb2.FleetPermit, now: datetime) -> str:
+def permit_text(permit: permit_pb2.FleetPermit, now: datetime) -> str:
     """Return the permit in words."""
     if not permit.seconds_left:
         return f"no permit: hosts report, and enforce nothing ({permit.reason})"

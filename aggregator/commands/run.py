@@ -23,15 +23,23 @@ from ...contract.settings import SettingsError
 from ...contract.wire import score_pb2
 from ..auth import tokens
 from ..auth.access import tokens_file
-from ..auth.principal import Role
-from ..auth.tokens import Token, TokensError, put
+from ..auth.tokens import Token, TokensError, write_private
 from ..config import parse_listen
+from ..principal import Role
 from . import night
 from .aggregator import DEMONSTRATION as MARK
-from .child_process import Child, ChildError, Children
-from .connection import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing, Way
+from .child_process import ChildCommand, ChildError, Children
+from .connection import (
+    ADDRESS_DEFAULT,
+    FAILED,
+    OK,
+    CommandError,
+    ConnectionOptions,
+    ScoreClient,
+    ScoreListing,
+)
 from .host_table import folded, host_of, render, wants_colour, width_of
-from .hosts import Fold, show
+from .hosts import FoldMode, show
 
 # ----------------------------------------------------------------------
 # What `gangline run` shows: the folder it begins in, and the simulated faults that `--once` waits
@@ -40,7 +48,7 @@ from .hosts import Fold, show
 #: The live store, as `store.storefile.FILE` names it: that module imports DuckDB.
 STORE = "gangline.duckdb"
 #: What of the aggregator's folder is a person's, also in a demonstration: certificates and tokens.
-KEPT = "access"
+RETAINED = "access"
 
 #: Fault of the scenarios that `gangline simulate` plays -> the reason that is right for it.
 REASONS: dict[str, score_pb2.ReasonCode] = {
@@ -58,7 +66,7 @@ class FolderInUseError(Exception):
     """An aggregator runs in the folder that is to be emptied."""
 
 
-def begin_anew(data: Path) -> tuple[bool, str]:
+def reset_folder(data: Path) -> tuple[bool, str]:
     """Empty what a `gangline run` before left in *data*; return whether it is empty now, and what to say of it.
 
     Only a folder is emptied that `gangline run` began, and in which no `gangline aggregator` was started since; its
@@ -72,35 +80,37 @@ def begin_anew(data: Path) -> tuple[bool, str]:
             f"{aggregator} has data that no `gangline run` began: this run continues with it, and also shows its old "
             "hosts and findings; for an empty start use --data OTHER, or remove the folder"
         )
-    from ..store.duckdb_file import LOCK, StoreError, claim  # DuckDB: only here
+    from ..store.duckdb_file import LOCK_FILE, StoreError, lock_folder  # DuckDB: only here
 
     try:
-        claimed = claim(aggregator)
+        claimed = lock_folder(aggregator)
     except StoreError as error:
         raise FolderInUseError(str(error)) from error
     try:
         # The store and the mark go last: where this is cut short, the next run does the rest.
         last = (STORE, MARK)
-        there = [path for path in aggregator.iterdir() if path.name not in (KEPT, LOCK, *last)]
-        for path in [*there, *(aggregator / name for name in last)]:
+        removable = [
+            path for path in aggregator.iterdir() if path.name not in (RETAINED, LOCK_FILE, *last)
+        ]
+        for path in [*removable, *(aggregator / name for name in last)]:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
     finally:
-        claimed.withdraw()
+        claimed.discard()
     if simulated.is_dir() and not simulated.is_symlink():
         shutil.rmtree(simulated)
     return True, f"{aggregator}: removed what the `gangline run` before had stored"
 
 
-def begun(data: Path) -> None:
+def mark_started(data: Path) -> None:
     """Note that `gangline run` began the store in *data*, which was empty: the next run may empty it."""
     (data / "aggregator" / MARK).touch()
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class SimulatedFault:
     """A fault of the truth log that `gangline simulate` writes, and the aggregator never sees."""
 
     host: str
@@ -108,50 +118,54 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TruthLog:
     """The truth log: what goes wrong, and how many hosts show what looks like a fault and is none."""
 
-    faults: tuple[Truth, ...] = ()
-    alike: frozenset[str] = frozenset()
+    faults: tuple[SimulatedFault, ...] = ()
+    decoys: frozenset[str] = frozenset()
     count: int = 0  # of causes: a rack's is one
 
 
-def read_truth(file: Path) -> Told:
+def read_truth(file: Path) -> TruthLog:
     """Return the faults to come; none while the log is not written."""
     try:
         lines = file.read_text().splitlines()
     except FileNotFoundError:
-        return Told()
-    told = [fields for fields in map(json.loads, lines) if fields.get("what") == "incident"]
-    faults = [fields for fields in told if fields["sort"] == "faults"]
-    struck = [Truth(host, fields["class"]) for fields in faults for host, _ in fields["struck"]]
-    others = {h for fields in told if fields["sort"] != "faults" for h, _ in fields["struck"]}
-    return Told(tuple(struck), frozenset(others - {one.host for one in struck}), len(faults))
+        return TruthLog()
+    incidents = [fields for fields in map(json.loads, lines) if fields.get("what") == "incident"]
+    faults = [fields for fields in incidents if fields["sort"] == "faults"]
+    faulty = [
+        SimulatedFault(host, fields["class"]) for fields in faults for host, _ in fields["struck"]
+    ]
+    others = {h for fields in incidents if fields["sort"] != "faults" for h, _ in fields["struck"]}
+    return TruthLog(tuple(faulty), frozenset(others - {one.host for one in faulty}), len(faults))
 
 
-def found(scores: Sequence[score_pb2.NodeScore], told: Told) -> str:
+def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str:
     """Say how many of the simulated faults are found, and how many hosts are named that have none."""
-    if not told.faults:
+    if not truth.faults:
         return ""
     bad = {host_of(one): one.reason for one in scores if one.simulated and one.state in BAD}
-    right = sum(bad.get(one.host) == REASONS.get(one.kind) for one in told.faults)
-    wrong = len(bad.keys() - {one.host for one in told.faults})
-    words = f"simulated: {told.count} faults on {len(told.faults)} hosts, {right} found"
-    if told.alike:
-        count = len(told.alike)
+    right = sum(bad.get(one.host) == REASONS.get(one.kind) for one in truth.faults)
+    wrong = len(bad.keys() - {one.host for one in truth.faults})
+    message = f"simulated: {truth.count} faults on {len(truth.faults)} hosts, {right} found"
+    if truth.decoys:
+        count = len(truth.decoys)
         plural = "" if count == 1 else "s"
-        words += f"; {count} look-alike{plural}, {len(bad.keys() & told.alike)} blamed"
-    return f"{words}; {wrong} blamed without a fault" if wrong else words
+        message += f"; {count} look-alike{plural}, {len(bad.keys() & truth.decoys)} blamed"
+    return f"{message}; {wrong} blamed without a fault" if wrong else message
 
 
-def missing(scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[Truth]) -> str:
+def missing_message(
+    scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[SimulatedFault]
+) -> str:
     """Say what the table still lacks, or shows wrongly; empty when it is complete and right.
 
     *scores*: worst first. *hosts*: how many are expected to speak.
     """
-    speaking = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
-    if len(speaking) < hosts:
-        return f"{len(speaking)} of {hosts} hosts have a score"
+    reporting = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
+    if len(reporting) < hosts:
+        return f"{len(reporting)} of {hosts} hosts have a score"
     if hosts > 1 and not truth:
         return "the simulated hosts have not said which of them will fail"
     wanted = {t.host: REASONS[t.kind] for t in truth}
@@ -176,8 +190,8 @@ NAME = "gangline-run"
 DAYS = 365
 
 
-class OwnLogin:
-    """`begin`, once nobody else runs in the folder; `look`, every second; then `end`.
+class RunToken:
+    """`begin`, once nobody else runs in the folder; `refresh`, every second; then `end`.
 
     All parts of the run present the token from the start: an aggregator that asks for no login takes no notice of it. It
     is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Whoever
@@ -188,7 +202,7 @@ class OwnLogin:
         """*data*: the aggregator's folder; *file*: where the token is put, for us and our children."""
         self._tokens, self._file = tokens_file(data), file
         self._secret = ""
-        self._kept: Token | None = None
+        self._token: Token | None = None
         #: Whether the aggregator asks for it.
         self.is_needed = False
 
@@ -199,32 +213,34 @@ class OwnLogin:
 
     def begin(self) -> None:
         """Make the token. Raises TokensError, OSError."""
-        self._secret, self._kept = tokens.make(Role.ADMIN, NAME, DAYS, int(time.time()))
+        self._secret, self._token = tokens.make_token(Role.ADMIN, NAME, DAYS, int(time.time()))
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        put(self._file, f"{self._secret}\n".encode(), 0o600)
-        self.look()
+        write_private(self._file, f"{self._secret}\n".encode(), 0o600)
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Put the token among the aggregator's if there are some now, once. Raises TokensError, OSError."""
-        ours = self._kept
-        if self.is_needed or ours is None or not self._tokens.exists():
+        token = self._token
+        if self.is_needed or token is None or not self._tokens.exists():
             return
-        tokens.change(
-            self._tokens, lambda before: [*(one for one in before if one.name != NAME), ours]
+        tokens.update_tokens(
+            self._tokens, lambda before: [*(one for one in before if one.name != NAME), token]
         )
         self.is_needed = True
 
     def end(self) -> None:
         """Revoke it. Raises TokensError, OSError."""
-        ours = self._kept
-        if ours is None:
+        token = self._token
+        if token is None:
             return
         if self.is_needed:
-            tokens.change(self._tokens, lambda before: [one for one in before if one.id != ours.id])
+            tokens.update_tokens(
+                self._tokens, lambda before: [one for one in before if one.id != token.id]
+            )
         with suppress(FileNotFoundError):
             if self._secret in self._file.read_text():
                 self._file.unlink()
-        self._kept = None
+        self._token = None
 
 
 SIMULATED_MAX = 512
@@ -236,7 +252,7 @@ START_SECONDS_MAX = 60.0
 #: is slow at a normal clock, which takes nine windows of 10 s in which its job works.
 ONCE_SECONDS_MAX = 300.0
 ONCE_SECONDS_LIMIT = 3600.0
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 #: Scenarios of `gangline simulate` whose faults the table is checked against. Of fewer hosts there are fewer jobs than
 #: faults, which would hide each other.
 FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
@@ -265,45 +281,50 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return FAILED
-    own = OwnLogin(options.data / "aggregator", options.data / "run.token")
+    run_token = RunToken(options.data / "aggregator", options.data / "run.token")
     try:
         with Children(options.data) as children:
-            is_new, words = begin_anew(options.data)
-            if words:
-                print(words, flush=True)
+            is_new, message = reset_folder(options.data)
+            if message:
+                print(message, flush=True)
             try:
-                own.begin()
-                return _Run(options, children, own, stop).run(is_new=is_new)
+                run_token.begin()
+                return _DemonstrationRun(options, children, run_token, stop).run(is_new=is_new)
             finally:
-                own.end()
+                run_token.end()
     except (ChildError, CommandError, FolderInUseError, TokensError, OSError) as error:
         print(f"gangline run: {error}", file=sys.stderr)
         return FAILED
 
 
-class _Run:
+class _DemonstrationRun:
     """The processes of one run, and the table over them."""
 
     def __init__(
         self,
         options: argparse.Namespace,
         children: Children,
-        own: OwnLogin,
+        run_token: RunToken,
         stop: threading.Event,
     ) -> None:
-        self._options, self._children, self._own, self._stop = options, children, own, stop
+        self._options, self._children, self._run_token, self._stop = (
+            options,
+            children,
+            run_token,
+            stop,
+        )
         self._truth = options.data / "simulated" / "truth.jsonl"
 
     def run(self, *, is_new: bool) -> int:
         """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
-        options, children, token_file = self._options, self._children, self._own.token_file
+        options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         declared = self._before_night(is_new=is_new) if options.scenario == NIGHT else ()
         children.start(_aggregator(options, declared))
-        with Client(Way(options.listen, token_file=token_file)) as client:
-            _answering(client, children, self._stop)
+        with ScoreClient(ConnectionOptions(options.listen, token_file=token_file)) as client:
+            _wait_answering(client, children, self._stop)
             if is_new:
-                begun(options.data)
+                mark_started(options.data)
             children.start(_agent(options, token_file))
             if options.simulated:
                 self._truth.unlink(missing_ok=True)
@@ -321,100 +342,100 @@ class _Run:
         from ..store.duckdb_file import StoreError  # DuckDB: for the night only
 
         try:
-            night.before(self._options.data / "aggregator", time.time_ns() // 1000)
+            night.prepare_store(self._options.data / "aggregator", time.time_ns() // 1000)
         except StoreError as error:
             raise ChildError(str(error)) from error
         return (f"declared={file}", *night.SETTINGS)
 
-    def _tell_night(self, client: Client, listing: Listing) -> bool:
+    def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
         """Say what the scheduler of the night says, once its hosts are there; return whether it is said."""
         if not {host_of(one) for one in listing.scores} >= {*night.HOSTS}:
             return False
-        night.tell(client.channel, time.time_ns() // 1000)
+        night.send_scheduler_reports(client.channel, time.time_ns() // 1000)
         return True
 
-    def _watch(self, client: Client) -> int:
+    def _watch(self, client: ScoreClient) -> int:
         terminal = sys.stdout.isatty()
-        listing = Listing([], 0, "")
-        told, is_night_told = Told(), self._options.scenario != NIGHT
-        while not self._stop.wait(LOOK_SECONDS):
+        listing = ScoreListing([], 0, "")
+        truth, is_night_reported = TruthLog(), self._options.scenario != NIGHT
+        while not self._stop.wait(POLL_SECONDS):
             self._children.check()
-            self._own.look()
-            words = "Ctrl-C ends everything"
+            self._run_token.refresh()
+            message = "Ctrl-C ends everything"
             try:
                 listing = client.hosts()
-                is_night_told = is_night_told or self._tell_night(client, listing)
+                is_night_reported = is_night_reported or self._report_night(client, listing)
             # A machine short of breath; a first token, made meanwhile.
             except CommandError as error:
-                words = f"what you see is old: {error}; {words}"
+                message = f"what you see is old: {error}; {message}"
             except grpc.RpcError as error:
-                words = f"the scheduler of the night was not heard: {error}; {words}"
-            told = told if told.faults else self._told()
+                message = f"the scheduler of the night was not heard: {error}; {message}"
+            truth = truth if truth.faults else self._read_truth()
             # Of the night's faults some are put over what the truth log knows.
-            faults = "" if self._options.scenario == NIGHT else found(listing.scores, told)
-            lines = (faults, self._login(), words)
+            faults = "" if self._options.scenario == NIGHT else found_message(listing.scores, truth)
+            lines = (faults, self._login(), message)
             show(
                 listing,
                 "\n".join(filter(None, lines)),
                 as_json=False,
                 in_place=terminal,
-                fold=Fold.NEVER if self._options.all else Fold.ALWAYS,
-                asks=self._asks(),
+                fold=FoldMode.NEVER if self._options.all else FoldMode.ALWAYS,
+                explain_command=self._explain_command(),
             )
         print("ending ...", flush=True)
         return OK
 
-    def _once(self, client: Client) -> int:
+    def _once(self, client: ScoreClient) -> int:
         """Wait for the complete table, print it, return 0; what is missing at the end is the reason."""
         options = self._options
         end = time.monotonic() + options.seconds_max
         lacking = "no table yet"
-        listing = Listing([], 0, "")
+        listing = ScoreListing([], 0, "")
         while time.monotonic() < end:
-            if self._stop.wait(LOOK_SECONDS):
+            if self._stop.wait(POLL_SECONDS):
                 print("gangline run: ended before the table was complete", file=sys.stderr)
                 return FAILED
             self._children.check()
-            self._own.look()
+            self._run_token.refresh()
             try:
                 listing = client.hosts()
             except CommandError as error:
                 lacking = str(error)
                 continue
             # Scores of before a restart are no answer to what is so now.
-            lacking = listing.degraded_reason or missing(
-                listing.scores, 1 + options.simulated, self._told().faults
+            lacking = listing.degraded_reason or missing_message(
+                listing.scores, 1 + options.simulated, self._read_truth().faults
             )
             if not lacking:
                 break
         fold = sys.stdout.isatty() and not options.all
         rows = folded(listing.scores, None) if fold else listing.scores
         print(render(rows, width_of(sys.stdout), colour=wants_colour()))
-        if words := found(listing.scores, self._told()):
-            print(words)
+        if message := found_message(listing.scores, self._read_truth()):
+            print(message)
         if lacking:
             print(f"gangline run: after {options.seconds_max:g} s: {lacking}", file=sys.stderr)
         return FAILED if lacking else OK
 
-    def _told(self) -> Told:
-        return read_truth(self._truth) if self._options.simulated else Told()
+    def _read_truth(self) -> TruthLog:
+        return read_truth(self._truth) if self._options.simulated else TruthLog()
 
     def _login(self) -> str:
         """Return what to say where somebody made a token in our folder: other commands are refused without one."""
-        if not self._own.is_needed:
+        if not self._run_token.is_needed:
             return ""
-        return f"this aggregator asks for a token now: other commands take --token-file {self._own.token_file}"
+        return f"this aggregator asks for a token now: other commands take --token-file {self._run_token.token_file}"
 
-    def _asks(self) -> str:
-        words = ["gangline", "explain"]
+    def _explain_command(self) -> str:
+        arguments = ["gangline", "explain"]
         if self._options.listen != ADDRESS_DEFAULT:
-            words += ["--server", self._options.listen]
-        if self._own.is_needed:
-            words += ["--token-file", self._own.token_file]
-        return shlex.join(words)
+            arguments += ["--server", self._options.listen]
+        if self._run_token.is_needed:
+            arguments += ["--token-file", self._run_token.token_file]
+        return shlex.join(arguments)
 
 
-def _answering(client: Client, children: Children, stop: threading.Event) -> None:
+def _wait_answering(client: ScoreClient, children: Children, stop: threading.Event) -> None:
     """Return once the service has a first snapshot. Raises ChildError when it never will."""
     end = time.monotonic() + START_SECONDS_MAX
     while not stop.wait(0.2):
@@ -427,23 +448,23 @@ def _answering(client: Client, children: Children, stop: threading.Event) -> Non
                 raise
 
 
-def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> Child:
+def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> ChildCommand:
     data = options.data / "aggregator"
     assignments = [word for setting in settings for word in ("--set", setting)]
     arguments = ("--data", str(data), "--listen", options.listen, *assignments)
-    return Child("aggregator", arguments, ends_seconds=15.0)
+    return ChildCommand("aggregator", arguments, ends_seconds=15.0)
 
 
-def _agent(options: argparse.Namespace, token_file: str) -> Child:
+def _agent(options: argparse.Namespace, token_file: str) -> ChildCommand:
     folders = ("spool", "events", "state")
     settings = [f"{name}_folder={options.data / 'agent' / name}" for name in folders]
     settings.append(f"token_file={token_file}")
     assignments = [word for setting in settings for word in ("--set", setting)]
-    return Child("agent", ("--aggregator", options.listen, *assignments))
+    return ChildCommand("agent", ("--aggregator", options.listen, *assignments))
 
 
-def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> Child:
-    return Child(
+def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> ChildCommand:
+    return ChildCommand(
         "simulate",
         (
             *("--hosts", str(options.simulated), "--seed", str(options.seed)),
@@ -494,7 +515,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
     parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     parser.add_argument(
-        "--seconds-max", type=_patience, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
+        "--seconds-max", type=_seconds_max, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
     )
     return parser
 
@@ -511,7 +532,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _patience(text: str) -> float:
+def _seconds_max(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import messages
-from ..query.messages import Answered, Question
-from .connection import CommandError, add_login, guarded, parsed, way_of
-from .sql_backends import FileDoor, Opened, ServerDoor
+from ..query.messages import AnswerSummary, Question
+from .connection import CommandError, add_login, guarded, parse_address, read_connection_options
+from .sql_backends import QuerySession, RemoteBackend, SnapshotBackend
 
 #: An older snapshot is said to be old: an aggregator that runs writes it anew for the question.
 OLD_SECONDS = 60
@@ -61,7 +61,7 @@ memory. --output writes the file completely or not at all.
 exit codes: 0 done, 1 failed or truncated, 2 wrong usage or SQL not allowed, 3 no snapshot or no aggregator
 """
 
-WHAT_THERE_IS = """
+LIST_QUERY = """
 FROM (
 SELECT table_schema || '.' || table_name AS ask, table_comment AS answers FROM information_schema.tables
 WHERE table_type = 'VIEW' AND table_schema IN ('ops', 'history') AND table_comment IS NOT NULL
@@ -76,7 +76,7 @@ ORDER BY starts_with(ask, 'ops.') DESC, starts_with(ask, 'history.') DESC, conta
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AnswerOptions:
     """How an answer is wanted: its form, where it goes, how much of it."""
 
     form: str
@@ -101,19 +101,19 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--output {options.output}: say which form with --format {'|'.join(FORMS)}")
     if form == "table" and options.rows > TABLE_ROWS_MAX:
         parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; say --csv for more")
-    wanted = Wanted(form, options.output, options.rows, options.timeout)
-    return guarded("sql", lambda: _run(options, wanted))
+    answer_options = AnswerOptions(form, options.output, options.rows, options.timeout)
+    return guarded("sql", lambda: _run(options, answer_options))
 
 
-def _run(options: argparse.Namespace, wanted: Wanted) -> int:
-    with Opened(_door(options)) as opened:
+def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
+    with QuerySession(_backend(options)) as query_session:
         sql = _query(options)
         if sql is None:
             # prompt_toolkit takes 100 ms, which a question in a script must not.
             from .sql_shell import Shell
 
-            return Shell(opened, wanted, width).run()
-        return answer_or_words(lambda: answered(opened, sql, wanted))
+            return Shell(query_session, answer_options, width).run()
+        return with_query_errors(lambda: run_query(query_session, sql, answer_options))
 
 
 def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -128,15 +128,15 @@ def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     return show_log(options.data, options.log, form)
 
 
-def _door(options: argparse.Namespace) -> FileDoor | ServerDoor:
+def _backend(options: argparse.Namespace) -> SnapshotBackend | RemoteBackend:
     """Return where to ask. Raises CommandError."""
     if not options.server:
-        return FileDoor(options.data)
+        return SnapshotBackend(options.data)
     options.aggregator = options.server
-    return ServerDoor(way_of(options))
+    return RemoteBackend(read_connection_options(options))
 
 
-def answer_or_words(work: Callable[[], int]) -> int:
+def with_query_errors(work: Callable[[], int]) -> int:
     """Return what *work* does. Raises CommandError, of a question without an answer too."""
     try:
         return work()
@@ -148,35 +148,41 @@ def answer_or_words(work: Callable[[], int]) -> int:
         raise CommandError(str(error), USAGE if refused else FAILED) from error
 
 
-def answered(opened: Opened, sql: str, wanted: Wanted) -> int:
+def run_query(query_session: QuerySession, sql: str, answer_options: AnswerOptions) -> int:
     """Ask, write the answer, and say how old it is and whether it was cut. Raises QueryError, CommandError."""
     from .sql_output import write  # Arrow: 0.1 s, which pass while the question's process starts
 
-    with opened.answer(wanted.question(sql)) as answer:
-        cut = write(answer, wanted.form, wanted.output, rows_max=wanted.rows, width=width())
+    with query_session.answer(answer_options.question(sql)) as answer:
+        cut = write(
+            answer,
+            answer_options.form,
+            answer_options.output,
+            rows_max=answer_options.rows,
+            width=width(),
+        )
         end = answer.finish()
     sys.stdout.flush()
-    for note in notes(end, opened.door.name, cut, wanted):
+    for note in notes(end, query_session.backend.name, cut, answer_options):
         print(note, file=sys.stderr)
-    return FAILED if cut and wanted.form in STREAMED and not wanted.rows else OK
+    return FAILED if cut and answer_options.form in STREAMED and not answer_options.rows else OK
 
 
-def notes(end: Answered, place: str, cut: str, wanted: Wanted) -> list[str]:
+def notes(end: AnswerSummary, source: str, cut: str, answer_options: AnswerOptions) -> list[str]:
     """Return what there is to know beside the rows."""
-    more = "--rows N" if wanted.form in STREAMED else "--csv or --rows N"
+    more = "--rows N" if answer_options.form in STREAMED else "--csv or --rows N"
     return [
-        age_words(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, place),
+        age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, source),
         *([end.history_missing_reason] if end.history_missing_reason else []),
         *([f"{cut}; {more} for more"] if cut else []),
     ]
 
 
-def age_words(seconds: float, place: str) -> str:
+def age_message(seconds: float, source: str) -> str:
     """Return how old the answer is, and what to do when that is too old."""
     if seconds <= OLD_SECONDS:
         return f"as of {max(0.0, seconds):.0f} s ago"
     return (
-        f"as of {seconds:.0f} s ago: no aggregator seems to be writing to {place}. "
+        f"as of {seconds:.0f} s ago: no aggregator seems to be writing to {source}. "
         "Start one there (gangline aggregator), or name another folder with --data"
     )
 
@@ -195,7 +201,7 @@ def _query(options: argparse.Namespace) -> str | None:
     text = str(options.query) if options.query is not None else ""
     if options.query is None and not sys.stdin.isatty():
         text = sys.stdin.read()
-    return WHAT_THERE_IS if text.strip() in ("", "\\d") else text
+    return LIST_QUERY if text.strip() in ("", "\\d") else text
 
 
 def _count(text: str) -> int:
@@ -268,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
         "--server",
         "--aggregator",  # as the other commands have it
         dest="server",
-        type=parsed,
+        type=parse_address,
         metavar="ADDRESS:PORT",
         help="query this aggregator",
     )

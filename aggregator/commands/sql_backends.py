@@ -17,10 +17,17 @@ import grpc
 from ...contract.wire import query_pb2
 from ...contract.wire.query_pb2_grpc import QueryServiceStub
 from ..query import messages
-from ..query.messages import PIECE_BYTES_MAX, Answered, Place, Question, newest_moment_us, too_new
-from ..query.pool import Cost, QueryProcesses
+from ..query.messages import (
+    PIECE_BYTES_MAX,
+    AnswerSummary,
+    QuerySettings,
+    Question,
+    newest_moment_us,
+    staleness_message,
+)
+from ..query.pool import QueryCost, QueryPool
 from ..store import snapshot_refresh
-from .connection import Way, dialled_aio, login, translated
+from .connection import ConnectionOptions, command_error, login_metadata, open_aio_channel
 
 OPS_FILE = "operators.duckdb"
 #: What one question may take of this machine, DuckDB and Python together.
@@ -29,12 +36,12 @@ MEMORY_BYTES_MAX, THREADS = 2 << 30, 2
 CANCEL_SECONDS = 2.0
 
 
-class Door(Protocol):
+class QueryBackend(Protocol):
     """Where a question goes. `name` is for people."""
 
     name: str
 
-    def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
+    def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
         """Yield pieces of an Arrow IPC stream, then the end. Raises QueryError, CommandError."""
         ...
 
@@ -43,48 +50,48 @@ class Door(Protocol):
         ...
 
 
-class FileDoor:
+class SnapshotBackend:
     """The snapshot in a data folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
-        self._processes = QueryProcesses(Place(folder, MEMORY_BYTES_MAX, THREADS), 1)
+        self._processes = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, THREADS), 1)
 
     async def warm(self) -> None:
         """Have a process ready before the question is."""
         with contextlib.suppress(OSError):  # the question says it, in words
             self._processes.start()
 
-    async def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
-        """See `Door`."""
+    async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
+        """See `QueryBackend`."""
         moment_us = newest_moment_us(question.sql, time.time_ns() // 1000)
-        again = await _freshened(self._processes.place.folder, moment_us)
-        async with contextlib.aclosing(self._processes.ask(question, Cost())) as answer:
+        retry_seconds = await _refresh_snapshot(self._processes.settings.folder, moment_us)
+        async with contextlib.aclosing(self._processes.query(question, QueryCost())) as answer:
             async for piece in answer:
-                if isinstance(piece, Answered) and not piece.history_missing_reason:
-                    words = too_new(moment_us, piece.taken_us, again)
-                    piece = replace(piece, history_missing_reason=words)
+                if isinstance(piece, AnswerSummary) and not piece.history_missing_reason:
+                    staleness = staleness_message(moment_us, piece.taken_us, retry_seconds)
+                    piece = replace(piece, history_missing_reason=staleness)
                 yield piece
 
     async def close(self) -> None:
-        """See `Door`."""
+        """See `QueryBackend`."""
         await self._processes.close()
 
 
-class ServerDoor:
+class RemoteBackend:
     """An aggregator's Query call."""
 
-    def __init__(self, way: Way) -> None:
-        self.name = way.aggregator
-        self._way = way
-        self._login = login(way)
+    def __init__(self, connection_options: ConnectionOptions) -> None:
+        self.name = connection_options.aggregator
+        self._connection_options = connection_options
+        self._login = login_metadata(connection_options)
         self._channel: grpc.aio.Channel | None = None
 
-    async def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
-        """See `Door`."""
+    async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
+        """See `QueryBackend`."""
         if self._channel is None:
             options = [("grpc.max_receive_message_length", PIECE_BYTES_MAX + (1 << 20))]
-            self._channel = dialled_aio(self._way, options)
+            self._channel = open_aio_channel(self._connection_options, options)
         request = query_pb2.QueryRequest(sql=question.sql, row_limit=question.rows_max)
         if question.seconds:
             request.timeout.FromMilliseconds(round(question.seconds * 1000))
@@ -94,33 +101,33 @@ class ServerDoor:
         try:
             async for response in call:
                 if response.HasField("summary"):
-                    yield _answered(response.summary)
+                    yield _summary_of(response.summary)
                 else:
                     yield response.arrow_stream
         except grpc.RpcError as error:
-            raise _trouble(error, self._way) from error
+            raise _query_error(error, self._connection_options) from error
         finally:
             call.cancel()
 
     async def close(self) -> None:
-        """See `Door`."""
+        """See `QueryBackend`."""
         if self._channel is not None:
             await self._channel.close()
 
 
-async def _freshened(folder: Path, moment_us: int) -> float:
+async def _refresh_snapshot(folder: Path, moment_us: int) -> float:
     """Have the aggregator that runs here write its file anew where it is older than *moment_us* or its period.
 
     Returns in how many seconds a newer one is to be expected.
     """
-    cost, file = snapshot_refresh.asked_of(folder), folder / OPS_FILE
+    cost, file = snapshot_refresh.read_cost(folder), folder / OPS_FILE
     if cost is None:
         return snapshot_refresh.WAIT_SECONDS_MAX
-    expected = cost.pause_seconds(asked=True) + cost.took_seconds
+    expected = cost.pause_seconds(requested=True) + cost.write_seconds
 
     def taken_ns() -> int:
         try:
-            return file.stat().st_mtime_ns - round(cost.took_seconds * 1e9)
+            return file.stat().st_mtime_ns - round(cost.write_seconds * 1e9)
         except OSError:
             return 0
 
@@ -136,8 +143,8 @@ async def _freshened(folder: Path, moment_us: int) -> float:
     return expected
 
 
-def _answered(summary: query_pb2.QuerySummary) -> Answered:
-    return Answered(
+def _summary_of(summary: query_pb2.QuerySummary) -> AnswerSummary:
+    return AnswerSummary(
         summary.row_count,
         summary.byte_count,
         summary.elapsed.ToNanoseconds() / 1e9,
@@ -147,21 +154,21 @@ def _answered(summary: query_pb2.QuerySummary) -> Answered:
     )
 
 
-def _trouble(error: Any, way: Way) -> Exception:
-    code, words = error.code(), error.details() or ""
+def _query_error(error: Any, connection_options: ConnectionOptions) -> Exception:
+    code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return messages.QueryRefused(words.removeprefix("sql: "))
+        return messages.QueryRefused(details.removeprefix("sql: "))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return messages.QueryCutOff(words, of_time=False)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and words.startswith("ran longer"):
-        return messages.QueryCutOff(words, of_time=True)
-    return translated(error, way, "name another with --server ADDRESS:PORT")
+        return messages.QueryCutOff(details, of_time=False)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and details.startswith("ran longer"):
+        return messages.QueryCutOff(details, of_time=True)
+    return command_error(error, connection_options, "name another with --server ADDRESS:PORT")
 
 
-class Runner:
+class InterruptibleRunner:
     """An event loop in which Ctrl-C cancels what is run, and nothing else.
 
-    `asyncio.Runner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
+    `asyncio.InterruptibleRunner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
     reads which processes have ended, or before a process is told to end. Its place would never be free again.
     """
 
@@ -174,13 +181,13 @@ class Runner:
         Ctrl-C does not count in the first *cancel_after* seconds, nor for CANCEL_SECONDS after one that did.
         """
         loop = self._runner.get_loop()
-        heeded_from, interrupted = loop.time() + cancel_after, False
+        cancellable_from, interrupted = loop.time() + cancel_after, False
         task: asyncio.Future[Any] | None = None
 
         def interrupt() -> None:
-            nonlocal heeded_from, interrupted
-            if task is not None and loop.time() >= heeded_from:
-                heeded_from, interrupted = loop.time() + CANCEL_SECONDS, True
+            nonlocal cancellable_from, interrupted
+            if task is not None and loop.time() >= cancellable_from:
+                cancellable_from, interrupted = loop.time() + CANCEL_SECONDS, True
                 task.cancel()
 
         with _interrupts(loop, interrupt):
@@ -214,14 +221,16 @@ def _interrupts(loop: asyncio.AbstractEventLoop, call: Any) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-class Answer(io.RawIOBase):
+class ArrowAnswer(io.RawIOBase):
     """An answer as a file of an Arrow IPC stream, whose bytes come as they are read; then `end` is set."""
 
-    def __init__(self, runner: Runner, door: Door, question: Question) -> None:
+    def __init__(
+        self, runner: InterruptibleRunner, backend: QueryBackend, question: Question
+    ) -> None:
         super().__init__()
-        self.end: Answered | None = None
+        self.end: AnswerSummary | None = None
         self._runner = runner
-        self._pieces: Any = door.ask(question)
+        self._pieces: Any = backend.query(question)
         self._left = b""
 
     def readable(self) -> bool:
@@ -234,7 +243,7 @@ class Answer(io.RawIOBase):
             piece = self._runner.run(anext(self._pieces, None))
             if piece is None:
                 return 0
-            if isinstance(piece, Answered):
+            if isinstance(piece, AnswerSummary):
                 self.end = piece
                 self._runner.run(
                     anext(self._pieces, None)
@@ -246,7 +255,7 @@ class Answer(io.RawIOBase):
         self._left = self._left[count:]
         return count
 
-    def finish(self) -> Answered:
+    def finish(self) -> AnswerSummary:
         """Read on to the end. Raises what `readinto` raises."""
         while self.end is None and self.read(1 << 16):
             pass
@@ -260,31 +269,31 @@ class Answer(io.RawIOBase):
             self._runner.run(self._pieces.aclose(), cancel_after=CANCEL_SECONDS)
 
 
-class Opened:
+class QuerySession:
     """A door, and the loop on which it works."""
 
-    def __init__(self, door: FileDoor | ServerDoor) -> None:
-        self.door: Door = door
-        self.runner = Runner()
-        self._before: Answer | None = None
-        if isinstance(door, FileDoor):
-            self.runner.run(door.warm())
+    def __init__(self, backend: SnapshotBackend | RemoteBackend) -> None:
+        self.backend: QueryBackend = backend
+        self.runner = InterruptibleRunner()
+        self._previous: ArrowAnswer | None = None
+        if isinstance(backend, SnapshotBackend):
+            self.runner.run(backend.warm())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.runner.run(self.door.close())
+        self.runner.run(self.backend.close())
         self.runner.close()
 
     @contextlib.contextmanager
-    def answer(self, question: Question) -> Iterator[Answer]:
+    def answer(self, question: Question) -> Iterator[ArrowAnswer]:
         """Ask; the answer is cancelled when it is left before its end."""
-        if self._before is not None:  # Ctrl-C came between its end and its cancelling
-            self._before.give_up()
-        self._before = answer = Answer(self.runner, self.door, question)
+        if self._previous is not None:  # Ctrl-C came between its end and its cancelling
+            self._previous.give_up()
+        self._previous = answer = ArrowAnswer(self.runner, self.backend, question)
         try:
             yield answer
         finally:
             answer.give_up()
-            self._before = None
+            self._previous = None

@@ -24,12 +24,12 @@ import pyarrow.ipc
 from ...cli import FAILED, USAGE
 from ..query.sandbox import visible
 from .connection import CommandError
-from .sql_backends import Answer
+from .sql_backends import ArrowAnswer
 
 # ----------------------------------------------------------------------
 # From Arrow to what people and programs read: rows of Python values, and a value as JSON knows it.
 
-Change = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 
 def rows(batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
@@ -43,29 +43,29 @@ def values(column: Any) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return list(column.cast(pa.string()).to_pylist())
-    change = _change(kind)
+    converter = _converter(kind)
     plain = column.cast(_coarser(kind), safe=False) if _has_nanoseconds(kind) else column
     found: list[Any] = plain.to_pylist()
-    return [None if one is None else change(one) for one in found] if change else found
+    return [None if one is None else converter(one) for one in found] if converter else found
 
 
-def _change(kind: Any) -> Change | None:
+def _converter(kind: Any) -> Converter | None:
     """Return what makes of a value of this type what is shown, None when it is that already."""
     if pa.types.is_interval(kind):
         return span
     if pa.types.is_map(kind):
         return dict
     if pa.types.is_struct(kind):
-        inner = {field.name: _change(field.type) for field in kind}
-        return lambda one: {name: _changed(inner[name], v) for name, v in one.items()}
+        inner = {field.name: _converter(field.type) for field in kind}
+        return lambda one: {name: _convert(inner[name], v) for name, v in one.items()}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        each = _change(kind.value_type)
-        return (lambda one: [_changed(each, v) for v in one]) if each else None
+        each = _converter(kind.value_type)
+        return (lambda one: [_convert(each, v) for v in one]) if each else None
     return None
 
 
-def _changed(change: Change | None, value: Any) -> Any:
-    return value if change is None or value is None else change(value)
+def _convert(converter: Converter | None, value: Any) -> Any:
+    return value if converter is None or value is None else converter(value)
 
 
 def _has_nanoseconds(kind: Any) -> bool:
@@ -172,7 +172,7 @@ def table(names: Sequence[str], rows: Sequence[Any], width: int) -> str:
     sizes = _sizes(columns, width)
     numeric = [column.numeric for column in columns]
     lines = [_line(line, sizes, numeric) for line in (names, *cells)]
-    return "\n".join((*lines, _counted(rows), *_no_room(names[len(sizes) :])))
+    return "\n".join((*lines, _row_count_line(rows), *_no_room(names[len(sizes) :])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +204,21 @@ def _sizes(columns: Sequence[_Column], width: int) -> list[int]:
         if sizes and sum(sizes) + 2 * len(sizes) + column.least > width:
             break
         sizes.append(min(column.least, width))
-    spare = width - sum(sizes) - 2 * (len(sizes) - 1)
+    remaining = width - sum(sizes) - 2 * (len(sizes) - 1)
     for wanted in zip(*(column.stages for column in columns), strict=True):
-        while spare > 0 and (short := [at for at, size in enumerate(sizes) if size < wanted[at]]):
+        while remaining > 0 and (
+            short := [at for at, size in enumerate(sizes) if size < wanted[at]]
+        ):
             sizes[min(short, key=sizes.__getitem__)] += 1
-            spare -= 1
+            remaining -= 1
     return sizes
 
 
 def _no_room(names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    such = ", ".join(names[:NAMED_MAX]) + ", …" * (len(names) > NAMED_MAX)
-    return [f"no room for {len(names)} more: {such} (all: \\x at the prompt, --csv, --json)"]
+    shown = ", ".join(names[:NAMED_MAX]) + ", …" * (len(names) > NAMED_MAX)
+    return [f"no room for {len(names)} more: {shown} (all: \\x at the prompt, --csv, --json)"]
 
 
 def records(names: Sequence[str], rows: Sequence[Any]) -> str:
@@ -229,10 +231,10 @@ def records(names: Sequence[str], rows: Sequence[Any]) -> str:
             f"{visible(name).ljust(size)}  {_cell(value)}"
             for name, value in zip(names, row, strict=True)
         ]
-    return "\n".join((*lines, _counted(rows)))
+    return "\n".join((*lines, _row_count_line(rows)))
 
 
-def _counted(rows: Sequence[Any]) -> str:
+def _row_count_line(rows: Sequence[Any]) -> str:
     return f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
 
 
@@ -259,7 +261,7 @@ def _line(cells: Sequence[str], sizes: Sequence[int], numeric: Sequence[bool]) -
 _BINARY = frozenset({"parquet", "arrow"})
 
 
-def write(answer: Answer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
+def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
     """Write the answer in *form* to *output* (None: standard output); return why it was cut, "" if not.
 
     *rows_max*: 0 for all. A file is put in place when all of it is there. Raises QueryError, CommandError.
@@ -288,7 +290,7 @@ def _check_whole(cut: str, output: Path | None, rows_max: int) -> None:
         )
 
 
-def _buffered(answer: Answer) -> Any:
+def _buffered(answer: ArrowAnswer) -> Any:
     return io.BufferedReader(answer, 1 << 18)
 
 
@@ -334,14 +336,14 @@ def _text(output: Path | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    with _whole(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with _atomic_file(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
         yield file
 
 
 @contextlib.contextmanager
 def _binary(output: Path | None, form: str) -> Iterator[BinaryIO]:
     if output is not None:
-        with _whole(output) as temporary, open(temporary, "wb") as file:
+        with _atomic_file(output) as temporary, open(temporary, "wb") as file:
             yield file
         return
     if sys.stdout.isatty():
@@ -350,7 +352,7 @@ def _binary(output: Path | None, form: str) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _whole(output: Path) -> Iterator[Path]:
+def _atomic_file(output: Path) -> Iterator[Path]:
     """A name to write under, which becomes *output* when all went well and vanishes otherwise."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:

@@ -26,8 +26,8 @@ from ...cli import OK
 from ..query.messages import QueryError, Question
 from ..query.sandbox import visible
 from .connection import CommandError
-from .sql import TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, WHAT_THERE_IS, Wanted
-from .sql_backends import Opened
+from .sql import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
+from .sql_backends import QuerySession
 from .sql_output import rows as rows_of
 from .sql_output import text
 
@@ -49,14 +49,14 @@ _OFTEN_USED = (
     "REPLACE COLUMNS SAMPLE CAST count sum avg min max now list first arg_max arg_min time_bucket "
     "date_trunc lag lead row_number quantile_cont"
 )
-WORDS = tuple(_OFTEN_USED.split())
+SQL_KEYWORDS = tuple(_OFTEN_USED.split())
 COMMANDS = ("\\d", "\\x", "\\rows", "\\timeout", "\\q", "\\?")
 _TYPED = re.compile(r"[\\\w.]+$")
 #: After these a table is meant.
 _TABLE_NEXT = re.compile(r"\b(FROM|JOIN|DESCRIBE|SUMMARIZE|SHOW|\\d)\s+$", re.IGNORECASE)
 
 
-class Names(Completer):
+class NameCompleter(Completer):
     """Offers *names*, (what it is, name) each."""
 
     def __init__(self, names: Sequence[tuple[str, str]] = ()) -> None:
@@ -72,16 +72,16 @@ class Names(Completer):
         tables_only = bool(_TABLE_NEXT.search(before[: len(before) - len(typed)]))
         if not typed and not tables_only:
             return
-        seen = set()
+        offered = set()
         for what, name in self._candidates(tables_only):
-            if name.lower().startswith(typed.lower()) and name not in seen:
-                seen.add(name)
+            if name.lower().startswith(typed.lower()) and name not in offered:
+                offered.add(name)
                 yield Completion(name, start_position=-len(typed), display_meta=what)
 
     def _candidates(self, tables_only: bool) -> Iterator[tuple[str, str]]:
         yield from (one for one in self.names if not (tables_only and one[0] == "column"))
         if not tables_only:
-            yield from (("", word) for word in (*WORDS, *COMMANDS))
+            yield from (("", word) for word in (*SQL_KEYWORDS, *COMMANDS))
 
 
 def names_of(rows: Iterable[Any]) -> list[tuple[str, str]]:
@@ -105,13 +105,15 @@ PAGER, PAGER_EXPANDED = ("less", "-SRFX"), ("less", "-RFX")
 class Shell:
     """Asks at the terminal until it is left."""
 
-    def __init__(self, opened: Opened, wanted: Wanted, width: Callable[[], int]) -> None:
-        self._opened = opened
-        self._rows = wanted.rows or TABLE_ROWS
-        self._seconds = wanted.seconds
+    def __init__(
+        self, query_session: QuerySession, answer_options: AnswerOptions, width: Callable[[], int]
+    ) -> None:
+        self._query_session = query_session
+        self._rows = answer_options.rows or TABLE_ROWS
+        self._seconds = answer_options.seconds
         self._width = width
         self._expanded = False
-        self._names = Names()
+        self._names = NameCompleter()
         self._session: PromptSession[str] = PromptSession(
             "gangline> ",
             history=_history(),
@@ -125,9 +127,9 @@ class Shell:
     def run(self) -> int:
         """Prompt until Ctrl-D or \\q."""
         print(
-            f"Asking {self._opened.door.name}, read-only; times are UTC. \\d: what there is; \\?: help; Ctrl-D: leave"
+            f"Asking {self._query_session.backend.name}, read-only; times are UTC. \\d: what there is; \\?: help; Ctrl-D: leave"
         )
-        self._learn_names()
+        self._load_names()
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # at the prompt, or more than one in a row
                 try:
@@ -141,7 +143,7 @@ class Shell:
 
     def _guarded(self, line: str) -> None:
         try:
-            self._command(line) if line.startswith("\\") or line == "help" else self._ask(line)
+            self._command(line) if line.startswith("\\") or line == "help" else self._query(line)
         except KeyboardInterrupt:
             print("cancelled", file=sys.stderr)
         except (QueryError, CommandError) as error:
@@ -151,7 +153,7 @@ class Shell:
         word, _, argument = line.rstrip(";").partition(" ")
         argument = argument.strip()
         if word == "\\d":
-            self._ask(f"DESCRIBE {argument}" if argument else WHAT_THERE_IS)
+            self._query(f"DESCRIBE {argument}" if argument else LIST_QUERY)
         elif word == "\\x":
             self._expanded = not self._expanded
             print("a line per value" if self._expanded else "a table")
@@ -172,7 +174,7 @@ class Shell:
                 file=sys.stderr,
             )
 
-    def _ask(self, sql: str) -> None:
+    def _query(self, sql: str) -> None:
         begin = time.monotonic()
         names, rows, end = self._answer(sql, self._rows)
         took = time.monotonic() - begin
@@ -188,7 +190,7 @@ class Shell:
             print(end.history_missing_reason, file=sys.stderr)
 
     def _answer(self, sql: str, rows_max: int) -> tuple[list[str], list[Any], Any]:
-        with self._opened.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
+        with self._query_session.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
             reader = pa.ipc.open_stream(answer)
             rows = list(rows_of(reader))
             return list(reader.schema.names), rows, answer.finish()
@@ -205,7 +207,7 @@ class Shell:
         else:
             print(whole if fits else text(names, rows, self._width(), expanded=self._expanded))
 
-    def _learn_names(self) -> None:
+    def _load_names(self) -> None:
         """Completion without names is no reason not to ask."""
         try:
             self._names.names = names_of(self._answer(NAMES, 20_000)[1])

@@ -10,13 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from ...contract.topology import NAME_CHARACTERS_MAX, RAILS_MAX
-from .fields import COLUMNS_MAX, PLACES_MAX, Problems, Where, listed, one_line, parse_pattern, shown
-from .model import PLACE_FIELDS, Place
-from .reported_inventory import NAMES, characters_max, place_of
+from .fields import (
+    COLUMNS_MAX,
+    PLACES_MAX,
+    Problems,
+    SourceLocation,
+    non_empty_list,
+    one_line,
+    parse_host_pattern,
+    quote_value,
+)
+from .model import PLACE_FIELDS, HostPlacement
+from .reported_inventory import LABEL_NAMES, characters_max, place_of
 from .toml_file import Content
 
 #: What is this much like a column of ours is a slip of the pen, not a column of somebody else's.
-_LIKE = 0.75
+_SIMILARITY_MIN = 0.75
 
 
 def parse_csv(text: str, file: str, content: Content, problems: Problems) -> None:
@@ -24,11 +33,14 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
     delimiter = _delimiter(text)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: dict[str, int] | None = None
-    width, has_hosts, where = 0, False, Where(file, 1)
+    width, has_hosts, where = 0, False, SourceLocation(file, 1)
     try:
         for row in rows:
-            here, where = where, Where(file, rows.line_num + 1)  # a value in quotes may have lines
-            if _is_nothing(row):
+            here, where = (
+                where,
+                SourceLocation(file, rows.line_num + 1),
+            )  # a value in quotes may have lines
+            if _is_blank(row):
                 continue
             if columns is None:
                 columns, width = _columns(row, here, problems), len(row)
@@ -36,7 +48,7 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
                     return
                 continue
             has_hosts = True
-            if problems.cut():
+            if problems.should_stop():
                 return
             if len(content.places) >= PLACES_MAX:
                 problems.add(
@@ -44,17 +56,19 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
                 )
                 return
             if any(cell.strip() for cell in row[width:]):
-                problems.add(here, _shifted(len(row), width, delimiter))
+                problems.add(here, _width_error(len(row), width, delimiter))
             else:
-                _take(row, columns, here, content, problems)
+                _parse_row(row, columns, here, content, problems)
     except (csv.Error, UnicodeError) as error:
-        problems.add(where, f"not CSV: {_of_csv(error)}")
+        problems.add(where, f"not CSV: {_csv_error(error)}")
         return
     if columns is None:
         first = f"host,{','.join(PLACE_FIELDS[:4])}"
-        problems.add(Where(file), f"empty: expected a first line as {first}")
+        problems.add(SourceLocation(file), f"empty: expected a first line as {first}")
     elif not has_hosts:  # of an export that failed, more likely
-        problems.add(Where(file), "no host below the first line: if that is so, take the file away")
+        problems.add(
+            SourceLocation(file), "no host below the first line: if that is so, take the file away"
+        )
 
 
 def _delimiter(text: str) -> str:
@@ -66,24 +80,24 @@ def _delimiter(text: str) -> str:
     return ";" if first.count(";") > first.count(",") else ","
 
 
-def _is_nothing(row: list[str]) -> bool:
+def _is_blank(row: list[str]) -> bool:
     return not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#")
 
 
-def _shifted(count: int, width: int, delimiter: str) -> str:
+def _width_error(count: int, width: int, delimiter: str) -> str:
     return (
         f"{count} values for {width} columns: what has a {delimiter} in it stands in quotes, "
         f'as "hall 2{delimiter} row 7"'
     )
 
 
-def _of_csv(error: Exception) -> str:
+def _csv_error(error: Exception) -> str:
     """Return what is wrong; of a quote that swallows the rest of the file the library says where that ended."""
     unclosed = "unexpected end of data" in str(error)
     return "a quote begins here and does not end" if unclosed else str(error)
 
 
-def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]:
+def _columns(row: list[str], where: SourceLocation, problems: Problems) -> dict[str, int]:
     """Return where each column of ours is; nothing when the line is none of names."""
     if len(row) > COLUMNS_MAX:
         problems.add(where, f"{len(row)} columns, at most {COLUMNS_MAX}")
@@ -95,11 +109,11 @@ def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]
             if name and names.count(name) > 1:
                 problems.add(where, f"column {name} is there {names.count(name)} times")
                 return {}
-        elif like := difflib.get_close_matches(name, known, 1, _LIKE):
-            problems.add(where, f"column {shown(name)} is unknown: did you mean {like[0]}?")
+        elif like := difflib.get_close_matches(name, known, 1, _SIMILARITY_MIN):
+            problems.add(where, f"column {quote_value(name)} is unknown: did you mean {like[0]}?")
             return {}
         else:
-            problems.note(where, f"column {shown(name)} is not read")
+            problems.note(where, f"column {quote_value(name)} is not read")
     found = {name: names.index(name) for name in known if name in names}
     if "host" not in found or len(found) < 2:
         problems.add(
@@ -117,8 +131,12 @@ def _rail(text: str) -> str:
     return one_line(text)
 
 
-def _take(
-    row: list[str], columns: dict[str, int], where: Where, content: Content, problems: Problems
+def _parse_row(
+    row: list[str],
+    columns: dict[str, int],
+    where: SourceLocation,
+    content: Content,
+    problems: Problems,
 ) -> None:
     values: dict[str, Any] = {}
     for name, column in columns.items():
@@ -132,17 +150,17 @@ def _take(
             else:
                 values[name] = one_line(cell) if cell else ""
         except ValueError as error:
-            problems.add(where, f"{name}: {shown(cell)}: {error}")
+            problems.add(where, f"{name}: {quote_value(cell)}: {error}")
             return
     host = values.pop("host")
     try:
-        pattern = parse_pattern(host)
+        pattern = parse_host_pattern(host)
         if not pattern.is_name:
             raise ValueError("expected one host's name a line")
     except ValueError as error:
-        problems.add(where, f"host: {shown(host)}: {error}")
+        problems.add(where, f"host: {quote_value(host)}: {error}")
         return
-    content.places.append((host, Place(**values), where))
+    content.places.append((host, HostPlacement(**values), where))
 
 
 # ----------------------------------------------------------------------
@@ -150,7 +168,9 @@ def _take(
 # {}}]}`.
 
 LABELS_MAX, LAYERS_MAX = 256, 16
-_FORM = '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
+_EXAMPLE = (
+    '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
+)
 
 
 def parse_topograph(text: str, file: str, content: Content, problems: Problems) -> None:
@@ -159,12 +179,12 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
         document: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0)
-        problems.add(Where(file, line), f"not JSON: {str(error)[:200]}")
+        problems.add(SourceLocation(file, line), f"not JSON: {str(error)[:200]}")
         return
-    where = Where(file)
+    where = SourceLocation(file)
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list):
-        problems.add(where, f"expected Topograph's graph, as {_FORM}")
+        problems.add(where, f"expected Topograph's graph, as {_EXAMPLE}")
         return
     if len(content.places) + len(instances) > PLACES_MAX:
         problems.add(
@@ -175,44 +195,47 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
     if not instances:
         problems.add(where, "no instances: if that is so, take the file away")
     for number, instance in enumerate(instances):
-        here = Where(f"{file}: instances[{number}]")
+        here = SourceLocation(f"{file}: instances[{number}]")
         try:
-            content.places.append((*_host(instance), here))
+            content.places.append((*_parse_instance(instance), here))
         except ValueError as error:
             name = instance.get("id") if isinstance(instance, dict) else None
-            problems.add(here, f"id {shown(name)}: {error}")
+            problems.add(here, f"id {quote_value(name)}: {error}")
 
 
-def _host(instance: Any) -> tuple[str, Place]:
+def _parse_instance(instance: Any) -> tuple[str, HostPlacement]:
     """Return a host and its place. Raises ValueError with words."""
     if not isinstance(instance, dict):
-        raise ValueError(f"expected an object, as {_FORM}")  # noqa: TRY004 - what a file holds is a value
-    host = _text("id", instance.get("id"))
-    if not parse_pattern(host).is_name:
+        raise ValueError(f"expected an object, as {_EXAMPLE}")  # noqa: TRY004 - what a file holds is a value
+    host = _checked_text("id", instance.get("id"))
+    if not parse_host_pattern(host).is_name:
         raise ValueError("id: expected one host's name")
     labels = instance.get("labels") or {}
     if not isinstance(labels, dict) or len(labels) > LABELS_MAX:
         raise ValueError(f"labels: expected an object of at most {LABELS_MAX} texts")
-    for key in sorted(NAMES & labels.keys()):
+    for key in sorted(LABEL_NAMES & labels.keys()):
         if labels[key] != "":  # which tells nothing, as an agent's
-            _text(f"labels: {key}", labels[key], characters_max(key))
-    told = place_of({key: labels[key] for key in NAMES & labels.keys()})
-    named = _layers(instance.get("network_layers") or [])
-    leaf, spine, core = (*named, "", "", "")[:3]  # what is further out is not asked for
+            _checked_text(f"labels: {key}", labels[key], characters_max(key))
+    from_labels = place_of({key: labels[key] for key in LABEL_NAMES & labels.keys()})
+    switches = _switches(instance.get("network_layers") or [])
+    leaf, spine, core = (*switches, "", "", "")[:3]  # what is further out is not asked for
     return host, replace(
-        told, leaf=leaf or told.leaf, spine=spine or told.spine, core=core or told.core
+        from_labels,
+        leaf=leaf or from_labels.leaf,
+        spine=spine or from_labels.spine,
+        core=core or from_labels.core,
     )
 
 
-def _layers(layers: Any) -> list[str]:
+def _switches(layers: Any) -> list[str]:
     """Return the switches above a host, the nearest first. Raises ValueError with words."""
     try:
-        return [one_line(one) for one in listed(layers, LAYERS_MAX)] if layers else []
+        return [one_line(one) for one in non_empty_list(layers, LAYERS_MAX)] if layers else []
     except ValueError as error:
         raise ValueError(f"network_layers: {error}") from error
 
 
-def _text(name: str, value: Any, most: int = NAME_CHARACTERS_MAX) -> str:
+def _checked_text(name: str, value: Any, most: int = NAME_CHARACTERS_MAX) -> str:
     try:
         return one_line(value, most)
     except ValueError as error:

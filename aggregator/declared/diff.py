@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from ..store.rows import time_us
-from .fields import told
+from .fields import format_time
 from .model import Declared
 from .rows import expectations as record_expected
 from .rows import places
@@ -20,35 +20,37 @@ LINES_MAX = 40
 Row = tuple[Any, ...]
 
 
-class Kind(NamedTuple):
+class RowKind(NamedTuple):
     """How rows of one kind are compared and told."""
 
     name: str
     query: str  # gives them from a store, times as microseconds
-    key: int  # so many first columns say which one it is; the next is its value; 0: all of them
+    key_columns: (
+        int  # so many first columns say which one it is; the next is its value; 0: all of them
+    )
 
 
 KINDS = (
-    Kind(
+    RowKind(
         "places",
         "SELECT host, field, value FROM declared_places WHERE source IN ('file', 'topograph') AND counts",
         2,
     ),
-    Kind("expected", "SELECT name, model, hosts, item, value FROM declared_expected", 4),
-    Kind(
+    RowKind("expected", "SELECT name, model, hosts, item, value FROM declared_expected", 4),
+    RowKind(
         "maintenance",
         "SELECT hosts, epoch_us(begins), epoch_us(ends), who, why FROM declared_windows",
         0,
     ),
-    Kind(
+    RowKind(
         "overrides",
         "SELECT what, hosts, epoch_us(since), epoch_us(until), who, why, coalesce(rollout, 1) "
         "FROM declared_overrides",
         0,
     ),
-    Kind("thresholds", "SELECT name, value FROM declared_thresholds", 1),
-    Kind("roll-out of", "SELECT name, rollout FROM declared_thresholds WHERE rollout < 1", 1),
-    Kind(
+    RowKind("thresholds", "SELECT name, value FROM declared_thresholds", 1),
+    RowKind("roll-out of", "SELECT name, rollout FROM declared_thresholds WHERE rollout < 1", 1),
+    RowKind(
         "not rolled out yet",
         "SELECT name, before_value FROM declared_thresholds WHERE rollout < 1",
         1,
@@ -57,7 +59,7 @@ KINDS = (
 Rows = Mapping[str, set[Row]]
 
 
-def rows_of(declared: Declared) -> Rows:
+def declared_rows(declared: Declared) -> Rows:
     """Return what *declared* declares, as `stored_rows` has it."""
     return {
         "places": {
@@ -67,12 +69,12 @@ def rows_of(declared: Declared) -> Rows:
         },
         "expected": {row[:5] for row in record_expected(declared)},
         "maintenance": {
-            (one.selection.words, time_us(one.begin_ns), time_us(one.end_ns), one.who, one.why)
+            (one.selection.description, time_us(one.begin_ns), time_us(one.end_ns), one.who, one.why)
             for one in declared.windows
         },
         "overrides": {
             (
-                one.what, one.selection.words, time_us(one.since_ns), time_us(one.until_ns),
+                one.what, one.selection.description, time_us(one.since_ns), time_us(one.until_ns),
                 one.who, one.why, one.rollout,
             )
             for one in declared.overrides
@@ -93,43 +95,47 @@ def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
 def lines(before: Rows, after: Rows) -> Iterator[str]:
     """Yield what comes (+), what goes (-) and what becomes another (~), by kind, at most LINES_MAX of each."""
     for kind in KINDS:
-        found = list(_of_kind(kind, before[kind.name], after[kind.name]))
+        found = list(_kind_lines(kind, before[kind.name], after[kind.name]))
         yield from found[:LINES_MAX]
         if len(found) > LINES_MAX:
             yield f"  and {len(found) - LINES_MAX:,} more of {kind.name}"
 
 
-def _of_kind(kind: Kind, before: set[Row], after: set[Row]) -> Iterator[str]:
-    if not kind.key:
-        yield from (f"+ {_words(kind.name, row)}" for row in sorted(after - before, key=str))
-        yield from (f"- {_words(kind.name, row)}" for row in sorted(before - after, key=str))
+def _kind_lines(kind: RowKind, before: set[Row], after: set[Row]) -> Iterator[str]:
+    if not kind.key_columns:
+        yield from (f"+ {_row_text(kind.name, row)}" for row in sorted(after - before, key=str))
+        yield from (f"- {_row_text(kind.name, row)}" for row in sorted(before - after, key=str))
         return
-    old = {row[: kind.key]: row[kind.key] for row in before}
-    new = {row[: kind.key]: row[kind.key] for row in after}
+    old = {row[: kind.key_columns]: row[kind.key_columns] for row in before}
+    new = {row[: kind.key_columns]: row[kind.key_columns] for row in after}
     for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key), new.get(key)
+        before_value, after_value = old.get(key), new.get(key)
         label = f"{kind.name}: {' '.join(part for part in key if part)}"
-        if was is None:
-            yield f"+ {label} = {_shown(now)}"
-        elif now is None:
-            yield f"- {label} = {_shown(was)}"
-        elif was != now:
-            yield f"~ {label}: {_shown(was)} -> {_shown(now)}"
+        if before_value is None:
+            yield f"+ {label} = {_value_text(after_value)}"
+        elif after_value is None:
+            yield f"- {label} = {_value_text(before_value)}"
+        elif before_value != after_value:
+            yield f"~ {label}: {_value_text(before_value)} -> {_value_text(after_value)}"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _words(kind: str, row: Row) -> str:
+def _row_text(kind: str, row: Row) -> str:
     if kind == "maintenance":
         hosts, begin_us, end_us, who, why = row
-        return f"maintenance of {hosts}: {_at(begin_us)} to {_at(end_us)}, {why} ({who})"
+        return (
+            f"maintenance of {hosts}: {_time_text(begin_us)} to {_time_text(end_us)}, {why} ({who})"
+        )
     what, hosts, since_us, until_us, who, why, rollout = row
     hosts += f" ({100 * rollout:g} % of them)" if rollout < 1 else ""
-    since = f"from {_at(since_us)} " if since_us else ""
-    return f"override: {what} is noise on {hosts} {since}until {_at(until_us)}, {why} ({who})"
+    since = f"from {_time_text(since_us)} " if since_us else ""
+    return (
+        f"override: {what} is noise on {hosts} {since}until {_time_text(until_us)}, {why} ({who})"
+    )
 
 
-def _at(at_us: int) -> str:
-    return told(at_us * 1000)
+def _time_text(at_us: int) -> str:
+    return format_time(at_us * 1000)

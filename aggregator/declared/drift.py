@@ -13,141 +13,159 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..sql import quoted
-from .fields import fits
-from .model import ITEMS, NOTHING, Declared, Expected
-from .reported_inventory import Hardware, Told
+from .fields import matches_pattern
+from .model import ITEMS, NOTHING, Declared, Expectation
+from .reported_inventory import HostHardware, ReportedInventory
 
 
 class Difference(NamedTuple):
     """One thing that is not as declared."""
 
     item: str  # its name in the file
-    has: float
+    actual: float
     normal: str
-    words: str
+    message: str
     sql: str
 
 
-class Expecting:
+class DriftDetector:
     """Of each host what it must have, and how its inventory differs. One thread's."""
 
     def __init__(self) -> None:
         self._declared = NOTHING
         self._version = -1
-        self._known: list[tuple[Hardware, Expected | None]] = []
+        self._known: list[tuple[HostHardware, Expectation | None]] = []
         #: By node index: what the host must have, of those of which something is declared.
-        self.expected: dict[int, Expected] = {}
+        self.expected: dict[int, Expectation] = {}
         #: By node index: how its inventory differs, where it does.
         self.differences: dict[int, list[Difference]] = {}
-        self._wanted: dict[str, NDArray[np.float64]] = {}
+        self._expected_values: dict[str, NDArray[np.float64]] = {}
 
-    def renew(self, declared: Declared, told: Told, names: Sequence[str]) -> None:
+    def update(
+        self, declared: Declared, inventory: ReportedInventory, names: Sequence[str]
+    ) -> None:
         """Bring it up to what is declared and what was told; costs only what changed."""
         same = declared is self._declared
-        if same and self._version == told.version and len(self._known) == len(names):
+        if same and self._version == inventory.version and len(self._known) == len(names):
             return
         if not same:
             self._known, self.expected, self.differences = [], {}, {}
-        self._declared, self._version, self._wanted = declared, told.version, {}
+        self._declared, self._version, self._expected_values = declared, inventory.version, {}
         for host, name in enumerate(names):
-            hardware = told.hardware(name)
+            hardware = inventory.hardware(name)
             if host >= len(self._known):
-                self._known.append((hardware, self._look(host, name, hardware)))
+                self._known.append((hardware, self._compare(host, name, hardware)))
             elif self._known[host][0] is not hardware:
-                self._known[host] = hardware, self._look(host, name, hardware)
+                self._known[host] = hardware, self._compare(host, name, hardware)
 
-    def _look(self, host: int, name: str, hardware: Hardware) -> Expected | None:
+    def _compare(self, host: int, name: str, hardware: HostHardware) -> Expectation | None:
         expected = self._declared.expected(hardware.model, name) if hardware.is_known else None
         self.expected.pop(host, None)
         self.differences.pop(host, None)
         if expected is not None:
             self.expected[host] = expected
-            if found := list(of_inventory(name, hardware, expected)):
+            if found := list(inventory_differences(name, hardware, expected)):
                 self.differences[host] = found
         return expected
 
-    def wanted(self, item: str) -> NDArray[np.float64]:
+    def expected_values(self, item: str) -> NDArray[np.float64]:
         """Return what is declared of *item* (of `ITEMS`) by node index; NaN where nothing is."""
         assert item in ITEMS
-        known = self._wanted.get(item)
+        known = self._expected_values.get(item)
         if known is None:
-            known = self._wanted[item] = np.full(len(self._known), np.nan)
+            known = self._expected_values[item] = np.full(len(self._known), np.nan)
             for host, expected in self.expected.items():
                 known[host] = expected.items.get(item, np.nan)
         return known
 
 
-def of_inventory(host: str, hardware: Hardware, expected: Expected) -> Iterator[Difference]:
+def inventory_differences(
+    host: str, hardware: HostHardware, expected: Expectation
+) -> Iterator[Difference]:
     """Yield how *hardware*, as it was registered, differs."""
-    yield from _of_gpus(host, hardware, expected)
+    yield from _gpu_differences(host, hardware, expected)
     labels = f"SELECT labels, registered FROM main.hosts WHERE host = {quoted(host)}"
-    for item, has, noun in (
+    for item, actual, noun in (
         ("numa_nodes", hardware.numa_nodes, "NUMA nodes"),
         ("nvme_drives", hardware.nvme_drives, "NVMe drives"),
         ("cpu_cores", hardware.cpu_cores, "processors"),
     ):
-        wanted = expected.items.get(item)
-        if wanted is not None and has is not None and has != wanted:
+        expected_value = expected.items.get(item)
+        if expected_value is not None and actual is not None and actual != expected_value:
             sql = labels if item == "cpu_cores" else _devices(host, item.partition("_")[0])
-            yield Difference(item, has, f"{wanted:g}", f"{has} {noun}, {wanted:g} expected", sql)
-    wanted = expected.items.get("memory_gigabytes_min")
-    if wanted is not None and hardware.memory_bytes is not None:
+            yield Difference(
+                item,
+                actual,
+                f"{expected_value:g}",
+                f"{actual} {noun}, {expected_value:g} expected",
+                sql,
+            )
+    expected_value = expected.items.get("memory_gigabytes_min")
+    if expected_value is not None and hardware.memory_bytes is not None:
         gigabytes = hardware.memory_bytes / 1e9
-        if gigabytes < wanted:
-            words = f"{gigabytes:,.1f} GB of memory, {wanted:,g} expected"
-            normal = f"at least {wanted:,g} GB"
-            yield Difference("memory_gigabytes_min", gigabytes, normal, words, labels)
+        if gigabytes < expected_value:
+            message = f"{gigabytes:,.1f} GB of memory, {expected_value:,g} expected"
+            normal = f"at least {expected_value:,g} GB"
+            yield Difference("memory_gigabytes_min", gigabytes, normal, message, labels)
     for item, text, noun in (
         ("nvidia_drivers", hardware.driver, "NVIDIA driver"),
         ("kernels", hardware.kernel, "kernel"),
     ):
-        yield from _unlisted(item, {text}, noun, expected, labels)
+        yield from _unlisted_versions(item, {text}, noun, expected, labels)
 
 
-def _of_gpus(host: str, hardware: Hardware, expected: Expected) -> Iterator[Difference]:
+def _gpu_differences(
+    host: str, hardware: HostHardware, expected: Expectation
+) -> Iterator[Difference]:
     sql = _devices(host, "gpu")
     count = sum(number for _, number in hardware.gpus)
-    wanted = expected.items.get("gpus")
-    if wanted is not None and count != wanted:
-        yield Difference("gpus", count, f"{wanted:g}", f"{count} GPUs, {wanted:g} expected", sql)
-    strange = [
+    expected_value = expected.items.get("gpus")
+    if expected_value is not None and count != expected_value:
+        yield Difference(
+            "gpus", count, f"{expected_value:g}", f"{count} GPUs, {expected_value:g} expected", sql
+        )
+    unexpected = [
         (gpu.model, number)
         for gpu, number in hardware.gpus
-        if expected.model and gpu.model and not fits(gpu.model, expected.model)
+        if expected.model and gpu.model and not matches_pattern(gpu.model, expected.model)
     ]
-    if strange:
-        words = ", ".join(f"{number} of {count} GPUs are {model}" for model, number in strange)
-        has = sum(number for _, number in strange)
-        yield Difference("model", has, expected.model, f"{words}, expected {expected.model}", sql)
+    if unexpected:
+        message = ", ".join(f"{number} of {count} GPUs are {model}" for model, number in unexpected)
+        actual = sum(number for _, number in unexpected)
+        yield Difference(
+            "model", actual, expected.model, f"{message}, expected {expected.model}", sql
+        )
     least = expected.items.get("gpu_memory_gigabytes_min")
     sizes = [gpu.memory_bytes / 1e9 for gpu, _ in hardware.gpus if gpu.memory_bytes]
     if least is not None and sizes and min(sizes) < least:
-        words = f"a GPU with {min(sizes):.1f} GB of memory, {least:g} expected"
+        message = f"a GPU with {min(sizes):.1f} GB of memory, {least:g} expected"
         normal = f"at least {least:g} GB"
-        yield Difference("gpu_memory_gigabytes_min", min(sizes), normal, words, sql)
+        yield Difference("gpu_memory_gigabytes_min", min(sizes), normal, message, sql)
     links = expected.items.get("nvlinks_per_gpu")
     fewest = [gpu.nvlinks for gpu, _ in hardware.gpus if gpu.nvlinks]
     if links is not None and fewest and min(fewest) != links:
-        words = f"a GPU with {min(fewest)} NVLinks, {links:g} expected"
-        yield Difference("nvlinks_per_gpu", min(fewest), f"{links:g}", words, sql)
-    yield from _unlisted("vbioses", {gpu.vbios for gpu, _ in hardware.gpus}, "VBIOS", expected, sql)
+        message = f"a GPU with {min(fewest)} NVLinks, {links:g} expected"
+        yield Difference("nvlinks_per_gpu", min(fewest), f"{links:g}", message, sql)
+    yield from _unlisted_versions(
+        "vbioses", {gpu.vbios for gpu, _ in hardware.gpus}, "VBIOS", expected, sql
+    )
 
 
-def _unlisted(
-    item: str, texts: set[str], noun: str, expected: Expected, sql: str
+def _unlisted_versions(
+    item: str, texts: set[str], noun: str, expected: Expectation, sql: str
 ) -> Iterator[Difference]:
     allowed = expected.texts.get(item, ())
-    strange = sorted(text for text in texts if text and not _is_listed(text, allowed))
-    if allowed and strange:
+    unexpected = sorted(text for text in texts if text and not _is_listed(text, allowed))
+    if allowed and unexpected:
         normal = " or ".join(allowed)
-        words = f"{noun} {', '.join(strange)}, expected {normal}"
-        yield Difference(item, float(len(strange)), normal, words, sql)
+        message = f"{noun} {', '.join(unexpected)}, expected {normal}"
+        yield Difference(item, float(len(unexpected)), normal, message, sql)
 
 
 @lru_cache(maxsize=4_096)
 def _is_listed(text: str, allowed: tuple[str, ...]) -> bool:
     """Say whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
-    return any(fits(text, one) for one in allowed)
+    return any(matches_pattern(text, one) for one in allowed)
 
 
 def _devices(host: str, kind: str) -> str:

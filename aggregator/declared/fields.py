@@ -38,7 +38,7 @@ _EXPECTED = (
 Ends = set[int] | range
 
 
-class Range(NamedTuple):
+class NumberRange(NamedTuple):
     """Numbers from *first* to *last*, written with *digits* digits at least."""
 
     first: int
@@ -57,38 +57,38 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """One name or pattern: texts with brackets between them. `parse_pattern` makes it."""
+class HostPattern:
+    """One name or pattern: texts with brackets between them. `parse_host_pattern` makes it."""
 
     text: str
     texts: tuple[str, ...]
-    brackets: tuple[tuple[Range, ...], ...]
-    head: str  # all that it means begin so
+    brackets: tuple[tuple[NumberRange, ...], ...]
+    prefix: str  # all that it means begin so
 
     def matches(self, host: str) -> bool:
         """Say whether *host* is meant."""
-        if not host.startswith(self.head):
+        if not host.startswith(self.prefix):
             return False
         ends: Ends = {0}  # how far what was looked at of the pattern may reach
         for number, text in enumerate(self.texts):
             for part in _parts(text):
-                ends = _after(part, host, ends) if ends else ends
+                ends = _ends_after(part, host, ends) if ends else ends
             if number < len(self.brackets):
-                ends = _after_number(self.brackets[number], host, ends)
+                ends = _ends_after_number(self.brackets[number], host, ends)
         return len(host) in ends
 
     @property
-    def pieces(self) -> int:
+    def match_cost(self) -> int:
         """What makes it long to match: its `*` and `?`, and its ranges."""
         return len(_WILD.findall(self.text)) + sum(map(len, self.brackets))
 
     @property
     def is_name(self) -> bool:
         """Say whether it is one host's name."""
-        return not self.brackets and not self.is_open
+        return not self.brackets and not self.has_wildcards
 
     @property
-    def is_open(self) -> bool:
+    def has_wildcards(self) -> bool:
         """Say whether it has `*` or `?`: which hosts it means cannot be listed."""
         return any("*" in text or "?" in text for text in self.texts)
 
@@ -108,7 +108,7 @@ class Pattern:
             yield "".join(itertools.chain.from_iterable(pairs))
 
 
-def parse_pattern(text: object) -> Pattern:
+def parse_host_pattern(text: object) -> HostPattern:
     """Return the pattern that *text* is. Raises ValueError with what is wrong and what would be right."""
     if not isinstance(text, str) or not text:
         raise ValueError(_EXPECTED)
@@ -117,7 +117,7 @@ def parse_pattern(text: object) -> Pattern:
     texts, brackets = _split(text)
     if sum(part.count("*") for part in texts) + len(brackets) > PARTS_MAX:
         raise ValueError(f"more than {PARTS_MAX} of * and [..] in one pattern: write several")
-    return Pattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
+    return HostPattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
 
 
 @lru_cache(maxsize=4_096)
@@ -125,7 +125,7 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(_PARTS.findall(text))
 
 
-def _after(part: str, host: str, ends: Ends) -> Ends:
+def _ends_after(part: str, host: str, ends: Ends) -> Ends:
     """Return how far *host* may be read after *part*: a `*`, a `?`, or a text as it stands. *ends*: not empty."""
     if part == "*":
         return range(_first(ends), len(host) + 1)
@@ -164,7 +164,7 @@ def _numbers(host: str) -> tuple[_Number, ...]:
     )
 
 
-def _after_number(ranges: Sequence[Range], host: str, ends: Ends) -> Ends:
+def _ends_after_number(ranges: Sequence[NumberRange], host: str, ends: Ends) -> Ends:
     """Return how far *host* may be read after a number of *ranges*."""
     return {
         one.end
@@ -173,9 +173,9 @@ def _after_number(ranges: Sequence[Range], host: str, ends: Ends) -> Ends:
     }
 
 
-def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[Range, ...], ...]]:
+def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[NumberRange, ...], ...]]:
     texts: list[str] = []
-    brackets: list[tuple[Range, ...]] = []
+    brackets: list[tuple[NumberRange, ...]] = []
     rest = text
     while True:
         before, opened, after = rest.partition("[")
@@ -190,7 +190,7 @@ def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[Range, ...], ...]]:
         brackets.append(tuple(map(_range, inner.split(","))))
 
 
-def _range(text: str) -> Range:
+def _range(text: str) -> NumberRange:
     found = _RANGE.fullmatch(text.strip())
     if not found:
         raise ValueError(f"[{text[:20]}] is no range: expected numbers as [001-016,020]")
@@ -201,11 +201,11 @@ def _range(text: str) -> Range:
             f"[{text}]: expected the lower number first, both with as many digits where there are "
             "leading zeros, as [001-016]"
         )
-    return Range(int(first), int(last), len(first) if padded else 1)
+    return NumberRange(int(first), int(last), len(first) if padded else 1)
 
 
 #: Where hosts stand -> the key that selects by it.
-BY_PLACE = {
+PLACE_SELECTORS = {
     "rack": "racks",
     "power_domain": "power_domains",
     "cooling_domain": "cooling_domains",
@@ -219,17 +219,17 @@ BY_PLACE = {
 class Selection:
     """Hosts by name or by place: who matches any of it is meant."""
 
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[HostPattern, ...] = ()
     places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     def matches(self, host: str, place: object) -> bool:
-        """Say whether *host*, which stands at *place* (a `Place`), is meant."""
+        """Say whether *host*, which stands at *place* (a `HostPlacement`), is meant."""
         if any(pattern.matches(host) for pattern in self.patterns):
             return True
         return any(getattr(place, name) in chosen for name, chosen in self.places.items())
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Who is meant, as somebody would say it."""
         names = [pattern.text for pattern in self.patterns]
         names += [
@@ -242,7 +242,11 @@ class Selection:
     @property
     def names_hosts(self) -> bool:
         """Say whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
-        return bool(self.patterns) and not self.places and not any(p.is_open for p in self.patterns)
+        return (
+            bool(self.patterns)
+            and not self.places
+            and not any(p.has_wildcards for p in self.patterns)
+        )
 
     @property
     def is_all(self) -> bool:
@@ -265,14 +269,14 @@ PLACES_MAX = 4 * HOSTS_MAX
 #: Columns of a CSV file, ours and others'.
 COLUMNS_MAX = 256
 #: Places that one host is told of in.
-SAID_MAX = 16
+SOURCES_PER_HOST_MAX = 16
 #: Entries of each kind in all files: windows, overrides, expected hosts.
 ENTRIES_MAX = 2_000
 #: Patterns or names that one entry has.
 NAMES_MAX = 512
 #: `*`, `?` and ranges, of all files, that names are matched by one after another: in patterns of hosts that cannot be
 #: written out, of rules, devices, models and versions. Each is asked of each host, once for each version of the files.
-PIECES_MAX = 256
+MATCH_COST_MAX = 256
 #: Of who, and of why; of one name or pattern: `contract/topology.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
@@ -293,18 +297,18 @@ PROBLEMS_COUNTED_MAX = 10_000
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def fits(text: str, pattern: str) -> bool:
+def matches_pattern(text: str, pattern: str) -> bool:
     """Say whether *text* fits, as `fnmatchcase` does; that one compiles anew where there are more than 256 patterns."""
-    return _compiled(pattern)(text) is not None if pieces(pattern) else text == pattern
+    return _compiled(pattern)(text) is not None if wildcard_count(pattern) else text == pattern
 
 
-@lru_cache(maxsize=4 * PIECES_MAX)
-def pieces(pattern: str) -> int:
+@lru_cache(maxsize=4 * MATCH_COST_MAX)
+def wildcard_count(pattern: str) -> int:
     """Return how many wildcards *pattern* has; 0: it is one name."""
     return len(_WILDCARD.findall(pattern))
 
 
-@lru_cache(maxsize=2 * PIECES_MAX)
+@lru_cache(maxsize=2 * MATCH_COST_MAX)
 def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(translate(pattern)).match
 
@@ -316,7 +320,7 @@ def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
 _SHOWN_CHARACTERS_MAX = 60
 
 
-class Where(NamedTuple):
+class SourceLocation(NamedTuple):
     """A place in a file; line 0: not known."""
 
     file: str
@@ -341,36 +345,36 @@ class Problems:
     found: list[str] = field(default_factory=list[str])
     #: Allowed, but hardly meant: told by `gangline declared check`.
     notes: list[str] = field(default_factory=list[str])
-    left_out: int = 0
+    omitted: int = 0
     #: A file was not read to its end.
-    was_cut: bool = False
+    is_truncated: bool = False
 
-    def add(self, where: Where, words: str | Callable[[], str]) -> None:
-        """Take a problem down. *words*: or what makes them, where that takes long and many may be left out."""
+    def add(self, where: SourceLocation, message: str | Callable[[], str]) -> None:
+        """Take a problem down. *message*: or what makes them, where that takes long and many may be left out."""
         if len(self.found) < PROBLEMS_MAX:
-            self.found.append(f"{where}: {words if isinstance(words, str) else words()}")
+            self.found.append(f"{where}: {message if isinstance(message, str) else message()}")
         else:
-            self.left_out += 1
+            self.omitted += 1
 
-    def cut(self) -> bool:
+    def should_stop(self) -> bool:
         """Say whether there are so many that a file is not read to its end, which is told."""
-        self.was_cut = self.was_cut or self.left_out >= PROBLEMS_COUNTED_MAX
-        return self.was_cut
+        self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
+        return self.is_truncated
 
-    def note(self, where: Where, words: str) -> None:
+    def note(self, where: SourceLocation, message: str) -> None:
         """Take down what is odd."""
         if len(self.notes) < PROBLEMS_MAX:
-            self.notes.append(f"{where}: {words}")
+            self.notes.append(f"{where}: {message}")
 
     def raise_any(self) -> None:
         """Raise DeclaredError if there is a problem."""
         if self.found:
-            rest = ", where reading stopped" if self.was_cut else ""
-            more = [f"and {self.left_out:,} more{rest}"] if self.left_out else []
+            rest = ", where reading stopped" if self.is_truncated else ""
+            more = [f"and {self.omitted:,} more{rest}"] if self.omitted else []
             raise DeclaredError(self.found + more)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Return *value* as words bear it: quoted, printable, not too long."""
     try:
         text = value.isoformat() if isinstance(value, date | time) else ascii(value)
@@ -391,7 +395,7 @@ YEARS = (2000, 2200)
 
 
 @lru_cache(maxsize=64)
-def zone(name: str) -> tzinfo:
+def time_zone(name: str) -> tzinfo:
     """Return a time zone by its name. Raises ValueError with what would be right."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
@@ -427,20 +431,20 @@ def moment_ns(value: object, zone_name: str, *, is_end: bool) -> int:
 def _local(at: datetime, zone_name: str) -> datetime:
     if not zone_name:
         raise ValueError(_WHEN)
-    first, second = (at.replace(tzinfo=zone(zone_name), fold=fold) for fold in (0, 1))
+    first, second = (at.replace(tzinfo=time_zone(zone_name), fold=fold) for fold in (0, 1))
     if first.utcoffset() != second.utcoffset():
         # In a gap fold=0 has the offset of before, so that there and back gives another time.
         back = first.astimezone(UTC).astimezone(first.tzinfo).replace(tzinfo=None)
-        words = "is there twice" if back == at else "does not exist"
+        problem = "is there twice" if back == at else "does not exist"
         raise ValueError(
-            f"{at:%Y-%m-%d %H:%M} {words} in {zone_name}, where clocks are changed: give its offset, "
+            f"{at:%Y-%m-%d %H:%M} {problem} in {zone_name}, where clocks are changed: give its offset, "
             f"as {first.isoformat()} or {second.isoformat()}"
         )
     return first
 
 
 @lru_cache(maxsize=1024)
-def told(at_ns: int) -> str:
+def format_time(at_ns: int) -> str:
     """Return a time as words bear it."""
     return f"{datetime.fromtimestamp(at_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M} UTC"
 
@@ -450,36 +454,36 @@ T = TypeVar("T")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
-def near(key: str, known: Iterable[str]) -> str:
+def suggest_key(key: str, known: Iterable[str]) -> str:
     """Return what was likely meant, or what there is."""
     names = list(known)
-    close = difflib.get_close_matches(key[:NAME_CHARACTERS_MAX], names, 1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+    matches = difflib.get_close_matches(key[:NAME_CHARACTERS_MAX], names, 1)
+    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(names)}"
 
 
-class Entry:
+class TomlEntry:
     """A table of a file. What was not asked for by the time of `close` is unknown."""
 
     def __init__(
         self,
         values: Mapping[str, Any],
-        where: Where,
+        where: SourceLocation,
         line_of: Callable[[str], int],
         problems: Problems,
     ) -> None:
         self.where = where
         self._values, self._line_of, self._problems = values, line_of, problems
-        self._asked: list[str] = []
+        self._known_keys: list[str] = []
 
-    def at(self, key: str) -> Where:
+    def at(self, key: str) -> SourceLocation:
         """Return where *key* stands."""
-        return Where(self.where.file, self._line_of(key) or self.where.line)
+        return SourceLocation(self.where.file, self._line_of(key) or self.where.line)
 
-    def wrong(self, key: str, words: str | Callable[[], str]) -> None:
-        """Say what is wrong with *key*. *words*: or what makes them."""
+    def add_problem(self, key: str, message: str | Callable[[], str]) -> None:
+        """Say what is wrong with *key*. *message*: or what makes them."""
         before = f"{key}: " if key else ""
         self._problems.add(
-            self.at(key), lambda: before + (words if isinstance(words, str) else words())
+            self.at(key), lambda: before + (message if isinstance(message, str) else message())
         )
 
     def has(self, key: str) -> bool:
@@ -488,15 +492,15 @@ class Entry:
 
     def take(self, key: str, parse: Callable[[Any], T], default: T, *, required: str = "") -> T:
         """Return *key* as *parse* has it, which raises ValueError; else *default*. *required*: why it has to be there."""
-        self._asked.append(key)
+        self._known_keys.append(key)
         if key not in self._values:
             if required:
-                self.wrong("", f"{key} is missing: {required}")
+                self.add_problem("", f"{key} is missing: {required}")
             return default
         try:
             return parse(self._values[key])
         except ValueError as error:
-            self.wrong(key, f"{shown(self._values[key])}: {error}")
+            self.add_problem(key, f"{quote_value(self._values[key])}: {error}")
             return default
 
     def text(
@@ -507,11 +511,13 @@ class Entry:
 
     def texts(self, key: str, count_max: int = NAMES_MAX) -> tuple[str, ...]:
         """Return a list of such texts."""
-        return self.take(key, lambda value: tuple(map(one_line, listed(value, count_max))), ())
+        return self.take(
+            key, lambda value: tuple(map(one_line, non_empty_list(value, count_max))), ()
+        )
 
     def number(self, key: str, low: float, high: float, *, whole: bool) -> float | None:
         """Return a number between *low* and *high*; None where there is none, or a wrong one."""
-        return self.take(key, lambda value: bounded(value, low, high, whole=whole), None)
+        return self.take(key, lambda value: bounded_number(value, low, high, whole=whole), None)
 
     def moment(self, key: str, zone_name: str, *, is_end: bool, required: str = "") -> int:
         """Return a time in nanoseconds since 1970; 0 where there is none, or a wrong one."""
@@ -522,45 +528,47 @@ class Entry:
     def zone_name(self, default: str) -> str:
         """Return the name of the time zone, its own or *default*."""
 
-        def parse(value: object) -> str:
+        def parse_zone(value: object) -> str:
             name = one_line(value)
-            zone(name)
+            time_zone(name)
             return name
 
-        return self.take("time_zone", parse, default)
+        return self.take("time_zone", parse_zone, default)
 
-    def patterns(self, key: str = "hosts") -> tuple[Pattern, ...]:
+    def patterns(self, key: str = "hosts") -> tuple[HostPattern, ...]:
         """Return the patterns of hosts."""
-        return self.take(key, lambda value: tuple(map(parse_pattern, listed(value, NAMES_MAX))), ())
+        return self.take(
+            key, lambda value: tuple(map(parse_host_pattern, non_empty_list(value, NAMES_MAX))), ()
+        )
 
     def selection(self, *, required: bool = True) -> Selection | None:
         """Return who is meant; None where nobody is named."""
-        keys = ("hosts", *BY_PLACE.values())
-        named = any(self.has(key) for key in keys)
+        keys = ("hosts", *PLACE_SELECTORS.values())
+        is_named = any(self.has(key) for key in keys)
         patterns = self.patterns()
-        places = {name: frozenset(self.texts(key)) for name, key in BY_PLACE.items()}
-        if required and not named:
-            self.wrong(
+        places = {name: frozenset(self.texts(key)) for name, key in PLACE_SELECTORS.items()}
+        if required and not is_named:
+            self.add_problem(
                 "",
                 f'no hosts: name them, as hosts = ["gpu-[001-016]"], or by {", ".join(keys[1:])}',
             )
-        if not named:
+        if not is_named:
             return None
         return Selection(patterns, {name: chosen for name, chosen in places.items() if chosen})
 
     def close(self) -> None:
         """Tell of each key that nobody asked for."""
         for key in self._values:
-            if key not in self._asked:
+            if key not in self._known_keys:
                 self._problems.add(self.at(key), partial(self._unknown, key))
 
     def _unknown(self, key: str) -> str:
-        return f"{as_key(key)}: unknown here; {near(key, self._asked)}"
+        return f"{key_text(key)}: unknown here; {suggest_key(key, self._known_keys)}"
 
 
-def as_key(key: str) -> str:
+def key_text(key: str) -> str:
     """Return a key as words bear it: as it stands where that is plain."""
-    return key if _PLAIN.fullmatch(key) else shown(key)
+    return key if _PLAIN.fullmatch(key) else quote_value(key)
 
 
 def one_line(value: object, characters_max: int = NAME_CHARACTERS_MAX) -> str:
@@ -573,7 +581,7 @@ def one_line(value: object, characters_max: int = NAME_CHARACTERS_MAX) -> str:
     return text
 
 
-def listed(value: object, count_max: int) -> list[Any]:
+def non_empty_list(value: object, count_max: int) -> list[Any]:
     """Return a list that is not empty. Raises ValueError with what would be right."""
     if not isinstance(value, list) or not value:
         raise ValueError('expected a list, as ["a", "b"]')
@@ -582,10 +590,10 @@ def listed(value: object, count_max: int) -> list[Any]:
     return value
 
 
-def bounded(value: object, low: float, high: float, *, whole: bool = False) -> float:
+def bounded_number(value: object, low: float, high: float, *, whole: bool = False) -> float:
     """Return a number. Raises ValueError with what would be right."""
-    good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not good or not math.isfinite(_float(value)) or not low <= _float(value) <= high:
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(_float(value)) or not low <= _float(value) <= high:
         kind = f"{'whole ' if whole else ''}number"
         quoted = " without quotes," if isinstance(value, str) else ""
         raise ValueError(f"expected a {kind}{quoted} from {low:,.10g} to {high:,.10g}")

@@ -17,22 +17,22 @@ from .fields import (
     FILE_BYTES_MAX,
     FILES_MAX,
     HOSTS_MAX,
-    PIECES_MAX,
-    SAID_MAX,
+    MATCH_COST_MAX,
+    SOURCES_PER_HOST_MAX,
     TOML_BYTES_MAX,
     TOTAL_BYTES_MAX,
     DeclaredError,
     Problems,
-    Where,
-    shown,
+    SourceLocation,
+    quote_value,
 )
-from .model import NOWHERE, PLACE_FIELDS, Declared, Place, Said, merged
+from .model import NOWHERE, PLACE_FIELDS, Declared, HostPlacement, PlaceSource, merge_places
 from .toml_file import Content, parse_toml
 
 #: What is read, by the end of its name; what has another is left alone, but for what was likely meant.
 ENDINGS = (".toml", ".csv", ".json")
 _YAML = (".yaml", ".yml")
-_YAML_WORDS = (
+_YAML_MESSAGE = (
     "YAML is not read: declare it as TOML, or give Topograph's graph as JSON "
     "(what its graph engine answers)"
 )
@@ -40,7 +40,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class DeclaredFile:
     """A file's name and what it holds."""
 
     name: str
@@ -61,15 +61,17 @@ def files_in(path: Path) -> list[Path]:
     return found
 
 
-def read(paths: Iterable[Path]) -> list[File]:
+def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
     """Return what the files of *paths* hold, no more than TOTAL_BYTES_MAX. Raises DeclaredError; never waits for a pipe."""
-    files: list[File] = []
+    files: list[DeclaredFile] = []
     left_bytes = TOTAL_BYTES_MAX
     for path in (one for each in paths for one in files_in(each)):
         if not path.name.isprintable():  # it could be neither stored nor told of
-            raise DeclaredError([f"{shown(path.name)}: expected a name of printable characters"])
+            raise DeclaredError(
+                [f"{quote_value(path.name)}: expected a name of printable characters"]
+            )
         try:
-            files.append(File(path.name, _data(path)))
+            files.append(DeclaredFile(path.name, _read_file(path)))
         except OSError as error:
             raise DeclaredError([f"{path}: {error.strerror}"]) from error
         left_bytes -= len(files[-1].data)
@@ -80,12 +82,12 @@ def read(paths: Iterable[Path]) -> list[File]:
                 ]
             )
     names = [one.name for one in files]
-    if twice := {one for one in names if names.count(one) > 1}:
-        raise DeclaredError([f"two files are named {min(twice)}: give them different names"])
+    if duplicates := {one for one in names if names.count(one) > 1}:
+        raise DeclaredError([f"two files are named {min(duplicates)}: give them different names"])
     return files
 
 
-def _data(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """Return what a file holds, as far as it may. Raises DeclaredError for what is none, a pipe; OSError."""
     descriptor = os.open(path, _OPEN)
     try:
@@ -99,18 +101,18 @@ def _data(path: Path) -> bytes:
         os.close(descriptor)
 
 
-def hash_of(files: Sequence[File]) -> str:
+def hash_of(files: Sequence[DeclaredFile]) -> str:
     """Return a hash of what *files* hold, 16 hexadecimal digits."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for one in files:
         for part in (one.name.encode(errors="surrogateescape"), one.data):
-            whole.update(len(part).to_bytes(8, "little"))
-            whole.update(part)
-    return whole.hexdigest()[:16]
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()[:16]
 
 
-def parse(
-    files: Sequence[File],
+def parse_files(
+    files: Sequence[DeclaredFile],
     now_ns: int,
     *,
     rules: frozenset[str] = frozenset(),
@@ -124,7 +126,7 @@ def parse(
     though another version has tighter limits: better slow than without its windows.
     """
     content, problems = Content(), Problems()
-    places: list[tuple[str, str, Place, Where]] = []
+    places: list[tuple[str, str, HostPlacement, SourceLocation]] = []
     for one in files:
         before = len(content.places)
         _parse_file(one, content, problems, now_ns, rules)
@@ -133,9 +135,9 @@ def parse(
     for kind in (content.windows, content.overrides, content.expectations):
         if len(kind) > ENTRIES_MAX:
             problems.add(
-                Where("all files"), f"{len(kind)} entries of a kind, at most {ENTRIES_MAX}"
+                SourceLocation("all files"), f"{len(kind)} entries of a kind, at most {ENTRIES_MAX}"
             )
-    given = _given(places, problems)
+    file_places = _file_places(places, problems)
     problems.raise_any()
     declared = Declared(
         number=number,
@@ -146,16 +148,16 @@ def parse(
         expectations=tuple(content.expectations),
         thresholds=MappingProxyType({n: value for n, (value, _) in content.thresholds.items()}),
         rollouts=MappingProxyType(dict(content.rollouts)),
-        given=given,
-        places={host: merged(said) for host, said in given.items()},
+        file_places=file_places,
+        places={host: merge_places(places) for host, places in file_places.items()},
         places_version=number,
         notes=tuple(problems.notes),
     )
     declared.prepare()
-    if declared.pieces > PIECES_MAX and not was_good:
+    if declared.match_cost > MATCH_COST_MAX and not was_good:
         problems.add(
-            Where("all files"),
-            f"{declared.pieces:,} of *, ? and [..] that names are matched by one after another, at most {PIECES_MAX:,}: "
+            SourceLocation("all files"),
+            f"{declared.match_cost:,} of *, ? and [..] that names are matched by one after another, at most {MATCH_COST_MAX:,}: "
             "name hosts, in ranges as gpu-[001-016] of fewer names, or by racks, leaves, power_domains",
         )
         problems.raise_any()
@@ -163,20 +165,20 @@ def parse(
 
 
 def _parse_file(
-    file: File, content: Content, problems: Problems, now_ns: int, rules: frozenset[str]
+    file: DeclaredFile, content: Content, problems: Problems, now_ns: int, rules: frozenset[str]
 ) -> None:
     bytes_max = TOML_BYTES_MAX if file.name.endswith(".toml") else FILE_BYTES_MAX
     if len(file.data) > bytes_max:
-        problems.add(Where(file.name), f"longer than {bytes_max} bytes")
+        problems.add(SourceLocation(file.name), f"longer than {bytes_max} bytes")
         return
     if file.name.endswith(_YAML):
-        problems.add(Where(file.name), _YAML_WORDS)
+        problems.add(SourceLocation(file.name), _YAML_MESSAGE)
         return
     try:
         text = file.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = file.data.count(b"\n", 0, error.start) + 1
-        problems.add(Where(file.name, line), "not UTF-8: save it with that encoding")
+        problems.add(SourceLocation(file.name, line), "not UTF-8: save it with that encoding")
         return
     if file.name.endswith(".toml"):
         parse_toml(text, file.name, content, problems, now_ns, rules)
@@ -185,42 +187,46 @@ def _parse_file(
     elif file.name.endswith(".json"):
         parse_topograph(text, file.name, content, problems)
     else:
-        problems.add(Where(file.name), f"expected a name that ends in {', '.join(ENDINGS)}")
+        problems.add(
+            SourceLocation(file.name), f"expected a name that ends in {', '.join(ENDINGS)}"
+        )
 
 
-def _given(
-    places: Sequence[tuple[str, str, Place, Where]], problems: Problems
-) -> dict[str, tuple[Said, ...]]:
+def _file_places(
+    places: Sequence[tuple[str, str, HostPlacement, SourceLocation]], problems: Problems
+) -> dict[str, tuple[PlaceSource, ...]]:
     """Return what is said of each host, people's own files first.
 
     Two files of people, or two graphs, that say different things of one field are wrong, both: nobody can tell who is right.
     """
-    found: dict[str, dict[str, list[Said]]] = {}
+    found: dict[str, dict[str, list[PlaceSource]]] = {}
     for host, source, place, where in places:
-        said = found.setdefault(host, {}).setdefault(source, [])
-        if len(said) >= SAID_MAX:
-            problems.add(where, f"{host}: told of more than {SAID_MAX} times")
+        sources = found.setdefault(host, {}).setdefault(source, [])
+        if len(sources) >= SOURCES_PER_HOST_MAX:
+            problems.add(where, f"{host}: told of more than {SOURCES_PER_HOST_MAX} times")
             continue
-        for other in said:
-            unlike = _unlike(other.place, place)
-            for name in unlike:
-                problems.add(where, partial(_disagree, host, name, place, other))
-            if unlike:
+        for other in sources:
+            differing = _differing_fields(other.place, place)
+            for name in differing:
+                problems.add(where, partial(_conflict_message, host, name, place, other))
+            if differing:
                 break  # else it is told once for each of the sixteen
-        said.append(Said(source, str(where), place))
+        sources.append(PlaceSource(source, str(where), place))
     if len(found) > HOSTS_MAX:
-        problems.add(Where("all files"), f"{len(found)} hosts have a place, at most {HOSTS_MAX}")
+        problems.add(
+            SourceLocation("all files"), f"{len(found)} hosts have a place, at most {HOSTS_MAX}"
+        )
     return {
         host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
         for host, by_source in found.items()
     }
 
 
-def _disagree(host: str, name: str, place: Place, other: Said) -> str:
+def _conflict_message(host: str, name: str, place: HostPlacement, other: PlaceSource) -> str:
     return f"{host}: {name} is {_value(place, name)} here and {_value(other.place, name)} at {other.where}"
 
 
-def _unlike(one: Place, other: Place) -> list[str]:
+def _differing_fields(one: HostPlacement, other: HostPlacement) -> list[str]:
     if one is other or NOWHERE in (one, other):
         return []
     return [
@@ -230,6 +236,6 @@ def _unlike(one: Place, other: Place) -> list[str]:
     ]
 
 
-def _value(place: Place, name: str) -> str:
+def _value(place: HostPlacement, name: str) -> str:
     value = getattr(place, name)
-    return shown(" ".join(value)) if isinstance(value, tuple) else str(value)
+    return quote_value(" ".join(value)) if isinstance(value, tuple) else str(value)

@@ -10,7 +10,16 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from .fields import BY_PLACE, Pattern, Selection, Where, fits, near, pieces, shown
+from .fields import (
+    PLACE_SELECTORS,
+    HostPattern,
+    Selection,
+    SourceLocation,
+    matches_pattern,
+    quote_value,
+    suggest_key,
+    wildcard_count,
+)
 
 # ----------------------------------------------------------------------
 # What a `Declared` is asked each second of each host, worked out once: who is meant, which window,
@@ -21,16 +30,16 @@ from .fields import BY_PLACE, Pattern, Selection, Where, fits, near, pieces, sho
 
 EntryT = TypeVar("EntryT")
 #: Answers of a kind that are kept; past it they begin anew.
-ANSWERS_MAX = 200_000
+CACHED_MAX = 200_000
 _EVER_NS = 2**63
 #: Signals of which an override may name codes.
-CODED = ("gpu.xid", "nvswitch.sxid")
+CODED_SIGNALS = ("gpu.xid", "nvswitch.sxid")
 #: A rule's name, the signal that it saw, and the code where that has one.
-Rule = tuple[str, str, float]
+SymptomKey = tuple[str, str, float]
 
 
 @dataclass(slots=True)
-class Meant:
+class EntryMatcher:
     """Which entries mean each host. The same entries are the same tuple, whosever they are."""
 
     _hosts: dict[int, dict[str, tuple[Any, ...]]] = field(
@@ -40,14 +49,14 @@ class Meant:
         default_factory=dict[tuple[int, tuple[int, ...]], tuple[Any, ...]]
     )
 
-    def of(
-        self, host: str, place: Place, entries: tuple[EntryT, ...], index: Index
+    def match(
+        self, host: str, place: HostPlacement, entries: tuple[EntryT, ...], index: SelectionIndex
     ) -> tuple[EntryT, ...]:
         """Return those of *entries* that mean *host*, which stands at *place*."""
         known = self._hosts.setdefault(id(entries), {})
         found = known.get(host)
         if found is None:
-            numbers = index.of(host, place)
+            numbers = index.entries_for(host, place)
             which = id(entries), numbers
             found = self._shared.get(which)
             if found is None:
@@ -57,91 +66,101 @@ class Meant:
 
 
 @dataclass(slots=True)
-class Windows:
+class ActiveWindows:
     """The window of each set of entries, at one moment."""
 
     _now_ns: int
-    _known: dict[int, Window | None] = field(default_factory=dict[int, "Window | None"])
+    _known: dict[int, MaintenanceWindow | None] = field(
+        default_factory=dict[int, "MaintenanceWindow | None"]
+    )
 
-    def of(self, meaning: tuple[Window, ...]) -> Window | None:
-        """Return the one of *meaning* that lasts longest of those that hold."""
-        key = id(meaning)
+    def active_window(self, matching: tuple[MaintenanceWindow, ...]) -> MaintenanceWindow | None:
+        """Return the one of *matching* that lasts longest of those that hold."""
+        key = id(matching)
         if key not in self._known:
-            self._known[key] = longest(meaning, self._now_ns)
+            self._known[key] = last_ending(matching, self._now_ns)
         return self._known[key]
 
 
-def longest(meaning: Sequence[Window], now_ns: int) -> Window | None:
+def last_ending(matching: Sequence[MaintenanceWindow], now_ns: int) -> MaintenanceWindow | None:
     """Return the window that *now_ns* is in, the one that ends last; None: in none."""
-    found = [one for one in meaning if one.begin_ns <= now_ns < one.end_ns]
+    found = [one for one in matching if one.begin_ns <= now_ns < one.end_ns]
     return max(found, key=lambda one: one.end_ns, default=None)
 
 
 @dataclass(slots=True)
-class Quieting:
+class ActiveOverrides:
     """Which overrides hold, and which of them are about something. Another one when an override begins or ends."""
 
     _begin_ns: int = 0
     _end_ns: int = 0
-    _live: tuple[Override, ...] = ()
-    _of_rule: dict[Rule, frozenset[int]] = field(default_factory=dict[Rule, frozenset[int]])
-    _known: dict[tuple[int, Rule, str], tuple[Override, ...]] = field(
-        default_factory=dict[tuple[int, Rule, str], "tuple[Override, ...]"]
+    _active: tuple[Override, ...] = ()
+    _by_symptom: dict[SymptomKey, frozenset[int]] = field(
+        default_factory=dict[SymptomKey, frozenset[int]]
+    )
+    _known: dict[tuple[int, SymptomKey, str], tuple[Override, ...]] = field(
+        default_factory=dict[tuple[int, SymptomKey, str], "tuple[Override, ...]"]
     )
 
-    def at(self, overrides: Sequence[Override], now_ns: int) -> Quieting:
+    def at(self, overrides: Sequence[Override], now_ns: int) -> ActiveOverrides:
         """Return this for *now_ns*. *overrides*: all there are."""
         if self._begin_ns <= now_ns < self._end_ns:
             return self
         moments = {each for one in overrides for each in (one.since_ns, one.until_ns)}
         begin_ns = max((one for one in moments if one <= now_ns), default=-_EVER_NS)
         end_ns = min((one for one in moments if one > now_ns), default=_EVER_NS)
-        live = tuple(one for one in overrides if one.since_ns <= now_ns < one.until_ns)
-        return Quieting(begin_ns, end_ns, live)
+        active = tuple(one for one in overrides if one.since_ns <= now_ns < one.until_ns)
+        return ActiveOverrides(begin_ns, end_ns, active)
 
-    def about(
-        self, meaning: tuple[Override, ...], rule: str, signal: str, code: float, device: str
+    def matching(
+        self, matching: tuple[Override, ...], rule: str, signal: str, code: float, device: str
     ) -> tuple[Override, ...]:
-        """Return those of *meaning* that hold and are about a symptom, in their order."""
-        seen = rule, signal, code if signal in CODED else 0.0  # a reading is another each second
-        key = id(meaning), seen, device
+        """Return those of *matching* that hold and are about a symptom, in their order."""
+        symptom = (
+            rule,
+            signal,
+            code if signal in CODED_SIGNALS else 0.0,
+        )  # a reading is another each second
+        key = id(matching), symptom, device
         found = self._known.get(key)
         if found is None:
-            if len(self._known) >= ANSWERS_MAX:
+            if len(self._known) >= CACHED_MAX:
                 self._known.clear()
-            of_rule = self._are_of(seen)
-            found = tuple(one for one in meaning if id(one) in of_rule and one.is_at(device))
+            of_rule = self._overrides_of(symptom)
+            found = tuple(
+                one for one in matching if id(one) in of_rule and one.covers_device(device)
+            )
             self._known[key] = found
         return found
 
-    def _are_of(self, seen: Rule) -> frozenset[int]:
-        """Return which overrides are about *seen*, wherever it is."""
-        found = self._of_rule.get(seen)
+    def _overrides_of(self, symptom: SymptomKey) -> frozenset[int]:
+        """Return which overrides are about *symptom*, wherever it is."""
+        found = self._by_symptom.get(symptom)
         if found is None:
-            if len(self._of_rule) >= ANSWERS_MAX:
-                self._of_rule.clear()
-            found = frozenset(id(one) for one in self._live if one.is_of(*seen))
-            self._of_rule[seen] = found
+            if len(self._by_symptom) >= CACHED_MAX:
+                self._by_symptom.clear()
+            found = frozenset(id(one) for one in self._active if one.covers_symptom(*symptom))
+            self._by_symptom[symptom] = found
         return found
 
 
 @dataclass(slots=True)
-class Expecting:
+class ExpectationIndex:
     """What is expected of hosts of a model, of each set of entries that name hosts."""
 
-    _known: dict[tuple[int, str], Expected | None] = field(
-        default_factory=dict[tuple[int, str], "Expected | None"]
+    _known: dict[tuple[int, str], Expectation | None] = field(
+        default_factory=dict[tuple[int, str], "Expectation | None"]
     )
 
-    def of(
-        self, named: tuple[Expected, ...], model: str, every: Sequence[Expected]
-    ) -> Expected | None:
-        """Return the first of *named* that is for *model*, else the first of *every* that is for it alone."""
+    def find(
+        self, named: tuple[Expectation, ...], model: str, expectations: Sequence[Expectation]
+    ) -> Expectation | None:
+        """Return the first of *named* that is for *model*, else the first of *expectations* that is for it alone."""
         key = id(named), model
         if key not in self._known:
-            if len(self._known) >= ANSWERS_MAX:
+            if len(self._known) >= CACHED_MAX:
                 self._known.clear()
-            by_model = (one for one in every if one.selection is None)
+            by_model = (one for one in expectations if one.selection is None)
             self._known[key] = next((one for one in (*named, *by_model) if one.fits(model)), None)
         return self._known[key]
 
@@ -154,41 +173,41 @@ class Expecting:
 NAMES_MAX = 200_000
 
 
-class Index:
+class SelectionIndex:
     """Looks up what `Selection.matches` would say of each. Never changed once it is made."""
 
     def __init__(self, selections: Iterable[Selection | None]) -> None:
         """Entries are known by their place in *selections*; None means nobody here."""
         self._names: defaultdict[str, list[int]] = defaultdict(list)
         self._places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        self._others: list[tuple[int, Pattern]] = []
+        self._matched_patterns: list[tuple[int, HostPattern]] = []
         #: Host -> who means it by its name: matched once for as long as we are.
         self._by_name: dict[str, tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        closed: list[tuple[int, int, Pattern]] = []
+        closed: list[tuple[int, int, HostPattern]] = []
         for number, selection in enumerate(selections):
             for pattern in selection.patterns if selection is not None else ():
-                if pattern.is_open:
-                    self._others.append((number, pattern))
+                if pattern.has_wildcards:
+                    self._matched_patterns.append((number, pattern))
                 else:
                     closed.append((pattern.count, number, pattern))
             if selection is not None:
                 self._place(number, selection)
         self._write_out(closed)
         #: Of all that are matched.
-        self.pieces = sum(pattern.pieces for _, pattern in self._others)
+        self.match_cost = sum(pattern.match_cost for _, pattern in self._matched_patterns)
 
     def _place(self, number: int, selection: Selection) -> None:
         for column, chosen in selection.places.items():
             for value in chosen:
                 self._places[column, value].append(number)
 
-    def _write_out(self, closed: list[tuple[int, int, Pattern]]) -> None:
+    def _write_out(self, closed: list[tuple[int, int, HostPattern]]) -> None:
         """Write out the names of patterns, those of the fewest first, as far as there is room."""
         left = NAMES_MAX
         for count, number, pattern in sorted(closed, key=lambda one: one[0]):
             if count > left:
-                self._others.append((number, pattern))
+                self._matched_patterns.append((number, pattern))
                 continue
             left -= count
             for name in pattern.names():
@@ -198,17 +217,19 @@ class Index:
         """Return which entries mean *host* by its name."""
         found = self._by_name.get(host)
         if found is None:
-            matched = (number for number, pattern in self._others if pattern.matches(host))
+            matched = (
+                number for number, pattern in self._matched_patterns if pattern.matches(host)
+            )
             numbers = tuple(sorted({*self._names.get(host, ()), *matched}))
             found = self._by_name[host] = self._shared.setdefault(numbers, numbers)
         return found
 
-    def of(self, host: str, place: object) -> tuple[int, ...]:
-        """Return which entries mean *host*, which stands at *place* (a `Place`), in their order."""
+    def entries_for(self, host: str, place: object) -> tuple[int, ...]:
+        """Return which entries mean *host*, which stands at *place* (a `HostPlacement`), in their order."""
         named = self.by_name(host)
         placed = [
             found
-            for field in BY_PLACE
+            for field in PLACE_SELECTORS
             if (found := self._places.get((field, getattr(place, field))))
         ]
         return tuple(sorted({*named}.union(*placed))) if placed else named
@@ -227,17 +248,17 @@ class Rollout(NamedTuple):
 
 
 @lru_cache(maxsize=65_536)
-def place_in_line(host: str) -> float:
+def rollout_rank(host: str) -> float:
     """Return where *host* comes in every roll-out: 0 is first, and 1 is never reached before the end."""
     return int.from_bytes(blake2b(host.encode(), digest_size=6).digest()) / 2**48
 
 
-def reaches(share: float, host: str) -> bool:
+def is_rolled_out(share: float, host: str) -> bool:
     """Say whether what is rolled out to *share* of the hosts counts on *host*."""
-    return place_in_line(host) < share
+    return rollout_rank(host) < share
 
 
-def coming(share: float) -> str:
+def rollout_message(share: float) -> str:
     """Return how far a roll-out is that has not reached a host, as its evidence says it."""
     return f"not rolled out to this host yet ({100 * share:g} % of hosts)"
 
@@ -255,7 +276,7 @@ class Threshold(NamedTuple):
     low: float
     high: float
     unit: str
-    tells: str
+    description: str
 
 
 THRESHOLDS: dict[str, Threshold] = {
@@ -345,32 +366,38 @@ THRESHOLDS: dict[str, Threshold] = {
 # What can be asked of a host's hardware, by the name it has in the file.
 
 
-class Item(NamedTuple):
+class ExpectedItem(NamedTuple):
     """One number that a host must have."""
 
     low: float
     high: float
-    tells: str
+    description: str
     whole: bool = True
 
 
 #: Exactly so many, or where the name ends in `_min` so many at least.
-ITEMS: dict[str, Item] = {
-    "gpus": Item(0, 256, "GPUs"),
-    "gpu_memory_gigabytes_min": Item(1, 10_000, "memory of each GPU, 10^9 bytes", whole=False),
-    "gpu_pcie_width_lanes": Item(1, 32, "PCIe lanes of each GPU, as it and its slot can have them"),
-    "gpu_pcie_generation": Item(
+ITEMS: dict[str, ExpectedItem] = {
+    "gpus": ExpectedItem(0, 256, "GPUs"),
+    "gpu_memory_gigabytes_min": ExpectedItem(
+        1, 10_000, "memory of each GPU, 10^9 bytes", whole=False
+    ),
+    "gpu_pcie_width_lanes": ExpectedItem(
+        1, 32, "PCIe lanes of each GPU, as it and its slot can have them"
+    ),
+    "gpu_pcie_generation": ExpectedItem(
         1, 9, "PCIe generation of each GPU, as it and its slot can have it"
     ),
-    "nvlinks_per_gpu": Item(0, 64, "NVLinks of each GPU, all of them up"),
-    "rdma_ports": Item(0, 256, "RDMA ports that are up"),
-    "rdma_port_gigabits_per_second": Item(
+    "nvlinks_per_gpu": ExpectedItem(0, 64, "NVLinks of each GPU, all of them up"),
+    "rdma_ports": ExpectedItem(0, 256, "RDMA ports that are up"),
+    "rdma_port_gigabits_per_second": ExpectedItem(
         1, 10_000, "speed of each RDMA port that is up", whole=False
     ),
-    "numa_nodes": Item(1, 1024, "NUMA nodes"),
-    "cpu_cores": Item(1, 100_000, "processors, as /proc/stat lists them (threads)"),
-    "memory_gigabytes_min": Item(1, 1_000_000, "memory of the host, 10^9 bytes", whole=False),
-    "nvme_drives": Item(0, 1024, "NVMe controllers"),
+    "numa_nodes": ExpectedItem(1, 1024, "NUMA nodes"),
+    "cpu_cores": ExpectedItem(1, 100_000, "processors, as /proc/stat lists them (threads)"),
+    "memory_gigabytes_min": ExpectedItem(
+        1, 1_000_000, "memory of the host, 10^9 bytes", whole=False
+    ),
+    "nvme_drives": ExpectedItem(0, 1024, "NVMe controllers"),
 }
 #: Patterns of which one must fit.
 TEXTS: dict[str, str] = {
@@ -387,29 +414,34 @@ TEXTS: dict[str, str] = {
 #: Rules that are made one by one, for each code, counter or event: this is the name of all of them.
 FAMILIES = ("gpu.xid", "nvswitch.sxid", "counter.saturated", "folded")
 #: What is never noise -> what to declare instead.
-NEVER = {
+NEVER_NOISE = {
     "host.silent": "that a host is silent is never noise: missing is not healthy; where it is meant to be off, declare [[maintenance]]",
     "host.returned": "that a host is on probation is never noise: it ends by itself, and says when",
 }
 
 
-def is_of(rule: str, name: str) -> bool:
+def rule_matches(rule: str, name: str) -> bool:
     """Say whether the rule *rule* is meant by *name*: its own name, a pattern, or that of its family."""
-    return fits(rule, name) or (name in FAMILIES and rule.startswith(f"{name}."))
+    return matches_pattern(rule, name) or (name in FAMILIES and rule.startswith(f"{name}."))
 
 
-def may_name(name: str, rules: Collection[str]) -> bool:
+def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
     """Say whether an override may name *name*. *rules*: those that it may; none: any, of what was good before."""
-    return not rules or (name not in NEVER and any(fits(rule, name) for rule in rules))
+    return not rules or (
+        name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
+    )
 
 
-def refusal(name: str, rules: Collection[str]) -> str:
+def rule_refusal(name: str, rules: Collection[str]) -> str:
     """Return why an override may not name *name*."""
-    return NEVER.get(name) or f"{shown(name)}: no rule has this name; {near(name, sorted(rules))}"
+    return (
+        NEVER_NOISE.get(name)
+        or f"{quote_value(name)}: no rule has this name; {suggest_key(name, sorted(rules))}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPlacement:
     """Where a host stands; "" or () where nobody has said."""
 
     rack: str = ""
@@ -424,22 +456,22 @@ class Place:
     nvlink_subdomain: str = ""
 
 
-NOWHERE = Place()
-PLACE_FIELDS: tuple[str, ...] = tuple(one.name for one in fields(Place))
+NOWHERE = HostPlacement()
+PLACE_FIELDS: tuple[str, ...] = tuple(one.name for one in fields(HostPlacement))
 
 
-class Said(NamedTuple):
+class PlaceSource(NamedTuple):
     """What one source says of a host's place."""
 
     #: Whose word counts most first: file (people's own), topograph (its graph), label (its agent registered with them),
     #: hardware (what its GPUs say of the NVLink fabric that they are in).
     source: str
     where: str  # the file with its line; "" for what the host itself says
-    place: Place
+    place: HostPlacement
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MaintenanceWindow:
     """Maintenance: from *begin_ns* to before *end_ns* its hosts are MAINTENANCE."""
 
     selection: Selection
@@ -447,7 +479,7 @@ class Window:
     end_ns: int
     who: str
     why: str
-    where: Where
+    where: SourceLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,23 +495,23 @@ class Override:
     until_ns: int
     who: str
     why: str
-    where: Where
+    where: SourceLocation
     rollout: float = 1.0  # the share of the hosts on which it counts so far
 
-    def is_of(self, rule: str, signal: str, code: float) -> bool:
+    def covers_symptom(self, rule: str, signal: str, code: float) -> bool:
         """Say whether such a symptom is meant: by its rule's name, or its signal and code."""
         if self.codes:
             return signal == self.event and code in self.codes
-        return is_of(rule, self.rule)
+        return rule_matches(rule, self.rule)
 
-    def is_at(self, device: str) -> bool:
+    def covers_device(self, device: str) -> bool:
         """Say whether one of *device* is."""
-        return not self.device or fits(device, self.device)
+        return not self.device or matches_pattern(device, self.device)
 
     @property
-    def pieces(self) -> int:
+    def wildcard_count(self) -> int:
         """How many wildcards it has beside those of its hosts."""
-        return pieces(self.rule) + pieces(self.device)
+        return wildcard_count(self.rule) + wildcard_count(self.device)
 
     @property
     def what(self) -> str:
@@ -490,7 +522,7 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Expectation:
     """What a host must have; `items` by the names of `expected.ITEMS`."""
 
     name: str
@@ -498,30 +530,32 @@ class Expected:
     selection: Selection | None  # None: any host
     items: Mapping[str, float]
     texts: Mapping[str, tuple[str, ...]]
-    where: Where
+    where: SourceLocation
 
     def fits(self, model: str) -> bool:
         """Say whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
         if not self.model:
             return True
         if model:
-            return fits(model, self.model)
+            return matches_pattern(model, self.model)
         return self.selection is not None and self.selection.names_hosts
 
     @property
-    def pieces(self) -> int:
+    def wildcard_count(self) -> int:
         """How many wildcards it has beside those of its hosts."""
-        return pieces(self.model) + sum(pieces(one) for each in self.texts.values() for one in each)
+        return wildcard_count(self.model) + sum(
+            wildcard_count(one) for each in self.texts.values() for one in each
+        )
 
 
-class Selecting(Protocol):
+class HasSelection(Protocol):
     """An entry that is for some hosts; None: for any."""
 
     @property
     def selection(self) -> Selection | None: ...
 
 
-E = TypeVar("E", bound=Selecting)
+E = TypeVar("E", bound=HasSelection)
 
 
 @dataclass(frozen=True)
@@ -535,45 +569,53 @@ class Declared:
     number: int = 0
     hash: str = ""
     files: tuple[str, ...] = ()
-    windows: tuple[Window, ...] = ()
+    windows: tuple[MaintenanceWindow, ...] = ()
     overrides: tuple[Override, ...] = ()
-    expectations: tuple[Expected, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     #: Those of them that do not count on all hosts yet.
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
     #: Host -> what files say of its place, who counts most first.
-    given: Mapping[str, tuple[Said, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    file_places: Mapping[str, tuple[PlaceSource, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     #: Host -> what it says itself.
-    told: Mapping[str, tuple[Said, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+    reported_places: Mapping[str, tuple[PlaceSource, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    places: Mapping[str, HostPlacement] = field(default_factory=lambda: MappingProxyType({}))
     places_version: int = 0
     notes: tuple[str, ...] = ()
     #: Entries (by what they are) -> where they are looked up; the same for all that has the same entries.
-    _indexes: dict[int, tuple[object, Index]] = field(
-        default_factory=dict[int, tuple[object, Index]], repr=False, compare=False
+    _indexes: dict[int, tuple[object, SelectionIndex]] = field(
+        default_factory=dict[int, tuple[object, SelectionIndex]], repr=False, compare=False
     )
-    _meant: Meant = field(default_factory=Meant, init=False, repr=False, compare=False)
-    _expecting: Expecting = field(default_factory=Expecting, init=False, repr=False, compare=False)
+    _matcher: EntryMatcher = field(
+        default_factory=EntryMatcher, init=False, repr=False, compare=False
+    )
+    _expectation_index: ExpectationIndex = field(
+        default_factory=ExpectationIndex, init=False, repr=False, compare=False
+    )
     #: What holds now: the one that `override` asked last.
-    _quieting: list[Quieting] = field(
-        default_factory=lambda: [Quieting()], init=False, repr=False, compare=False
+    _active_overrides: list[ActiveOverrides] = field(
+        default_factory=lambda: [ActiveOverrides()], init=False, repr=False, compare=False
     )
-    #: The hosts in maintenance, as `maintained` last had them: (what it was asked for, its answer).
-    _maintained: list[tuple[object, Mapping[int, Window]]] = field(
-        default_factory=list[tuple[object, Mapping[int, Window]]],
+    #: The hosts in maintenance, as `maintenance_windows` last had them: (what it was asked for, its answer).
+    _maintenance_cache: list[tuple[object, Mapping[int, MaintenanceWindow]]] = field(
+        default_factory=list[tuple[object, Mapping[int, MaintenanceWindow]]],
         init=False,
         repr=False,
         compare=False,
     )
 
-    def _meaning(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
+    def _matching(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
         """Return those of *entries* that mean *host*."""
-        return self._meant.of(host, self.place(host), entries, self._index(entries))
+        return self._matcher.match(host, self.place(host), entries, self._index(entries))
 
-    def _index(self, entries: tuple[Selecting, ...]) -> Index:
+    def _index(self, entries: tuple[HasSelection, ...]) -> SelectionIndex:
         known = self._indexes.get(id(entries))
         if known is None or known[0] is not entries:
-            index = Index(one.selection for one in entries)
+            index = SelectionIndex(one.selection for one in entries)
             known = self._indexes[id(entries)] = entries, index
         return known[1]
 
@@ -585,46 +627,48 @@ class Declared:
                 index.by_name(host)
 
     @property
-    def pieces(self) -> int:
+    def match_cost(self) -> int:
         """How many wildcards and ranges names are matched by, one after another (`limits.PIECES_MAX`)."""
         kinds = (self.windows, self.overrides, self.expectations)
-        beside = sum(one.pieces for one in self.overrides)
-        beside += sum(one.pieces for one in self.expectations)
-        return beside + sum(self._index(entries).pieces for entries in kinds)
+        beside = sum(one.wildcard_count for one in self.overrides)
+        beside += sum(one.wildcard_count for one in self.expectations)
+        return beside + sum(self._index(entries).match_cost for entries in kinds)
 
-    def live_windows(self, now_ns: int) -> list[Window]:
+    def active_windows(self, now_ns: int) -> list[MaintenanceWindow]:
         """Return the windows that *now_ns* is in."""
         return [one for one in self.windows if one.begin_ns <= now_ns < one.end_ns]
 
-    def live_overrides(self, now_ns: int) -> list[Override]:
+    def active_overrides(self, now_ns: int) -> list[Override]:
         """Return the overrides that hold at *now_ns*."""
         return [one for one in self.overrides if one.since_ns <= now_ns < one.until_ns]
 
-    def place(self, host: str) -> Place:
+    def place(self, host: str) -> HostPlacement:
         """Return where *host* stands, as far as anybody has said."""
         return self.places.get(host, NOWHERE)
 
-    def said_of(self, host: str) -> tuple[Said, ...]:
+    def place_sources(self, host: str) -> tuple[PlaceSource, ...]:
         """Return what each source says of the place of *host*, who counts most first."""
-        return (*self.given.get(host, ()), *self.told.get(host, ()))
+        return (*self.file_places.get(host, ()), *self.reported_places.get(host, ()))
 
-    def window(self, host: str, now_ns: int) -> Window | None:
+    def window(self, host: str, now_ns: int) -> MaintenanceWindow | None:
         """Return the window that *host* is in at *now_ns*, the one that ends last; None: in none."""
-        return longest(self._meaning(host, self.windows), now_ns)
+        return last_ending(self._matching(host, self.windows), now_ns)
 
-    def maintained(self, hosts: Sequence[str], now_ns: int) -> Mapping[int, Window]:
+    def maintenance_windows(
+        self, hosts: Sequence[str], now_ns: int
+    ) -> Mapping[int, MaintenanceWindow]:
         """Return the window of each of *hosts* that is in one, by its place among them; between two calls *hosts*
         may only have become longer. Worked out anew when a window begins or ends."""
-        live = self.live_windows(now_ns)
-        if not live:
+        active = self.active_windows(now_ns)
+        if not active:
             return {}
-        asked = len(hosts), *map(id, live)
-        if not self._maintained or self._maintained[0][0] != asked:
-            each = Windows(now_ns)
-            windows = (each.of(self._meaning(host, self.windows)) for host in hosts)
+        key = len(hosts), *map(id, active)
+        if not self._maintenance_cache or self._maintenance_cache[0][0] != key:
+            each = ActiveWindows(now_ns)
+            windows = (each.active_window(self._matching(host, self.windows)) for host in hosts)
             found = {at: window for at, window in enumerate(windows) if window is not None}
-            self._maintained[:] = [(asked, found)]
-        return self._maintained[0][1]
+            self._maintenance_cache[:] = [(key, found)]
+        return self._maintenance_cache[0][1]
 
     def override(
         self,
@@ -635,15 +679,17 @@ class Declared:
         signal: str = "",
         code: float = 0,
         device: str = "",
-        coming: bool = False,
+        upcoming: bool = False,
     ) -> Override | None:
         """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts.
 
-        *coming*: the one by which it will be, once it is rolled out that far.
+        *upcoming*: the one by which it will be, once it is rolled out that far.
         """
-        quieting = self._quieting[0] = self._quieting[0].at(self.overrides, now_ns)
-        about = quieting.about(self._meaning(host, self.overrides), rule, signal, code, device)
-        return next((one for one in about if reaches(one.rollout, host) is not coming), None)
+        active = self._active_overrides[0] = self._active_overrides[0].at(self.overrides, now_ns)
+        matching = active.matching(self._matching(host, self.overrides), rule, signal, code, device)
+        return next(
+            (one for one in matching if is_rolled_out(one.rollout, host) is not upcoming), None
+        )
 
     def threshold(self, name: str, *, before: bool = False) -> float:
         """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name.
@@ -654,37 +700,40 @@ class Declared:
             return self.rollouts[name].before
         return self.thresholds.get(name, THRESHOLDS[name].default)
 
-    def expected(self, model: str, host: str = "") -> Expected | None:
+    def expected(self, model: str, host: str = "") -> Expectation | None:
         """Return what a host with GPUs of *model* must have: the first entry that names the host, else the first
         for its model alone."""
-        named = self._meaning(host, self.expectations) if host else ()
-        return self._expecting.of(named, model, self.expectations)
+        named = self._matching(host, self.expectations) if host else ()
+        return self._expectation_index.find(named, model, self.expectations)
 
-    def with_told(self, told: Mapping[str, tuple[Said, ...]]) -> Declared:
+    def with_reported(self, reported: Mapping[str, tuple[PlaceSource, ...]]) -> Declared:
         """Return the same with what hosts say of themselves now."""
-        if told is self.told:
+        if reported is self.reported_places:
             return self
         changed = [
-            host for host in told.keys() | self.told.keys() if told.get(host) != self.told.get(host)
+            host
+            for host in reported.keys() | self.reported_places.keys()
+            if reported.get(host) != self.reported_places.get(host)
         ]
         if not changed:
-            return replace(self, told=told)
-        after = replace(self, told=told, places_version=self.places_version + 1)
+            return replace(self, reported_places=reported)
+        after = replace(self, reported_places=reported, places_version=self.places_version + 1)
         places = dict(self.places)
         for host in changed:
-            places[host] = merged(after.said_of(host))
+            places[host] = merge_places(after.place_sources(host))
         return replace(after, places=places)
 
 
-def merged(said: tuple[Said, ...]) -> Place:
+def merge_places(sources: tuple[PlaceSource, ...]) -> HostPlacement:
     """Return each field as the first says it who says anything of it."""
     values = {
         name: next(
-            (value for one in said if (value := getattr(one.place, name))), getattr(NOWHERE, name)
+            (value for one in sources if (value := getattr(one.place, name))),
+            getattr(NOWHERE, name),
         )
         for name in PLACE_FIELDS
     }
-    return Place(**values)
+    return HostPlacement(**values)
 
 
 #: Nothing was declared.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAILS_MAX
-from ..model import DeviceLike
-from .model import NOWHERE, PLACE_FIELDS, Place, Said
+from ..model import RegisteredDevice
+from .model import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
 
 #: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those
 #: that Topograph gave before.
@@ -38,12 +38,12 @@ LABELS: dict[str, tuple[str, ...]] = {
     }.items()
 }
 #: All of them.
-NAMES = frozenset(name for names in LABELS.values() for name in names)
+LABEL_NAMES = frozenset(name for names in LABELS.values() for name in names)
 #: So many different makes of host are shared; more would be an attack.
-SHARED_MAX = 20_000
+HARDWARE_SHARED_MAX = 20_000
 
 
-class Gpu(NamedTuple):
+class GpuHardware(NamedTuple):
     """What kind of GPU; 0 and "" where it did not say."""
 
     model: str
@@ -52,10 +52,10 @@ class Gpu(NamedTuple):
     vbios: str
 
 
-class Hardware(NamedTuple):
+class HostHardware(NamedTuple):
     """What a host is made of; None and "" where it did not say."""
 
-    gpus: tuple[tuple[Gpu, int], ...] = ()  # with how many there are of each, most first
+    gpus: tuple[tuple[GpuHardware, int], ...] = ()  # with how many there are of each, most first
     numa_nodes: int | None = None
     nvme_drives: int | None = None
     cpu_cores: int | None = None
@@ -70,23 +70,23 @@ class Hardware(NamedTuple):
         return self.gpus[0][0].model if self.gpus else ""
 
 
-def hardware_of(devices: Iterable[DeviceLike], labels: Mapping[str, str]) -> Hardware:
+def hardware_of(devices: Iterable[RegisteredDevice], labels: Mapping[str, str]) -> HostHardware:
     """Return what *devices* and *labels* tell. Whatever they hold, nothing is raised."""
-    gpus: Counter[Gpu] = Counter()
+    gpus: Counter[GpuHardware] = Counter()
     kinds: Counter[str] = Counter()
     for device in devices:
         kinds[device.kind] += 1
         if device.kind == "gpu":
-            told = device.attributes
+            attributes = device.attributes
             gpus[
-                Gpu(
-                    told.get("name", ""),
-                    _number(told.get("memory_bytes")) or 0,
-                    _number(told.get("nvlink_count")) or 0,
-                    told.get("vbios", ""),
+                GpuHardware(
+                    attributes.get("name", ""),
+                    _number(attributes.get("memory_bytes")) or 0,
+                    _number(attributes.get("nvlink_count")) or 0,
+                    attributes.get("vbios", ""),
                 )
             ] += 1
-    return Hardware(
+    return HostHardware(
         gpus=tuple(sorted(gpus.items(), key=lambda one: (-one[1], one[0]))),
         numa_nodes=kinds["numa"] or None,
         nvme_drives=kinds["nvme"] if kinds else None,
@@ -108,64 +108,68 @@ def characters_max(label: str) -> int:
     return NAME_CHARACTERS_MAX * (RAILS_MAX if label in LABELS["rails"] else 1)
 
 
-def place_of(labels: Mapping[str, str]) -> Place:
+def place_of(labels: Mapping[str, str]) -> HostPlacement:
     """Return what *labels* tell of where their host stands; what is too long, or cannot be shown, is not told."""
     values: dict[str, str] = {}
     for field, names in LABELS.items():
-        said = (labels.get(name, "").strip() for name in names)
-        value = next((one for one in said if one), "")
+        values_found = (labels.get(name, "").strip() for name in names)
+        value = next((one for one in values_found if one), "")
         if value and len(value) <= characters_max(names[0]) and value.isprintable():
             values[field] = value
     rails = tuple(one for one in values.pop("rails", "").split() if len(one) <= NAME_CHARACTERS_MAX)
     rails = rails[:RAILS_MAX]
-    return Place(**values, rails=rails) if values or rails else NOWHERE
+    return HostPlacement(**values, rails=rails) if values or rails else NOWHERE
 
 
-def fabric_of(devices: Iterable[DeviceLike]) -> Place:
+def fabric_of(devices: Iterable[RegisteredDevice]) -> HostPlacement:
     """Return the NVLink domain that the GPUs say they registered in; nowhere when they disagree."""
     found = {
         f"{cluster}.{device.attributes.get('fabric_clique', '')}"[:NAME_CHARACTERS_MAX]
         for device in devices
         if device.kind == "gpu" and (cluster := device.attributes.get("fabric_cluster"))
     }
-    return Place(nvlink_domain=found.pop()) if len(found) == 1 else NOWHERE
+    return HostPlacement(nvlink_domain=found.pop()) if len(found) == 1 else NOWHERE
 
 
-class Told:
+class ReportedInventory:
     """What each host said last. One thread's."""
 
     def __init__(self) -> None:
-        self._shared: dict[Hardware, Hardware] = {}
-        self._hardware: dict[str, Hardware] = {}
+        self._shared: dict[HostHardware, HostHardware] = {}
+        self._hardware: dict[str, HostHardware] = {}
         #: Host -> what it says of its place. Another one whenever that changed.
-        self.places: Mapping[str, tuple[Said, ...]] = {}
-        self._changed: dict[str, tuple[Said, ...]] = {}
+        self.places: Mapping[str, tuple[PlaceSource, ...]] = {}
+        self._changed: dict[str, tuple[PlaceSource, ...]] = {}
         #: Rises when some host's hardware is another.
         self.version = 0
 
-    def register(self, host: str, devices: Iterable[DeviceLike], labels: Mapping[str, str]) -> None:
+    def register(
+        self, host: str, devices: Iterable[RegisteredDevice], labels: Mapping[str, str]
+    ) -> None:
         """Take over what *host* registered with."""
         devices = list(devices)
         hardware = hardware_of(devices, labels)
-        if len(self._shared) < SHARED_MAX:
+        if len(self._shared) < HARDWARE_SHARED_MAX:
             hardware = self._shared.setdefault(hardware, hardware)
         if self._hardware.get(host) != hardware:
             self._hardware[host] = hardware
             self.version += 1
         sources = (("label", place_of(labels)), ("hardware", fabric_of(devices)))
-        said = tuple(Said(source, "", place) for source, place in sources if place != NOWHERE)
-        if said != self._changed.get(host, self.places.get(host, ())):
-            self._changed[host] = said
+        place_sources = tuple(
+            PlaceSource(source, "", place) for source, place in sources if place != NOWHERE
+        )
+        if place_sources != self._changed.get(host, self.places.get(host, ())):
+            self._changed[host] = place_sources
 
-    def restore(self, places: Mapping[str, tuple[Said, ...]]) -> None:
+    def restore(self, places: Mapping[str, tuple[PlaceSource, ...]]) -> None:
         """Take over what hosts said of their places before our restart, until each registers again."""
         self.places = {**places, **self.places}
 
-    def hardware(self, host: str) -> Hardware:
+    def hardware(self, host: str) -> HostHardware:
         """Return what *host* is made of, as far as it has said."""
         return self._hardware.get(host, _UNKNOWN)
 
-    def settle(self) -> Mapping[str, tuple[Said, ...]]:
+    def apply_changes(self) -> Mapping[str, tuple[PlaceSource, ...]]:
         """Return `places` with what came since the last call."""
         if self._changed:
             self.places = {**self.places, **self._changed}
@@ -173,5 +177,5 @@ class Told:
         return self.places
 
 
-_UNKNOWN = Hardware()
+_UNKNOWN = HostHardware()
 assert set(LABELS) == set(PLACE_FIELDS) == set(FIELDS)

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import duckdb
 
 from ..store.rows import table, time_us
-from .loader import File
-from .model import ITEMS, PLACE_FIELDS, TEXTS, THRESHOLDS, Declared, Place, Said
+from .loader import DeclaredFile
+from .model import ITEMS, PLACE_FIELDS, TEXTS, THRESHOLDS, Declared, HostPlacement, PlaceSource
 
 #: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
-FILES_KEPT_VERSIONS, FILES_KEPT_BYTES_MAX = 20, 64 << 20
+FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are told of.
-VERSIONS_KEPT = 1000
+VERSIONS_RETAINED = 1000
 
 _WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"
 _OVERRIDES = "what:str hosts:str since:time until:time who:str why:str said_at:str rollout:float"
@@ -26,17 +26,20 @@ _THRESHOLDS = (
 _PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
 
 
-class Kept(NamedTuple):
+class StoredVersion(NamedTuple):
     """The version that was last in force."""
 
     number: int
     hash: str
     taken_ns: int
-    files: tuple[File, ...]
+    files: tuple[DeclaredFile, ...]
 
 
 def put_version(
-    connection: duckdb.DuckDBPyConnection, declared: Declared, files: Sequence[File], taken_ns: int
+    connection: duckdb.DuckDBPyConnection,
+    declared: Declared,
+    files: Sequence[DeclaredFile],
+    taken_ns: int,
 ) -> None:
     """Write a version that is in force, and what it declares in place of what was. Raises duckdb.Error."""
     number = declared.number
@@ -53,12 +56,14 @@ def put_version(
     )
     texts = [(number, one.name, one.data.decode()) for one in files]
     _add(connection, "declared_files", "number:int file:str text:str", texts)
-    connection.execute("DELETE FROM declared_versions WHERE number <= ?", [number - VERSIONS_KEPT])
+    connection.execute(
+        "DELETE FROM declared_versions WHERE number <= ?", [number - VERSIONS_RETAINED]
+    )
     connection.execute(
         "DELETE FROM declared_files WHERE number <> $1 AND (number <= $2 OR number IN ("
         "SELECT number FROM (SELECT number, sum(sum(strlen(text))) OVER (ORDER BY number DESC) AS bytes "
         "FROM declared_files GROUP BY number) WHERE bytes > $3))",
-        [number, number - FILES_KEPT_VERSIONS, FILES_KEPT_BYTES_MAX],
+        [number, number - FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX],
     )
     _replace(connection, "declared_windows", _WINDOWS, windows(declared))
     _replace(connection, "declared_overrides", _OVERRIDES, overrides(declared))
@@ -71,7 +76,7 @@ def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> Non
     _replace(connection, "declared_places", _PLACES, places(declared))
 
 
-def last(connection: duckdb.DuckDBPyConnection) -> Kept | None:
+def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
     """Return the version that was last in force; None when there never was one. Raises duckdb.Error."""
     found = connection.execute(
         "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
@@ -81,11 +86,11 @@ def last(connection: duckdb.DuckDBPyConnection) -> Kept | None:
     rows = connection.execute(
         "SELECT file, text FROM declared_files WHERE number = ? ORDER BY file", [found[0]]
     ).fetchall()
-    files = tuple(File(name, text.encode()) for name, text in rows)
-    return Kept(int(found[0]), str(found[1]), int(found[2]), files)
+    files = tuple(DeclaredFile(name, text.encode()) for name, text in rows)
+    return StoredVersion(int(found[0]), str(found[1]), int(found[2]), files)
 
 
-def told_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Said, ...]]:
+def reported_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[PlaceSource, ...]]:
     """Return what known hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for host, source, field, value in connection.execute(
@@ -94,19 +99,19 @@ def told_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Said, 
         "ORDER BY source DESC",  # whose word counts most first
         [list(PLACE_FIELDS)],
     ).fetchall():
-        told = tuple(value.split()) if field == "rails" else value
-        found.setdefault((host, source), {})[field] = told
-    said: dict[str, tuple[Said, ...]] = {}
+        field_value = tuple(value.split()) if field == "rails" else value
+        found.setdefault((host, source), {})[field] = field_value
+    sources: dict[str, tuple[PlaceSource, ...]] = {}
     for (host, source), fields in found.items():
-        said[host] = (*said.get(host, ()), Said(source, "", Place(**fields)))
-    return said
+        sources[host] = (*sources.get(host, ()), PlaceSource(source, "", HostPlacement(**fields)))
+    return sources
 
 
 def windows(declared: Declared) -> list[tuple[Any, ...]]:
     """Rows of `declared_windows`."""
     return [
         (
-            one.selection.words,
+            one.selection.description,
             time_us(one.begin_ns),
             time_us(one.end_ns),
             one.who,
@@ -121,7 +126,7 @@ def overrides(declared: Declared) -> list[tuple[Any, ...]]:
     """Rows of `declared_overrides`."""
     return [
         (
-            one.what, one.selection.words, time_us(one.since_ns), time_us(one.until_ns),
+            one.what, one.selection.description, time_us(one.since_ns), time_us(one.until_ns),
             one.who, one.why, str(one.where), one.rollout,
         )
         for one in declared.overrides
@@ -134,7 +139,7 @@ def expectations(declared: Declared) -> list[tuple[Any, ...]]:
         (
             one.name,
             one.model,
-            one.selection.words if one.selection else "",
+            one.selection.description if one.selection else "",
             item,
             value,
             tells,
@@ -142,7 +147,7 @@ def expectations(declared: Declared) -> list[tuple[Any, ...]]:
         )
         for one in declared.expectations
         for item, value, tells in (
-            *((item, f"{value:g}", ITEMS[item].tells) for item, value in one.items.items()),
+            *((item, f"{value:g}", ITEMS[item].description) for item, value in one.items.items()),
             *((item, " or ".join(value), TEXTS[item]) for item, value in one.texts.items()),
         )
     ]
@@ -158,7 +163,7 @@ def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
             row.low,
             row.high,
             row.unit,
-            row.tells,
+            row.description,
             declared.rollouts[row.name].share if row.name in declared.rollouts else 1.0,
             declared.threshold(row.name, before=True),
         )
@@ -170,14 +175,14 @@ def places(declared: Declared) -> list[tuple[Any, ...]]:
     """Rows of `declared_places`."""
     return [
         row
-        for host in declared.given.keys() | declared.told.keys()
-        for row in _of_host(host, declared.said_of(host))
+        for host in declared.file_places.keys() | declared.reported_places.keys()
+        for row in _place_rows(host, declared.place_sources(host))
     ]
 
 
-def _of_host(host: str, said: Iterable[Said]) -> Iterable[tuple[Any, ...]]:
+def _place_rows(host: str, sources: Iterable[PlaceSource]) -> Iterable[tuple[Any, ...]]:
     counted: set[str] = set()
-    for one in said:
+    for one in sources:
         for name in PLACE_FIELDS:
             if value := getattr(one.place, name):
                 text = " ".join(value) if isinstance(value, tuple) else value

@@ -18,26 +18,26 @@ from .fields import (
     PLACES_MAX,
     WHO_CHARACTERS_MAX,
     WHY_CHARACTERS_MAX,
-    Entry,
     Problems,
     Selection,
-    Where,
-    bounded,
-    near,
-    shown,
+    SourceLocation,
+    TomlEntry,
+    bounded_number,
+    quote_value,
+    suggest_key,
 )
 from .model import (
     ITEMS,
     TEXTS,
     THRESHOLDS,
-    Expected,
+    Expectation,
+    HostPlacement,
+    MaintenanceWindow,
     Override,
-    Place,
     Rollout,
     Threshold,
-    Window,
-    may_name,
-    refusal,
+    is_allowed_rule,
+    rule_refusal,
 )
 
 # ----------------------------------------------------------------------
@@ -49,12 +49,14 @@ class Content:
     """What one or more files hold."""
 
     #: (host, its place, where it is said)
-    places: list[tuple[str, Place, Where]] = field(default_factory=list[tuple[str, Place, Where]])
-    expectations: list[Expected] = field(default_factory=list[Expected])
-    windows: list[Window] = field(default_factory=list[Window])
+    places: list[tuple[str, HostPlacement, SourceLocation]] = field(
+        default_factory=list[tuple[str, HostPlacement, SourceLocation]]
+    )
+    expectations: list[Expectation] = field(default_factory=list[Expectation])
+    windows: list[MaintenanceWindow] = field(default_factory=list[MaintenanceWindow])
     overrides: list[Override] = field(default_factory=list[Override])
-    thresholds: dict[str, tuple[float, Where]] = field(
-        default_factory=dict[str, tuple[float, Where]]
+    thresholds: dict[str, tuple[float, SourceLocation]] = field(
+        default_factory=dict[str, tuple[float, SourceLocation]]
     )
     rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
 
@@ -67,7 +69,7 @@ _KEY = re.compile(r"\s*(?:\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_.-]+))\s*=")
 _QUOTES = ('"""', "'''")
 
 
-class Lines:
+class LineIndex:
     """Where each table begins and each key of it stands. Best effort: a wrong guess costs only a line number."""
 
     def __init__(self, text: str) -> None:
@@ -85,7 +87,7 @@ class Lines:
                 key = found[1] or found[2] or found[3] or ""
                 self._keys.setdefault((table, ordinal, key), number)
 
-    def of(self, table: str, ordinal: int = 0, key: str = "") -> int:
+    def line(self, table: str, ordinal: int = 0, key: str = "") -> int:
         """Return the line of *key* in the table's *ordinal*th (from 0) coming, else of the table; 0: not found."""
         return self._keys.get((table, ordinal, key), self._tables.get((table, ordinal), 0))
 
@@ -103,7 +105,7 @@ def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
 
 
 DAY_NS = 86_400 * 1_000_000_000
-_NONE: list[Entry] = []
+_NONE: list[TomlEntry] = []
 KINDS = ("place", "expected", "maintenance", "override")
 _CODE_MAX = 2**32 - 1
 
@@ -124,15 +126,15 @@ def parse_toml(
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         hint = "; a text stands in quotes" if "Invalid value" in str(error) else ""
-        problems.add(Where(file), f"not TOML: {str(error)[:200]}{hint}")
+        problems.add(SourceLocation(file), f"not TOML: {str(error)[:200]}{hint}")
         return
-    _Reader(document, Lines(text), file, content, problems, now_ns, rules).read()
+    _TomlReader(document, LineIndex(text), file, content, problems, now_ns, rules).read()
 
 
 @dataclass(slots=True)
-class _Reader:
+class _TomlReader:
     document: dict[str, Any]
-    lines: Lines
+    lines: LineIndex
     file: str
     content: Content
     problems: Problems
@@ -141,8 +143,11 @@ class _Reader:
     zone_name: str = ""
 
     def read(self) -> None:
-        top = Entry(
-            self.document, Where(self.file), lambda key: self.lines.of("", 0, key), self.problems
+        top = TomlEntry(
+            self.document,
+            SourceLocation(self.file),
+            lambda key: self.lines.line("", 0, key),
+            self.problems,
         )
         self.zone_name = top.zone_name("")
         for kind in KINDS:
@@ -150,14 +155,15 @@ class _Reader:
         top.take("thresholds", self._thresholds, None)
         for key in self.document:
             if key not in (*KINDS, "thresholds", "time_zone"):
-                line = self.lines.of(key) or self.lines.of("", 0, key)
+                line = self.lines.line(key) or self.lines.line("", 0, key)
                 known = [*(f"[[{kind}]]" for kind in KINDS), "[thresholds]", "time_zone"]
                 self.problems.add(
-                    Where(self.file, line), f"{shown(key)} is unknown; there are {', '.join(known)}"
+                    SourceLocation(self.file, line),
+                    f"{quote_value(key)} is unknown; there are {', '.join(known)}",
                 )
 
-    def _read_kind(self, top: Entry, kind: str) -> None:
-        take: Callable[[Entry], None] = {
+    def _read_kind(self, top: TomlEntry, kind: str) -> None:
+        take: Callable[[TomlEntry], None] = {
             "place": self._place,
             "expected": self._expected,
             "maintenance": self._maintenance,
@@ -167,41 +173,43 @@ class _Reader:
             take(entry)
             entry.close()
 
-    def _entries(self, kind: str, value: Any) -> Iterator[Entry]:
+    def _entries(self, kind: str, value: Any) -> Iterator[TomlEntry]:
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise ValueError(f"expected [[{kind}]] before each, with two brackets")
         if len(value) > ENTRIES_MAX:
             raise ValueError(f"{len(value)} of them, at most {ENTRIES_MAX}")
         for ordinal, values in enumerate(value):
-            where = Where(self.file, self.lines.of(kind, ordinal))
+            where = SourceLocation(self.file, self.lines.line(kind, ordinal))
             line_of = _line_of(self.lines, kind, ordinal)
-            yield Entry(values, where, line_of, self.problems)
+            yield TomlEntry(values, where, line_of, self.problems)
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: TomlEntry) -> None:
         patterns = entry.patterns()
         if not entry.has("hosts"):
-            entry.wrong("", 'hosts is missing: expected hosts = ["gpu-[001-016]"]')
-        place = Place(
+            entry.add_problem("", 'hosts is missing: expected hosts = ["gpu-[001-016]"]')
+        place = HostPlacement(
             **{name: entry.text(name) for name in _PLACE_TEXTS},
             rails=entry.texts("rails", RAILS_MAX),
         )
-        open_ones = [pattern.text for pattern in patterns if pattern.is_open]
+        open_ones = [pattern.text for pattern in patterns if pattern.has_wildcards]
         if open_ones:
-            entry.wrong(
+            entry.add_problem(
                 "hosts",
-                f"{shown(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
+                f"{quote_value(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
             )
         elif len(self.content.places) + sum(one.count for one in patterns) > PLACES_MAX:
-            entry.wrong("hosts", f"with these there are more than {PLACES_MAX} places of hosts")
+            entry.add_problem(
+                "hosts", f"with these there are more than {PLACES_MAX} places of hosts"
+            )
         else:
             names = (name for pattern in patterns for name in pattern.names())
             self.content.places += [(name, place, entry.where) for name in names]
 
-    def _expected(self, entry: Entry) -> None:
+    def _expected(self, entry: TomlEntry) -> None:
         model, name = entry.text("model"), entry.text("name")
         selection = entry.selection(required=False)
         if not model and selection is None:
-            entry.wrong(
+            entry.add_problem(
                 "", 'of which hosts? expected model = "NVIDIA H100*", or hosts = ["gpu-*"], or both'
             )
         items = {
@@ -211,12 +219,12 @@ class _Reader:
         }
         texts = {key: found for key in TEXTS if (found := entry.texts(key))}
         if not any(map(entry.has, (*ITEMS, *TEXTS))):
-            entry.wrong("", f"nothing is expected: there are {', '.join((*ITEMS, *TEXTS))}")
+            entry.add_problem("", f"nothing is expected: there are {', '.join((*ITEMS, *TEXTS))}")
         self.content.expectations.append(
-            Expected(name or model or "expected", model, selection, items, texts, entry.where)
+            Expectation(name or model or "expected", model, selection, items, texts, entry.where)
         )
 
-    def _maintenance(self, entry: Entry) -> None:
+    def _maintenance(self, entry: TomlEntry) -> None:
         selection = entry.selection()
         zone_name = entry.zone_name(self.zone_name)
         begin_ns = entry.moment(
@@ -234,12 +242,14 @@ class _Reader:
             and end_ns
             and not begin_ns < end_ns <= begin_ns + MAINTENANCE_DAYS_MAX * DAY_NS
         ):
-            entry.wrong("end", f"expected after begin, at most {MAINTENANCE_DAYS_MAX} days")
+            entry.add_problem("end", f"expected after begin, at most {MAINTENANCE_DAYS_MAX} days")
         if selection and begin_ns and end_ns:
             self._note_odd(entry, selection, "end", end_ns)
-            self.content.windows.append(Window(selection, begin_ns, end_ns, who, why, entry.where))
+            self.content.windows.append(
+                MaintenanceWindow(selection, begin_ns, end_ns, who, why, entry.where)
+            )
 
-    def _override(self, entry: Entry) -> None:
+    def _override(self, entry: TomlEntry) -> None:
         selection = entry.selection()
         zone_name = entry.zone_name(self.zone_name)
         since_ns = entry.moment("since", zone_name, is_end=False)
@@ -250,19 +260,19 @@ class _Reader:
             required="an override has an end, as until = 2026-12-24",
         )
         rule, device = entry.text("rule"), entry.text("device")
-        if rule and not may_name(rule, self.rules):
-            entry.wrong("rule", partial(refusal, rule, self.rules))
+        if rule and not is_allowed_rule(rule, self.rules):
+            entry.add_problem("rule", partial(rule_refusal, rule, self.rules))
         event, codes = self._codes(entry)
         rollout = entry.number("rollout", 0.0, 1.0, whole=False)
         who, why = _who_and_why(entry)
         if sum(map(entry.has, ("rule", "xid", "sxid"))) != 1:
-            entry.wrong(
+            entry.add_problem(
                 "",
                 'what is noise? expected one of rule = "host.cpu_pressure", xid = [63], sxid = [..]',
             )
         limit_ns = (since_ns or self.now_ns) + OVERRIDE_DAYS_MAX * DAY_NS
         if until_ns and not since_ns < until_ns <= limit_ns:
-            entry.wrong(
+            entry.add_problem(
                 "until",
                 f"expected after since, and at most {OVERRIDE_DAYS_MAX} days from {'then' if since_ns else 'now'}",
             )
@@ -275,20 +285,20 @@ class _Reader:
                 )
             )  # fmt: skip
 
-    def _codes(self, entry: Entry) -> tuple[str, frozenset[int]]:
+    def _codes(self, entry: TomlEntry) -> tuple[str, frozenset[int]]:
         """Return whose codes are noise, and which."""
 
         def parse(value: object) -> frozenset[int]:
             codes: list[Any] = value if isinstance(value, list) else [value]
             if not 0 < len(codes) <= CODES_MAX:
                 raise ValueError(f"expected 1 to {CODES_MAX} codes, as [63, 94]")
-            return frozenset(int(bounded(code, 0, _CODE_MAX, whole=True)) for code in codes)
+            return frozenset(int(bounded_number(code, 0, _CODE_MAX, whole=True)) for code in codes)
 
         none: frozenset[int] = frozenset()
         xids, sxids = entry.take("xid", parse, none), entry.take("sxid", parse, none)
         return ("gpu.xid", xids) if xids else ("nvswitch.sxid", sxids) if sxids else ("", none)
 
-    def _note_odd(self, entry: Entry, selection: Selection, key: str, end_ns: int) -> None:
+    def _note_odd(self, entry: TomlEntry, selection: Selection, key: str, end_ns: int) -> None:
         if selection.is_all:
             self.problems.note(entry.at("hosts"), "this is for every host")
         if end_ns <= self.now_ns:
@@ -299,24 +309,24 @@ class _Reader:
             raise ValueError(  # noqa: TRY004 - what a file holds is a value
                 'expected a table: [thresholds], and below it "host.cpu_steal_ratio" = 0.2'
             )
-        for name, number in _flat(value):
-            where = Where(self.file, self.lines.of("thresholds", 0, name))
+        for name, number in _flatten(value):
+            where = SourceLocation(self.file, self.lines.line("thresholds", 0, name))
             row = THRESHOLDS.get(name)
             if row is None:
-                self.problems.add(where, partial(_no_threshold, name))
+                self.problems.add(where, partial(_unknown_threshold, name))
                 continue
             try:
-                wanted, rollout = _staged(number, row)
+                value_set, rollout = _parse_threshold(number, row)
             except ValueError as error:
                 unit = f" ({row.unit})" if row.unit != "1" else ""
-                self.problems.add(where, f"{name}: {shown(number)}: {error}{unit}")
+                self.problems.add(where, f"{name}: {quote_value(number)}: {error}{unit}")
                 continue
             if rollout is not None:
                 self.content.rollouts[name] = rollout
             if name in self.content.thresholds:
                 other = self.content.thresholds[name][1]
                 self.problems.add(where, f"{name} is set already, at {other}")
-            self.content.thresholds[name] = wanted, where
+            self.content.thresholds[name] = value_set, where
 
 
 _PLACE_TEXTS = (
@@ -325,11 +335,11 @@ _PLACE_TEXTS = (
 )  # fmt: skip
 
 
-def _no_threshold(name: str) -> str:
-    return f"no threshold {shown(name)}; {near(name, THRESHOLDS)}"
+def _unknown_threshold(name: str) -> str:
+    return f"no threshold {quote_value(name)}; {suggest_key(name, THRESHOLDS)}"
 
 
-def _who_and_why(entry: Entry) -> tuple[str, str]:
+def _who_and_why(entry: TomlEntry) -> tuple[str, str]:
     who = entry.text("who", WHO_CHARACTERS_MAX, required="expected who asks for it")
     why = entry.text(
         "why", WHY_CHARACTERS_MAX, required="expected the reason, for whoever reads it at night"
@@ -337,29 +347,29 @@ def _who_and_why(entry: Entry) -> tuple[str, str]:
     return who, why
 
 
-def _line_of(lines: Lines, kind: str, ordinal: int) -> Callable[[str], int]:
-    return lambda key: lines.of(kind, ordinal, key)
+def _line_of(lines: LineIndex, kind: str, ordinal: int) -> Callable[[str], int]:
+    return lambda key: lines.line(kind, ordinal, key)
 
 
-def _staged(value: Any, row: Threshold) -> tuple[float, Rollout | None]:
+def _parse_threshold(value: Any, row: Threshold) -> tuple[float, Rollout | None]:
     """Return a threshold, and how far it is rolled out; None: to all hosts. Raises ValueError."""
     if not isinstance(value, dict):
-        return bounded(value, row.low, row.high), None
+        return bounded_number(value, row.low, row.high), None
     if not {"value", "rollout"} <= value.keys() <= {"value", "rollout", "before"}:
         raise ValueError("expected a number, or { value = 0.2, rollout = 0.01 }, with before = ..")
-    wanted = bounded(value["value"], row.low, row.high)
-    before = bounded(value.get("before", row.default), row.low, row.high)
+    number = bounded_number(value["value"], row.low, row.high)
+    before = bounded_number(value.get("before", row.default), row.low, row.high)
     try:
-        share = bounded(value["rollout"], 0.0, 1.0)
+        share = bounded_number(value["rollout"], 0.0, 1.0)
     except ValueError as error:
         raise ValueError(f"rollout: {error}, the share of the hosts") from error
-    return wanted, Rollout(share, before) if share < 1.0 else None
+    return number, Rollout(share, before) if share < 1.0 else None
 
 
-def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield names and values; `gpu.slow_below_ratio = 0.9` without quotes is a table in a table."""
     for key, value in table.items():
         if isinstance(value, dict) and not before and key not in THRESHOLDS:
-            yield from _flat(value, f"{key}.")
+            yield from _flatten(value, f"{key}.")
         else:
             yield before + key, value

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ...contract.xid.incidents import RECOVERY, Incident, coded, note_neighbours
-from ...contract.xid.policy import Clears, Severity, Xid
-from ..model import EventLike
+from ...contract.xid.incidents import RECOVERY_XID, XidIncident, classify_line, note_neighbours
+from ...contract.xid.policy import Clears, Xid, XidSeverity
+from ..model import ReceivedEvent
 
 # ----------------------------------------------------------------------
 # What one event says by itself, and what ends it: the table of events, and the policies of XIDs and
@@ -26,19 +26,19 @@ OUT_OF_MEMORY = "host.out_of_memory"
 #: Codes of net.link.
 REMOVED, APPEARED = 2, 3
 #: The kernel's words for a program that met the limit of its own control group.
-OWN_LIMIT = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
+CGROUP_LIMIT_MARKERS = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
 
 TEN_MINUTES, HOUR, DAY = 600.0, 3600.0, 86_400.0
 
 
-class Ending(NamedTuple):
+class ClearCondition(NamedTuple):
     """What ends a record: `seconds` without another one, for Clears.TIME."""
 
     clears: Clears
     seconds: float = 0.0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """What ends it, for people."""
         if self.clears is Clears.RESET:
             return "the GPU is reset, or the host boots"
@@ -55,89 +55,91 @@ def _span(seconds: float) -> str:
 
 #: Name of an event -> what ends it. Events that are not here, such as a link that came up, are left to
 #: the store and to the readings that tell the same.
-ENDINGS: Mapping[str, Ending] = {
-    LOST: Ending(Clears.RESET),
-    "gpu.driver_message": Ending(Clears.TIME, TEN_MINUTES),
-    "gpu.driver_event": Ending(Clears.TIME, TEN_MINUTES),
-    "pcie.aer": Ending(Clears.TIME, TEN_MINUTES),
-    "host.hardware_error": Ending(Clears.TIME, DAY),
-    "host.machine_check": Ending(Clears.TIME, DAY),
-    "host.memory_error": Ending(Clears.TIME, DAY),
-    OUT_OF_MEMORY: Ending(Clears.TIME, TEN_MINUTES),
-    "host.hung_task": Ending(Clears.TIME, TEN_MINUTES),
-    "host.lockup": Ending(Clears.TIME, HOUR),
-    "host.kernel_fault": Ending(Clears.REBOOT),
-    "host.kernel_log_lost": Ending(Clears.TIME, TEN_MINUTES),
-    "rdma.driver_error": Ending(Clears.TIME, TEN_MINUTES),
-    ADAPTER: Ending(Clears.REBOOT),
-    "filesystem.error": Ending(Clears.TIME, HOUR),
-    "disk.error": Ending(Clears.TIME, HOUR),
-    LINK: Ending(Clears.REBOOT),
+EVENT_POLICY: Mapping[str, ClearCondition] = {
+    LOST: ClearCondition(Clears.RESET),
+    "gpu.driver_message": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "gpu.driver_event": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "pcie.aer": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "host.hardware_error": ClearCondition(Clears.TIME, DAY),
+    "host.machine_check": ClearCondition(Clears.TIME, DAY),
+    "host.memory_error": ClearCondition(Clears.TIME, DAY),
+    OUT_OF_MEMORY: ClearCondition(Clears.TIME, TEN_MINUTES),
+    "host.hung_task": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "host.lockup": ClearCondition(Clears.TIME, HOUR),
+    "host.kernel_fault": ClearCondition(Clears.REBOOT),
+    "host.kernel_log_lost": ClearCondition(Clears.TIME, TEN_MINUTES),
+    "rdma.driver_error": ClearCondition(Clears.TIME, TEN_MINUTES),
+    ADAPTER: ClearCondition(Clears.REBOOT),
+    "filesystem.error": ClearCondition(Clears.TIME, HOUR),
+    "disk.error": ClearCondition(Clears.TIME, HOUR),
+    LINK: ClearCondition(Clears.REBOOT),
 }
 
-_GRAVITY = {Severity.FATAL: 3, Severity.HAZARD: 2}
+_SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
 
 
-class Meaning(NamedTuple):
+class EventInterpretation(NamedTuple):
     """What one event says: under its policy (`row`, of XIDs and SXIDs) and by what was decoded of it."""
 
-    ending: Ending | None  # None: it leaves nothing standing
-    takes_back: tuple[int, ...] = ()  # codes of the same device
-    row: Xid | None = None
+    clear_condition: ClearCondition | None  # None: it leaves nothing standing
+    clears_codes: tuple[int, ...] = ()  # codes of the same device
+    policy: Xid | None = None
     variant: str = ""  # what tells it from another event of the same device and code
-    words: tuple[str, ...] = ()
-    process: str = ""  # named in the line: it met the fault, and need not be its cause
+    details: tuple[str, ...] = ()
+    process_name: str = ""  # named in the line: it met the fault, and need not be its cause
     folded: bool = (
         False  # it stands for events of its name that were too many: its code says nothing
     )
-    before_boot: bool = False  # the boot before met it; this one only found the record
-    own_limit: bool = False  # a program was killed at its own limit: the workload's doing
+    from_previous_boot: bool = False  # the boot before met it; this one only found the record
+    hit_cgroup_limit: bool = False  # a program was killed at its own limit: the workload's doing
 
-    def gravity(self, name: str) -> int:
+    def severity_rank(self, name: str) -> int:
         """Return of how much weight it is that it stands: what is of the least is forgotten first."""
-        if self.row is not None:
-            return _GRAVITY.get(self.row.severity, 0)
+        if self.policy is not None:
+            return _SEVERITY_RANKS.get(self.policy.severity, 0)
         if name == LOST:
-            return _GRAVITY[Severity.FATAL]
+            return _SEVERITY_RANKS[XidSeverity.FATAL]
         return 0 if name == LINK else 1
 
 
-def meaning_of(event: EventLike, driver_version: str) -> Meaning:
+def interpret_event(event: ReceivedEvent, driver_version: str) -> EventInterpretation:
     """Return what *event* says. Never raises, whatever its message holds."""
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
-        known = event.name in ENDINGS or event.name in (XID, SXID)
-        return Meaning(
-            Ending(Clears.TIME, TEN_MINUTES) if known else None, variant="folded", folded=True
+        known = event.name in EVENT_POLICY or event.name in (XID, SXID)
+        return EventInterpretation(
+            ClearCondition(Clears.TIME, TEN_MINUTES) if known else None,
+            variant="folded",
+            folded=True,
         )
     if event.name in (XID, SXID):
-        return _coded(event, driver_version)
+        return _interpret_xid(event, driver_version)
     if event.name == LINK and event.code != REMOVED:
-        return Meaning(None, (REMOVED,) if event.code == APPEARED else ())
+        return EventInterpretation(None, (REMOVED,) if event.code == APPEARED else ())
     if event.name in (LOST, ADAPTER) and event.attributes.get("state") == "back":
-        return Meaning(None, (event.code,))
-    ending = ENDINGS.get(event.name)
+        return EventInterpretation(None, (event.code,))
+    condition = EVENT_POLICY.get(event.name)
     if event.attributes.get("previous_boot") == "yes":
-        return Meaning(ending, variant="previous boot", before_boot=True)
-    if event.name == OUT_OF_MEMORY and _names_its_own_limit(event):
-        return Meaning(ending, variant="own limit", own_limit=True)
-    return Meaning(ending)
+        return EventInterpretation(condition, variant="previous boot", from_previous_boot=True)
+    if event.name == OUT_OF_MEMORY and _names_cgroup_limit(event):
+        return EventInterpretation(condition, variant="own limit", hit_cgroup_limit=True)
+    return EventInterpretation(condition)
 
 
-def _names_its_own_limit(event: EventLike) -> bool:
-    said = (event.message, *event.forms, *event.attributes.values())
-    return any(words in text for words in OWN_LIMIT for text in said)
+def _names_cgroup_limit(event: ReceivedEvent) -> bool:
+    texts = (event.message, *event.forms, *event.attributes.values())
+    return any(marker in text for marker in CGROUP_LIMIT_MARKERS for text in texts)
 
 
-def _coded(event: EventLike, driver_version: str) -> Meaning:
+def _interpret_xid(event: ReceivedEvent, driver_version: str) -> EventInterpretation:
     table = "xid" if event.name == XID else "sxid"
-    row, variant, said = coded(event.code, event.message, driver_version, table)
-    return Meaning(
-        None if said.continuation else Ending(row.clears, row.clear_seconds),
-        said.cancels,
-        row,
+    policy, variant, decoded = classify_line(event.code, event.message, driver_version, table)
+    return EventInterpretation(
+        None if decoded.continuation else ClearCondition(policy.clears, policy.clear_seconds),
+        decoded.cancels,
+        policy,
         variant,
-        (said.words,) if said.words else (),
-        said.process_name,
+        (decoded.words,) if decoded.words else (),
+        decoded.process_name,
     )
 
 
@@ -149,24 +151,24 @@ INCIDENTS_MAX = 16
 MESSAGE_CHARACTERS_MAX = 200
 
 
-class Moment(NamedTuple):
+class EventTimes(NamedTuple):
     """When an event was. Boot time is the host's, of the boot it runs in."""
 
     first_ns: int  # its first line, boot time
     last_ns: int  # its last line, boot time
-    time_ns: int  # its last line, aggregator's clock; never later than `heard_ns`
-    heard_ns: int  # when it reached us
+    time_ns: int  # its last line, aggregator's clock; never later than `received_ns`
+    received_ns: int  # when it reached us
 
 
 @dataclass(slots=True)
-class Counted(Incident):
+class CountedIncident(XidIncident):
     """An incident with how many lines said it."""
 
     count: int = 1
 
 
 @dataclass(slots=True)
-class Occurrence:
+class EventRecord:
     """An event that a host reported of a device, and that is not over."""
 
     host: int
@@ -174,20 +176,22 @@ class Occurrence:
     device: str
     code: int
     boot: int
-    ending: Ending
+    clear_condition: ClearCondition
     variant: str = ""
-    row: Xid | None = None
-    words: tuple[str, ...] = ()
-    process: str = ""
+    policy: Xid | None = None
+    details: tuple[str, ...] = ()
+    process_name: str = ""
     folded: bool = False
-    before_boot: bool = False
-    own_limit: bool = False
-    gravity: int = 0
+    from_previous_boot: bool = False
+    hit_cgroup_limit: bool = False
+    severity_rank: int = 0
     first_ns: int = 0  # its first line, boot time
     last_ns: int = -1  # its last line
     last_time_ns: int = 0  # the same, aggregator's clock
     message: str = ""
-    incidents: dict[str, Counted] = field(default_factory=dict[str, Counted])  # by event id
+    incidents: dict[str, CountedIncident] = field(
+        default_factory=dict[str, CountedIncident]
+    )  # by event id
     count_before: int = 0  # of incidents that are no longer told apart
     before_ns: int = -1  # the last line of those
 
@@ -199,7 +203,7 @@ class Occurrence:
     @property
     def clears_when(self) -> str:
         """What ends it, for people."""
-        if self.name == SXID and self.ending.clears is Clears.RESET:
+        if self.name == SXID and self.clear_condition.clears is Clears.RESET:
             return "all GPUs of the host are reset, and its switches with them, or the host boots"
         if self.name == LINK:
             return "the interface is there again, or the host boots"
@@ -209,36 +213,46 @@ class Occurrence:
             )
         if self.name == LOST:
             return "the GPU answers again, is reset, or the host boots"
-        if (self.name, self.code) == (XID, RECOVERY):
-            return f"the driver asks for nothing any more, or {self.ending.words}"
-        if self.before_boot:
+        if (self.name, self.code) == (XID, RECOVERY_XID):
+            return f"the driver asks for nothing any more, or {self.clear_condition.text}"
+        if self.from_previous_boot:
             return "24 hours have passed since this boot"
-        return self.ending.words
+        return self.clear_condition.text
 
-    def take(self, event: EventLike, meaning: Meaning, at: Moment) -> Incident:
+    def merge(
+        self, event: ReceivedEvent, interpretation: EventInterpretation, at: EventTimes
+    ) -> XidIncident:
         """Count *event*, or what a later revision of it adds; return its incident."""
         incident = self.incidents.setdefault(
-            event.event_id, Counted(at.first_ns, at.last_ns, at.heard_ns)
+            event.event_id, CountedIncident(at.first_ns, at.last_ns, at.received_ns)
         )
         incident.count = max(incident.count, event.count)
-        incident.go_on(at.last_ns, at.heard_ns, meaning.row)
+        incident.extend(at.last_ns, at.received_ns, interpretation.policy)
         if at.last_ns >= self.last_ns:
-            self._say(event, meaning, at)
-        self._forget()
+            self._set_latest(event, interpretation, at)
+        self._prune()
         return incident
 
-    def _say(self, event: EventLike, meaning: Meaning, at: Moment) -> None:
+    def _set_latest(
+        self, event: ReceivedEvent, interpretation: EventInterpretation, at: EventTimes
+    ) -> None:
         """Let the latest event say what this is."""
         self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
-        self.row, self.words = meaning.row, meaning.words
-        self.folded, self.before_boot = meaning.folded, meaning.before_boot
-        self.own_limit, self.gravity = meaning.own_limit, meaning.gravity(self.name)
-        self.process = event.process_name or meaning.process
+        self.policy, self.details = interpretation.policy, interpretation.details
+        self.folded, self.from_previous_boot = (
+            interpretation.folded,
+            interpretation.from_previous_boot,
+        )
+        self.hit_cgroup_limit, self.severity_rank = (
+            interpretation.hit_cgroup_limit,
+            interpretation.severity_rank(self.name),
+        )
+        self.process_name = event.process_name or interpretation.process_name
         self.message = event.message[:MESSAGE_CHARACTERS_MAX]
 
-    def _forget(self) -> None:
-        if self.ending.clears is Clears.TIME:
-            since_ns = self.last_ns - self.ending.seconds * 1e9
+    def _prune(self) -> None:
+        if self.clear_condition.clears is Clears.TIME:
+            since_ns = self.last_ns - self.clear_condition.seconds * 1e9
             for key in [key for key, one in self.incidents.items() if one.last_ns < since_ns]:
                 del self.incidents[key]
             if self.before_ns < since_ns:
@@ -249,7 +263,7 @@ class Occurrence:
             self.before_ns = max(self.before_ns, folded.last_ns)
 
 
-class Resets(Protocol):
+class HostLifecycle(Protocol):
     """What a fleet knows of boots and resets."""
 
     def boot_of(self, host: int) -> int: ...
@@ -257,118 +271,124 @@ class Resets(Protocol):
     def reset_ns(self, host: int, device: str) -> int: ...
 
 
-Key = tuple[str, str, int, str]  # name, device, code, variant
+RecordKey = tuple[str, str, int, str]  # name, device, code, variant
 
 
 @dataclass(slots=True)
-class Reported:
+class HostEvents:
     """What one host reported, in the boot that it runs in."""
 
     boot: int
-    records: dict[Key, Occurrence] = field(default_factory=dict[Key, Occurrence])
+    records: dict[RecordKey, EventRecord] = field(default_factory=dict[RecordKey, EventRecord])
     #: (name, device, code) -> until which boot time it was taken back.
-    taken_back_ns: dict[tuple[str, str, int], int] = field(
+    cleared_until_ns: dict[tuple[str, str, int], int] = field(
         default_factory=dict[tuple[str, str, int], int]
     )
 
-    def take_back(self, name: str, device: str, code: int, until_ns: int) -> None:
+    def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
         """End what was said until then, also where it is told once more later."""
         which = name, device, code
-        until_ns = max(until_ns, self.taken_back_ns.pop(which, until_ns))
-        self.taken_back_ns[which] = until_ns
-        if len(self.taken_back_ns) > RECORDS_PER_HOST_MAX:
-            self.taken_back_ns.pop(next(iter(self.taken_back_ns)))
+        until_ns = max(until_ns, self.cleared_until_ns.pop(which, until_ns))
+        self.cleared_until_ns[which] = until_ns
+        if len(self.cleared_until_ns) > RECORDS_PER_HOST_MAX:
+            self.cleared_until_ns.pop(next(iter(self.cleared_until_ns)))
         for key in [k for k, r in self.records.items() if k[:3] == which]:
             if self.records[key].last_ns <= until_ns:
                 del self.records[key]
 
-    def add(self, record: Occurrence) -> None:
+    def add(self, record: EventRecord) -> None:
         """Keep *record*; where there is no room, what is of the least weight goes."""
         self.records[record.name, record.device, record.code, record.variant] = record
         if len(self.records) > RECORDS_PER_HOST_MAX:
-            least = min(self.records.items(), key=lambda item: (item[1].gravity, item[1].last_ns))
+            least = min(
+                self.records.items(), key=lambda item: (item[1].severity_rank, item[1].last_ns)
+            )
             del self.records[least[0]]
 
-    def beside(self, record: Occurrence) -> Iterator[tuple[Xid, Iterable[Incident]]]:
+    def same_device_incidents(
+        self, record: EventRecord
+    ) -> Iterator[tuple[Xid, Iterable[XidIncident]]]:
         """Yield the codes of the same device."""
         for other in self.records.values():
             same = (other.name, other.device) == (record.name, record.device)
-            if same and other is not record and other.row is not None:
-                yield other.row, other.incidents.values()
+            if same and other is not record and other.policy is not None:
+                yield other.policy, other.incidents.values()
 
 
-class Occurrences:
+class ActiveEvents:
     """Records by host; `record` adds, `expire` ends those whose clearing condition came true."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, Reported] = {}
+        self._hosts: dict[int, HostEvents] = {}
 
-    def record(self, host: int, device: str, event: EventLike, at: Moment, fleet: Resets) -> None:
+    def record(
+        self, host: int, device: str, event: ReceivedEvent, at: EventTimes, fleet: HostLifecycle
+    ) -> None:
         """Take over *event* of *device*. A storm of the same is one record."""
-        meaning = meaning_of(event, fleet.driver_of(host, device))
+        interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
-        reported = self._hosts.get(host)
-        if reported is None or reported.boot != boot:
-            reported = self._hosts[host] = Reported(boot)
-        for code in meaning.takes_back:
-            reported.take_back(event.name, device, code, at.last_ns)
-        if (event.name, event.code) == (XID, RECOVERY):  # what was asked before holds no longer
-            reported.take_back(event.name, device, event.code, at.last_ns - 1)
-        taken_back_ns = reported.taken_back_ns.get((event.name, device, event.code), -1)
-        if meaning.ending is None or at.last_ns <= taken_back_ns:
+        host_events = self._hosts.get(host)
+        if host_events is None or host_events.boot != boot:
+            host_events = self._hosts[host] = HostEvents(boot)
+        for code in interpretation.clears_codes:
+            host_events.clear(event.name, device, code, at.last_ns)
+        if (event.name, event.code) == (XID, RECOVERY_XID):  # what was asked before holds no longer
+            host_events.clear(event.name, device, event.code, at.last_ns - 1)
+        cleared_until_ns = host_events.cleared_until_ns.get((event.name, device, event.code), -1)
+        if interpretation.clear_condition is None or at.last_ns <= cleared_until_ns:
             return
-        held = reported.records.get((event.name, device, event.code, meaning.variant))
-        record = held or Occurrence(
-            host, event.name, device, event.code, boot, meaning.ending, meaning.variant,
+        existing = host_events.records.get((event.name, device, event.code, interpretation.variant))
+        record = existing or EventRecord(
+            host, event.name, device, event.code, boot, interpretation.clear_condition, interpretation.variant,
             first_ns=at.first_ns,
         )  # fmt: skip
-        incident = record.take(event, meaning, at)
-        if _is_over(record, fleet, at.heard_ns):
+        incident = record.merge(event, interpretation, at)
+        if _is_over(record, fleet, at.received_ns):
             return
-        if held is None:
-            reported.add(record)
-        if record.row is not None:
-            note_neighbours(record.row, incident, reported.beside(record))
+        if existing is None:
+            host_events.add(record)
+        if record.policy is not None:
+            note_neighbours(record.policy, incident, host_events.same_device_incidents(record))
 
-    def expire(self, fleet: Resets, now_ns: int) -> None:
+    def expire(self, fleet: HostLifecycle, now_ns: int) -> None:
         """Forget what a boot, a reset or time has cleared."""
         for host in list(self._hosts):
-            reported = self._hosts[host]
-            if fleet.boot_of(host) != reported.boot:
+            host_events = self._hosts[host]
+            if fleet.boot_of(host) != host_events.boot:
                 del self._hosts[host]
                 continue
-            records = reported.records
+            records = host_events.records
             for record in records.values():  # our clock may have been set back
                 record.last_time_ns = min(record.last_time_ns, now_ns)
             for key in [k for k, r in records.items() if _is_over(r, fleet, now_ns)]:
                 del records[key]
-            if not records and not reported.taken_back_ns:
+            if not records and not host_events.cleared_until_ns:
                 del self._hosts[host]
 
-    def leap(self, leapt_ns: int, before_ns: int, *, stood: bool = False) -> None:
-        """Our clock was set forward: what was until *before_ns* ends no sooner by that. *stood*: see `Fleet.leap`."""
+    def apply_clock_jump(self, jump_ns: int, before_ns: int, *, suspended: bool = False) -> None:
+        """Our clock was set forward: what was until *before_ns* ends no sooner by that. *suspended*: see `Fleet.apply_clock_jump`."""
         for record in self:
-            if record.last_time_ns <= before_ns and not stood:
-                record.last_time_ns += leapt_ns
+            if record.last_time_ns <= before_ns and not suspended:
+                record.last_time_ns += jump_ns
             for incident in record.incidents.values():
-                if incident.heard_ns <= before_ns:
-                    incident.heard_ns += leapt_ns
-                if 0 < incident.last_heard_ns <= before_ns:
-                    incident.last_heard_ns += leapt_ns
+                if incident.received_ns <= before_ns:
+                    incident.received_ns += jump_ns
+                if 0 < incident.last_received_ns <= before_ns:
+                    incident.last_received_ns += jump_ns
 
-    def __iter__(self) -> Iterator[Occurrence]:
-        for reported in self._hosts.values():
-            yield from reported.records.values()
+    def __iter__(self) -> Iterator[EventRecord]:
+        for host_events in self._hosts.values():
+            yield from host_events.records.values()
 
-    def named(self, name: str) -> Iterable[Occurrence]:
+    def by_name(self, name: str) -> Iterable[EventRecord]:
         """Return the records of one name."""
         return [record for record in self if record.name == name]
 
 
-def _is_over(record: Occurrence, fleet: Resets, now_ns: int) -> bool:
-    if record.ending.clears is Clears.TIME:
-        return now_ns - record.last_time_ns > record.ending.seconds * 1e9
-    if record.ending.clears is not Clears.RESET:
+def _is_over(record: EventRecord, fleet: HostLifecycle, now_ns: int) -> bool:
+    if record.clear_condition.clears is Clears.TIME:
+        return now_ns - record.last_time_ns > record.clear_condition.seconds * 1e9
+    if record.clear_condition.clears is not Clears.RESET:
         return False
     return fleet.reset_ns(record.host, record.device) >= record.last_ns
 
@@ -379,7 +399,7 @@ def _is_over(record: Occurrence, fleet: Resets, now_ns: int) -> bool:
 
 #: Devices of one host of which the words are kept; more are shown without.
 DEVICES_PER_HOST_MAX = 64
-WORDS_CHARACTERS_MAX = 240
+HANG_MESSAGE_CHARACTERS_MAX = 240
 CALL_CHARACTERS_MAX = 80
 SECOND_NS = 1_000_000_000
 #: A call that its agent says lasted for longer began at an unknown time.
@@ -391,12 +411,12 @@ class Hang(NamedTuple):
     """What the agent said of it."""
 
     collector: str
-    words: str
+    message: str
     call: str
     since_ns: int  # when the call began, by our clock; 0: nobody said
 
 
-NOTHING = Hang("", "", "", 0)
+NO_HANG = Hang("", "", "", 0)
 
 
 class Hangs:
@@ -405,20 +425,23 @@ class Hangs:
     def __init__(self) -> None:
         self._hosts: dict[int, dict[str, Hang]] = {}
 
-    def take(self, host: int, event: EventLike, time_ns: int) -> None:
+    def update(self, host: int, event: ReceivedEvent, time_ns: int) -> None:
         """Take over one of `EVENTS`, told at *time_ns* of our clock."""
-        lane, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
+        group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
         collector = event.attributes.get("collector", "")
-        whole = event.name == "probe.driver_hung" and lane == "gpu"
-        row = lane if whole else f"{lane} {device or collector}"
-        held = self._hosts.setdefault(host, {})
-        held.pop(row, None)
-        while len(held) >= DEVICES_PER_HOST_MAX:
-            del held[next(iter(held))]  # the oldest
-        words, call = event.message[:WORDS_CHARACTERS_MAX], event.attributes.get("call", "")
+        is_whole_driver = event.name == "probe.driver_hung" and group == "gpu"
+        row = group if is_whole_driver else f"{group} {device or collector}"
+        hangs = self._hosts.setdefault(host, {})
+        hangs.pop(row, None)
+        while len(hangs) >= DEVICES_PER_HOST_MAX:
+            del hangs[next(iter(hangs))]  # the oldest
+        message, call = (
+            event.message[:HANG_MESSAGE_CHARACTERS_MAX],
+            event.attributes.get("call", ""),
+        )
         began_ns = max(0, time_ns - event.code * SECOND_NS) if event.code <= SECONDS_MAX else 0
-        held[row] = Hang(collector, words, call[:CALL_CHARACTERS_MAX], began_ns)
+        hangs[row] = Hang(collector, message, call[:CALL_CHARACTERS_MAX], began_ns)
 
     def of(self, host: int, row: str) -> Hang:
         """Return what is known of a row."""
-        return self._hosts.get(host, {}).get(row, NOTHING)
+        return self._hosts.get(host, {}).get(row, NO_HANG)

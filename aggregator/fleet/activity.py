@@ -29,9 +29,9 @@ AT_LIMIT_TIME = 0.25
 #: Time constant of the clock's mean; a fault shows within two of them.
 CLOCK_SECONDS = 4.0
 #: And of what it was before something held it down.
-PAST_SECONDS = 600.0
+BASELINE_SECONDS = 600.0
 #: After this long without computing, the mean begins anew: another job has other clocks.
-FORGET_SECONDS = 60.0
+RESET_SECONDS = 60.0
 
 
 class Activity:
@@ -41,7 +41,7 @@ class Activity:
         self.devices = devices
         capacity = devices.capacity
         self._clock: Floats = np.full(capacity, np.nan)
-        self._past: Floats = np.full(capacity, np.nan)
+        self._baseline: Floats = np.full(capacity, np.nan)
         self._at_limit: Floats = np.zeros(capacity)  # the share of the clock's mean
         self._loaded_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._loaded: Flags = np.zeros(capacity, dtype=bool)
@@ -56,7 +56,7 @@ class Activity:
             for name, array in vars(self).items():
                 if isinstance(array, np.ndarray):
                     setattr(self, name, grown(array, capacity))
-            self._clock[before:] = self._past[before:] = np.nan
+            self._clock[before:] = self._baseline[before:] = np.nan
 
     def advance(
         self, rows: Indexes, second: DeviceTable, ten: DeviceTable, minute: DeviceTable
@@ -66,7 +66,7 @@ class Activity:
         loaded = loaded_now(second, ten, minute)[rows]
         time_ns, boot = second._boottime_ns[rows], second._boot[rows]
         seconds = (time_ns - self._loaded_ns[rows]) / 1e9
-        fresh = (boot == self._boot[rows]) & (seconds <= FORGET_SECONDS)
+        fresh = (boot == self._boot[rows]) & (seconds <= RESET_SECONDS)
         before, now = self._clock[rows], second.gauge("sm_clock_hertz")[rows]
         weight = np.where(fresh & np.isfinite(before), smoothing(seconds, CLOCK_SECONDS), 1.0)
         counted = loaded & np.isfinite(now)
@@ -75,23 +75,25 @@ class Activity:
         share = self._at_limit[rows]
         limited = share * (1.0 - weight) + is_at_limit(second, ten)[rows] * weight
         self._at_limit[rows] = np.where(counted, limited, share)
-        self._remember(
-            rows, counted & ~is_held(second)[rows], now, np.where(fresh, seconds, np.inf)
+        self._update_baseline(
+            rows, counted & ~is_throttled(second)[rows], now, np.where(fresh, seconds, np.inf)
         )
         self._loaded_ns[rows] = np.where(counted, time_ns, self._loaded_ns[rows])
         self._boot[rows] = np.where(counted, boot, self._boot[rows])
         self._loaded[rows] = loaded
-        self._notice_reset(rows, second)
+        self._detect_reset(rows, second)
 
-    def _remember(self, rows: Indexes, free: Flags, now: Floats, seconds: Floats) -> None:
+    def _update_baseline(
+        self, rows: Indexes, unthrottled: Flags, now: Floats, seconds: Floats
+    ) -> None:
         """Let the clock of *rows* that nothing holds be a part of their past; another job's begins anew."""
-        before = self._past[rows]
-        weight = np.where(np.isfinite(before), smoothing(seconds, PAST_SECONDS), 1.0)
+        before = self._baseline[rows]
+        weight = np.where(np.isfinite(before), smoothing(seconds, BASELINE_SECONDS), 1.0)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
-        begins = np.where(np.isfinite(seconds), before, np.nan)
-        self._past[rows] = np.where(free, mean, begins)
+        restarted = np.where(np.isfinite(seconds), before, np.nan)
+        self._baseline[rows] = np.where(unthrottled, mean, restarted)
 
-    def _notice_reset(self, rows: Indexes, second: DeviceTable) -> None:
+    def _detect_reset(self, rows: Indexes, second: DeviceTable) -> None:
         """Energy counts since the driver loaded: less than before in one boot means a reset or a reload."""
         energy = np.nan_to_num(second.gauge("energy_joules")[rows], nan=-1.0)
         known, boot = energy >= 0.0, second._boot[rows]
@@ -123,21 +125,21 @@ class Activity:
         self._fit()
         count, host = self.devices.count, self.devices.host
         age = (now_ns[host] - self._loaded_ns[:count]) / 1e9
-        fresh = (self._boot[:count] == boot[host]) & (age <= FORGET_SECONDS)
+        fresh = (self._boot[:count] == boot[host]) & (age <= RESET_SECONDS)
         return np.where(fresh, self._clock[:count], np.nan)
 
     @property
-    def past(self) -> Floats:
+    def baseline_clock(self) -> Floats:
         """Each GPU's mean clock while it computed and nothing held it, in the job that it computes in."""
         self._fit()
-        return self._past[: self.devices.count]
+        return self._baseline[: self.devices.count]
 
 
-def is_held(second: DeviceTable) -> Flags:
+def is_throttled(second: DeviceTable) -> Flags:
     """Say of which GPUs the driver says that heat or the hardware's brake holds their clock down."""
     flags = second.state("clock_event_reasons_flags")
-    held = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
-    return np.asarray(held != 0, dtype=bool)
+    throttle_flags = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
+    return np.asarray(throttle_flags != 0, dtype=bool)
 
 
 def is_at_limit(second: DeviceTable, ten: DeviceTable) -> Flags:
@@ -146,7 +148,7 @@ def is_at_limit(second: DeviceTable, ten: DeviceTable) -> Flags:
         share = second.gauge("power_watts") / ten.gauge("power_limit_watts")
     capped = (second.state("clock_event_reasons_flags") & np.uint64(REASON_POWER_CAP)) != 0
     at = (share >= AT_LIMIT_SHARE) | capped & (share >= CAPPED_SHARE)
-    return np.asarray(at & ~is_held(second), dtype=bool)
+    return np.asarray(at & ~is_throttled(second), dtype=bool)
 
 
 def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Flags:
@@ -155,12 +157,12 @@ def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Fl
     A braked GPU may draw as little as a waiting one; its clock event reasons tell them apart. Utilisation alone says
     nothing: one that waits for others shows 100 %.
     """
-    drawing = second.gauge("power_watts") >= least_watts(ten, minute)
+    drawing = second.gauge("power_watts") >= loaded_watts_min(ten, minute)
     busy = second.gauge("utilization_ratio") >= UTILIZATION_MIN
-    return np.asarray(busy & (drawing | is_held(second)), dtype=bool)
+    return np.asarray(busy & (drawing | is_throttled(second)), dtype=bool)
 
 
-def least_watts(ten: DeviceTable, minute: DeviceTable) -> Floats:
+def loaded_watts_min(ten: DeviceTable, minute: DeviceTable) -> Floats:
     """Return what each GPU draws at least while it computes; NaN where no limit of its is known."""
     limit, default = ten.gauge("power_limit_watts"), minute.gauge("power_limit_default_watts")
     return np.asarray(np.fmax(POWER_SHARE_MIN * limit, POWER_DEFAULT_SHARE_MIN * default))

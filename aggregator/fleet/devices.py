@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...ext.devicekeys import DeviceKeys
-from ..counter_deltas import Codes, grown, room
+from ..counter_deltas import Codes, capacity_for, grown
 
 #: Rows that a host has of one kind (the store keeps all its devices); the longest gone make room.
 DEVICES_PER_HOST_MAX = 1024
 
 
-class Names:
+class DeviceNames:
     """The name of every row."""
 
     def __init__(self, keys: DeviceKeys) -> None:
@@ -38,7 +38,7 @@ class Devices:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._keys = DeviceKeys()
-        self.names = Names(self._keys)
+        self.names = DeviceNames(self._keys)
         self.capacity = 64
         self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
         self._keys.bind(self._host)
@@ -78,7 +78,7 @@ class Devices:
         self._epoch[row] += 1
         self._renewals[row] += renewed
 
-    def give(self, row: int, name: str) -> None:
+    def reassign(self, row: int, name: str) -> None:
         """Give *row* to the device *name* of its host, which has none. What tables have of the row is theirs to forget."""
         self._keys.rename(row, name)
         self._epoch[row] = self._renewals[row] = 0
@@ -87,7 +87,7 @@ class Devices:
         """Return the rows of *host*."""
         return np.flatnonzero(self.host == host).tolist()
 
-    def of_host(self, host: int) -> int:
+    def count_of_host(self, host: int) -> int:
         """Return how many devices of this kind *host* has shown."""
         return int(self._per_host[host]) if host < self._per_host.shape[0] else 0
 
@@ -96,17 +96,17 @@ class Devices:
         row = self._keys.find(host, name)
         if row >= 0:
             return row
-        if self.of_host(host) >= DEVICES_PER_HOST_MAX:
+        if self.count_of_host(host) >= DEVICES_PER_HOST_MAX:
             return -1
         row = self.count
         if row == self.capacity:
-            self.capacity = room(row + 1, self.capacity)
+            self.capacity = capacity_for(row + 1, self.capacity)
             self._host = grown(self._host, self.capacity)
             self._keys.bind(self._host)
             self._epoch = grown(self._epoch, self.capacity)
             self._renewals = grown(self._renewals, self.capacity)
         if host >= self._per_host.shape[0]:
-            self._per_host = grown(self._per_host, room(host + 1, self._per_host.shape[0]))
+            self._per_host = grown(self._per_host, capacity_for(host + 1, self._per_host.shape[0]))
         self._keys.add(host, name)
         self._per_host[host] += 1
         return row

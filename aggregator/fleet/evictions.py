@@ -18,16 +18,16 @@ from .tables import DeviceTable
 log = logging.getLogger(__name__)
 
 #: Says of a device whether anything stands against it.
-Held = Callable[[str], bool]
+HasFindings = Callable[[str], bool]
 
 #: A device is gone when it was not reported for so long: no table comes, and no reading is of now, for longer.
 GONE_NS = 180_000_000_000
 #: Rows that are chosen at once, for all rows of the host are looked at.
-CHOSEN_MAX = 64
+CANDIDATES_MAX = 64
 #: A host that has no room is looked at again after so long: some of its devices may be gone by then.
-AGAIN_NS = 60_000_000_000
+RETRY_NS = 60_000_000_000
 #: A kind that keeps its rows.
-LASTING_KIND = "gpu"
+PINNED_KIND = "gpu"
 
 
 class Evictions:
@@ -36,14 +36,14 @@ class Evictions:
     def __init__(self, tables: Sequence[DeviceTable]) -> None:
         self._tables: dict[str, list[DeviceTable]] = {}
         for table in tables:
-            if table.is_kept:
+            if table.is_tracked:
                 self._tables.setdefault(table.devices.kind, []).append(table)
         #: (host, kind) -> all its rows, and of them those that may go, the one to go first last.
         self._rows: dict[tuple[int, str], Codes] = {}
-        self._chosen: dict[tuple[int, str], list[int]] = {}
+        self._candidates: dict[tuple[int, str], list[int]] = {}
         #: (host, kind) -> table -> devices of its last frame that have no row: nothing judges them.
-        self.left_out: dict[tuple[int, str], dict[str, int]] = {}
-        self._again_ns = 0
+        self.untracked: dict[tuple[int, str], dict[str, int]] = {}
+        self._retried_ns = 0
         self._logged: set[tuple[int, str]] = set()
         #: Devices that made room, since the start.
         self.count = 0
@@ -53,25 +53,25 @@ class Evictions:
         host: int,
         devices: Devices,
         now: tuple[int, int],
-        is_held: Held,
+        has_findings: HasFindings,
         using: set[int],
     ) -> int:
         """Return a row of *host* whose device is gone, to be given to another; -1: all are reported.
 
-        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *is_held*: whether anything stands against a device.
+        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether anything stands against a device.
         *using*: rows that the frame at hand reports.
         """
-        if devices.kind == LASTING_KIND:
+        if devices.kind == PINNED_KIND:
             return -1
         key = host, devices.kind
         for is_new in (False, True):
             if is_new:
-                self._chosen[key] = self._longest_gone(key, devices, now, is_held, using)
-            chosen = self._chosen.setdefault(key, [])
-            while chosen:
-                row = chosen.pop()
+                self._candidates[key] = self._longest_gone(key, devices, now, has_findings, using)
+            candidates = self._candidates.setdefault(key, [])
+            while candidates:
+                row = candidates.pop()
                 gone = self._ages_ns(devices, np.array([row], dtype=np.int32), now)[0] > GONE_NS
-                if gone and row not in using and not is_held(devices.names[row]):
+                if gone and row not in using and not has_findings(devices.names[row]):
                     self.count += 1
                     return row
         return -1
@@ -81,7 +81,7 @@ class Evictions:
         key: tuple[int, str],
         devices: Devices,
         now: tuple[int, int],
-        is_held: Held,
+        has_findings: HasFindings,
         using: set[int],
     ) -> list[int]:
         rows = self._rows.get(key)
@@ -91,10 +91,10 @@ class Evictions:
         ages_ns = self._ages_ns(devices, rows, now)
         found: list[int] = []
         for at in np.argsort(-ages_ns, kind="stable").tolist():
-            if ages_ns[at] <= GONE_NS or len(found) == CHOSEN_MAX:
+            if ages_ns[at] <= GONE_NS or len(found) == CANDIDATES_MAX:
                 break
             row = int(rows[at])
-            if row not in using and not is_held(devices.names[row]):
+            if row not in using and not has_findings(devices.names[row]):
                 found.append(row)
         return found[::-1]
 
@@ -106,29 +106,29 @@ class Evictions:
             last_ns = np.maximum(last_ns, table.last_ns(rows, boot))
         return boottime_ns - last_ns
 
-    def note(self, host: str, key: tuple[int, str], table: str, left_out: int) -> None:
+    def note_untracked(self, host: str, key: tuple[int, str], table: str, untracked: int) -> None:
         """Note how many devices of *table*, as *host* reports them now, have no row. The first time is logged."""
-        if left_out:
+        if untracked:
             if key not in self._logged:
                 self._logged.add(key)
                 log.warning(
                     "%s reports more than %d devices of kind %s at once: %d of %s are not judged (the store has all)",
-                    host, DEVICES_PER_HOST_MAX, key[1], left_out, table,
+                    host, DEVICES_PER_HOST_MAX, key[1], untracked, table,
                 )  # fmt: skip
-            self.left_out.setdefault(key, {})[table] = left_out
-        elif key in self.left_out:
-            self.left_out[key].pop(table, None)
-            if not self.left_out[key]:
-                del self.left_out[key]
+            self.untracked.setdefault(key, {})[table] = untracked
+        elif key in self.untracked:
+            self.untracked[key].pop(table, None)
+            if not self.untracked[key]:
+                del self.untracked[key]
 
     def forget(self, host: int) -> None:
         """A host began a new boot: what it reports now is to be seen."""
-        for key in [key for key in self.left_out if key[0] == host]:
-            del self.left_out[key]
+        for key in [key for key in self.untracked if key[0] == host]:
+            del self.untracked[key]
 
-    def to_look_at(self, now_ns: int) -> set[int]:
+    def hosts_to_retry(self, now_ns: int) -> set[int]:
         """Return the hosts without room whose devices are to be looked up anew, each AGAIN_NS."""
-        if not self.left_out or 0 <= now_ns - self._again_ns < AGAIN_NS:
+        if not self.untracked or 0 <= now_ns - self._retried_ns < RETRY_NS:
             return set()
-        self._again_ns = now_ns
-        return {host for host, _ in self.left_out}
+        self._retried_ns = now_ns
+        return {host for host, _ in self.untracked}

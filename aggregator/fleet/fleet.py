@@ -15,25 +15,25 @@ import numpy as np
 
 from ...contract.signals import TABLES
 from ...ext.intake import Received
-from ..counter_deltas import Codes, Flags, Indexes, Times, grown, room
-from ..declared.drift import Expecting
+from ..counter_deltas import Codes, Flags, Indexes, Times, capacity_for, grown
+from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
-from ..declared.reported_inventory import Told
-from ..model import OURSELVES, DeviceLike, EventLike, Finding
+from ..declared.reported_inventory import ReportedInventory
+from ..model import AGGREGATOR_HOST, Finding, ReceivedEvent, RegisteredDevice
 from .active_events import EVENTS as HANG_EVENTS
-from .active_events import Hangs, Moment, Occurrences
+from .active_events import ActiveEvents, EventTimes, Hangs
 from .activity import Activity, GpuResets
-from .collector_status import Sources
+from .collector_status import CollectorStatuses
 from .devices import Devices
 from .evictions import Evictions
-from .gangs import Gangs
+from .gangs import GangMonitor
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .known_gpus import KnownGpus
-from .pcie_topology import Wiring
-from .peers import Peerage
-from .tables import DeviceTable, Identity, Seen
-from .tracked_signals import COUNTED, KEPT
+from .pcie_topology import PcieTopology
+from .peers import PeerGroups
+from .tables import DeviceIdentities, DeviceTable, EverUp
+from .tracked_signals import TRACKED_COUNTERS, TRACKED_SIGNALS
 
 # ----------------------------------------------------------------------
 # What is kept of the hosts' inventories: what judgement reads, equal things once.
@@ -48,30 +48,30 @@ ATTRIBUTES = (
     "vbios",
 )  # fmt: skip
 #: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
-LISTED = ("gpu", "filesystem", "net")
+ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
 #: So many different devices are shared between hosts; more would be an attack, and is kept apart.
 SHARED_MAX = 100_000
 
 Attributes = dict[str, str]
 
 
-class Inventories:
+class InventoryCache:
     """Makes the inventories of a fleet's hosts."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
         self._attributes: dict[tuple[str, ...], Attributes] = {}
 
-    def kept(self, devices: Sequence[DeviceLike]) -> dict[tuple[str, str], Attributes]:
+    def intern(self, devices: Sequence[RegisteredDevice]) -> dict[tuple[str, str], Attributes]:
         """Return (kind, key) -> attributes of one host; a device without any is there if its kind is of LISTED."""
         found: dict[tuple[str, str], Attributes] = {}
         for device in devices:
             attributes = self._shared(device)
-            if attributes or device.kind in LISTED:
+            if attributes or device.kind in ALWAYS_LISTED_KINDS:
                 found[self._key(device)] = attributes
         return found
 
-    def _key(self, device: DeviceLike) -> tuple[str, str]:
+    def _key(self, device: RegisteredDevice) -> tuple[str, str]:
         if device.kind == "gpu":
             # The kind once for all, and the key once for here and for who runs there (`jobs.py`).
             return "gpu", sys.intern(device.key)
@@ -80,13 +80,13 @@ class Inventories:
             return key
         return self._keys.setdefault(key, key)
 
-    def _shared(self, device: DeviceLike) -> Attributes:
-        said = tuple(device.attributes.get(name, "") for name in ATTRIBUTES)
-        known = self._attributes.get(said)
+    def _shared(self, device: RegisteredDevice) -> Attributes:
+        values = tuple(device.attributes.get(name, "") for name in ATTRIBUTES)
+        known = self._attributes.get(values)
         if known is None:
-            known = {name: text for name, text in zip(ATTRIBUTES, said, strict=True) if text}
+            known = {name: text for name, text in zip(ATTRIBUTES, values, strict=True) if text}
             if len(self._attributes) < SHARED_MAX:
-                self._attributes[said] = known
+                self._attributes[values] = known
         return known
 
 
@@ -97,7 +97,7 @@ class Inventories:
 Inventory = Mapping[tuple[str, str], Mapping[str, str]]
 
 
-def device_of(inventory: Inventory, event: EventLike) -> str:
+def device_of(inventory: Inventory, event: ReceivedEvent) -> str:
     """Return the device of *event*: a GPU's UUID where the kernel named it by PCI address."""
     device = event.device or "host"
     if not event.name.startswith("gpu."):
@@ -111,9 +111,9 @@ def device_of(inventory: Inventory, event: EventLike) -> str:
 
 def driver_of(inventory: Inventory, device: str) -> str:
     """Return the version of the GPU's driver, or of any GPU's; "" where the host told none."""
-    own = inventory.get(("gpu", device), {}).get("driver")
+    driver = inventory.get(("gpu", device), {}).get("driver")
     others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
-    return own or next(others, "")
+    return driver or next(others, "")
 
 
 # ----------------------------------------------------------------------
@@ -123,22 +123,22 @@ def driver_of(inventory: Inventory, device: str) -> str:
 log = logging.getLogger(__name__)
 
 #: A part that failed is told of for so long after it failed last: some are due every ten seconds only.
-TOLD_SECONDS = 60.0
+FAILURE_REPORT_SECONDS = 60.0
 
 
-class Guard:
+class FaultIsolation:
     """Belongs to one thread."""
 
     def __init__(self) -> None:
         self._failed: dict[str, str] = {}  # part -> words, since `failing` was asked last
-        self._told: dict[str, tuple[str, int]] = {}  # part -> words, until when they are told
+        self._reported: dict[str, tuple[str, int]] = {}  # part -> words, until when they are told
 
-    def do(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
+    def run(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
         """Do it, and say whether that went well. Never raises."""
         try:
             act(*arguments)
         except Exception as error:
-            if part not in self._told and part not in self._failed:
+            if part not in self._reported and part not in self._failed:
                 log.exception("%s failed; the other parts go on", part)
             self._failed[part] = f"{part} failed: {type(error).__name__}: {error}"
             return False
@@ -146,11 +146,15 @@ class Guard:
 
     def failing(self, now_ns: int) -> str:
         """Return words on the parts that failed within TOLD_SECONDS; "" for none."""
-        until_ns = now_ns + round(TOLD_SECONDS * 1e9)
-        told = {part: one for part, one in self._told.items() if now_ns < one[1] <= until_ns}
-        self._told = told | {part: (words, until_ns) for part, words in self._failed.items()}
+        until_ns = now_ns + round(FAILURE_REPORT_SECONDS * 1e9)
+        reported = {
+            part: one for part, one in self._reported.items() if now_ns < one[1] <= until_ns
+        }
+        self._reported = reported | {
+            part: (message, until_ns) for part, message in self._failed.items()
+        }
         self._failed.clear()
-        return "; ".join(words for words, _ in self._told.values())
+        return "; ".join(message for message, _ in self._reported.values())
 
 
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
@@ -164,7 +168,7 @@ BOOT_SLACK_NS = 10_000_000_000
 #: Findings kept; while they stand, one more is not, but for those about the aggregator itself.
 FINDINGS_MAX = 10_000
 #: That there is no room for one is said at most this often.
-NO_ROOM_SAID_NS = 3600 * 1_000_000_000
+FINDINGS_FULL_LOG_NS = 3600 * 1_000_000_000
 #: Rows of a table whose counters are counted in one go, some 10 ms of them.
 STEP_ROWS = 16_384
 
@@ -179,12 +183,12 @@ class Fleet:
         self.index: dict[str, int] = {}
         self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
         self.findings: dict[tuple[str, str, str], Finding] = {}
-        self._no_room_ns = -NO_ROOM_SAID_NS  # when it was said last
-        self.occurrences = Occurrences()
-        self.sources = Sources()
+        self._full_logged_ns = -FINDINGS_FULL_LOG_NS  # when it was said last
+        self.active_events = ActiveEvents()
+        self.collector_statuses = CollectorStatuses()
         self.hangs = Hangs()
         self.jobs = Jobs()
-        self.gangs = Gangs()
+        self.gangs = GangMonitor()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
         self.devices: dict[str, Devices] = {}
@@ -192,30 +196,36 @@ class Fleet:
         for name, signals in TABLES.items():
             kind = signals[0].device_kind
             devices = self.devices.setdefault(kind, Devices(kind))
-            self.tables[name] = DeviceTable(name, signals, devices, COUNTED, KEPT)
+            self.tables[name] = DeviceTable(
+                name, signals, devices, TRACKED_COUNTERS, TRACKED_SIGNALS
+            )
         self._tables = list(self.tables.values())
         self._cells = [table.cells for table in self._tables]
         self.evictions = Evictions(self._tables)
         #: By node index, (rule, device) of what counts against hosts, as judged last.
-        self.held: Mapping[int, Collection[tuple[str, str]]] = {}
-        self.identity = Identity(self.tables, self.devices)
+        self.active_symptoms: Mapping[int, Collection[tuple[str, str]]] = {}
+        self.identity = DeviceIdentities(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])
-        self.peerage = Peerage()
-        self.wiring = Wiring()
-        self.seen = Seen()
-        self._inventory = Inventories()
+        self.peer_groups = PeerGroups()
+        self.pcie_topology = PcieTopology()
+        self.ever_up = EverUp()
+        self._inventory_cache = InventoryCache()
         #: The GPUs that hosts ever had.
         self.known_gpus = KnownGpus()
-        self._guard = Guard()
+        self._isolation = FaultIsolation()
         #: What people declared, and what hosts say of their place and hardware.
-        self.declared, self.told, self.expecting = NOTHING, Told(), Expecting()
-        self._make(64)
+        self.declared, self.reported_inventory, self.expectations = (
+            NOTHING,
+            ReportedInventory(),
+            DriftDetector(),
+        )
+        self._allocate(64)
 
-    def _make(self, capacity: int) -> None:
+    def _allocate(self, capacity: int) -> None:
         self._simulated: Flags = np.zeros(capacity, dtype=bool)
-        self._first_ns: Times = np.zeros(capacity, dtype=np.int64)
-        self._heard_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._first_received_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._last_received_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._backlog_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
@@ -225,7 +235,7 @@ class Fleet:
         #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
         self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
         #: How often rows of each host were given to other devices, or are to be looked up anew.
-        self._reused: Codes = np.zeros(capacity, dtype=np.int32)
+        self._row_changes: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 
     def __len__(self) -> int:
@@ -239,7 +249,7 @@ class Fleet:
         *,
         simulated: bool,
         boot_id: bytes,
-        devices: Sequence[DeviceLike],
+        devices: Sequence[RegisteredDevice],
         booted_ns: int = 0,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
@@ -251,25 +261,25 @@ class Fleet:
         if host is None:
             host = self._new_host(name)
         self._simulated[host] = simulated
-        if self._seen_boot(host, boot_id) and booted_ns > 0:
+        if self._update_boot(host, boot_id) and booted_ns > 0:
             self._booted_ns[host] = min(booted_ns, TIME_NS_MAX)
-        self.attributes[host] = self._inventory.kept(devices)
+        self.attributes[host] = self._inventory_cache.intern(devices)
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
         self._gpus_known[host] = self.known_gpus.register(name, devices).gpus
-        self.told.register(name, devices, labels)
+        self.reported_inventory.register(name, devices, labels)
         self.shape_version += 1
         return host
 
-    def restore(self, name: str, *, simulated: bool, gpus: int, heard_ns: int) -> int:
+    def restore(self, name: str, *, simulated: bool, gpus: int, last_received_ns: int) -> int:
         """Make a host of before our restart known until it registers; return its node index."""
         host = self._new_host(name)
         self._simulated[host], self._gpus[host] = simulated, gpus
-        self._heard_ns[host] = heard_ns
+        self._last_received_ns[host] = last_received_ns
         return host
 
     def _new_host(self, name: str) -> int:
         host = len(self.names)
-        capacity = room(host + 1, self._boot.shape[0])
+        capacity = capacity_for(host + 1, self._boot.shape[0])
         if capacity > self._boot.shape[0]:
             for key, array in vars(self).items():
                 if isinstance(array, np.ndarray):
@@ -281,7 +291,7 @@ class Fleet:
         self._boots.append([])
         return host
 
-    def _seen_boot(self, host: int, boot_id: bytes) -> bool:
+    def _update_boot(self, host: int, boot_id: bytes) -> bool:
         """Return False for a boot that another one has already followed."""
         boots = self._boots[host]
         if boots and boots[-1] == boot_id:
@@ -292,7 +302,7 @@ class Fleet:
         del boots[:-BOOTS_PER_HOST_MAX]
         self._boot[host] = self._boot[host] % BOOT_MAX + 1
         self._boottime_ns[host] = self._booted_ns[host] = 0
-        self.jobs.end(host)
+        self.jobs.clear_host(host)
         self.evictions.forget(host)
         return True
 
@@ -302,7 +312,7 @@ class Fleet:
         if host is None:
             return
         boottime_ns = frame.boottime_ns
-        late = not self._seen_boot(host, frame.boot_id)
+        late = not self._update_boot(host, frame.boot_id)
         before = int(self._boottime_ns[host])
         if late or not before < boottime_ns <= TIME_NS_MAX:
             self.note_backlog(name, received_ns)
@@ -310,44 +320,44 @@ class Fleet:
         gap_ns = boottime_ns - before if before else 0
         self._boottime_ns[host] = boottime_ns
         self._booted_ns[host] = max(1, received_ns - boottime_ns)
-        if received_ns < self._heard_ns[host]:
-            self._set_back(slice(host, host + 1), received_ns)
-        self._heard_ns[host] = received_ns
-        if not self._first_ns[host]:
-            self._first_ns[host] = received_ns
-        frame.put(self._cells, host, self.boot_of(host), gap_ns, self._places, self._reused)
+        if received_ns < self._last_received_ns[host]:
+            self._apply_clock_set_back(slice(host, host + 1), received_ns)
+        self._last_received_ns[host] = received_ns
+        if not self._first_received_ns[host]:
+            self._first_received_ns[host] = received_ns
+        frame.put(self._cells, host, self.boot_of(host), gap_ns, self._rows_for, self._row_changes)
 
-    def _set_back(self, hosts: slice, now_ns: int) -> None:
+    def _apply_clock_set_back(self, hosts: slice, now_ns: int) -> None:
         """Nobody was heard later than now: where our clock was set back, it is as long ago as it was."""
-        ahead = np.maximum(self._heard_ns[hosts] - now_ns, 0)
+        ahead = np.maximum(self._last_received_ns[hosts] - now_ns, 0)
         if ahead.any():
-            self._heard_ns[hosts] -= ahead
-            self._first_ns[hosts] -= np.where(self._first_ns[hosts] > 0, ahead, 0)
+            self._last_received_ns[hosts] -= ahead
+            self._first_received_ns[hosts] -= np.where(self._first_received_ns[hosts] > 0, ahead, 0)
             self._backlog_ns[hosts] = np.minimum(self._backlog_ns[hosts], now_ns)
 
-    def leap(self, leapt_ns: int, now_ns: int, *, stood: bool = False) -> None:
-        """Our clock was set forward by *leapt_ns* since it was last looked at: what was before is as long ago as it was.
+    def apply_clock_jump(self, jump_ns: int, now_ns: int, *, suspended: bool = False) -> None:
+        """Our clock was set forward by *jump_ns* since it was last looked at: what was before is as long ago as it was.
 
-        *stood*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
+        *suspended*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
         """
-        before_ns = now_ns - leapt_ns  # what is later was told by the clock as it is now
-        told_anew = self._heard_ns > before_ns  # and with it when it booted
-        if not stood:
-            self._booted_ns += np.where((self._booted_ns > 0) & ~told_anew, leapt_ns, 0)
-        for times in (self._heard_ns, self._first_ns, self._backlog_ns):
-            times += np.where((times > 0) & (times <= before_ns), leapt_ns, 0)
-        self.occurrences.leap(leapt_ns, before_ns, stood=stood)
+        before_ns = now_ns - jump_ns  # what is later was told by the clock as it is now
+        reported_since = self._last_received_ns > before_ns  # and with it when it booted
+        if not suspended:
+            self._booted_ns += np.where((self._booted_ns > 0) & ~reported_since, jump_ns, 0)
+        for times in (self._last_received_ns, self._first_received_ns, self._backlog_ns):
+            times += np.where((times > 0) & (times <= before_ns), jump_ns, 0)
+        self.active_events.apply_clock_jump(jump_ns, before_ns, suspended=suspended)
 
-    def _places(self, host: int, kept_in: int, names: tuple[str, ...]) -> Indexes:
-        table = self._tables[kept_in]
+    def _rows_for(self, host: int, table_index: int, names: tuple[str, ...]) -> Indexes:
+        table = self._tables[table_index]
         before = table.devices.count
-        rows = table.places(host, names)
+        rows = table.ensure_rows(host, names)
         key = host, table.devices.kind
         if rows.size and rows.min() < 0:
             self._make_room(host, table.devices, names, rows)
-            self.evictions.note(self.names[host], key, table.name, int((rows < 0).sum()))
-        elif key in self.evictions.left_out:
-            self.evictions.note(self.names[host], key, table.name, 0)
+            self.evictions.note_untracked(self.names[host], key, table.name, int((rows < 0).sum()))
+        elif key in self.evictions.untracked:
+            self.evictions.note_untracked(self.names[host], key, table.name, 0)
         if table.devices.count > before:
             self.shape_version += 1
         return rows
@@ -357,40 +367,40 @@ class Fleet:
     ) -> None:
         """Give the devices of *names* without one (-1) *rows* of devices of *host* that are gone, while there are any."""
         now = self.boot_of(host), int(self._boottime_ns[host])
-        is_held, using = self._held_devices(host), set(rows.tolist())
+        has_findings, using = self._findings_check(host), set(rows.tolist())
         for at in np.flatnonzero(rows < 0).tolist():
             row = devices.find(host, names[at])  # one may be named twice
             if row < 0:
-                row = self.evictions.row(host, devices, now, is_held, using)
+                row = self.evictions.row(host, devices, now, has_findings, using)
                 if row < 0:
                     return
-                self._give(devices, row, names[at])
+                self._reassign_row(devices, row, names[at])
             rows[at] = row
             using.add(row)
 
-    def _held_devices(self, host: int) -> Callable[[str], bool]:
+    def _findings_check(self, host: int) -> Callable[[str], bool]:
         """Return what says whether a finding, or what was judged, stands against a device of *host*."""
-        judged = {device for _, device in self.held.get(host, ())}
+        judged = {device for _, device in self.active_symptoms.get(host, ())}
         name = self.names[host]
         # A finding is about a device, or about a signal of it.
         found = [f"{subject} " for of, _, subject in self.findings if of == name]
         return lambda device: device in judged or any(s.startswith(f"{device} ") for s in found)
 
-    def _give(self, devices: Devices, row: int, name: str) -> None:
+    def _reassign_row(self, devices: Devices, row: int, name: str) -> None:
         """Give *row* to the device *name*, of which nothing is known yet."""
         for table in self._tables:
             if table.devices is devices:
                 if table.name == "collector_10s":
-                    self.sources.forget(table, row)
+                    self.collector_statuses.forget(table, row)
                 table.forget(row)
         self.identity.forget(devices, row)
-        self.seen.forget(self.tables, devices, row)
-        devices.give(row, name)
-        self._reused[devices.host[row]] += 1
+        self.ever_up.forget(self.tables, devices, row)
+        devices.reassign(row, name)
+        self._row_changes[devices.host[row]] += 1
         self.shape_version += 1
 
-    def event(
-        self, name: str, event: EventLike, received_ns: int, time_ns: int | None = None
+    def observe_event(
+        self, name: str, event: ReceivedEvent, received_ns: int, time_ns: int | None = None
     ) -> None:
         """Take over an event, or a later revision of one. What means nothing here the store keeps.
 
@@ -401,27 +411,29 @@ class Fleet:
             return
         time_ns = received_ns if time_ns is None else time_ns
         if event.name == "collector.outcome":
-            self.sources.words(host, event.device, event.code, event.message)
+            self.collector_statuses.update(host, event.device, event.code, event.message)
         elif event.name in HANG_EVENTS:
-            self.hangs.take(host, event, time_ns)
+            self.hangs.update(host, event, time_ns)
         elif event.name in JOB_EVENTS:
-            self.jobs.take(host, self._boots[host][-1].hex() if self._boots[host] else "", event)
+            self.jobs.observe(host, self._boots[host][-1].hex() if self._boots[host] else "", event)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # Else it waited on disk through a reboot, which has cleared it.
-            at = self._moment(host, event, received_ns, time_ns)
-            self.occurrences.record(host, self.device_of(host, event), event, at, self)
+            at = self._event_times(host, event, received_ns, time_ns)
+            self.active_events.record(host, self.device_of(host, event), event, at, self)
 
-    def _moment(self, host: int, event: EventLike, received_ns: int, time_ns: int) -> Moment:
-        """Return when *event* was. No line is believed that would be written later than it was heard."""
+    def _event_times(
+        self, host: int, event: ReceivedEvent, received_ns: int, time_ns: int
+    ) -> EventTimes:
+        """Return when *observe_event* was. No line is believed that would be written later than it was heard."""
         booted_ns = int(self._booted_ns[host])
         present_ns = received_ns - booted_ns + BOOT_SLACK_NS if booted_ns else TIME_NS_MAX
         first_ns = min(event.boottime_ns or max(1, time_ns - booted_ns), present_ns)
         last_ns = min(max(event.last_boottime_ns, first_ns), present_ns)
         last_time_ns = min(time_ns + last_ns - first_ns, received_ns)
-        return Moment(first_ns, last_ns, last_time_ns, received_ns)
+        return EventTimes(first_ns, last_ns, last_time_ns, received_ns)
 
-    def device_of(self, host: int, event: EventLike) -> str:
-        """Return the device of *event* (`fleet.py`): a GPU that is gone by the UUID that it had."""
+    def device_of(self, host: int, event: ReceivedEvent) -> str:
+        """Return the device of *observe_event* (`fleet.py`): a GPU that is gone by the UUID that it had."""
         device = device_of(self.attributes[host], event)
         if event.name.startswith("gpu.") and ":" in device:
             return self.known_gpus.key_at(self.names[host], device) or device
@@ -433,29 +445,31 @@ class Fleet:
         if host is not None:
             self._backlog_ns[host] = received_ns
 
-    def find(self, finding: Finding, most: int | None = None) -> bool:
+    def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
         """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room.
 
-        *most*: there is none for it beside so many; None: FINDINGS_MAX.
+        *findings_max*: there is none for it beside so many; None: FINDINGS_MAX.
         """
         key = finding.host, finding.name, finding.subject
-        is_known = key in self.findings or finding.host == OURSELVES
-        if not is_known and len(self.findings) >= (FINDINGS_MAX if most is None else most):
-            self._say_no_room(finding)
+        is_known = key in self.findings or finding.host == AGGREGATOR_HOST
+        if not is_known and len(self.findings) >= (
+            FINDINGS_MAX if findings_max is None else findings_max
+        ):
+            self._log_findings_full(finding)
             return False
         self.findings.setdefault(key, finding)
         return True
 
-    def _say_no_room(self, finding: Finding) -> None:
-        if abs(finding.since_ns - self._no_room_ns) >= NO_ROOM_SAID_NS:
-            self._no_room_ns = finding.since_ns
+    def _log_findings_full(self, finding: Finding) -> None:
+        if abs(finding.since_ns - self._full_logged_ns) >= FINDINGS_FULL_LOG_NS:
+            self._full_logged_ns = finding.since_ns
             log.warning(
                 "%d findings stand: no room for %s of %s, nor for others like it; scores take what it shows all the same. "
                 "What there is most of: SELECT name, count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
                 len(self.findings), finding.name, finding.host,
             )  # fmt: skip
 
-    def clear(self, host: str, name: str, subject: str = "") -> None:
+    def clear_finding(self, host: str, name: str, subject: str = "") -> None:
         """End a finding, if there is one."""
         self.findings.pop((host, name, subject), None)
 
@@ -467,9 +481,9 @@ class Fleet:
         When all tables of 10,000 hosts have moved, it would be two seconds in which nobody is heard.
         """
         for table in self.tables.values():
-            rows = table.waiting()
+            rows = table.pending_rows()
             for begin in range(0, rows.size if rows.size > STEP_ROWS else 0, STEP_ROWS):
-                self._guard.do("identities of devices", self.identity.advance)
+                self._isolation.run("identities of devices", self.identity.advance)
                 self._advance(table, rows[begin : begin + STEP_ROWS])
                 yield
 
@@ -478,39 +492,42 @@ class Fleet:
 
         Never raises: one part that fails stops no other. Returns words on those that failed lately, "" for none.
         """
-        do = self._guard.do
-        do("a clock set back", self._set_back, slice(0, len(self)), now_ns)
-        do("identities of devices", self.identity.advance)
+        run = self._isolation.run
+        run("a clock set back", self._apply_clock_set_back, slice(0, len(self)), now_ns)
+        run("identities of devices", self.identity.advance)
         for table in self.tables.values():
-            self._advance(table, table.waiting())
-        do("resets of GPUs", self.resets.advance, self._boottime_ns)
-        do("what hosts have", self.seen.advance, self.tables)
-        do("devices without room", self._look_again, now_ns)
-        do("ends of events", self.occurrences.expire, self, now_ns)
-        do("ends of jobs", self.jobs.sweep, now_ns, self.host_now_ns(now_ns))
-        if not do("gangs", self.gangs.advance, self, now_ns):
-            self.gangs.standing = None  # else hosts stay blamed by what was so long ago
-        return self._guard.failing(now_ns)
+            self._advance(table, table.pending_rows())
+        run("resets of GPUs", self.resets.advance, self._boottime_ns)
+        run("what hosts have", self.ever_up.advance, self.tables)
+        run("devices without room", self._retry_untracked, now_ns)
+        run("ends of events", self.active_events.expire, self, now_ns)
+        run("ends of jobs", self.jobs.sweep, now_ns, self.host_now_ns(now_ns))
+        if not run("gangs", self.gangs.advance, self, now_ns):
+            self.gangs.comparison = None  # else hosts stay blamed by what was so long ago
+        return self._isolation.failing(now_ns)
 
-    def _look_again(self, now_ns: int) -> None:
-        for host in self.evictions.to_look_at(now_ns):
-            self._reused[host] += 1
+    def _retry_untracked(self, now_ns: int) -> None:
+        for host in self.evictions.hosts_to_retry(now_ns):
+            self._row_changes[host] += 1
 
     def _advance(self, table: DeviceTable, rows: Indexes) -> None:
         if not rows.size:
             return
-        do = self._guard.do
-        do(f"counters of {table.name}", table.advance, rows)
+        run = self._isolation.run
+        run(f"counters of {table.name}", table.advance, rows)
         if table.name == "gpu_1s":
             ten, sixty = self.tables["gpu_10s"], self.tables["gpu_60s"]
-            do("what GPUs do", self.activity.advance, rows, table, ten, sixty)
+            run("what GPUs do", self.activity.advance, rows, table, ten, sixty)
         if table.name == "collector_10s":
-            do("words of collectors", self.sources.advance, rows, table)
-        do("windows of gangs", self.gangs.sample, table, rows, len(self))
+            run("words of collectors", self.collector_statuses.advance, rows, table)
+        run("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
         """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame; 0: none of this boot."""
-        last_ns, silent_ns = self._boottime_ns[: len(self)], np.maximum(now_ns - self.heard_ns, 0)
+        last_ns, silent_ns = (
+            self._boottime_ns[: len(self)],
+            np.maximum(now_ns - self.last_received_ns, 0),
+        )
         return np.where(last_ns > 0, last_ns + silent_ns, 0)
 
     def backlog_age_seconds(self, host: int, now_ns: int) -> float:
@@ -542,11 +559,11 @@ class Fleet:
             return 0
         rows = [row]
         if row < 0:
-            told = self.attributes[host]
+            inventory = self.attributes[host]
             rows = [
                 one
                 for one in gpus.rows_of(host)
-                if ("gpu", gpus.names[one]) in told or self.resets.has_read(one, boot)
+                if ("gpu", gpus.names[one]) in inventory or self.resets.has_read(one, boot)
             ]
         return min((self.resets.at_ns(row, boot) for row in rows), default=0)
 
@@ -556,14 +573,14 @@ class Fleet:
         return self._simulated[: len(self)]
 
     @property
-    def heard_ns(self) -> Times:
+    def last_received_ns(self) -> Times:
         """When each host's last live frame came, by our clock; 0: never."""
-        return self._heard_ns[: len(self)]
+        return self._last_received_ns[: len(self)]
 
     @property
-    def first_ns(self) -> Times:
+    def first_received_ns(self) -> Times:
         """When each host's first live frame came; 0: none since our start."""
-        return self._first_ns[: len(self)]
+        return self._first_received_ns[: len(self)]
 
     @property
     def boot(self) -> Codes:
@@ -575,9 +592,9 @@ class Fleet:
         """GPUs of each host: as registered, as many as have shown themselves in the boot that it runs in, or as it had
         before: a host that lost some is no smaller host."""
         of = self.devices["gpu"].host[self.gpus_read]
-        seen = np.bincount(of, minlength=len(self))[: len(self)]
-        told = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])
-        return np.maximum(told, seen.astype(np.int32))
+        shown = np.bincount(of, minlength=len(self))[: len(self)]
+        registered = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])
+        return np.maximum(registered, shown.astype(np.int32))
 
     @property
     def gpus_read(self) -> Flags:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, grown, room, smoothing
-from .activity import least_watts
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
+from .activity import loaded_watts_min
 from .devices import Devices
-from .jobs import Job, are_divided, are_shared, gangs_of
+from .jobs import Job, are_divided, are_shared, gangs_of_gpus
 from .tables import FAST_SECONDS, DeviceTable
 
 if TYPE_CHECKING:
@@ -29,47 +29,49 @@ if TYPE_CHECKING:
 # What the ports of each host move, and how they say that the network makes them wait.
 
 
-class Sign(NamedTuple):
+class CongestionCounter(NamedTuple):
     """A counter that rises while a port has to wait. `least`: a second, of a whole host; less is nothing (assumed)."""
 
     table: str
     column: str
-    least: float
-    words: str
+    rate_min: float
+    description: str
 
 
 #: InfiniBand: data to send and no credit. RoCE: notifications by DCQCN; most fabrics that pause ports mark packets first.
-SIGNS = (
-    Sign("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
-    Sign("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
+CONGESTION_COUNTERS = (
+    CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
+    CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
 )  # fmt: skip
-MOVED = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes"))
+TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes"))
 
 
-def moved(fleet: Fleet, now_ns: int) -> Floats:
+def traffic_rates(fleet: Fleet, now_ns: int) -> Floats:
     """Return the bytes a second that all ports of each host moved in about the last ten; NaN where none is read."""
-    return np.asarray(sum(_by_host(fleet, *one, now_ns) for one in MOVED))
+    return np.asarray(sum(_rates_by_host(fleet, *one, now_ns) for one in TRAFFIC_COLUMNS))
 
 
-def waited(fleet: Fleet, now_ns: int) -> Floats:
+def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
     """Return the same of each sign: (signs, hosts)."""
-    return np.array([_by_host(fleet, one.table, one.column, now_ns) for one in SIGNS])
+    return np.array(
+        [_rates_by_host(fleet, one.table, one.column, now_ns) for one in CONGESTION_COUNTERS]
+    )
 
 
-def rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
+def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
     """Return how much a second a counter rose, of each port, in about the last ten seconds; NaN: not read."""
     table = fleet.tables[table_name]
-    heard = table.heard(fleet.boot, fleet.host_now_ns(now_ns))
+    age_seconds = table.age_seconds(fleet.boot, fleet.host_now_ns(now_ns))
     # What comes every second is of now; what comes on change alone did not change since.
-    quiet = np.where(heard < 2.5 * table.period_seconds, 0.0, heard)
+    quiet_seconds = np.where(age_seconds < 2.5 * table.period_seconds, 0.0, age_seconds)
     known = table.known(column)
     if column in table.sticky:
         known = known & ~table.saturated(column)
-    return np.where(known, table.recent(column, quiet) / FAST_SECONDS, np.nan)
+    return np.where(known, table.recent(column, quiet_seconds) / FAST_SECONDS, np.nan)
 
 
-def _by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    each = rates(fleet, table_name, column, now_ns)
+def _rates_by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
+    each = port_rates(fleet, table_name, column, now_ns)
     known = np.isfinite(each)
     of = fleet.tables[table_name].devices.host[known]
     total = np.bincount(of, weights=each[known], minlength=len(fleet))
@@ -82,12 +84,12 @@ def _by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
 
 #: Windows that make a past, of which the first are forgotten: a job begins slowly. And seconds after which a mean has
 #: forgotten the rest.
-WINDOWS_MIN, BEGINNING, PAST_SECONDS = 8, 2, 600.0
+WINDOWS_MIN, WARMUP_WINDOWS, BASELINE_SECONDS = 8, 2, 600.0
 #: What is unusual for so many windows (an hour) is usual from then on.
 UNUSUAL_MAX = 360
 
 
-class Past:
+class HostBaseline:
     """Means of some values of every host, NaN where too little is known. Belongs to the fleet's thread."""
 
     def __init__(self, width: int, capacity: int) -> None:
@@ -101,45 +103,45 @@ class Past:
             for name in ("_means", "_windows", "_unusual"):
                 setattr(self, name, grown(getattr(self, name), capacity))
 
-    def begin_anew(self, hosts: Flags) -> None:
+    def reset(self, hosts: Flags) -> None:
         """Forget these: another job has another usual."""
         self._windows[:, : hosts.size] *= ~hosts
         self._unusual[: hosts.size] *= ~hosts
 
-    def usual(self, hosts: int) -> Floats:
+    def mean(self, hosts: int) -> Floats:
         """Return the means of the first *hosts*: a row for each value."""
         known = self._windows[:, :hosts] >= WINDOWS_MIN
         return np.where(known, self._means[:, :hosts], np.nan)
 
-    def learn(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
+    def update(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
         """Take in a window: *values* (a row each) of the hosts that it *counts* for, but of those that are *unusual* now."""
         hosts = counts.size
-        waits = self._unusual[:hosts]
-        waits[counts & unusual] += 1
-        waits[counts & ~unusual] = 0
-        anew = waits > UNUSUAL_MAX
-        self._windows[:, :hosts][:, anew] = 0
-        waits[anew] = 0
-        seen, means = self._windows[:, :hosts], self._means[:, :hosts]
-        taken = (counts & (~unusual | anew)) & np.isfinite(values)
-        seen += taken
-        least = smoothing(np.array(window_seconds), PAST_SECONDS)
-        weight = np.maximum(1.0 / np.maximum(seen - BEGINNING, 1), least)
-        means[taken] = (means * (1.0 - weight) + values * weight)[taken]
+        unusual_windows = self._unusual[:hosts]
+        unusual_windows[counts & unusual] += 1
+        unusual_windows[counts & ~unusual] = 0
+        restarts = unusual_windows > UNUSUAL_MAX
+        self._windows[:, :hosts][:, restarts] = 0
+        unusual_windows[restarts] = 0
+        windows, means = self._windows[:, :hosts], self._means[:, :hosts]
+        updated = (counts & (~unusual | restarts)) & np.isfinite(values)
+        windows += updated
+        weight_min = smoothing(np.array(window_seconds), BASELINE_SECONDS)
+        weight = np.maximum(1.0 / np.maximum(windows - WARMUP_WINDOWS, 1), weight_min)
+        means[updated] = (means * (1.0 - weight) + values * weight)[updated]
 
 
 # ----------------------------------------------------------------------
 # Medians and extremes of many small groups at once: gangs by the thousand, a handful of hosts each.
 
 
-class Ranked(NamedTuple):
+class GroupExtremes(NamedTuple):
     """Of each group: the place of its greatest value, and the median of all others. -1 and NaN where it has fewer than two."""
 
-    most: Indexes
+    greatest: Indexes
     median: Floats
 
 
-class _Ordered(NamedTuple):
+class _SortedGroups(NamedTuple):
     """The places of all known values, group after group, ascending in each; and how many each group has, which ends where."""
 
     rows: Indexes
@@ -147,15 +149,15 @@ class _Ordered(NamedTuple):
     ends: Indexes
 
 
-def _ordered(values: Floats, group: Indexes, count: int) -> _Ordered:
+def _sort_groups(values: Floats, group: Indexes, count: int) -> _SortedGroups:
     rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
     sizes = np.bincount(group[rows], minlength=count)
-    return _Ordered(rows[np.lexsort((values[rows], group[rows]))], sizes, np.cumsum(sizes))
+    return _SortedGroups(rows[np.lexsort((values[rows], group[rows]))], sizes, np.cumsum(sizes))
 
 
 def medians(values: Floats, group: Indexes, count: int) -> Floats:
     """Return the median of each of *count* groups, NaN for one without a value. *group*: -1 is none."""
-    rows, sizes, ends = _ordered(values, group, count)
+    rows, sizes, ends = _sort_groups(values, group, count)
     begins = ends - sizes
     found = np.full(count, np.nan)
     some = sizes > 0
@@ -164,34 +166,34 @@ def medians(values: Floats, group: Indexes, count: int) -> Floats:
     return found
 
 
-def ranked(values: Floats, group: Indexes, count: int) -> Ranked:
+def group_extremes(values: Floats, group: Indexes, count: int) -> GroupExtremes:
     """Return who has the most in each group, and the median of those beside it."""
-    rows, sizes, ends = _ordered(values, group, count)
+    rows, sizes, ends = _sort_groups(values, group, count)
     most = np.full(count, -1, dtype=np.intp)
     several = sizes > 1
     most[several] = rows[ends[several] - 1]
-    return Ranked(most, without(values, most, group, count))
+    return GroupExtremes(most, median_without(values, most, group, count))
 
 
-def beyond(values: Floats, few: Indexes, group: Indexes) -> Floats:
+def max_below_top(values: Floats, few: Indexes, group: Indexes) -> Floats:
     """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
-    rows, sizes, ends = _ordered(values, group, few.size)
+    rows, sizes, ends = _sort_groups(values, group, few.size)
     found = np.full(few.size, np.nan)
     some = sizes > few
     found[some] = values[rows[(ends - 1 - few)[some]]]
     return found
 
 
-def without(values: Floats, left_out: Indexes, group: Indexes, count: int) -> Floats:
-    """Return the median of each group but for its member *left_out* (-1: the group has no answer)."""
+def median_without(values: Floats, excluded: Indexes, group: Indexes, count: int) -> Floats:
+    """Return the median of each group but for its member *excluded* (-1: the group has no answer)."""
     others = values.copy()
-    others[left_out[left_out >= 0]] = np.nan
+    others[excluded[excluded >= 0]] = np.nan
     found = medians(others, group, count)
-    found[left_out < 0] = np.nan
+    found[excluded < 0] = np.nan
     return found
 
 
-def of_members(values: Floats, group: Indexes) -> Floats:
+def per_member(values: Floats, group: Indexes) -> Floats:
     """Return the value of each member's group; NaN for a member of none."""
     if not values.size:
         return np.full(group.shape, np.nan)
@@ -216,10 +218,10 @@ FEW_SHARE_MAX = 0.1
 READ_SHARE_MIN = 0.8
 
 
-class Standing(NamedTuple):
+class GangComparison(NamedTuple):
     """Each host within its gang, over the last windows in which the gang worked. Ratios are over the median of the others.
 
-    NaN where nothing is known. `gang`: its place in `Gangs.jobs`, -1 for none.
+    NaN where nothing is known. `gang`: its place in `GangMonitor.jobs`, -1 for none.
     """
 
     gang: Indexes
@@ -261,38 +263,40 @@ _MEANS = (
     "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",
     "slowed", "waits", "gap_more", "cpu_more", "io_more",
 )  # fmt: skip
-_RINGS = (*_MEANS, "lead")
+_WINDOW_VALUES = (*_MEANS, "lead")
 #: What is counted by windows -> where it shows in one. Who is longer than the median of the others' is one of many when
 #: one of three stalls: it is not who leads.
-_OFTEN = {"busy": "lead", "gap": "gap", "slowed": "slowed", "gap_more": "gap_more"}
+_OFTEN_SHOWN_BY = {"busy": "lead", "gap": "gap", "slowed": "slowed", "gap_more": "gap_more"}
 #: A window counts for what is so in all when it shows this share of it.
 OFTEN_SHARE = 0.5
 #: What is so much unlike the past is not taken for usual: waits this many times as often, and gaps of so much more time.
 UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
 
 
-class Gangs:
+class GangMonitor:
     """Belongs to the fleet's thread."""
 
     def __init__(self) -> None:
         #: The jobs, as of the last window.
         self.jobs: list[Job] = []
-        self.standing: Standing | None = None
+        self.comparison: GangComparison | None = None
         self._begin_ns = 0
         self._number = 0
         self._members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
-        self._next = 0
+        self._membership_last = 0
         #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
-        self._others: dict[str, Flags] = {}
-        self._make(64)
+        self._foreign: dict[str, Flags] = {}
+        self._allocate(64)
 
-    def _make(self, capacity: int) -> None:
+    def _allocate(self, capacity: int) -> None:
         self._sums: Floats = np.zeros((6, capacity))
         self._counts: Floats = np.zeros((6, capacity))
         #: Which make-up of which gang each host was in; 0: none.
-        self._code: Codes = np.zeros(capacity, dtype=np.int32)
-        self._past = Past(1 + len(SIGNS) + 3, capacity)
-        self._rings: NDArray[np.float32] = np.zeros((len(_RINGS), WINDOWS, capacity), np.float32)
+        self._membership: Codes = np.zeros(capacity, dtype=np.int32)
+        self._baseline = HostBaseline(1 + len(CONGESTION_COUNTERS) + 3, capacity)
+        self._rings: NDArray[np.float32] = np.zeros(
+            (len(_WINDOW_VALUES), WINDOWS, capacity), np.float32
+        )
         self._filled: NDArray[np.bool_] = np.zeros((WINDOWS, capacity), dtype=bool)
         self._gap_run: Codes = np.zeros(capacity, dtype=np.int32)
         self._joules: Floats = np.zeros(64)
@@ -303,28 +307,28 @@ class Gangs:
         if table.name not in SAMPLED or not self.jobs:
             return
         self._fit(hosts)
-        of, own = table.devices.host[rows], self._are_own(table.devices, rows)
+        of, of_gang = table.devices.host[rows], self._are_of_gang(table.devices, rows)
         for at, column in enumerate(SAMPLED[table.name], _FIRST[table.name]):
             values = table.gauge_at(column, rows)
-            known = np.isfinite(values) & own
+            known = np.isfinite(values) & of_gang
             many = of[known]
             self._sums[at, :hosts] += np.bincount(many, weights=values[known], minlength=hosts)
             self._counts[at, :hosts] += np.bincount(many, minlength=hosts)
 
-    def _are_own(self, devices: Devices, rows: Indexes) -> Flags:
+    def _are_of_gang(self, devices: Devices, rows: Indexes) -> Flags:
         """Say which *rows* are not somebody else's on a host of a gang. Of those that came since the last window all are."""
-        own, others = np.ones(rows.size, dtype=bool), self._others.get(devices.kind)
+        of_gang, others = np.ones(rows.size, dtype=bool), self._foreign.get(devices.kind)
         if others is not None:
             before = rows < others.size
-            own[before] = ~others[rows[before]]
-        return own
+            of_gang[before] = ~others[rows[before]]
+        return of_gang
 
     def _fit(self, hosts: int) -> None:
-        if self._code.size < hosts:
-            capacity = room(hosts, self._code.size)
-            for name in ("_sums", "_counts", "_code", "_rings", "_filled", "_gap_run"):
+        if self._membership.size < hosts:
+            capacity = capacity_for(hosts, self._membership.size)
+            for name in ("_sums", "_counts", "_membership", "_rings", "_filled", "_gap_run"):
                 setattr(self, name, grown(getattr(self, name), capacity))
-            self._past.fit(capacity)
+            self._baseline.fit(capacity)
 
     def advance(self, fleet: Fleet, now_ns: int) -> None:
         """End the window if its time is over."""
@@ -333,22 +337,22 @@ class Gangs:
         self._begin_ns = now_ns
         self.jobs = fleet.jobs.all()
         self._fit(len(fleet))
-        gang, held = self._places(len(fleet))
-        gpu_gang, shared = self._share(fleet, gang, held)
+        gang, gpus_held = self._gangs_of_hosts(len(fleet))
+        gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
         if self.jobs:
-            self._end(fleet, gang, now_ns)
-            self.standing = self._standing(fleet.devices["gpu"], gang, gpu_gang, shared)
+            self._end_window(fleet, gang, now_ns)
+            self.comparison = self._compare(fleet.devices["gpu"], gang, gpu_gang, shared)
         else:
-            self.standing = None
+            self.comparison = None
         self._sums[:] = self._counts[:] = 0.0
         self._number += 1
 
-    def _places(self, hosts: int) -> tuple[Indexes, Indexes]:
+    def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
         """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
 
         And how many of the host's GPUs its gang's job holds, -1 likewise.
         """
-        gang, held = np.full(hosts, -1, dtype=np.intp), np.full(hosts, -1, dtype=np.intp)
+        gang, gpus_held = np.full(hosts, -1, dtype=np.intp), np.full(hosts, -1, dtype=np.intp)
         twice = np.zeros(hosts, dtype=bool)
         code = np.zeros(hosts, dtype=np.int32)
         members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
@@ -358,61 +362,66 @@ class Gangs:
         for place, job in enumerate(self.jobs):
             # Hosts that hold fewer GPUs for it than the others do another share of the work.
             counts = list(job.gpus.values())
-            usual = max(set(counts), key=counts.count)
-            own = frozenset(host for host, gpus in job.gpus.items() if gpus == usual)
+            gpus_usual = max(set(counts), key=counts.count)
+            full_hosts = frozenset(host for host, gpus in job.gpus.items() if gpus == gpus_usual)
             before = self._members.get(job.key)
-            if before is None or before[0] != own:
-                self._next += 1
-                before = own, self._next
+            if before is None or before[0] != full_hosts:
+                self._membership_last += 1
+                before = full_hosts, self._membership_last
             members[job.key] = before
-            at = np.fromiter(own, np.intp, len(own))
+            at = np.fromiter(full_hosts, np.intp, len(full_hosts))
             if len(job.gpus) == 1 and in_several[at].any():
                 continue
             in_several[at] = len(job.gpus) > 1
             twice[at] |= gang[at] >= 0
-            gang[at], code[at], held[at] = place, before[1], usual
+            gang[at], code[at], gpus_held[at] = place, before[1], gpus_usual
         self._members = members
-        gang[twice], code[twice], held[twice] = -1, 0, -1
-        changed = code != self._code[:hosts]
+        gang[twice], code[twice], gpus_held[twice] = -1, 0, -1
+        changed = code != self._membership[:hosts]
         self._filled[:, :hosts] &= ~changed
         self._gap_run[:hosts][changed] = 0
-        self._past.begin_anew(changed)
-        self._code[:hosts] = code
-        return gang, held
+        self._baseline.reset(changed)
+        self._membership[:hosts] = code
+        return gang, gpus_held
 
-    def _share(self, fleet: Fleet, gang: Indexes, held: Indexes) -> tuple[Indexes, Flags]:
+    def _assign_gpus(
+        self, fleet: Fleet, gang: Indexes, gpus_held: Indexes
+    ) -> tuple[Indexes, Flags]:
         """Note which GPUs are not those of their host's gang. Return for whom each computes, and which hosts have such."""
         found: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
-            shared = are_shared(devices, held)
-            computes_for = gangs_of(devices, gang, shared, self.jobs, fleet.jobs)
+            shared = are_shared(devices, gpus_held)
+            computes_for = gangs_of_gpus(devices, gang, shared, self.jobs, fleet.jobs)
             of_host = gang[devices.host]
-            self._others[kind] = (of_host >= 0) & (computes_for != of_host)
+            self._foreign[kind] = (of_host >= 0) & (computes_for != of_host)
             found[kind] = computes_for, shared
         return found["gpu"]
 
-    def _end(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
+    def _end_window(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
         hosts, count = len(fleet), len(self.jobs)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = self._sums[:, :hosts] / self._counts[:, :hosts]
             busy = means[BUSY]
-            known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_heard(fleet, now_ns)
-            works = medians(np.where(known, self._drawn(fleet), np.nan), gang, count) > 0.0
-            shown = works & _are_read(gang, known, count)
-            group = np.where((of_members(shown.astype(np.float64), gang) > 0) & known, gang, -1)
-            told = self._longest(busy, means[WORK], self._clocks(fleet, now_ns), group, count)
-            told |= self._gaps(means, group, count)
-            told |= self._since(fleet, means, group >= 0, now_ns)
+            known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
+            works = (
+                medians(np.where(known, self._power_above_waiting(fleet), np.nan), gang, count)
+                > 0.0
+            )
+            shown = works & _enough_hosts_read(gang, known, count)
+            group = np.where((per_member(shown.astype(np.float64), gang) > 0) & known, gang, -1)
+            values = self._busy_excess(busy, means[WORK], self._clocks(fleet, now_ns), group, count)
+            values |= self._gaps(means, group, count)
+            values |= self._against_baseline(fleet, means, group >= 0, now_ns)
         at = self._number % WINDOWS
-        for number, name in enumerate(_RINGS):
-            self._rings[number, at, :hosts] = told[name]
+        for number, name in enumerate(_WINDOW_VALUES):
+            self._rings[number, at, :hosts] = values[name]
         self._filled[at, :hosts] = group >= 0
 
-    def _drawn(self, fleet: Fleet) -> Floats:
+    def _power_above_waiting(self, fleet: Fleet) -> Floats:
         """Return how many watts more than waiting does each host's GPUs drew, in the mean: none at a checkpoint."""
         tables = fleet.tables
-        more = self._watts(fleet) - least_watts(tables["gpu_10s"], tables["gpu_60s"])
+        more = self._watts(fleet) - loaded_watts_min(tables["gpu_10s"], tables["gpu_60s"])
         return self._mean(fleet, more)
 
     def _clocks(self, fleet: Fleet, now_ns: int) -> Floats:
@@ -421,7 +430,7 @@ class Gangs:
 
     def _mean(self, fleet: Fleet, values: Floats) -> Floats:
         """Return the mean of *values* of GPUs over those of each host's gang."""
-        known = np.isfinite(values) & ~self._others["gpu"]
+        known = np.isfinite(values) & ~self._foreign["gpu"]
         of = fleet.devices["gpu"].host[known]
         total = np.bincount(of, weights=values[known], minlength=len(fleet))
         return np.asarray(total / np.bincount(of, minlength=len(fleet)))
@@ -441,95 +450,106 @@ class Gangs:
         self._joules[:count], self._joules_ns[:count] = joules, at_ns
         return np.where(is_one, drawn / seconds, second.gauge("power_watts"))
 
-    def _longest(
+    def _busy_excess(
         self, busy: Floats, work: Floats, clock: Floats, group: Indexes, count: int
     ) -> dict[str, Floats]:
-        first = ranked(busy, group, count)
-        excess = busy / of_members(first.median, group) - 1.0
+        first = group_extremes(busy, group, count)
+        excess = busy / per_member(first.median, group) - 1.0
         # A clock that is low has a rule of its own: what counts here is what no clock explains.
         cycles = busy * clock
-        unexplained = cycles / of_members(ranked(cycles, group, count).median, group) - 1.0
-        more = work / of_members(without(work, first.most, group, count), group) - 1.0
-        few = few_of(np.bincount(group[group >= 0], minlength=count))
-        lead = busy / of_members(beyond(busy, few, group), group) - 1.0
+        unexplained = cycles / per_member(group_extremes(cycles, group, count).median, group) - 1.0
+        more = work / per_member(median_without(work, first.greatest, group, count), group) - 1.0
+        few = outliers_max(np.bincount(group[group >= 0], minlength=count))
+        lead = busy / per_member(max_below_top(busy, few, group), group) - 1.0
         return {"busy": np.minimum(excess, unexplained), "lead": lead, "work": more}
 
     def _gaps(self, means: Floats, group: Indexes, count: int) -> dict[str, Floats]:
         unused = 1.0 - means[USED]
-        first = ranked(unused, group, count)
-        beside = {
-            name: means[at] - of_members(without(means[at], first.most, group, count), group)
+        first = group_extremes(unused, group, count)
+        against_others = {
+            name: means[at]
+            - per_member(median_without(means[at], first.greatest, group, count), group)
             for name, at in (("cpu", CPU), ("io", IO), ("steal", STEAL))
         }
         return {
-            **beside,
-            "gap": unused - of_members(first.median, group),
-            "gap_median": of_members(first.median, group),
-            "io_median": of_members(without(means[IO], first.most, group, count), group),
+            **against_others,
+            "gap": unused - per_member(first.median, group),
+            "gap_median": per_member(first.median, group),
+            "io_median": per_member(median_without(means[IO], first.greatest, group, count), group),
         }
 
-    def _since(self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int) -> dict[str, Floats]:
+    def _against_baseline(
+        self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int
+    ) -> dict[str, Floats]:
         """Return each host against its own past, and let the window be a part of that where nothing is unusual."""
         values = np.array(
-            [moved(fleet, now_ns), *waited(fleet, now_ns),
+            [traffic_rates(fleet, now_ns), *congestion_rates(fleet, now_ns),
              1.0 - means[USED], means[CPU], means[IO]]
         )  # fmt: skip
-        usual = self._past.usual(len(fleet))
-        least = np.array([[sign.least] for sign in SIGNS])
-        ends = 1 + len(SIGNS)
-        rose = values[1:ends] / np.maximum(usual[1:ends], least)
+        baseline = self._baseline.mean(len(fleet))
+        rate_min = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
+        ends = 1 + len(CONGESTION_COUNTERS)
+        rose = values[1:ends] / np.maximum(baseline[1:ends], rate_min)
         found = {
-            "slowed": 1.0 - values[0] / usual[0],
+            "slowed": 1.0 - values[0] / baseline[0],
             "waits": np.fmax.reduce(rose, axis=0),
-            **dict(zip(("gap_more", "cpu_more", "io_more"), (values - usual)[ends:], strict=True)),
+            **dict(
+                zip(("gap_more", "cpu_more", "io_more"), (values - baseline)[ends:], strict=True)
+            ),
         }
         unusual = (found["waits"] >= UNUSUAL_WAITS) & (found["slowed"] >= UNUSUAL_SLOWED)
         unusual |= found["gap_more"] >= UNUSUAL_GAP
-        self._past.learn(values, counts, unusual, WINDOW_NS / 1e9)
+        self._baseline.update(values, counts, unusual, WINDOW_NS / 1e9)
         return found
 
-    def _standing(self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, shared: Flags) -> Standing:
+    def _compare(
+        self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, shared: Flags
+    ) -> GangComparison:
         """Return what the windows tell."""
         hosts, at = gang.size, self._number % WINDOWS
         filled = self._filled[:, :hosts]
         windows = filled.sum(axis=0, dtype=np.int32)
-        told = np.where(filled, self._rings[:, :, :hosts], np.nan)
+        windows_values = np.where(filled, self._rings[:, :, :hosts], np.nan)
         with warnings.catch_warnings():
             # A mean of nothing is NaN, as it should be.
             warnings.simplefilter("ignore", RuntimeWarning)
-            means = np.nanmean(told[: len(_MEANS)], axis=1).astype(np.float64)
+            means = np.nanmean(windows_values[: len(_MEANS)], axis=1).astype(np.float64)
         found: dict[str, Floats] = dict(zip(_MEANS, means, strict=True))
         # Of one window it is not known: of none then, as whose the time is hangs on it.
-        found["work"][(filled & ~np.isfinite(told[_RINGS.index("work")])).any(axis=0)] = np.nan
+        found["work"][
+            (filled & ~np.isfinite(windows_values[_WINDOW_VALUES.index("work")])).any(axis=0)
+        ] = np.nan
         shows = {
-            name: told[_RINGS.index(shown)] >= OFTEN_SHARE * found[name]
-            for name, shown in _OFTEN.items()
+            name: windows_values[_WINDOW_VALUES.index(shown)] >= OFTEN_SHARE * found[name]
+            for name, shown in _OFTEN_SHOWN_BY.items()
         }
         often = {
             f"{name}_often": each.sum(axis=0) / np.maximum(windows, 1)
             for name, each in shows.items()
         }
         # A window in which the gang did not work, a checkpoint, is passed over.
-        shows_gap = shows["gap"][at] & (told[_RINGS.index("gap"), at] >= UNUSUAL_GAP)
+        shows_gap = shows["gap"][at] & (
+            windows_values[_WINDOW_VALUES.index("gap"), at] >= UNUSUAL_GAP
+        )
         run = np.where(shows_gap, self._gap_run[:hosts] + 1, 0)
         self._gap_run[:hosts][filled[at]] = run[filled[at]]
-        return Standing(
+        return GangComparison(
             gang=gang, gpu_gang=gpu_gang, shared=shared,
             divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
             gap_run=self._gap_run[:hosts].copy(), **found, **often,
         )  # fmt: skip
 
 
-def few_of(sizes: Indexes) -> Indexes:
+def outliers_max(sizes: Indexes) -> Indexes:
     """Return how many hosts of gangs of *sizes* may be longer than the others without it being the gang's affair."""
     return np.maximum(1, (FEW_SHARE_MAX * sizes).astype(np.intp))
 
 
-def _is_heard(fleet: Fleet, now_ns: int) -> Flags:
-    return np.asarray(now_ns - fleet.heard_ns < 2 * WINDOW_NS, dtype=bool)
+def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:
+    return np.asarray(now_ns - fleet.last_received_ns < 2 * WINDOW_NS, dtype=bool)
 
 
-def _are_read(gang: Indexes, known: Flags, count: int) -> Flags:
+def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
     """Say of which gangs enough is known in this window."""
     every = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)

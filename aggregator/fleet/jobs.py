@@ -13,24 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 from ..counter_deltas import Flags, Indexes, Times
-from ..model import EventLike
+from ..model import ReceivedEvent
 from .devices import Devices
 
-PROCESS, ANEW = "gpu.process", "gpu.told_anew"
-EVENTS = (PROCESS, ANEW)
+PROCESS, REANNOUNCED = "gpu.process", "gpu.told_anew"
+EVENTS = (PROCESS, REANNOUNCED)
 #: Processes of one host; more are not told apart, and what runs there is told without them.
 PROCESSES_PER_HOST_MAX = 512
 NAME_CHARACTERS_MAX = 256
 #: Each is told again every 30 minutes: whoever was not for so long may be gone.
-TOLD_NS_MAX = 65 * 60 * 1_000_000_000
+REPORT_AGE_NS_MAX = 65 * 60 * 1_000_000_000
 #: A host is looked through for such once in so many seconds.
 SWEEP_SECONDS = 60
 #: A count or a cadence that is told in more digits is none.
 DIGITS_MAX = 10
 #: Of these managers a name means the same on every host; `session-3.scope` is on each another person's.
-OF_ALL_HOSTS = ("slurm", "kubernetes")
+CLUSTER_MANAGERS = ("slurm", "kubernetes")
 #: Who manages -> the attributes that name the job, the first that is there.
-NAMES: Mapping[str, tuple[str, ...]] = {
+NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "slurm": ("job_id",),
     "kubernetes": ("pod_uid", "container_id"),
     "container": ("container_id",),
@@ -56,7 +56,7 @@ class Job:
         return sum(self.gpus.values())
 
 
-class Process(NamedTuple):
+class JobProcess(NamedTuple):
     """A process on a GPU, as it was last told of."""
 
     job: Job
@@ -65,21 +65,21 @@ class Process(NamedTuple):
     last_ns: int  # boot time of its host
 
 
-class Here(NamedTuple):
+class HostJobs(NamedTuple):
     """What runs on a host: its jobs, the largest first, and whether all that is left of them is dead."""
 
     jobs: tuple[Job, ...]
     is_dead: bool
 
 
-NOBODY = Here((), False)
+NO_JOBS = HostJobs((), False)
 
 
 class Jobs:
     """Belongs to the fleet's thread. Hosts are node indexes."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, tuple[str, dict[int, Process]]] = {}
+        self._hosts: dict[int, tuple[str, dict[int, JobProcess]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
         #: Host -> the name of its largest job; looked up again only for hosts where something began or ended.
         self._largest: dict[int, str] = {}
@@ -92,12 +92,12 @@ class Jobs:
         """Return the jobs that run."""
         return list(self._jobs.values())
 
-    def take(self, host: int, boot: str, event: EventLike) -> None:
+    def observe(self, host: int, boot: str, event: ReceivedEvent) -> None:
         """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
         if event.event_id.partition("/")[0] not in ("", boot):
             return  # the boot that it is of is over, and it with it
         processes = self._of_boot(host, boot)
-        if event.name == ANEW:
+        if event.name == REANNOUNCED:
             if event.attributes.get("what") == PROCESS:
                 gpu, since_ns = event.device, event.boottime_ns
                 self._drop(
@@ -113,35 +113,37 @@ class Jobs:
         ):
             self._add(host, key, event)
 
-    def end(self, host: int) -> None:
+    def clear_host(self, host: int) -> None:
         """Let nothing run on *host*: it booted, or somebody else has its name."""
         self._drop(host, lambda one: True)
 
-    def _of_boot(self, host: int, boot: str) -> dict[int, Process]:
+    def _of_boot(self, host: int, boot: str) -> dict[int, JobProcess]:
         known = self._hosts.get(host)
         if known is None or known[0] != boot:
-            self.end(host)
+            self.clear_host(host)
             known = self._hosts[host] = boot, {}
         return known[1]
 
-    def _add(self, host: int, key: int, event: EventLike) -> None:
-        told, gpu = event.attributes, event.device
-        if instance := told.get("gpu_instance"):
+    def _add(self, host: int, key: int, event: ReceivedEvent) -> None:
+        attributes, gpu = event.attributes, event.device
+        if instance := attributes.get("gpu_instance"):
             gpu = f"{gpu}/{instance}"
-        job = self._job(host, told)
-        job.checkpoint_seconds = number(told.get("checkpoint_seconds")) or job.checkpoint_seconds
+        job = self._job(host, attributes)
+        job.checkpoint_seconds = (
+            parse_count(attributes.get("checkpoint_seconds")) or job.checkpoint_seconds
+        )
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
-        one = Process(job, sys.intern(gpu), told.get("state") == "dead", last_ns)
+        one = JobProcess(job, sys.intern(gpu), attributes.get("state") == "dead", last_ns)
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == one.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
             self._changed.add(host)
         processes[key] = one
 
-    def _job(self, host: int, told: Mapping[str, str]) -> Job:
-        source = told.get("source", "")
-        name = name_of(source, told)
-        key = source, name, -1 if source in OF_ALL_HOSTS and name else host
+    def _job(self, host: int, attributes: Mapping[str, str]) -> Job:
+        source = attributes.get("source", "")
+        name = job_name(source, attributes)
+        key = source, name, -1 if source in CLUSTER_MANAGERS and name else host
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = Job(key)
@@ -160,7 +162,7 @@ class Jobs:
         if not job.gpus:
             del self._jobs[job.key]
 
-    def _drop(self, host: int, is_gone: Callable[[Process], bool]) -> None:
+    def _drop(self, host: int, is_gone: Callable[[JobProcess], bool]) -> None:
         _, processes = self._hosts.get(host, ("", {}))
         for key in [key for key, one in processes.items() if is_gone(one)]:
             self._remove(host, key)
@@ -169,7 +171,7 @@ class Jobs:
         """Forget what was not told for long, of a share of the hosts at a time. *host_now_ns*: their boot time now."""
         for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
             if host in self._hosts:
-                self._forget(host, int(host_now_ns[host]) - TOLD_NS_MAX)
+                self._forget(host, int(host_now_ns[host]) - REPORT_AGE_NS_MAX)
 
     def _forget(self, host: int, before_ns: int) -> None:
         self._drop(host, lambda one: one.last_ns < before_ns)
@@ -180,7 +182,7 @@ class Jobs:
         there = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
         return [job for job in {id(job): job for job in there}.values() if len(job.gpus) > 1]
 
-    def held(self, host: int) -> Iterator[tuple[Job, str]]:
+    def gpu_assignments(self, host: int) -> Iterator[tuple[Job, str]]:
         """Yield each GPU that a job holds on *host*, and each of MIG's as the GPU that it is of; some more than once."""
         _, processes = self._hosts.get(host, ("", {}))
         for one in processes.values():
@@ -189,7 +191,7 @@ class Jobs:
     def largest(self) -> Mapping[int, str]:
         """Return the name of the largest job of each host that runs one, by host: a copy. A job without a name is left out."""
         for host in self._changed:
-            jobs = self.on(host).jobs
+            jobs = self.on_host(host).jobs
             if jobs and jobs[0].name:
                 self._largest[host] = jobs[0].name
             else:
@@ -197,25 +199,25 @@ class Jobs:
         self._changed.clear()
         return dict(self._largest)
 
-    def on(self, host: int) -> Here:
+    def on_host(self, host: int) -> HostJobs:
         """Return what runs on *host*, as far as it has told."""
         _, processes = self._hosts.get(host, ("", {}))
         if not processes:
-            return NOBODY
+            return NO_JOBS
         jobs = {id(one.job): one.job for one in processes.values()}
         ordered = sorted(jobs.values(), key=lambda job: (-job.gpus_count, job.name))
-        return Here(tuple(ordered), all(one.is_dead for one in processes.values()))
+        return HostJobs(tuple(ordered), all(one.is_dead for one in processes.values()))
 
 
-def name_of(source: str, told: Mapping[str, str]) -> str:
+def job_name(source: str, attributes: Mapping[str, str]) -> str:
     """Return the name of the job that a process is of, as `ops.jobs` has it; "" where nobody tells."""
-    if source == "kubernetes" and "namespace" in told and "pod" in told:
-        return f"{told['namespace']}/{told['pod']}"[:NAME_CHARACTERS_MAX]
-    found = (told[name] for name in NAMES.get(source, ()) if told.get(name))
+    if source == "kubernetes" and "namespace" in attributes and "pod" in attributes:
+        return f"{attributes['namespace']}/{attributes['pod']}"[:NAME_CHARACTERS_MAX]
+    found = (attributes[name] for name in NAME_ATTRIBUTES.get(source, ()) if attributes.get(name))
     return next(found, "")[:NAME_CHARACTERS_MAX]
 
 
-def number(text: str | None) -> int:
+def parse_count(text: str | None) -> int:
     """Return a count that was told; 0 for none, or for what is no count."""
     good = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
     return int(text) if good and text is not None else 0
@@ -228,12 +230,14 @@ def number(text: str | None) -> int:
 # of the host, and of a job that holds two of eight GPUs the mean of all says nothing at all.
 
 
-def are_shared(devices: Devices, held: Indexes) -> Flags:
-    """Say which hosts have more GPUs than their gang's job holds. *held*: by host, MIG's each; -1: it is in no gang."""
-    return np.asarray((held >= 0) & (held < np.bincount(devices.host, minlength=held.size)))
+def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
+    """Say which hosts have more GPUs than their gang's job holds. *gpus_held*: by host, MIG's each; -1: it is in no gang."""
+    return np.asarray(
+        (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
+    )
 
 
-def gangs_of(
+def gangs_of_gpus(
     devices: Devices, gang: Indexes, shared: Flags, jobs: Sequence[Job], running: Jobs
 ) -> Indexes:
     """Return for which of *jobs* each GPU computes, -1 for none: for its host's *gang*, but where *shared* for whom holds it.
@@ -245,17 +249,17 @@ def gangs_of(
     places = {id(job): place for place, job in enumerate(jobs)}
     for host in np.flatnonzero(shared).tolist():
         holders: dict[str, set[int]] = {}
-        for job, gpu in running.held(host):
+        for job, gpu in running.gpu_assignments(host):
             holders.setdefault(gpu, set()).add(places[id(job)])
         for gpu, those in holders.items():
-            row, own = devices.find(host, gpu), int(gang[host])
-            if row >= 0 and (own in those or len(those) == 1):
-                found[row] = own if own in those else min(those)
+            row, host_gang = devices.find(host, gpu), int(gang[host])
+            if row >= 0 and (host_gang in those or len(those) == 1):
+                found[row] = host_gang if host_gang in those else min(those)
     return found
 
 
 def are_divided(devices: Devices, gpu_gang: Indexes, hosts: int) -> Flags:
-    """Say which of *hosts* have GPUs that compute for one job and GPUs that do for another. *gpu_gang*: by `gangs_of`."""
+    """Say which of *hosts* have GPUs that compute for one job and GPUs that do for another. *gpu_gang*: by `gangs_of_gpus`."""
     divided, some = np.zeros(hosts, dtype=bool), gpu_gang >= 0
     one = np.full(hosts, -1, dtype=np.intp)
     one[devices.host[some]] = gpu_gang[some]

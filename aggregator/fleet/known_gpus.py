@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ...contract.gpu_set import PASSTHROUGH_DRIVERS, expected_after, is_uuid, missing
-from ..model import DeviceLike
+from ...contract.gpu_set import PASSTHROUGH_DRIVERS, is_uuid, missing, update_expected
+from ..model import EXPECTED_KIND, RegisteredDevice
 
-#: The kind of a GPU among a host's devices in the store that the host had, and did not register with.
-EXPECTED_KIND = "gpu_expected"
 GpuSet = Mapping[str, str]
 NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
@@ -24,14 +22,14 @@ _DISPLAYS = ("0x0300", "0x0302")
 PROBLEM, HIDDEN = "problem", "hidden"
 
 
-class Shown(NamedTuple):
+class RegisteredGpus(NamedTuple):
     """What a host registered with. Mappings are of GPU -> PCI address."""
 
     found: GpuSet = NO_GPUS  # they answered
     hidden: GpuSet = NO_GPUS  # they are there, and the agent may not ask them
     silent: GpuSet = NO_GPUS  # the driver lists them, and they do not answer
     on_bus: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has
-    passed: frozenset[str] = frozenset()  # PCI addresses of those that one may have
+    passed_through: frozenset[str] = frozenset()  # PCI addresses of those that one may have
 
 
 class ExpectedGpus(NamedTuple):
@@ -39,31 +37,31 @@ class ExpectedGpus(NamedTuple):
 
     expected: GpuSet = NO_GPUS
     #: None: it has not registered with an inventory since our start.
-    shown: Shown | None = None
+    registered: RegisteredGpus | None = None
 
     @property
     def gpus(self) -> int:
         """How many GPUs it has, as far as anything tells."""
-        return max(len(self.expected), self.shown.on_bus if self.shown else 0)
+        return max(len(self.expected), self.registered.on_bus if self.registered else 0)
 
     @property
-    def lacks(self) -> dict[str, str]:
+    def missing_gpus(self) -> dict[str, str]:
         """The GPUs that it had and does not find: those neither hidden nor given to a virtual machine."""
-        if self.shown is None:
+        if self.registered is None:
             return {}
-        there = {*self.shown.found, *self.shown.hidden}
-        at = {*self.shown.hidden.values(), *self.shown.passed}
-        gone = missing(self.expected, self.shown.found)
+        there = {*self.registered.found, *self.registered.hidden}
+        at = {*self.registered.hidden.values(), *self.registered.passed_through}
+        gone = missing(self.expected, self.registered.found)
         return {key: where for key, where in gone.items() if key not in there and where not in at}
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
         """Return the GPUs that it did not register with as devices of EXPECTED_KIND. *listed*: it told of any devices."""
-        found = self.shown.found if self.shown and listed else NO_GPUS
+        found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
         return [(EXPECTED_KIND, key, {"last_pci_address": at}) for key, at in gone.items()]
 
 
-_NOTHING = ExpectedGpus()
+_UNKNOWN = ExpectedGpus()
 
 
 class KnownGpus:
@@ -72,25 +70,29 @@ class KnownGpus:
     def __init__(self) -> None:
         self._hosts: dict[str, ExpectedGpus] = {}
         #: Hosts that lack GPUs which they had.
-        self.lacking: set[str] = set()
+        self.hosts_missing_gpus: set[str] = set()
 
     def restore(self, host: str, expected: GpuSet) -> None:
         """Take over what the store knew of *host*."""
         self._hosts[host] = ExpectedGpus(expected)
 
-    def register(self, host: str, devices: Sequence[DeviceLike]) -> ExpectedGpus:
+    def register(self, host: str, devices: Sequence[RegisteredDevice]) -> ExpectedGpus:
         """Take over what *host* registered with, and return what is known of it now."""
         known = self.of(host)
         if not devices:  # its inventory is not there yet
             return known
-        shown = shown_by(devices)
-        known = self._hosts[host] = ExpectedGpus(expected_after(known.expected, shown.found), shown)
-        (self.lacking.add if known.lacks else self.lacking.discard)(host)
+        registered = registered_gpus(devices)
+        known = self._hosts[host] = ExpectedGpus(
+            update_expected(known.expected, registered.found), registered
+        )
+        (self.hosts_missing_gpus.add if known.missing_gpus else self.hosts_missing_gpus.discard)(
+            host
+        )
         return known
 
     def of(self, host: str) -> ExpectedGpus:
         """Return what is known of *host*."""
-        return self._hosts.get(host, _NOTHING)
+        return self._hosts.get(host, _UNKNOWN)
 
     def key_at(self, host: str, address: str) -> str:
         """Return the GPU that *host* has, or had last, at a PCI address; "" for none."""
@@ -98,25 +100,27 @@ class KnownGpus:
         return next((k for k, at in self.of(host).expected.items() if at.lower() == wanted), "")
 
 
-def shown_by(devices: Iterable[DeviceLike]) -> Shown:
+def registered_gpus(devices: Iterable[RegisteredDevice]) -> RegisteredGpus:
     """Return which GPUs an inventory shows."""
     found: dict[str, str] = {}
     hidden: dict[str, str] = {}
     silent: dict[str, str] = {}
-    on_bus, passed = 0, set[str]()
+    on_bus, passed_through = 0, set[str]()
     for device in devices:
-        told = device.attributes
+        attributes = device.attributes
         if device.kind == "gpu":
-            kind = hidden if HIDDEN in told else silent if PROBLEM in told else found
+            kind = hidden if HIDDEN in attributes else silent if PROBLEM in attributes else found
             if is_uuid(device.key) or kind is not found:
-                kind[device.key] = told.get("pci_address", "")
-        elif device.kind == "pcie" and _is_nvidia_gpu(told):
-            is_passed = told.get("driver", "") in PASSTHROUGH_DRIVERS
-            on_bus += not is_passed
-            passed.update([device.key] if is_passed else ())
-    return Shown(found, hidden, silent, on_bus, frozenset(passed))
+                kind[device.key] = attributes.get("pci_address", "")
+        elif device.kind == "pcie" and _is_nvidia_gpu(attributes):
+            is_passed_through = attributes.get("driver", "") in PASSTHROUGH_DRIVERS
+            on_bus += not is_passed_through
+            passed_through.update([device.key] if is_passed_through else ())
+    return RegisteredGpus(found, hidden, silent, on_bus, frozenset(passed_through))
 
 
-def _is_nvidia_gpu(told: Mapping[str, str]) -> bool:
-    vendor = told.get("vendor", "")
-    return vendor.lower() == f"0x{_NVIDIA:04x}" and told.get("class", "").startswith(_DISPLAYS)
+def _is_nvidia_gpu(attributes: Mapping[str, str]) -> bool:
+    vendor = attributes.get("vendor", "")
+    return vendor.lower() == f"0x{_NVIDIA:04x}" and attributes.get("class", "").startswith(
+        _DISPLAYS
+    )

@@ -21,7 +21,7 @@ class Links(NamedTuple):
     upper: Indexes
 
 
-class Wired(Protocol):
+class TopologySource(Protocol):
     """What is needed of a fleet."""
 
     shape_version: int
@@ -29,7 +29,7 @@ class Wired(Protocol):
     devices: dict[str, Devices]
 
 
-class Wiring:
+class PcieTopology:
     """The links of each kind of user. Kept until hosts, devices or their attributes change."""
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class Wiring:
         self._links: dict[str, Links] = {}
         self._rows: dict[tuple[str, str], Indexes] = {}
 
-    def _renew(self, fleet: Wired) -> None:
+    def _refresh(self, fleet: TopologySource) -> None:
         if self._version != fleet.shape_version:
             self._version, self._links, self._rows = fleet.shape_version, {}, {}
 
-    def rows(self, fleet: Wired, kind: str, other: str) -> Indexes:
+    def rows(self, fleet: TopologySource, kind: str, other: str) -> Indexes:
         """Return for each device of *kind* the row that the same device has under kind *other*; or -1."""
-        self._renew(fleet)
+        self._refresh(fleet)
         if (kind, other) not in self._rows:
             users, find = fleet.devices[kind], fleet.devices[other].find
             keys = zip(users.host.tolist(), users.names, strict=True)
@@ -51,28 +51,28 @@ class Wiring:
             self._rows[kind, other] = np.array(found, dtype=np.intp)
         return self._rows[kind, other]
 
-    def links(self, fleet: Wired, kind: str) -> Links:
+    def links(self, fleet: TopologySource, kind: str) -> Links:
         """Return the links that devices of *kind* use, by the inventories of their hosts."""
-        self._renew(fleet)
+        self._refresh(fleet)
         if kind not in self._links:
-            found = list(_found(fleet, kind))
+            found = list(_find_links(fleet, kind))
             columns = np.array(found, dtype=np.intp).reshape(-1, 3).T
             self._links[kind] = Links(columns[0], columns[1], columns[2])
         return self._links[kind]
 
 
-def _found(fleet: Wired, kind: str) -> Iterator[tuple[int, int, int]]:
+def _find_links(fleet: TopologySource, kind: str) -> Iterator[tuple[int, int, int]]:
     users, functions = fleet.devices[kind], fleet.devices["pcie"]
     for user, (host, name) in enumerate(zip(users.host.tolist(), users.names, strict=True)):
         attributes = fleet.attributes[host]
         address = attributes.get((kind, name), {}).get("pci_address", "")
-        for lower, upper in ends(attributes, address):
+        for lower, upper in link_ends(attributes, address):
             rows = functions.find(host, lower), functions.find(host, upper)
             if min(rows) >= 0:
                 yield user, rows[0], rows[1]
 
 
-def ends(attributes: Attributes, address: str) -> list[tuple[str, str]]:
+def link_ends(attributes: Attributes, address: str) -> list[tuple[str, str]]:
     """Return the two ends of every link above the function at *address*, the lower one first.
 
     On the way up ports come in pairs: a function and the port above it are the ends of one link, that

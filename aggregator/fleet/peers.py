@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
 from .devices import Devices
-from .gangs import Standing, medians, of_members
+from .gangs import GangComparison, medians, per_member
 from .tables import DeviceTable
 
 # ----------------------------------------------------------------------
@@ -32,12 +32,12 @@ LIMIT_WATTS = 5.0
 #: Of so many hosts of a gang and more those at their limit are a stage of its work, and no fault of theirs.
 STAGE_HOSTS_MIN = 3
 #: So many GPUs of a host that are not at their limit tell what its work draws; within so much more it is the same work.
-FREE_MIN, ALIKE = 3, 1.02
+FREE_MIN, SAME_WORK_RATIO_MAX = 3, 1.02
 #: Who a GPU is measured by.
 ALL, AT_LIMIT, IN_GANG = 0, 1, 2
 
 
-class Limited(NamedTuple):
+class PowerLimited(NamedTuple):
     """Per GPU row: whether it computes at its power limit, that limit, and the gang that it computes for (-1: none).
 
     `divided`: its host has GPUs that compute for others, too.
@@ -49,33 +49,37 @@ class Limited(NamedTuple):
     divided: Flags
 
 
-class Beside(NamedTuple):
+class PeerMeasure(NamedTuple):
     """Per GPU: the median clock of those at the same work (NaN: too few), how many they are, their spread about it.
 
-    `whom`: ALL alike, those AT_LIMIT, or those IN_GANG.
+    `basis`: ALL alike, those AT_LIMIT, or those IN_GANG.
     """
 
     median_hertz: Floats
     peers: Codes
     spread: Floats
-    whom: Codes
+    basis: Codes
 
-    def of(self, some: Flags) -> Beside:
+    def select(self, some: Flags) -> PeerMeasure:
         """Return what is told of *some*."""
-        return Beside(self.median_hertz[some], self.peers[some], self.spread[some], self.whom[some])
+        return PeerMeasure(
+            self.median_hertz[some], self.peers[some], self.spread[some], self.basis[some]
+        )
 
 
-def limited(rows: Flags, watts: Floats, hosts: Codes, standing: Standing | None) -> Limited:
+def power_limited(
+    rows: Flags, watts: Floats, hosts: Codes, comparison: GangComparison | None
+) -> PowerLimited:
     """Return who computes at its limit. *hosts*: of each GPU."""
     divided = np.zeros(rows.shape, dtype=bool)
-    if standing is None:
-        return Limited(rows, watts, np.full(rows.shape, -1, dtype=np.intp), divided)
-    known = hosts < standing.divided.size
-    divided[known] = standing.divided[hosts[known]]
-    return Limited(rows, watts, standing.of_gpus(hosts), divided)
+    if comparison is None:
+        return PowerLimited(rows, watts, np.full(rows.shape, -1, dtype=np.intp), divided)
+    known = hosts < comparison.divided.size
+    divided[known] = comparison.divided[hosts[known]]
+    return PowerLimited(rows, watts, comparison.of_gpus(hosts), divided)
 
 
-def at_shared_limit(limits: Limited, rows: Indexes) -> Flags:
+def at_shared_limit(limits: PowerLimited, rows: Indexes) -> Flags:
     """Say which of *rows* are at a limit that is not lower than is usual among them: a lower one is to be found."""
     some = limits.rows[rows]
     if not some.any():
@@ -83,7 +87,7 @@ def at_shared_limit(limits: Limited, rows: Indexes) -> Flags:
     return np.asarray(some & (limits.watts[rows] >= np.nanmedian(limits.watts[rows]) - LIMIT_WATTS))
 
 
-def held_below(limits: Limited, power: Floats, clock: Floats, hosts: Codes) -> Flags:
+def capped_below_limit(limits: PowerLimited, power: Floats, clock: Floats, hosts: Codes) -> Flags:
     """Say which GPUs another cap than their own limit holds down, of those taken for being at it (*power*: of now, watts).
 
     They draw less than their limit, and no more than those of their host that are not at theirs, at a lower clock: denser
@@ -98,12 +102,14 @@ def held_below(limits: Limited, power: Floats, clock: Floats, hosts: Codes) -> F
     watts, hertz = (medians(values, group, count)[hosts] for values in (power, clock))
     found &= _group_sizes(group, count)[hosts] >= FREE_MIN
     with np.errstate(invalid="ignore"):
-        return np.asarray(found & (power <= ALIKE * watts) & (clock < hertz), dtype=bool)
+        return np.asarray(
+            found & (power <= SAME_WORK_RATIO_MAX * watts) & (clock < hertz), dtype=bool
+        )
 
 
-def beside(
-    limits: Limited, clock: Floats, hosts: Codes, rows: Indexes, least: tuple[int, int]
-) -> Beside:
+def measure_at_limit(
+    limits: PowerLimited, clock: Floats, hosts: Codes, rows: Indexes, least: tuple[int, int]
+) -> PeerMeasure:
     """Measure *rows*, GPUs alike, each by its gang, or else by those of them at a shared limit.
 
     Of a gang of which enough are at their limit (a stage of a pipeline, if not all) these are the measure, else all of
@@ -115,34 +121,36 @@ def beside(
     shared, count = at_shared_limit(limits, rows), numbers.size
     at_limit = np.where(shared, gang, -1)
     enough = (_group_sizes(at_limit, count) >= least[0]) & (
-        _hosts_of(at_limit, hosts[rows], count) >= STAGE_HOSTS_MIN
+        _group_host_counts(at_limit, hosts[rows], count) >= STAGE_HOSTS_MIN
     )
-    measure = np.where(of_members(enough.astype(np.float64), gang) == 1, at_limit, gang)
-    alone = of_members((_group_sizes(measure, count) < least[0]).astype(np.float64), gang) == 1
+    measure = np.where(per_member(enough.astype(np.float64), gang) == 1, at_limit, gang)
+    alone = per_member((_group_sizes(measure, count) < least[0]).astype(np.float64), gang) == 1
     # Without a gang worth the name: all at a shared limit.
     loose = (gang < 0) | alone
     together = np.where(shared, 0, -1)
-    if shared.sum() < least[0] or _hosts_of(together, hosts[rows], 1)[0] < least[1]:
+    if shared.sum() < least[0] or _group_host_counts(together, hosts[rows], 1)[0] < least[1]:
         together[:] = -1
-    found = _told(clock[rows], together, np.zeros(rows.size, np.intp), 1, AT_LIMIT)
-    own = _told(clock[rows], measure, gang, count, IN_GANG)
-    median_hertz = np.where(loose, found.median_hertz, own.median_hertz)
-    return Beside(
+    by_limit = _measure_groups(clock[rows], together, np.zeros(rows.size, np.intp), 1, AT_LIMIT)
+    by_gang = _measure_groups(clock[rows], measure, gang, count, IN_GANG)
+    median_hertz = np.where(loose, by_limit.median_hertz, by_gang.median_hertz)
+    return PeerMeasure(
         np.where(alone & limits.divided[rows], np.nan, median_hertz),
-        np.where(loose, found.peers, own.peers),
-        np.where(loose, found.spread, own.spread),
-        np.where(loose, found.whom, own.whom),
+        np.where(loose, by_limit.peers, by_gang.peers),
+        np.where(loose, by_limit.spread, by_gang.spread),
+        np.where(loose, by_limit.basis, by_gang.basis),
     )
 
 
-def _told(clock: Floats, measure: Indexes, of: Indexes, count: int, whom: int) -> Beside:
+def _measure_groups(
+    clock: Floats, measure: Indexes, of: Indexes, count: int, basis: int
+) -> PeerMeasure:
     """Return of each GPU what the group *of* it tells, of which *measure* are the measure."""
     median = medians(clock, measure, count)
-    off = np.abs(clock / of_members(median, measure) - 1.0)
+    off = np.abs(clock / per_member(median, measure) - 1.0)
     sizes = _group_sizes(measure, count)
-    return Beside(
-        of_members(median, of), np.nan_to_num(of_members(sizes.astype(np.float64), of)).astype(np.int32),
-        of_members(medians(off, measure, count), of), np.full(of.shape, whom, np.int32),
+    return PeerMeasure(
+        per_member(median, of), np.nan_to_num(per_member(sizes.astype(np.float64), of)).astype(np.int32),
+        per_member(medians(off, measure, count), of), np.full(of.shape, basis, np.int32),
     )  # fmt: skip
 
 
@@ -150,12 +158,12 @@ def _group_sizes(group: Indexes, count: int) -> Indexes:
     return np.bincount(group[group >= 0], minlength=count)
 
 
-def _hosts_of(group: Indexes, hosts: Codes, count: int) -> Indexes:
+def _group_host_counts(group: Indexes, hosts: Codes, count: int) -> Indexes:
     """Return of how many hosts each group is."""
     some = group >= 0
-    most = int(hosts.max(initial=0)) + 1
-    pairs = np.unique(group[some].astype(np.int64) * most + hosts[some])
-    return np.bincount(pairs // most, minlength=count)
+    hosts_max = int(hosts.max(initial=0)) + 1
+    pairs = np.unique(group[some].astype(np.int64) * hosts_max + hosts[some])
+    return np.bincount(pairs // hosts_max, minlength=count)
 
 
 #: Fewer computing GPUs than this have no median worth the name.
@@ -166,11 +174,11 @@ HOSTS_MIN = 3
 GROUPS_MAX = 256
 
 #: What an inventory says -> in words.
-MADE = {
+MAKE_ATTRIBUTES = {
     "name": "model", "board_part_number": "part", "vbios": "VBIOS", "driver": "driver", "ecc_mode": "ECC mode",
 }  # fmt: skip
 LIMIT, SETTING, MIG = "power limit", "clock setting", "MIG mode"
-FIELDS = (*MADE.values(), LIMIT, SETTING, MIG)
+FIELDS = (*MAKE_ATTRIBUTES.values(), LIMIT, SETTING, MIG)
 #: From all of it to the model alone. A driver or a VBIOS moves clocks less than a limit does.
 WIDTHS: tuple[frozenset[str], ...] = tuple(
     frozenset(FIELDS) - set(left_out)
@@ -186,7 +194,7 @@ _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
 Keys = NDArray[np.int64]
 
 
-class Level(NamedTuple):
+class PeerLevel(NamedTuple):
     """GPUs alike in what `width` of WIDTHS says, group by group."""
 
     width: int
@@ -195,32 +203,32 @@ class Level(NamedTuple):
     settled: Flags  # GPUs whose measure is a narrower group, though too few of that may compute
 
 
-class Herd(Protocol):
+class PeerSource(Protocol):
     """What is needed of a fleet."""
 
     shape_version: int
     attributes: list[dict[tuple[str, str], dict[str, str]]]
     devices: dict[str, Devices]
     tables: dict[str, DeviceTable]
-    peerage: Peerage
+    peer_groups: PeerGroups
 
     @property
     def simulated(self) -> Flags: ...
 
 
-class Peerage:
+class PeerGroups:
     """The groups of peers of a fleet. Kept between calls: they change when a host, a limit or a setting does."""
 
     def __init__(self) -> None:
         self._version = -1
         #: What each make is, by the names of MADE; and the make of every GPU row.
-        self._known: dict[tuple[str, ...], int] = {}
+        self._make_ids: dict[tuple[str, ...], int] = {}
         self._makes: Keys = np.zeros(0, dtype=np.int64)
-        self._set: Keys = np.zeros(0, dtype=np.int64)
-        self._levels: list[Level] = []
-        self._cells: list[NDArray[Any]] = []  # what `_set` was made from
+        self._setting_keys: Keys = np.zeros(0, dtype=np.int64)
+        self._levels: list[PeerLevel] = []
+        self._cells: list[NDArray[Any]] = []  # what `_setting_keys` was made from
 
-    def levels(self, fleet: Herd) -> list[Level]:
+    def levels(self, fleet: PeerSource) -> list[PeerLevel]:
         """Return the groups, narrowest first."""
         is_new = (
             self._version != fleet.shape_version or self._makes.size != fleet.devices["gpu"].count
@@ -229,40 +237,46 @@ class Peerage:
         if not is_new and all(map(np.array_equal, cells, self._cells)):
             return self._levels
         if is_new:
-            self._makes = self._made(fleet)
+            self._makes = self._row_makes(fleet)
             self._version = fleet.shape_version
         self._cells = [each.copy() for each in cells]
         settings = _settings(fleet, self._has_name())
-        if is_new or not np.array_equal(settings, self._set):
-            self._set = settings
-            self._levels = list(self._sorted(fleet.devices["gpu"].host))
+        if is_new or not np.array_equal(settings, self._setting_keys):
+            self._setting_keys = settings
+            self._levels = list(self._build_levels(fleet.devices["gpu"].host))
         return self._levels
 
     def make(self, row: int) -> dict[str, str]:
         """Return what is known of how a GPU was made, by the names of FIELDS."""
-        said = list(self._known)[int(self._makes[row])]
-        return {noun: text for noun, text in zip(MADE.values(), said, strict=True) if text}
+        values = list(self._make_ids)[int(self._makes[row])]
+        return {
+            noun: text for noun, text in zip(MAKE_ATTRIBUTES.values(), values, strict=True) if text
+        }
 
-    def _made(self, fleet: Herd) -> Keys:
-        gpus, seen = fleet.devices["gpu"], dict[int, int]()
+    def _row_makes(self, fleet: PeerSource) -> Keys:
+        gpus, make_by_attributes = fleet.devices["gpu"], dict[int, int]()
         nothing: dict[str, str] = {}
         makes = np.zeros(gpus.count, dtype=np.int64)
         for row, (host, name) in enumerate(zip(gpus.host.tolist(), gpus.names, strict=True)):
             attributes = fleet.attributes[host].get(("gpu", name), nothing)
-            make = seen.get(id(attributes))  # hosts of one make share them
+            make = make_by_attributes.get(id(attributes))  # hosts of one make share them
             if make is None:
-                said = tuple(attributes.get(one, "") for one in MADE)
-                if len(self._known) >= _MAKES_MAX:
-                    said = ("",) * len(MADE) if said not in self._known else said
-                make = seen[id(attributes)] = self._known.setdefault(said, len(self._known))
+                values = tuple(attributes.get(one, "") for one in MAKE_ATTRIBUTES)
+                if len(self._make_ids) >= _MAKES_MAX:
+                    values = (
+                        ("",) * len(MAKE_ATTRIBUTES) if values not in self._make_ids else values
+                    )
+                make = make_by_attributes[id(attributes)] = self._make_ids.setdefault(
+                    values, len(self._make_ids)
+                )
             makes[row] = make
         return makes
 
     def _has_name(self) -> Flags:
-        named = np.array([bool(said[0]) for said in self._known], dtype=bool)
+        named = np.array([bool(values[0]) for values in self._make_ids], dtype=bool)
         return named[self._makes] if named.size else np.zeros(0, dtype=bool)
 
-    def _sorted(self, hosts: Codes) -> Iterable[Level]:
+    def _build_levels(self, hosts: Codes) -> Iterable[PeerLevel]:
         """Yield the levels; of two that part the GPUs alike the narrower one, with the wider one's right.
 
         Who shares a power limit with hosts enough is measured under that limit or not at all: a rack that is capped
@@ -278,30 +292,30 @@ class Peerage:
         settled = np.zeros(hosts.size, dtype=bool)
         if LIMIT not in WIDTHS[last]:
             settled = _may_have_median(found[-2][1], hosts) & (
-                _own_group_sizes(found[-2][1]) < _own_group_sizes(numbers)
+                _sizes_of_groups(found[-2][1]) < _sizes_of_groups(numbers)
             )
         for width, narrow in found[:-1]:
-            yield Level(width, HOSTS_MIN, _groups(narrow), np.zeros_like(settled))
-        yield Level(last, 1, _groups(numbers), settled)
+            yield PeerLevel(width, HOSTS_MIN, _groups(narrow), np.zeros_like(settled))
+        yield PeerLevel(last, 1, _groups(numbers), settled)
 
     def _keys(self, fields: frozenset[str]) -> Keys:
-        chosen = [at for at, noun in enumerate(MADE.values()) if noun in fields]
+        chosen = [at for at, noun in enumerate(MAKE_ATTRIBUTES.values()) if noun in fields]
         codes: dict[tuple[str, ...], int] = {}
         alike = np.array(
             [
-                codes.setdefault(tuple(said[at] for at in chosen), len(codes))
-                for said in self._known
+                codes.setdefault(tuple(values[at] for at in chosen), len(codes))
+                for values in self._make_ids
             ],
             dtype=np.int64,
         )
-        keys = self._set & ((1 << _LIMIT) - 1)
+        keys = self._setting_keys & ((1 << _LIMIT) - 1)
         for noun, at, bits in ((LIMIT, _LIMIT, 12), (SETTING, _SETTING, 12), (MIG, _MIG, 2)):
             if noun in fields:
-                keys = keys | (self._set & (((1 << bits) - 1) << at))
+                keys = keys | (self._setting_keys & (((1 << bits) - 1) << at))
         return np.asarray(keys | (alike[self._makes] << _MAKE) if alike.size else keys)
 
 
-def _cells(fleet: Herd) -> list[NDArray[Any]]:
+def _cells(fleet: PeerSource) -> list[NDArray[Any]]:
     """Return the cells that settings are read from, as they are."""
     tables = fleet.tables
     found: list[NDArray[Any]] = [fleet.simulated]
@@ -315,21 +329,21 @@ def _cells(fleet: Herd) -> list[NDArray[Any]]:
     return [*found, mode.state("mig_mode_state"), mode.known("mig_mode_state")]
 
 
-def _settings(fleet: Herd, has_name: Flags) -> Keys:
+def _settings(fleet: PeerSource, has_name: Flags) -> Keys:
     """Return what of a key readings tell. Without a model, GPUs with an equal highest SM clock stand together."""
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     mode = fleet.tables["gpu_10s_changes"]
-    megahertz = _whole(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)
+    megahertz = _quantized(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)
     keys = np.where(has_name, 0, megahertz) << _CEILING
-    keys |= _whole(ten.gauge("power_limit_watts"), LIMIT_WATTS, _TWELVE_BITS) << _LIMIT
+    keys |= _quantized(ten.gauge("power_limit_watts"), LIMIT_WATTS, _TWELVE_BITS) << _LIMIT
     setting = minute.gauge("sm_application_clock_hertz")
-    keys |= _whole(setting, SETTING_HERTZ, _TWELVE_BITS) << _SETTING
+    keys |= _quantized(setting, SETTING_HERTZ, _TWELVE_BITS) << _SETTING
     mig = mode.known("mig_mode_state") * (1 + (mode.state("mig_mode_state") == 1))
     keys |= mig.astype(np.int64) << _MIG
     return np.asarray(keys | fleet.simulated[fleet.devices["gpu"].host])
 
 
-def _whole(values: Floats, unit: float, most: int) -> Keys:
+def _quantized(values: Floats, unit: float, most: int) -> Keys:
     """Return *values* in whole *unit*s; 0 where there is none."""
     return np.clip(np.rint(np.nan_to_num(values / unit, nan=0.0)), 0, most).astype(np.int64)
 
@@ -349,14 +363,14 @@ def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
     """Say which GPUs are in a group that has a median when all of it computes."""
     if not numbers.size:
         return np.zeros(0, dtype=bool)
-    most = int(hosts.max()) + 1
-    of_hosts = np.bincount(np.unique(numbers * most + hosts) // most)
+    hosts_max = int(hosts.max()) + 1
+    of_hosts = np.bincount(np.unique(numbers * hosts_max + hosts) // hosts_max)
     return np.asarray(
-        (of_hosts[numbers] >= HOSTS_MIN) & (_own_group_sizes(numbers) >= PEERS_MIN), dtype=bool
+        (of_hosts[numbers] >= HOSTS_MIN) & (_sizes_of_groups(numbers) >= PEERS_MIN), dtype=bool
     )
 
 
-def _own_group_sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+def _sizes_of_groups(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return of each GPU how many its group has."""
     return np.bincount(numbers)[numbers]
 
@@ -368,7 +382,7 @@ def _own_group_sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
 CLOCK_ERROR = 0.01
 
 #: A host whose slowest GPU is below this share of its peers has a slow GPU: it is told as measured.
-AS_MEASURED = 0.92
+MEASURED_SHARE_MAX = 0.92
 #: By no more than this the slowest GPU of a typical host is below the median of healthy parts (outliers are by 7 %).
 SPREAD_MAX = 0.05
 
@@ -381,10 +395,10 @@ class Speeds(NamedTuple):
     median_hertz: Floats
     error: Floats  # standard error of `relative` as a measure of the GPU's pace
     width: Codes  # which of WIDTHS its peers are alike in; -1: it has none
-    whom: Codes  # of those alike: ALL, those AT_LIMIT, or those IN_GANG (`peers.py`)
+    basis: Codes  # of those alike: ALL, those AT_LIMIT, or those IN_GANG (`peers.py`)
 
 
-def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
+def relative_speeds(fleet: PeerSource, clock: Floats, limits: PowerLimited) -> Speeds:
     """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one.
 
     Of a GPU at a power limit that its peers have too it is that of those who are at it, or of its gang (`peers.py`).
@@ -392,23 +406,23 @@ def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
     speeds = _nothing_known(clock.shape)
     computing, hosts = np.isfinite(clock), fleet.devices["gpu"].host
     waiting = computing.copy()
-    for level in fleet.peerage.levels(fleet):
+    for level in fleet.peer_groups.levels(fleet):
         for group in level.groups:
             rows = group[computing[group]]
             if rows.size < PEERS_MIN or not waiting[rows].any():
                 continue
-            is_own = waiting[rows] & ~level.settled[rows]
+            is_measurable = waiting[rows] & ~level.settled[rows]
             at_limit = at_shared_limit(limits, rows)
-            if (is_own & at_limit).any():
+            if (is_measurable & at_limit).any():
                 least = PEERS_MIN, level.hosts_min
-                found = beside(limits, clock, hosts, rows, least)
-                told = is_own & at_limit & np.isfinite(found.median_hertz)
-                _tell(speeds, clock, rows[told], found.of(told), level.width)
-                waiting[rows[told]] = False
-            own = rows[is_own & ~at_limit]
-            if own.size and _are_of(hosts[rows], level.hosts_min):
-                _tell(speeds, clock, own, _of_all(clock[rows]), level.width)
-                waiting[own] = False
+                found = measure_at_limit(limits, clock, hosts, rows, least)
+                measured = is_measurable & at_limit & np.isfinite(found.median_hertz)
+                _record_speeds(speeds, clock, rows[measured], found.select(measured), level.width)
+                waiting[rows[measured]] = False
+            unlimited = rows[is_measurable & ~at_limit]
+            if unlimited.size and _span_hosts(hosts[rows], level.hosts_min):
+                _record_speeds(speeds, clock, unlimited, _measure_all(clock[rows]), level.width)
+                waiting[unlimited] = False
     return speeds
 
 
@@ -418,26 +432,28 @@ def _nothing_known(shape: tuple[int, ...]) -> Speeds:
     return Speeds(unknown, none, unknown.copy(), unknown.copy(), none - 1, none.copy())
 
 
-def _of_all(clock: Floats) -> Beside:
+def _measure_all(clock: Floats) -> PeerMeasure:
     """Return what a group of *clock*s is measured by: all of it."""
     median = float(np.median(clock))
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = float(np.median(np.abs(clock / median - 1.0)))
-    size, whom = np.array([clock.size], dtype=np.int32), np.array([ALL], dtype=np.int32)
-    return Beside(np.array([median]), size, np.array([spread]), whom)
+    size, basis = np.array([clock.size], dtype=np.int32), np.array([ALL], dtype=np.int32)
+    return PeerMeasure(np.array([median]), size, np.array([spread]), basis)
 
 
-def _tell(speeds: Speeds, clock: Floats, rows: Indexes, measure: Beside, width: int) -> None:
+def _record_speeds(
+    speeds: Speeds, clock: Floats, rows: Indexes, measure: PeerMeasure, width: int
+) -> None:
     """Let *rows* be compared with *measure*."""
     median = measure.median_hertz
     speeds.median_hertz[rows], speeds.peers[rows] = median, measure.peers - 1
-    speeds.width[rows], speeds.whom[rows] = width, measure.whom
+    speeds.width[rows], speeds.basis[rows] = width, measure.basis
     with np.errstate(invalid="ignore", divide="ignore"):
         speeds.relative[rows] = np.where(median > 0, clock[rows] / median, np.nan)
-    speeds.error[rows] = np.where(median > 0, _error(measure), np.nan)
+    speeds.error[rows] = np.where(median > 0, _pace_error(measure), np.nan)
 
 
-def _are_of(hosts: Codes, least: int) -> bool:
+def _span_hosts(hosts: Codes, least: int) -> bool:
     """Say whether *hosts* are *least* different ones or more."""
     for _ in range(least - 1):
         hosts = hosts[hosts != hosts[0]]
@@ -446,7 +462,7 @@ def _are_of(hosts: Codes, least: int) -> bool:
     return True
 
 
-def _error(measure: Beside) -> Floats:
+def _pace_error(measure: PeerMeasure) -> Floats:
     """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
 
     That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
@@ -455,9 +471,9 @@ def _error(measure: Beside) -> Floats:
     return np.asarray(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(measure.peers)))
 
 
-def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
+def describe_peers(fleet: PeerSource, speeds: Speeds, row: int) -> str:
     """Return what a GPU's peers are alike in, and what is not compared: not known, or too few are alike in it."""
-    known = {*fleet.peerage.make(row)}
+    known = {*fleet.peer_groups.make(row)}
     ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
     if np.isfinite(ten.gauge("power_limit_watts")[row]):
         known.add(LIMIT)
@@ -465,16 +481,16 @@ def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
         known.add(SETTING)
     if fleet.tables["gpu_10s_changes"].known("mig_mode_state")[row]:
         known.add(MIG)
-    also = ("", "at their power limit; ", "in its job; ")[int(speeds.whom[row])]
+    basis_text = ("", "at their power limit; ", "in its job; ")[int(speeds.basis[row])]
     fields = WIDTHS[int(speeds.width[row])]
     same = [noun for noun in FIELDS if noun in fields and noun in known]
     others = [noun for noun in FIELDS if noun not in same]
-    return f"{also}same {_listed(same) or 'highest clock'}" + (
-        f"; {_listed(others)} not compared" if others else ""
+    return f"{basis_text}same {_joined(same) or 'highest clock'}" + (
+        f"; {_joined(others)} not compared" if others else ""
     )
 
 
-def _listed(nouns: Sequence[str]) -> str:
+def _joined(nouns: Sequence[str]) -> str:
     return ", ".join(nouns)
 
 
@@ -485,23 +501,23 @@ def speeds_of_hosts(speeds: Speeds, hosts: Codes, count: int) -> Floats:
     hosts that are compared with one median, the spread is the median over them of (1 - slowest) / c, where c is what the
     slowest of n is below the mean in a normal distribution, in standard deviations (Blom 1958; here its median,
     -inverse normal(1 - 2^(-1/n))). A host at 1 - c x spread, or above, is at 1.00. Three times as far below 1, or below
-    `AS_MEASURED`, is no spread, and stays as it was measured; what is between is interpolated, so that the order of hosts
+    `MEASURED_SHARE_MAX`, is no spread, and stays as it was measured; what is between is interpolated, so that the order of hosts
     stays. Of fewer than HOSTS_MIN hosts nothing is known of the spread. NaN where no GPU's pace is known.
     """
     least, known = slowest(speeds.relative, hosts, count), np.isfinite(speeds.relative)
     gpus = np.bincount(hosts[known], minlength=count)
-    usual = np.full(count, np.nan)
+    peer_median = np.full(count, np.nan)
     at = known & (speeds.relative == least[hosts])
-    usual[hosts[at]] = speeds.median_hertz[at]
+    peer_median[hosts[at]] = speeds.median_hertz[at]
     several = np.flatnonzero(gpus > 1)
-    of_least = _of_least(int(gpus.max(initial=1)))[gpus[several]]
-    _, group = np.unique(usual[several], return_inverse=True)
+    slowest_deviation = _slowest_deviations(int(gpus.max(initial=1)))[gpus[several]]
+    _, group = np.unique(peer_median[several], return_inverse=True)
     sizes = np.bincount(group)
-    spread = medians((1.0 - least[several]) / of_least, group.astype(np.intp), sizes.size)
-    below = np.clip(spread[group] * of_least, 0.0, SPREAD_MAX)
+    spread = medians((1.0 - least[several]) / slowest_deviation, group.astype(np.intp), sizes.size)
+    below = np.clip(spread[group] * slowest_deviation, 0.0, SPREAD_MAX)
     typical = np.ones(count)
     typical[several] = np.where(sizes[group] >= HOSTS_MIN, 1.0 - below, 1.0)
-    begins = np.maximum(1.0 - 3.0 * (1.0 - typical), AS_MEASURED)
+    begins = np.maximum(1.0 - 3.0 * (1.0 - typical), MEASURED_SHARE_MAX)
     with np.errstate(invalid="ignore", divide="ignore"):
         between = begins + (least - begins) * (1.0 - begins) / (typical - begins)
     return np.where(
@@ -510,7 +526,7 @@ def speeds_of_hosts(speeds: Speeds, hosts: Codes, count: int) -> Floats:
 
 
 @cache
-def _of_least(gpus_max: int) -> Floats:
+def _slowest_deviations(gpus_max: int) -> Floats:
     """Return, by the number of GPUs, by how many standard deviations the slowest of them is below the mean in the median."""
     normal = NormalDist()
     return np.array(

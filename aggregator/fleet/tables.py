@@ -7,11 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ...contract.counters import Nature, Outcome
+from ...contract.counters import CounterSpec, StepOutcome
 from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...ext.intake import Cells
 from .. import counter_deltas
-from ..counter_deltas import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put
+from ..counter_deltas import (
+    Boots,
+    Codes,
+    Flags,
+    Floats,
+    Indexes,
+    Sums,
+    Times,
+    Uint64s,
+    grown,
+    write_changed,
+)
 from .devices import Devices
 
 #: No gauge of ours is larger: an exabyte, a gigawatt-century. What is, a driver made up.
@@ -34,23 +45,23 @@ class DeviceTable:
         name: str,
         signals: Sequence[Signal],
         devices: Devices,
-        counted: Container[str] | None = None,
-        kept: Container[str] | None = None,
+        tracked_counters: Container[str] | None = None,
+        tracked: Container[str] | None = None,
     ) -> None:
-        """*kept*: names of the signals that are kept here; *counted*: of the counters among them that are
+        """*tracked*: names of the signals that are kept here; *tracked_counters*: of the counters among them that are
         read through `rates` and `recent`; None: all.
         """
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
-        signals = [s for s in signals if kept is None or s.name in kept]
+        signals = [s for s in signals if tracked is None or s.name in tracked]
         self.name, self.signals, self.devices = name, tuple(signals), devices
         self.column = {s.column: i for i, s in enumerate(signals)}
         #: Nothing is put here else. Of GPUs it tells something that anything was read at all.
-        self.is_kept = bool(signals) or devices.kind == "gpu"
+        self.is_tracked = bool(signals) or devices.kind == "gpu"
         counters = [
             i
             for i, s in enumerate(signals)
-            if s.kind is Kind.COUNTER and (counted is None or s.name in counted)
+            if s.kind is Kind.COUNTER and (tracked_counters is None or s.name in tracked_counters)
         ]
         self.counter_columns: Indexes = np.array(counters, dtype=np.intp)
         self.counter = {signals[i].column: k for k, i in enumerate(counters)}
@@ -61,12 +72,12 @@ class DeviceTable:
         self.shape = counter_deltas.Shape.of(self._natures)
         #: The latest cells, as frames are put there (`ext/intake.pyx`).
         self.cells = Cells()
-        self._make(devices.capacity if self.is_kept else 1)
+        self._allocate(devices.capacity if self.is_tracked else 1)
         self._bind()
 
-    def _make(self, capacity: int) -> None:
+    def _allocate(self, capacity: int) -> None:
         width, counters = len(self.signals), len(self.counter_columns)
-        self._bits: Words = np.zeros((width, capacity), dtype=np.uint64)
+        self._bits: Uint64s = np.zeros((width, capacity), dtype=np.uint64)
         self._valid: Flags = np.zeros((width, capacity), dtype=bool)
         self._touched: Flags = np.zeros(capacity, dtype=bool)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
@@ -76,14 +87,14 @@ class DeviceTable:
             self._gap_seconds: Sums = np.zeros(capacity, dtype=np.float32)
         if not counters:
             return
-        self._base: Words = np.zeros((counters, capacity), dtype=np.uint64)
+        self._base: Uint64s = np.zeros((counters, capacity), dtype=np.uint64)
         self._base_usable: Flags = np.zeros((counters, capacity), dtype=bool)
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
         #: Of a cell that the readings since its base left out: the time that they span. And the rows with such a cell.
-        self._left_out_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
-        self._left_out: Flags = np.zeros(capacity, dtype=bool)
+        self._skipped_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
+        self._has_skipped: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._slow: Sums = np.zeros((counters, capacity), dtype=np.float32)
         if self.devices.kind == "gpu":  # nobody asks it of others
@@ -104,7 +115,7 @@ class DeviceTable:
             self._bits, *flags, self._boottime_ns, self._boot, gap_seconds, elapsed_seconds
         )
 
-    def places(self, host: int, names: Sequence[str]) -> Indexes:
+    def ensure_rows(self, host: int, names: Sequence[str]) -> Indexes:
         """Return the rows of these devices, made if need be, with room for them; -1: left out."""
         rows = np.array([self.devices.row(host, name) for name in names], dtype=np.intp)
         self._fit()
@@ -112,7 +123,7 @@ class DeviceTable:
 
     def forget(self, row: int) -> None:
         """Forget what was read of the device in *row*, which is another's from now on."""
-        if not self.is_kept:
+        if not self.is_tracked:
             return
         self._fit()
         for name, array in vars(self).items():
@@ -124,15 +135,15 @@ class DeviceTable:
         self._fit()
         return np.where(self._boot[rows] == boot, self._boottime_ns[rows], 0)
 
-    def waiting(self) -> Indexes:
+    def pending_rows(self) -> Indexes:
         """Return the rows that were heard of since `advance` had them."""
-        if not self.is_kept:
+        if not self.is_tracked:
             return np.zeros(0, dtype=np.intp)
         self._fit()
         return np.flatnonzero(self._touched)
 
     def advance(self, rows: Indexes) -> None:
-        """Count the steps of all counters of *rows*, some of those `waiting`, since they were here last."""
+        """Count the steps of all counters of *rows*, some of those `pending_rows`, since they were here last."""
         self._touched[rows] = False
         if rows.size and self.counter_columns.size:
             self._count(rows)
@@ -143,45 +154,45 @@ class DeviceTable:
         epoch = self.devices.epoch[rows]
         same = (self._base_boot[rows] == self._boot[rows]) & (self._base_epoch[rows] == epoch)
         seconds = np.where(same, self._elapsed_seconds[rows], 0.0)
-        left_out_seconds = self._left_out_at(rows)
-        elapsed_ns = np.rint((seconds + left_out_seconds) * 1e9).astype(np.int64)
+        skipped_seconds = self._skipped_at(rows)
+        elapsed_ns = np.rint((seconds + skipped_seconds) * 1e9).astype(np.int64)
         before = self._base_usable[:, rows]
         steps = counter_deltas.compare(
             self._base[:, rows], before, newer, valid, same, elapsed_ns, self.shape
         )
         span = self._span(rows, seconds)
-        span = np.where(left_out_seconds > 0.0, left_out_seconds + seconds, span)
+        span = np.where(skipped_seconds > 0.0, skipped_seconds + seconds, span)
         self._integrate(rows, steps.counts.astype(np.float64), same, seconds, span)
         # A cell that was left out keeps its base: the next value spans the gap.
-        usable = steps.outcome <= Outcome.RESET
-        put(self._base, rows, np.where(usable, newer, self._base[:, rows]))
-        saturated = steps.outcome == Outcome.SATURATED
-        left_out = before & same & ~(usable | saturated)
-        put(self._base_usable, rows, usable | left_out)
-        self._leave_out(rows, left_out, span)
+        usable = steps.outcome <= StepOutcome.RESET
+        write_changed(self._base, rows, np.where(usable, newer, self._base[:, rows]))
+        saturated = steps.outcome == StepOutcome.SATURATED
+        skipped = before & same & ~(usable | saturated)
+        write_changed(self._base_usable, rows, usable | skipped)
+        self._note_skipped(rows, skipped, span)
         if self.devices.kind == "gpu":
-            reset = (steps.outcome == Outcome.RESET) & before & same
-            put(self._resets, rows, self._resets[:, rows] + reset)
+            reset = (steps.outcome == StepOutcome.RESET) & before & same
+            write_changed(self._resets, rows, self._resets[:, rows] + reset)
         self._elapsed_seconds[rows] = 0.0
         if self.on_change:
             self._gap_seconds[rows] = 0.0
-        put(self._base_boot, rows, self._boot[rows])
-        put(self._base_epoch, rows, epoch)
+        write_changed(self._base_boot, rows, self._boot[rows])
+        write_changed(self._base_epoch, rows, epoch)
 
-    def _left_out_at(self, rows: Indexes) -> Sums:
+    def _skipped_at(self, rows: Indexes) -> Sums:
         """Return for how long each cell of *rows* was left out; where none was, which is nearly always, one zero."""
-        if not self._left_out[rows].any():
+        if not self._has_skipped[rows].any():
             return np.zeros(1, dtype=np.float32)
-        return np.asarray(self._left_out_seconds[:, rows])
+        return np.asarray(self._skipped_seconds[:, rows])
 
-    def _leave_out(self, rows: Indexes, cells: Flags, span: Floats) -> None:
+    def _note_skipped(self, rows: Indexes, cells: Flags, span: Floats) -> None:
         """Note that *cells* (columns x rows) were left out of readings over *span* (seconds), and no others of *rows*."""
         some = cells.any(axis=0)
-        changed = some | self._left_out[rows]
+        changed = some | self._has_skipped[rows]
         if changed.any():
-            left_out_seconds = np.where(cells, span, 0.0).astype(np.float32)
-            put(self._left_out_seconds, rows, left_out_seconds)
-            self._left_out[rows] = some
+            skipped_seconds = np.where(cells, span, 0.0).astype(np.float32)
+            write_changed(self._skipped_seconds, rows, skipped_seconds)
+            self._has_skipped[rows] = some
 
     def _span(self, rows: Indexes, seconds: Floats) -> Floats:
         """Return the seconds in which a step of *rows* can have happened.
@@ -198,22 +209,22 @@ class DeviceTable:
         self, rows: Indexes, count: Floats, same: Flags, seconds: Floats, span: Floats
     ) -> None:
         """Add *count* to the leaky sums, spread over *span*."""
-        kept = same.astype(np.float64)
+        continues = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
-            decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
+            decayed = sums[:, rows] * (continues * np.exp(-seconds / constant))
             now = decayed + count * counter_deltas.spread(span, constant)
-            put(sums, rows, now.astype(np.float32))
+            write_changed(sums, rows, now.astype(np.float32))
 
     # What rules read. Every array has a value per row of `devices`.
 
-    def heard(self, boot: Codes, now_ns: Times) -> Floats:
+    def age_seconds(self, boot: Codes, now_ns: Times) -> Floats:
         """Return the seconds since each row was heard, infinite for another boot or never."""
         self._fit()
         host, count = self.devices.host, self.devices.count
         age = (now_ns[host] - self._boottime_ns[:count]) / 1e9
         return np.where(self._boot[:count] == boot[host], age, np.inf)
 
-    def heard_at(self, rows: Indexes, boot: Codes, now_ns: Times) -> Floats:
+    def age_seconds_at(self, rows: Indexes, boot: Codes, now_ns: Times) -> Floats:
         """Return the same for *rows* alone."""
         self._fit()
         host = self.devices.host[rows]
@@ -233,19 +244,19 @@ class DeviceTable:
         sane = self._valid[index, rows] & (np.abs(values) <= GAUGE_MAX)
         return np.where(sane, values, np.nan)
 
-    def cells_where(self, column: str, wrong: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose last value *wrong* speaks of, however old it is."""
+    def cells_where(self, column: str, condition: Callable[[Any], Flags]) -> Indexes:
+        """Return the rows whose last value *condition* speaks of, however old it is."""
         self._fit()
         index, count = self.column[column], self.devices.count
         cells = self._bits[index, :count]
         with np.errstate(invalid="ignore"):  # what was never read may be any bits
-            found = wrong(cells.view(np.float64) if self.is_gauge(column) else cells)
+            found = condition(cells.view(np.float64) if self.is_gauge(column) else cells)
         rows = np.flatnonzero(found & self._valid[index, :count])
         if self.is_gauge(column):
             rows = rows[np.abs(cells[rows].view(np.float64)) <= GAUGE_MAX]
         return rows
 
-    def state(self, column: str, missing: int = 0) -> Words:
+    def state(self, column: str, missing: int = 0) -> Uint64s:
         """Return a state's codes or a counter's raw values; *missing* where there is none."""
         self._fit()
         index, count = self.column[column], self.devices.count
@@ -258,17 +269,17 @@ class DeviceTable:
         cells = self._bits[self.column[column], : self.devices.count]
         return np.asarray(cells.view(np.float64))
 
-    def state_at(self, column: str, rows: Indexes | slice) -> Words:
+    def state_at(self, column: str, rows: Indexes | slice) -> Uint64s:
         """Return a state's codes or a counter's raw values at *rows*, whether they are valid or not."""
         self._fit()
         return np.asarray(self._bits[self.column[column], rows])
 
     def values_at(self, column: str, rows: Indexes) -> Floats:
         """Return a gauge or a state at *rows* as numbers, whether it is valid or not."""
-        cells: Words = self._bits[self.column[column], rows]
+        cells: Uint64s = self._bits[self.column[column], rows]
         return cells.view(np.float64) if self.is_gauge(column) else cells.astype(np.float64)
 
-    def nature(self, column: str) -> Nature:
+    def nature(self, column: str) -> CounterSpec:
         """Return what is known of a counter."""
         return self._natures[self.counter[column]]
 
@@ -294,24 +305,24 @@ class DeviceTable:
         return self._boottime_ns[: self.devices.count]
 
     def recent(
-        self, column: str, heard: Floats, *, slow: bool = False, rows: Indexes | None = None
+        self, column: str, age_seconds: Floats, *, slow: bool = False, rows: Indexes | None = None
     ) -> Floats:
-        """Return a counter's events, of all rows or of *rows*, given `heard` of them; 0 if never heard.
+        """Return a counter's events, of all rows or of *rows*, given `age_seconds` of them; 0 if never heard.
 
         Those of 10 s (or 600 s) ago weigh 1/e.
         """
         self._fit()
         constant = SLOW_SECONDS if slow else FAST_SECONDS
-        held = self._sums(column, slow=slow)
-        held = held if rows is None else held[rows]
-        known = np.isfinite(heard)
-        return np.where(known, held * np.exp(-np.where(known, heard, 0.0) / constant), 0.0)
+        sums = self._sums(column, slow=slow)
+        sums = sums if rows is None else sums[rows]
+        known = np.isfinite(age_seconds)
+        return np.where(known, sums * np.exp(-np.where(known, age_seconds, 0.0) / constant), 0.0)
 
     def counting(self, column: str, least: float, *, slow: bool = False) -> Indexes:
         """Return the rows whose events may still be *least* or more: most devices count no error ever."""
         self._fit()
-        held = self._sums(column, slow=slow)
-        return np.flatnonzero(held >= least * (1.0 - 1e-6) if least > 0.0 else held)
+        sums = self._sums(column, slow=slow)
+        return np.flatnonzero(sums >= least * (1.0 - 1e-6) if least > 0.0 else sums)
 
     def _sums(self, column: str, *, slow: bool) -> Sums:
         sums = self._slow if slow else self._fast
@@ -321,8 +332,8 @@ class DeviceTable:
         """Say where a counter stands at its ceiling and so sees nothing."""
         self._fit()
         index, count = self.column[column], self.devices.count
-        stands = self._bits[index, :count] == np.uint64(self.sticky[column])
-        return np.asarray(stands & self._valid[index, :count], dtype=bool)
+        at_ceiling = self._bits[index, :count] == np.uint64(self.sticky[column])
+        return np.asarray(at_ceiling & self._valid[index, :count], dtype=bool)
 
     def resets(self, column: str) -> Codes:
         """Return how often a counter of GPUs was set back, though boot and device were the same."""
@@ -338,17 +349,17 @@ class DeviceTable:
 # interface) says when it changed; then all counters of the device start over, in every table.
 
 #: The column of such a number, in whichever tables have it.
-WITNESS = "counter_epoch_count"
+EPOCH_COLUMN = "counter_epoch_count"
 #: No device bears this number: all ones is a register that is gone.
 _NEVER = np.uint64(2**64 - 1)
 
 
-class Witness:
+class EpochTracker:
     """The number that each device of one table bore at its last reading."""
 
     def __init__(self, table: DeviceTable) -> None:
         self._table, self.devices = table, table.devices
-        self._last: Words = np.full(64, _NEVER, dtype=np.uint64)
+        self._last: Uint64s = np.full(64, _NEVER, dtype=np.uint64)
 
     def changes(self) -> list[tuple[int, bool]]:
         """Return (row, whether the number rose) of every device that bears another one than before."""
@@ -356,9 +367,9 @@ class Witness:
         if before < self._table.devices.capacity:
             self._last = grown(self._last, self._table.devices.capacity)
             self._last[before:] = _NEVER
-        cells = self._table.state_at(WITNESS, slice(0, self._table.devices.count))
+        cells = self._table.state_at(EPOCH_COLUMN, slice(0, self._table.devices.count))
         rows = np.flatnonzero(cells != self._last[: cells.size])
-        rows = rows[self._table.known(WITNESS)[rows]]
+        rows = rows[self._table.known(EPOCH_COLUMN)[rows]]
         now, last = cells[rows], self._last[rows]
         changed = np.flatnonzero(last != _NEVER)
         self._last[rows] = now
@@ -370,26 +381,26 @@ class Witness:
             self._last[row] = _NEVER
 
 
-class Identity:
+class DeviceIdentities:
     """All witnesses of a fleet."""
 
     def __init__(self, tables: Mapping[str, DeviceTable], devices: Mapping[str, Devices]) -> None:
         self._devices = devices
-        self._witnesses = [Witness(t) for t in tables.values() if WITNESS in t.column]
+        self._trackers = [EpochTracker(t) for t in tables.values() if EPOCH_COLUMN in t.column]
 
     def advance(self) -> None:
         """Let the counters of every device that is not who it was start over."""
-        for witness in self._witnesses:
-            for row, rose in witness.changes():
-                witness.devices.start_over(row, renewed=rose)
-                if witness.devices.kind == "gpu":
-                    self._start_over_parts(witness.devices, row)
+        for tracker in self._trackers:
+            for row, rose in tracker.changes():
+                tracker.devices.start_over(row, renewed=rose)
+                if tracker.devices.kind == "gpu":
+                    self._start_over_parts(tracker.devices, row)
 
     def forget(self, devices: Devices, row: int) -> None:
         """Forget who was in *row* of *devices*."""
-        for witness in self._witnesses:
-            if witness.devices is devices:
-                witness.forget(row)
+        for tracker in self._trackers:
+            if tracker.devices is devices:
+                tracker.forget(row)
 
     def _start_over_parts(self, gpus: Devices, gpu: int) -> None:
         """What a GPU has, such as an NVLink, bears its name, or one that begins with it."""
@@ -407,7 +418,7 @@ PORT_ACTIVE = 4
 
 
 #: What is said of a device that was well once -> its table, and the flags that say so.
-_SAID = {
+_EVER_UP = {
     "rdma.port_state": ("rdma_1s", "ports_up"),
     "net.carrier_state": ("net_1s", "carriers"),
     "filesystem.read_only_state": ("filesystem_60s", "writable"),
@@ -420,7 +431,7 @@ _SAID = {
 REMOVED = "net.link"
 
 
-class Seen:
+class EverUp:
     """Flags per device row that once set stay set, for as long as we run."""
 
     def __init__(self) -> None:
@@ -433,7 +444,7 @@ class Seen:
         self.whole_bonds: Flags = none
         self.bonds_up: Flags = none
         #: (host, device) of before our start by what was said of them, until each has a row.
-        self._before: dict[str, list[tuple[int, str]]] = {}
+        self._restored: dict[str, list[tuple[int, str]]] = {}
         #: (host, device) of interfaces in use that were gone then, and have no row any more.
         self.removed: set[tuple[int, str]] = set()
 
@@ -441,12 +452,12 @@ class Seen:
         """Take over that *signal* stood against *device* before our start: then it was well before that."""
         if signal == REMOVED:
             self.removed.add((host, device))
-        if signal in _SAID:
-            self._before.setdefault(signal, []).append((host, device))
+        if signal in _EVER_UP:
+            self._restored.setdefault(signal, []).append((host, device))
 
     def forget(self, tables: dict[str, DeviceTable], devices: Devices, row: int) -> None:
         """Forget that what was in *row* of *devices* was well once: another device is."""
-        for table, flags in _SAID.values():
+        for table, flags in _EVER_UP.values():
             if tables[table].devices is devices and row < getattr(self, flags).size:
                 getattr(self, flags)[row] = False
 
@@ -460,18 +471,18 @@ class Seen:
         self.nvlinks = _or(self.nvlinks, tables["nvlink_10s_changes"].state("link_state") > 0)
         self.c2c_links = _or(self.c2c_links, tables["c2c_10s_changes"].state("link_state") > 0)
         bonds = tables["bond_10s"]
-        whole = bonds.gauge("slaves_up_count") >= bonds.gauge("slaves_count")
-        self.whole_bonds = _or(self.whole_bonds, np.asarray(whole, dtype=bool))
+        complete = bonds.gauge("slaves_up_count") >= bonds.gauge("slaves_count")
+        self.whole_bonds = _or(self.whole_bonds, np.asarray(complete, dtype=bool))
         self.bonds_up = _or(self.bonds_up, bonds.state("link_state") == 1)
-        for signal in list(self._before):
-            table, flags = _SAID[signal]
+        for signal in list(self._restored):
+            table, flags = _EVER_UP[signal]
             self._take_over(signal, tables[table], getattr(self, flags))
 
     def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
-        rows = [(one, table.devices.find(*one)) for one in self._before.pop(signal)]
+        rows = [(one, table.devices.find(*one)) for one in self._restored.pop(signal)]
         flags[[row for _, row in rows if 0 <= row < flags.size]] = True
         if left := [one for one, row in rows if not 0 <= row < flags.size]:
-            self._before[signal] = left
+            self._restored[signal] = left
 
 
 def _or(before: Flags, now: Flags) -> Flags:

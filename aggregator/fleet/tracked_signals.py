@@ -13,7 +13,7 @@ from __future__ import annotations
 # To follow one costs three times the memory of its latest value, and most of the time of a
 # judgement; all of them are in the store. A test holds this list and the rules equal.
 
-COUNTED = frozenset(
+TRACKED_COUNTERS = frozenset(
     {
         "agent.spool_dropped_frames",
         "c2c.replay_errors",
@@ -55,7 +55,7 @@ COUNTED = frozenset(
     }
 )
 
-KEPT = COUNTED | frozenset(
+TRACKED_SIGNALS = TRACKED_COUNTERS | frozenset(
     {
         "agent.barring_findings_count",
         "bond.link_state",

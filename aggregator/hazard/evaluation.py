@@ -12,32 +12,32 @@ from math import isnan, nan
 
 import numpy as np
 
-from .events import EventsError, Faults, Floats
+from .events import EventsError, FaultTable, Floats
 from .features import FEATURE_NAMES
 from .history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of
 from .metrics import (
     BASELINES,
     BINS,
     NODES_POSITIVE_MIN,
-    Calibrated,
-    Drawn,
+    BootstrapFigure,
+    CalibrationBins,
     Estimate,
-    Ranked,
-    bootstrapped,
+    Ranking,
+    bootstrap,
     draws_of_ranking,
-    isotonic,
+    fit_isotonic,
 )
 from .model import HOURS_A_DAY, HazardModel
 from .training import train
 
 #: At most this share of the up nodes is held back.
-HELD_SHARE = 0.02
+HELD_BACK_SHARE = 0.02
 MODEL, ORACLE = "model", "oracle"
 _NOTHING = Estimate(nan, nan, nan)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EvaluationTerms:
     """What an evaluation is asked for."""
 
     train_until: int  # the last day that is learned from
@@ -54,7 +54,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankingRow:
     """One ranking, judged."""
 
     name: str
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class OutcomeTable:
     """All rankings against one outcome."""
 
     outcome: str
@@ -80,21 +80,21 @@ class Table:
     told: float  # mean probability of the model after it
     observed: float
     model: HazardModel
-    rows: tuple[Row, ...]  # the model first, the oracle last
+    rows: tuple[RankingRow, ...]  # the model first, the oracle last
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The tables of a recording."""
 
-    terms: Terms
+    terms: EvaluationTerms
     nodes: int
     nodes_named: int
     end_days: float
     first_day: int  # judged
     last_day: int
     notes: tuple[str, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[OutcomeTable, ...]
     #: Outcomes of which nothing can be told, and why.
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -104,27 +104,31 @@ class Evaluation:
 
 
 def evaluate(
-    faults: Faults, terms: Terms, told: Callable[[str], None] = lambda what: None
+    faults: FaultTable,
+    terms: EvaluationTerms,
+    on_progress: Callable[[str], None] = lambda what: None,
 ) -> Evaluation:
-    """Judge the model and its baselines. *told*: hears what is under way. Raises EventsError."""
-    late = _late(faults)
+    """Judge the model and its baselines. *on_progress*: hears what is under way. Raises EventsError."""
+    notes = _start_notes(faults)
     try:
-        found = _evaluated(faults, terms, told)
+        found = _evaluate(faults, terms, on_progress)
     except EventsError as error:
-        raise EventsError("; ".join((str(error), *late))) from error
-    return replace(found, notes=(*found.notes, *late))
+        raise EventsError("; ".join((str(error), *notes))) from error
+    return replace(found, notes=(*found.notes, *notes))
 
 
-def _late(faults: Faults) -> list[str]:
+def _start_notes(faults: FaultTable) -> list[str]:
     """Return a word on days before the first event: times may count from before the recording began."""
     first = faults.first_days
     if not WINDOW_DAYS <= first < np.inf:
         return []
-    words = "these days count as days without a fault; if the recording begins later than day 0, say when (--from DAY)"
-    return [f"no event before day {int(first)}: {words}"]
+    reason = "these days count as days without a fault; if the recording begins later than day 0, say when (--from DAY)"
+    return [f"no event before day {int(first)}: {reason}"]
 
 
-def _evaluated(faults: Faults, terms: Terms, told: Callable[[str], None]) -> Evaluation:
+def _evaluate(
+    faults: FaultTable, terms: EvaluationTerms, on_progress: Callable[[str], None]
+) -> Evaluation:
     first = terms.train_until + 1
     units = units_of(faults)
     last = int(units.day.max())
@@ -145,10 +149,10 @@ def _evaluated(faults: Faults, terms: Terms, told: Callable[[str], None]) -> Eva
         )
     known = faults.before(float(first))
     learned = units_of(known)
-    tables = [_table(known, learned, judged, ALL, terms, told)]
+    tables = [_table(known, learned, judged, ALL, terms, on_progress)]
     left_out: list[tuple[str, str]] = []
     try:
-        tables.append(_table(known, learned, judged, HARDWARE, terms, told))
+        tables.append(_table(known, learned, judged, HARDWARE, terms, on_progress))
     except EventsError as error:  # a recording may have no such level
         left_out.append((HARDWARE, str(error)))
     return Evaluation(
@@ -165,39 +169,39 @@ def _evaluated(faults: Faults, terms: Terms, told: Callable[[str], None]) -> Eva
 
 
 def _table(
-    known: Faults,
+    known: FaultTable,
     learned: Units,
     judged: Units,
     outcome: str,
-    terms: Terms,
-    told: Callable[[str], None],
-) -> Table:
-    came = judged.came(outcome)
-    if not 0 < came.sum() < len(came):
+    terms: EvaluationTerms,
+    on_progress: Callable[[str], None],
+) -> OutcomeTable:
+    positive = judged.positives(outcome)
+    if not 0 < positive.sum() < len(positive):
         raise EventsError(
-            f"{int(came.sum())} of {len(came)} units after the split are positive ({outcome}): "
+            f"{int(positive.sum())} of {len(positive)} units after the split are positive ({outcome}): "
             "nothing can be told from them"
         )
-    told(f"{outcome}: learning")
+    on_progress(f"{outcome}: learning")
     days = f"days 0 to {terms.train_until}"
     try:
         model = train(known, outcome, days)
     except EventsError as error:
         raise EventsError(f"{days}: {error}") from error
     chance = model.probability(judged.state, WINDOW_DAYS)
-    judge = _Judge(judged, came, outcome, len(known.nodes), terms, chance)
-    told(f"{outcome}: {MODEL}")
+    judge = _Judge(judged, positive, outcome, len(known.nodes), terms, chance)
+    on_progress(f"{outcome}: {MODEL}")
     rows = [judge.row(MODEL, chance, nan, chance)]
-    before = learned.came(outcome)
+    before = learned.positives(outcome)
     for name, rank_of in BASELINES.items():
-        told(f"{outcome}: {name}")
+        on_progress(f"{outcome}: {name}")
         rank = rank_of(judged.state)
-        calibrated = isotonic(rank_of(learned.state), before)(rank)
-        raw = Calibrated(np.clip(rank, 0.0, 1.0), came).error(np.ones(len(came)))
+        calibrated = fit_isotonic(rank_of(learned.state), before)(rank)
+        raw = CalibrationBins(np.clip(rank, 0.0, 1.0), positive).error(np.ones(len(positive)))
         rows.append(judge.row(name, rank, raw, calibrated))
-    return Table(
-        outcome, len(came), int(came.sum()), len(np.unique(judged.node[came > 0])),
-        float(before.mean()), float(chance.mean()), float(came.mean()), model,
+    return OutcomeTable(
+        outcome, len(positive), int(positive.sum()), len(np.unique(judged.node[positive > 0])),
+        float(before.mean()), float(chance.mean()), float(positive.mean()), model,
         (*rows, judge.oracle()),
     )  # fmt: skip
 
@@ -206,41 +210,50 @@ class _Judge:
     """Units of the days after the split, against one outcome."""
 
     def __init__(
-        self, units: Units, came: Floats, outcome: str, nodes: int, terms: Terms, model: Floats
+        self,
+        units: Units,
+        positive: Floats,
+        outcome: str,
+        nodes: int,
+        terms: EvaluationTerms,
+        model: Floats,
     ) -> None:
         """*model*: its probabilities, which the others are held against."""
         self._units = units
-        self._came = came
+        self._positive = positive
         self._starts = units.starts if outcome == ALL else units.hardware_starts
         self._nodes = nodes
         self._terms = terms
-        self._model = self._ranked(model)
+        self._model = self._ranking_figures(model)
 
-    def _ranked(self, rank: Floats) -> tuple[Drawn, Drawn]:
+    def _ranking_figures(self, rank: Floats) -> tuple[BootstrapFigure, BootstrapFigure]:
         """Return AUC and recall."""
-        pooled, daily = Ranked(rank, self._came), Ranked(rank, self._came, self._units.day)
-        draws = draws_of_ranking(self._units.node[self._came > 0], self._terms.draws)
-        return self._drawn(pooled.auc, draws), self._drawn(daily.recall, draws)
+        pooled, daily = (
+            Ranking(rank, self._positive),
+            Ranking(rank, self._positive, self._units.day),
+        )
+        draws = draws_of_ranking(self._units.node[self._positive > 0], self._terms.draws)
+        return self._bootstrap(pooled.auc, draws), self._bootstrap(daily.recall, draws)
 
-    def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> Row:
+    def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> RankingRow:
         """Return the figures of a ranking and of its probabilities."""
         is_model = name == MODEL
-        auc, recall = self._model if is_model else self._ranked(rank)
-        return Row(
+        auc, recall = self._model if is_model else self._ranking_figures(rank)
+        return RankingRow(
             name,
             auc.estimate(),
             recall.estimate(),
-            _NOTHING if is_model else auc.less(self._model[0]).estimate(),
-            _NOTHING if is_model else recall.less(self._model[1]).estimate(),
+            _NOTHING if is_model else auc.minus(self._model[0]).estimate(),
+            _NOTHING if is_model else recall.minus(self._model[1]).estimate(),
             raw_ece,
-            self._drawn(Calibrated(chance, self._came).error).at_most(),
+            self._bootstrap(CalibrationBins(chance, self._positive).error).at_most(),
             self._saved(chance, chance),
             self._saved(rank, None),
         )
 
-    def oracle(self) -> Row:
+    def oracle(self) -> RankingRow:
         """Return what could be had: who fails is known, and no more is held back than by the others."""
-        return Row(
+        return RankingRow(
             ORACLE, _NOTHING, _NOTHING, _NOTHING, _NOTHING, nan, _NOTHING,
             self._saved(self._starts, self._starts), self._saved(self._starts, None),
         )  # fmt: skip
@@ -251,15 +264,21 @@ class _Judge:
         *expected*: faults within the 7 days; None: all are held that may be. Faults times what an interruption
         costs, less the hours held back; each day's choice stands for a week's.
         """
-        cost, held = self._terms.interruption_node_hours, WINDOW_DAYS * HOURS_A_DAY
-        pays = True if expected is None else expected * cost > held
-        ranked = Ranked(rank, np.where(pays, self._starts * cost - held, 0.0), self._units.day)
+        cost, hold_hours = self._terms.interruption_node_hours, WINDOW_DAYS * HOURS_A_DAY
+        pays = True if expected is None else expected * cost > hold_hours
+        ranking = Ranking(
+            rank, np.where(pays, self._starts * cost - hold_hours, 0.0), self._units.day
+        )
         days = len(np.unique(self._units.day))
-        return self._drawn(lambda weight: ranked.top(weight, HELD_SHARE) / days).estimate()
+        return self._bootstrap(
+            lambda weight: ranking.top(weight, HELD_BACK_SHARE) / days
+        ).estimate()
 
-    def _drawn(self, figure: Callable[[Floats], float], draws: int | None = None) -> Drawn:
+    def _bootstrap(
+        self, figure: Callable[[Floats], float], draws: int | None = None
+    ) -> BootstrapFigure:
         draws = self._terms.draws if draws is None else draws
-        return bootstrapped(figure, self._units.node, self._nodes, draws, self._terms.seed)
+        return bootstrap(figure, self._units.node, self._nodes, draws, self._terms.seed)
 
 
 # ----------------------------------------------------------------------
@@ -269,8 +288,8 @@ class _Judge:
 def markdown(found: Evaluation) -> str:
     """Return the tables with what they are of."""
     lines = [*_head(found), *(line for one in found.tables for line in _table_lines(one))]
-    for outcome, words in found.left_out:
-        lines += [f"### Faults: {outcome}", "", f"No table: {words}.", ""]
+    for outcome, reason in found.left_out:
+        lines += [f"### Faults: {outcome}", "", f"No table: {reason}.", ""]
     return "\n".join(lines)
 
 
@@ -293,9 +312,9 @@ def _head(found: Evaluation) -> list[str]:
             "adds chance to it, which makes it larger: it has no lower end). Recall: in the top 5 % of the up nodes of each day."
         ),
         (
-            f"Saved: node-hours a week against doing nothing, holding back for {WINDOW_DAYS} days at most {HELD_SHARE:.0%} "
+            f"Saved: node-hours a week against doing nothing, holding back for {WINDOW_DAYS} days at most {HELD_BACK_SHARE:.0%} "
             "of the up nodes, the worst, and only those for whom it is expected to pay; an interruption costs "
-            f"{terms.gang_nodes} nodes x {terms.lost_hours:g} h. In the last column all {HELD_SHARE:.0%} are held back, "
+            f"{terms.gang_nodes} nodes x {terms.lost_hours:g} h. In the last column all {HELD_BACK_SHARE:.0%} are held back, "
             "whether it is expected to pay or not. Baselines are calibrated by isotonic regression before the split."
         ),
     ]
@@ -305,7 +324,7 @@ def _head(found: Evaluation) -> list[str]:
     return [line for pair in ((one, "") for one in lines) for line in pair]
 
 
-def _table_lines(table: Table) -> list[str]:
+def _table_lines(table: OutcomeTable) -> list[str]:
     model = table.model
     weights = ", ".join(
         f"{name} {weight:.2f}"
@@ -332,7 +351,7 @@ def _table_lines(table: Table) -> list[str]:
         (
             f"{table.units} units, {table.positives} positive, of {table.nodes_positive} nodes. Positive share before the "
             f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model told {table.told:.2%})."
-            f"{_few(table)}"
+            f"{_few_nodes_note(table)}"
         ),
         (
             f"Model: {model.source}; ridge {model.ridge:g}; {weights}. Out of fold before the split: AUC "
@@ -348,7 +367,7 @@ def _table_lines(table: Table) -> list[str]:
     ]
 
 
-def _few(table: Table) -> str:
+def _few_nodes_note(table: OutcomeTable) -> str:
     if table.nodes_positive >= NODES_POSITIVE_MIN:
         return ""
     return (
@@ -357,21 +376,21 @@ def _few(table: Table) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: RankingRow) -> tuple[str, ...]:
     return (
         row.name,
-        _told(row.auc, ".3f"),
-        _told(row.recall, ".3f"),
-        _told(row.auc_beyond_model, "+.3f"),
-        _told(row.recall_beyond_model, "+.3f"),
+        _estimate_text(row.auc, ".3f"),
+        _estimate_text(row.recall, ".3f"),
+        _estimate_text(row.auc_beyond_model, "+.3f"),
+        _estimate_text(row.recall_beyond_model, "+.3f"),
         "-" if isnan(row.raw_ece) else f"{row.raw_ece:.4f}",
-        _told(row.ece, ".4f"),
-        _told(row.saved, ".0f"),
-        _told(row.held, ".0f"),
+        _estimate_text(row.ece, ".4f"),
+        _estimate_text(row.saved, ".0f"),
+        _estimate_text(row.held, ".0f"),
     )
 
 
-def _told(one: Estimate, form: str) -> str:
+def _estimate_text(one: Estimate, form: str) -> str:
     if isnan(one.value):
         return "-"
     if isnan(one.upper):

@@ -26,44 +26,44 @@ from numpy.typing import NDArray
 # history must give the same classes to training, to judging, and to judging after a restart.
 
 
-class Class(NamedTuple):
+class FindingClass(NamedTuple):
     """One class of faults."""
 
     name: str
-    words: str  # many of them
-    begins: tuple[str, ...] = ()  # how the names of its findings begin
+    description: str  # many of them
+    prefixes: tuple[str, ...] = ()  # how the names of its findings begin
 
 
 #: The class of what no other is of.
 OTHER = "other"
 #: In the order of the columns of `history.State.by_class`. A fault that has findings of several is of each of them.
-CLASSES: tuple[Class, ...] = (
-    Class("memory", "faults of memory", ("gpu.ecc_", "host.memory_error", "host.machine_check", "host.hardware_error")),
-    Class("remap", "row remaps that waited for a reset, or failed", ("gpu.remap_",)),
-    Class("link", "faults of links", ("nvswitch.", "pcie.", "rdma.", "net.")),
-    Class("driver", "faults that a GPU's driver told of", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message")),
-    Class("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
-    Class("hardware", "faults of hardware"),  # a recording's level
-    Class(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
+CLASSES: tuple[FindingClass, ...] = (
+    FindingClass("memory", "faults of memory", ("gpu.ecc_", "host.memory_error", "host.machine_check", "host.hardware_error")),
+    FindingClass("remap", "row remaps that waited for a reset, or failed", ("gpu.remap_",)),
+    FindingClass("link", "faults of links", ("nvswitch.", "pcie.", "rdma.", "net.")),
+    FindingClass("driver", "faults that a GPU's driver told of", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message")),
+    FindingClass("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
+    FindingClass("hardware", "faults of hardware"),  # a recording's level
+    FindingClass(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
 )  # fmt: skip
-NAMES = tuple(each.name for each in CLASSES)
+CLASS_NAMES = tuple(each.name for each in CLASSES)
 
 
 def class_of(finding: str) -> str:
     """Return the class of a finding by its name."""
-    return next((each.name for each in CLASSES if finding.startswith(each.begins)), OTHER)
+    return next((each.name for each in CLASSES if finding.startswith(each.prefixes)), OTHER)
 
 
-def flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
+def class_flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
     """Return faults x CLASSES, from the names of each fault's classes."""
-    found = [[name in names for name in NAMES] for names in faults]
-    return np.array(found, dtype=bool).reshape(-1, len(NAMES))
+    found = [[name in names for name in CLASS_NAMES] for names in faults]
+    return np.array(found, dtype=bool).reshape(-1, len(CLASS_NAMES))
 
 
-def sql(name: str) -> str:
+def class_condition(name: str) -> str:
     """Return the condition by which a row of findings is of the class *name*."""
-    (begins,) = (each.begins for each in CLASSES if each.name == name)
-    return " OR ".join(f"starts_with(name, '{begin}')" for begin in begins) or "false"
+    (prefixes,) = (each.prefixes for each in CLASSES if each.name == name)
+    return " OR ".join(f"starts_with(name, '{begin}')" for begin in prefixes) or "false"
 
 
 Floats = NDArray[np.float64]
@@ -87,17 +87,17 @@ class EventsError(ValueError):
     """A file of events is not one; the words say where and what would be right."""
 
 
-class Event(NamedTuple):
+class FaultEvent(NamedTuple):
     """One start or end of a fault."""
 
     node: str
     days: float  # since the recording began
-    starts: bool
+    is_start: bool
     kind: tuple[str, str, str]  # level, class, description
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FaultTable:
     """Faults of a fleet, one each row. Times are days since the recording began.
 
     A fault that was there when the recording began starts at -inf, one that never ended ends at +inf.
@@ -112,16 +112,16 @@ class Faults:
     notes: tuple[str, ...] = ()  # what was odd, in words
     classes: Flags | None = None  # faults x `classes.CLASSES`; None: of none is it known
 
-    def before(self, days: float) -> Faults:
+    def before(self, days: float) -> FaultTable:
         """Return the faults as they were known at *days*: a later end is not known yet."""
         known = self.start < days
         end = np.where(self.end[known] < days, self.end[known], np.inf)
-        return Faults(
+        return FaultTable(
             self.nodes, self.node[known], self.start[known], end, self.hardware[known],
             min(self.end_days, days), self.notes, None if self.classes is None else self.classes[known],
         )  # fmt: skip
 
-    def since(self, days: float) -> Faults:
+    def since(self, days: float) -> FaultTable:
         """Return the same recording as if it began at *days*, which is its day 0 then.
 
         A fault that stood then is one that was there when it began; what had ended by then is forgotten. Raises EventsError
@@ -133,7 +133,7 @@ class Faults:
             )
         later = self.end > days
         start = np.where(self.start[later] < days, -np.inf, self.start[later] - days)
-        return Faults(
+        return FaultTable(
             self.nodes, self.node[later], start, self.end[later] - days, self.hardware[later],
             self.end_days - days, self.notes, None if self.classes is None else self.classes[later],
         )  # fmt: skip
@@ -144,7 +144,7 @@ class Faults:
         times = np.concatenate([self.start, self.end])
         return float(np.min(times[np.isfinite(times)], initial=np.inf))
 
-    def among(self, nodes_count: int) -> Faults:
+    def with_nodes(self, nodes_count: int) -> FaultTable:
         """Return the same faults in a fleet of *nodes_count*, of which the rest never failed.
 
         Raises EventsError if more are named than that.
@@ -158,7 +158,7 @@ class Faults:
         return replace(self, nodes=self.nodes + silent)
 
 
-def read_events(path: Path) -> Faults:
+def read_events(path: Path) -> FaultTable:
     """Read a file of events. Raises EventsError, OSError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
@@ -167,7 +167,7 @@ def read_events(path: Path) -> Faults:
     return parse_events(data)
 
 
-def nodes_told(path: Path) -> int | None:
+def nodes_in_file_name(path: Path) -> int | None:
     """Return how many nodes a file's name says the fleet has ("..._400_nodes_..."), else None.
 
     A file of events names only the nodes that failed at some time.
@@ -176,12 +176,12 @@ def nodes_told(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def parse_events(data: bytes) -> Faults:
+def parse_events(data: bytes) -> FaultTable:
     """Return the faults of a file's bytes. Raises EventsError."""
-    return paired(sorted(_events(data), key=lambda event: event.days))
+    return pair_events(sorted(_events(data), key=lambda event: event.days))
 
 
-def _events(data: bytes) -> list[Event]:
+def _events(data: bytes) -> list[FaultEvent]:
     try:
         events = [_event(row, at) for at, row in enumerate(_rows(data.decode("utf-8-sig")))]
     except EventsError:
@@ -226,7 +226,7 @@ def _after_space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _event(row: Any, at: int) -> Event:
+def _event(row: Any, at: int) -> FaultEvent:
     if not isinstance(row, dict):
         raise EventsError(f"event {at}: expected an object, found {_kind_of(row)}")
     kind = row.get("fault_type")
@@ -235,7 +235,7 @@ def _event(row: Any, at: int) -> Event:
     what = row.get("event_type")
     if what not in (START, END):
         raise EventsError(f"event {at}: event_type {str(what)[:40]!r}: expected {START} or {END}")
-    return Event(
+    return FaultEvent(
         _name(row, "node_id", at),
         _days(row.get("event_time"), at),
         what == START,
@@ -274,7 +274,7 @@ def _kind_of(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, str) else names.get(type(value), "a number")
 
 
-def paired(events: list[Event]) -> Faults:
+def pair_events(events: list[FaultEvent]) -> FaultTable:
     """Return the faults that *events*, in the order of time, tell of; what does not pair is noted in words.
 
     Faults of a node may overlap; an end ends the oldest open fault of its kind.
@@ -285,36 +285,38 @@ def paired(events: list[Event]) -> Faults:
     rows: list[list[Any]] = []
     open_rows: dict[tuple[str, tuple[str, str, str]], list[int]] = defaultdict(list)
     seen: set[str] = set()
-    odd: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
     for event in events:
-        waiting = open_rows[event.node, event.kind]
-        if event.starts:
-            waiting.append(len(rows))
+        open_faults = open_rows[event.node, event.kind]
+        if event.is_start:
+            open_faults.append(len(rows))
             rows.append([nodes[event.node], event.days, math.inf, event.kind[0] == HARDWARE])
-            odd["faults of a level that is neither of " + " and ".join(LEVELS)] += (
+            notes["faults of a level that is neither of " + " and ".join(LEVELS)] += (
                 event.kind[0] not in LEVELS
             )
-        elif waiting:
-            rows[waiting.pop(0)][2] = event.days
+        elif open_faults:
+            rows[open_faults.pop(0)][2] = event.days
         elif event.node in seen:
-            odd["ends of faults that did not start, left out"] += 1
+            notes["ends of faults that did not start, left out"] += 1
         else:
             rows.append([nodes[event.node], -math.inf, event.days, event.kind[0] == HARDWARE])
-            odd["faults that were there when the recording began"] += 1
+            notes["faults that were there when the recording began"] += 1
         seen.add(event.node)
-    odd["faults that did not end within the recording"] = sum(map(len, open_rows.values()))
-    return _faults(tuple(nodes), rows, events[-1].days, odd)
+    notes["faults that did not end within the recording"] = sum(map(len, open_rows.values()))
+    return _fault_table(tuple(nodes), rows, events[-1].days, notes)
 
 
-def _faults(nodes: tuple[str, ...], rows: list[list[Any]], end: float, odd: Counter[str]) -> Faults:
+def _fault_table(
+    nodes: tuple[str, ...], rows: list[list[Any]], end: float, notes: Counter[str]
+) -> FaultTable:
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
-    return Faults(
+    return FaultTable(
         nodes,
         np.array(columns[0], dtype=np.intp),
         np.array(columns[1], dtype=np.float64),
         np.array(columns[2], dtype=np.float64),
         np.array(columns[3], dtype=bool),
         end,
-        tuple(f"{count} {what}" for what, count in odd.items() if count),
-        flags([("hardware" if hardware else OTHER,) for hardware in columns[3]]),
+        tuple(f"{count} {what}" for what, count in notes.items() if count),
+        class_flags([("hardware" if hardware else OTHER,) for hardware in columns[3]]),
     )

@@ -6,22 +6,23 @@ has happened yet. Those of what is measured follow them, where anything was. Tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import expm1, inf, log
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from math import expm1, inf, log, nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..model import Inputs
 from .events import CLASSES, Floats
-from .history import BY_CLASS_DAYS, State
-from .measured import MEASURED, Feature, weighed
+from .history import BY_CLASS_DAYS, UnitState
+from .measured import MEASURED, Feature, model_inputs
 
 
-def _days(fade_days: float) -> Callable[[float], float]:
+def _fade_to_days(fade_days: float) -> Callable[[float], float]:
     return lambda value: -fade_days * log(value) if value > 0.0 else inf
 
 
-def _days_of_returned(value: float) -> float:
+def _returned_to_days(value: float) -> float:
     return RETURNED_DAYS / expm1(value) - RETURNED_LEAST_DAYS if value > 0.0 else inf
 
 
@@ -31,9 +32,9 @@ RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
 _RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
 #: Of the history of faults, whatever their class.
-ALIKE: tuple[Feature, ...] = (
-    Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _days(1.0)),
-    Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _days(10.0)),
+BASIC_FEATURES: tuple[Feature, ...] = (
+    Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _fade_to_days(1.0)),
+    Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _fade_to_days(10.0)),
     Feature("failed_before", "ratio", "0", "has failed at some time on record", "it has failed before", float),
     Feature("faults_7d", "log count", "0", "ln(1 + faults of the past, fading over 7 days)",
             "faults, each fading over 7 days: {shown:.2f}", expm1),
@@ -41,33 +42,38 @@ ALIKE: tuple[Feature, ...] = (
             "faults, each fading over 30 days: {shown:.2f}", expm1),
     Feature("faults_90d", "log count", "0", "ln(1 + faults of the past, fading over 90 days)",
             "faults, each fading over 90 days: {shown:.2f}", expm1),
-    Feature("returned", "log ratio", "0", "returned from a fault, fading as 1 / days", _RETURNED, _days_of_returned),
+    Feature("returned", "log ratio", "0", "returned from a fault, fading as 1 / days", _RETURNED, _returned_to_days),
     Feature("faults_ever", "log count", "0", "ln(1 + faults on record)", "faults on record: {shown:.0f}", expm1),
     Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
 #: Of the same, by class.
-BY_CLASS: tuple[Feature, ...] = tuple(
-    Feature(f"faults_{each.name}_30d", "log count", "0", f"ln(1 + {each.words}, fading over 30 days)",
-            f"{each.words}, each fading over 30 days: {{shown:.2f}}", expm1)
+CLASS_FEATURES: tuple[Feature, ...] = tuple(
+    Feature(f"faults_{each.name}_30d", "log count", "0", f"ln(1 + {each.description}, fading over 30 days)",
+            f"{each.description}, each fading over 30 days: {{shown:.2f}}", expm1)
     for each in CLASSES
 )  # fmt: skip
 #: Of the same, among the nodes that were up.
-RANK = Feature(
+RANK_FEATURE = Feature(
     "fault_rank", "log ratio", "0",
     "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
     "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
 )  # fmt: skip
-HISTORY = (*ALIKE, *BY_CLASS, RANK)
+HISTORY_FEATURES = (*BASIC_FEATURES, *CLASS_FEATURES, RANK_FEATURE)
 #: The columns, in order. A higher one never means a lower hazard: the fit holds their weights at zero or above.
-FEATURES: tuple[Feature, ...] = (*HISTORY, *MEASURED)
+FEATURES: tuple[Feature, ...] = (*HISTORY_FEATURES, *MEASURED)
 FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
-NAMES_ALIKE = FEATURE_NAMES[: len(ALIKE)]
-NAMES_BY_CLASS = FEATURE_NAMES[: len(ALIKE) + len(BY_CLASS)]
-NAMES_OF_HISTORY = FEATURE_NAMES[: len(HISTORY)]
+BASIC_FEATURE_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES)]
+BASIC_AND_CLASS_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES) + len(CLASS_FEATURES)]
+HISTORY_FEATURE_NAMES = FEATURE_NAMES[: len(HISTORY_FEATURES)]
+#: What is measured, as it is measured (`measured.py` has units and words), and the number of GPUs.
+OBSERVED_NAMES = (*(feature.name for feature in MEASURED), "gpus")
+#: What is stored with each score: the history of faults, and what is measured.
+SCORE_FEATURE_NAMES = (*HISTORY_FEATURE_NAMES, *OBSERVED_NAMES)
+SCORE_FEATURE_COLUMN = {name: at for at, name in enumerate(SCORE_FEATURE_NAMES)}
 
 
-def features_of(state: State, ahead_days: float = 0.0) -> Floats:
+def features_of(state: UnitState, ahead_days: float = 0.0) -> Floats:
     """Return units x features, as they will be *ahead_days* later if nothing happens until then.
 
     But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was. So does the rank
@@ -90,24 +96,26 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
         np.zeros(len(since)) if state.fault_rank is None else state.fault_rank,
     ]
     if state.measured is not None:
-        columns += list(weighed(state.measured).T)
+        columns += list(model_inputs(state.measured).T)
     return np.stack(columns, axis=1)
 
 
-def _by_class(state: State, ahead_days: float) -> Floats:
+def _by_class(state: UnitState, ahead_days: float) -> Floats:
     if state.by_class is None:
         return np.zeros((len(state.count), len(CLASSES)))
     return np.asarray(np.log1p(state.by_class * np.exp(-ahead_days / BY_CLASS_DAYS)))
 
 
-def weigh(features: Floats, weights: Sequence[float]) -> Floats:
+def weighted_sum(features: Floats, weights: Sequence[float]) -> Floats:
     """Return the sum of weight x feature of each unit. *weights*: by FEATURES; *features* may have those of HISTORY alone."""
     return np.asarray(features @ np.array(weights[: features.shape[1]]))
 
 
-def features_judged(columns: Floats) -> Floats:
+def host_features(columns: Floats) -> Floats:
     """Return hosts x features of hosts x *columns*: those of HISTORY, then what is measured now (NaN: not known)."""
-    return np.hstack([columns[:, : len(HISTORY)], weighed(columns[:, len(HISTORY) :])])
+    return np.hstack(
+        [columns[:, : len(HISTORY_FEATURES)], model_inputs(columns[:, len(HISTORY_FEATURES) :])]
+    )
 
 
 # ----------------------------------------------------------------------
@@ -115,7 +123,7 @@ def features_judged(columns: Floats) -> Floats:
 # one with what is measured.
 
 
-class Form(NamedTuple):
+class ModelForm(NamedTuple):
     """Which features may have a weight, and how dearly."""
 
     name: str
@@ -130,26 +138,51 @@ _RIDGE = 5.0
 #: The first is taken unless a richer one plainly ranks better: on public records it is never far below the best of the others,
 #: and each of these is (`docs/hazard.md`). Its one weight is the power by which hazard rises with the rank. The others are what
 #: it is held against (`bench/quality/default_ranking.py`).
-SIMPLE = (
-    Form("average rank", ("fault_rank",), _RIDGE, "fault_rank"),
-    Form("time since return", ("returned_1d", "returned_10d", "failed_before", "returned"), _RIDGE, "returned"),
-    Form("count decayed over 30 days", ("failed_before", "faults_30d"), _RIDGE, "faults_30d"),
-    Form("count decayed over 7 days", ("failed_before", "faults_7d"), _RIDGE, "faults_7d"),
-    Form("count decayed over 90 days", ("failed_before", "faults_90d"), _RIDGE, "faults_90d"),
-    Form("lifetime count", ("failed_before", "faults_ever"), _RIDGE, "faults_ever"),
-    Form("count of the last 7 days", ("faults_last_7d",), _RIDGE, "faults_last_7d"),
-    Form("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
+SIMPLE_FORMS = (
+    ModelForm("average rank", ("fault_rank",), _RIDGE, "fault_rank"),
+    ModelForm("time since return", ("returned_1d", "returned_10d", "failed_before", "returned"), _RIDGE, "returned"),
+    ModelForm("count decayed over 30 days", ("failed_before", "faults_30d"), _RIDGE, "faults_30d"),
+    ModelForm("count decayed over 7 days", ("failed_before", "faults_7d"), _RIDGE, "faults_7d"),
+    ModelForm("count decayed over 90 days", ("failed_before", "faults_90d"), _RIDGE, "faults_90d"),
+    ModelForm("lifetime count", ("failed_before", "faults_ever"), _RIDGE, "faults_ever"),
+    ModelForm("count of the last 7 days", ("faults_last_7d",), _RIDGE, "faults_last_7d"),
+    ModelForm("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
 )  # fmt: skip
 _TIGHT = 20.0
 #: Of the history of faults; "all" is all of it but for their classes.
-RICHER = (
-    Form("all, held tight", NAMES_ALIKE, _TIGHT),
-    Form("all", NAMES_ALIKE, _RIDGE),
-    Form("all, and by class, held tight", NAMES_BY_CLASS, _TIGHT),
+RICHER_FORMS = (
+    ModelForm("all, held tight", BASIC_FEATURE_NAMES, _TIGHT),
+    ModelForm("all", BASIC_FEATURE_NAMES, _RIDGE),
+    ModelForm("all, and by class, held tight", BASIC_AND_CLASS_NAMES, _TIGHT),
 )
 #: As the first of these, and with what is measured; tried where enough of that is on record.
-WITH_MEASURED = Form(
+MEASURED_FORM = ModelForm(
     "history and what is measured, held tight",
-    (*NAMES_ALIKE, *(each.name for each in MEASURED)),
+    (*BASIC_FEATURE_NAMES, *(each.name for each in MEASURED)),
     _TIGHT,
 )
+
+
+def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
+    """Return what a row of `scores` was computed from; None of one stored before version 9."""
+    if row.get("hazard_model") is None:
+        return None
+    features = row["features"] or {}
+    return Inputs(
+        model=row["hazard_model"],
+        log_hazard_base=row["log_hazard_base"],
+        hazard_spread=row["hazard_spread"],
+        measured_speed=_number(row["measured_speed"]),
+        speed_error=_number(row["speed_error"]),
+        features=tuple(_number(features.get(name)) for name in SCORE_FEATURE_NAMES)
+        if features
+        else (),
+        log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
+        # Before version 13 hazards of all faults multiplied, and the interval said nothing of how many there were.
+        log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
+        log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
+    )
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value

@@ -16,14 +16,14 @@ from .events import (
     DAYS_MAX,
     NODES_MAX,
     EventsError,
-    Faults,
+    FaultTable,
     Flags,
     Floats,
     Indexes,
+    class_flags,
     class_of,
-    flags,
 )
-from .measured import HostDays, host_days
+from .measured import HostDays, read_host_days
 
 #: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
 CELLS_MAX = 4_000_000
@@ -40,7 +40,7 @@ BY_CLASS_DAYS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class UnitState:
     """What is known of units at their 00:00; arrays over units."""
 
     since_return_days: Floats  # +inf: never failed
@@ -55,15 +55,15 @@ class State:
     fault_rank: Floats | None = None
 
     @property
-    def known(self) -> Flags:
+    def has_measurements(self) -> Flags:
         """Of which units anything was measured."""
         if self.measured is None:
             return np.zeros(len(self.count), dtype=bool)
         return np.asarray(np.isfinite(self.measured).any(axis=1))
 
-    def take(self, rows: Indexes | Flags) -> State:
+    def take(self, rows: Indexes | Flags) -> UnitState:
         """Return some of the units."""
-        return State(
+        return UnitState(
             self.since_return_days[rows],
             self.count[rows],
             {days: one[rows] for days, one in self.decayed.items()},
@@ -80,7 +80,7 @@ class Units:
 
     node: Indexes
     day: Indexes
-    state: State
+    state: UnitState
     starts: Floats  # fault starts within the window, all classes
     hardware_starts: Floats
 
@@ -91,7 +91,7 @@ class Units:
             self.starts[rows], self.hardware_starts[rows],
         )  # fmt: skip
 
-    def came(self, outcome: str) -> Floats:
+    def positives(self, outcome: str) -> Floats:
         """Return 1 where a fault of *outcome* starts within the units' window, else 0."""
         starts = self.starts if outcome == ALL else self.hardware_starts
         return (starts > 0).astype(np.float64)
@@ -102,7 +102,7 @@ class Units:
 
 
 def units_of(
-    faults: Faults, window_days: int = WINDOW_DAYS, days_measured: HostDays | None = None
+    faults: FaultTable, window_days: int = WINDOW_DAYS, days_measured: HostDays | None = None
 ) -> Units:
     """Return all units whose window ends within the recording. Raises EventsError if there are too many or none.
 
@@ -116,26 +116,26 @@ def units_of(
         )
     if days * nodes > CELLS_MAX:
         raise EventsError(f"{nodes} nodes x {days} days; at most {CELLS_MAX} in all")
-    up = _up(faults, days)
+    up = _up_at_midnight(faults, days)
     day, node = np.nonzero(up.T)
     if not len(day):
         raise EventsError(
             "no node is up at 00:00 of any day: nothing can be told of who fails next"
         )
     started = np.isfinite(faults.start)
-    state = _ranked(_state(faults, days), up).take(np.ravel_multi_index((node, day), up.shape))
+    state = _with_ranks(_state(faults, days), up).take(np.ravel_multi_index((node, day), up.shape))
     if days_measured is not None:
         state = replace(state, measured=days_measured.at(node, day))
     return Units(
         node,
         day,
         state,
-        _ahead(faults, started, days, window_days)[node, day],
-        _ahead(faults, started & faults.hardware, days, window_days)[node, day],
+        _starts_ahead(faults, started, days, window_days)[node, day],
+        _starts_ahead(faults, started & faults.hardware, days, window_days)[node, day],
     )
 
 
-def state_at(faults: Faults, days: float) -> tuple[Flags, State]:
+def state_at(faults: FaultTable, days: float) -> tuple[Flags, UnitState]:
     """Return which nodes are up at *days* (any moment), and what is known of each node then."""
     nodes, start, end = len(faults.nodes), faults.start - days, faults.end - days
     up = np.ones(nodes, dtype=bool)
@@ -155,11 +155,11 @@ def state_at(faults: Faults, days: float) -> tuple[Flags, State]:
     if faults.classes is not None:
         fade = np.exp(-age / BY_CLASS_DAYS)
         by_class = np.stack([count(fade * one) for one in faults.classes[past].T], axis=1)
-    state = State(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
+    state = UnitState(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
     return up, replace(state, fault_rank=fault_rank_of(state, up))
 
 
-def fault_rank_of(state: State, up: Flags) -> Floats:
+def fault_rank_of(state: UnitState, up: Flags) -> Floats:
     """Return how high each node of *state* ranks by its faults among those that are *up*, at one moment: 0 to ln(2 x nodes).
 
     The average of three ranks: by time since return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count,
@@ -178,18 +178,18 @@ def fault_rank_of(state: State, up: Flags) -> Floats:
         places = np.searchsorted(known, at, "left") + np.searchsorted(known, at, "right")
         # One that is down may be above all that are up: as the first of them.
         halves += np.minimum(places, 2 * nodes - 1)
-    above, way = np.maximum(halves[:-1] - halves[-1], 0), 2 * len(values) * nodes - halves[-1]
-    return np.asarray(-np.log1p(-above / way))
+    above, total = np.maximum(halves[:-1] - halves[-1], 0), 2 * len(values) * nodes - halves[-1]
+    return np.asarray(-np.log1p(-above / total))
 
 
-def _ranked(state: State, up: Flags) -> State:
+def _with_ranks(state: UnitState, up: Flags) -> UnitState:
     """Return *state*, which is of nodes x days, ravelled, with the ranks of each day."""
     cells = np.arange(up.size).reshape(up.shape)
     ranks = [fault_rank_of(state.take(cells[:, day]), up[:, day]) for day in range(up.shape[1])]
     return replace(state, fault_rank=np.stack(ranks, axis=1).ravel())
 
 
-def _up(faults: Faults, days: int) -> Flags:
+def _up_at_midnight(faults: FaultTable, days: int) -> Flags:
     up = np.ones((len(faults.nodes), days), dtype=bool)
     first = _clip(np.ceil(faults.start), days)
     last = _clip(np.ceil(faults.end), days)
@@ -202,10 +202,10 @@ def _clip(at: Floats, days: int) -> Indexes:
     return np.clip(at, 0, days).astype(np.intp)
 
 
-def _state(faults: Faults, days: int) -> State:
+def _state(faults: FaultTable, days: int) -> UnitState:
     """Return the state of every node and day, ravelled."""
     started = np.isfinite(faults.start)
-    return State(
+    return UnitState(
         _since_return(faults, days).ravel(),
         _count(faults, started, days, None).ravel(),
         {decay: _count(faults, started, days, decay).ravel() for decay in DECAYS_DAYS},
@@ -214,14 +214,14 @@ def _state(faults: Faults, days: int) -> State:
     )
 
 
-def _by_class(faults: Faults, started: Flags, days: int) -> Floats | None:
+def _by_class(faults: FaultTable, started: Flags, days: int) -> Floats | None:
     if faults.classes is None:
         return None
     counts = [_count(faults, started & one, days, BY_CLASS_DAYS) for one in faults.classes.T]
     return np.stack([one.ravel() for one in counts], axis=1)
 
 
-def _since_return(faults: Faults, days: int) -> Floats:
+def _since_return(faults: FaultTable, days: int) -> Floats:
     returned = np.full((len(faults.nodes), days), -np.inf)
     first = _clip(np.ceil(faults.end), days)
     for node, end, begin in zip(faults.node, faults.end, first, strict=True):
@@ -229,7 +229,7 @@ def _since_return(faults: Faults, days: int) -> Floats:
     return np.asarray(np.arange(days, dtype=np.float64) - returned)
 
 
-def _count(faults: Faults, which: Flags, days: int, decay_days: float | None) -> Floats:
+def _count(faults: FaultTable, which: Flags, days: int, decay_days: float | None) -> Floats:
     """Return starts before each day's 00:00, decayed."""
     counts = np.zeros((len(faults.nodes), days))
     at = np.arange(days)
@@ -240,7 +240,7 @@ def _count(faults: Faults, which: Flags, days: int, decay_days: float | None) ->
     return counts
 
 
-def _recent(faults: Faults, which: Flags, days: int, window_days: float) -> Floats:
+def _recent(faults: FaultTable, which: Flags, days: int, window_days: float) -> Floats:
     counts = np.zeros((len(faults.nodes), days))
     for node, start in zip(faults.node[which], faults.start[which], strict=True):
         first, last = int(np.floor(start)) + 1, int(np.floor(start + window_days)) + 1
@@ -248,7 +248,7 @@ def _recent(faults: Faults, which: Flags, days: int, window_days: float) -> Floa
     return counts
 
 
-def _ahead(faults: Faults, which: Flags, days: int, window_days: int) -> Floats:
+def _starts_ahead(faults: FaultTable, which: Flags, days: int, window_days: int) -> Floats:
     """Return starts from each day's 00:00 on, within the window."""
     counts = np.zeros((len(faults.nodes), days))
     first = np.floor(faults.start[which]).astype(np.intp)
@@ -261,8 +261,8 @@ def _ahead(faults: Faults, which: Flags, days: int, window_days: int) -> Floats:
 # What a store has on record to learn from: faults (findings that cost a host its state, merged into
 # incidents), and what was measured of each host at the beginning of each day.
 #
-# What a fault is, is told here alone: `recorded` trains from it, and judging keeps each host's
-# incidents by `extend`.
+# What a fault is, is told here alone: `read_recording` trains from it, and judging keeps each host's
+# incidents by `add_finding`.
 
 DAY_US = 86_400_000_000
 #: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
@@ -285,10 +285,10 @@ _FINDINGS = (
     "AND since < make_timestamp($now) AND list_contains($names, name) ORDER BY since "
     f"LIMIT {ROWS_MAX + 1}"
 )
-_OR_STOOD = "OR cleared IS NULL OR cleared > make_timestamp($back)"
+_OR_OPEN = "OR cleared IS NULL OR cleared > make_timestamp($back)"
 
 
-class Incident(NamedTuple):
+class FaultIncident(NamedTuple):
     """One fault of a host, in microseconds since 1970."""
 
     start_us: float
@@ -296,33 +296,37 @@ class Incident(NamedTuple):
     classes: frozenset[str] = frozenset()  # of its findings
 
 
-class Recorded(NamedTuple):
+class Recording(NamedTuple):
     """Faults with the 00:00 (UTC) from which their days count, and what was measured on these days."""
 
-    faults: Faults
+    faults: FaultTable
     first_us: int
     last_us: int
     days_measured: HostDays | None = None
 
 
-def extend(incidents: list[Incident], since_us: float, end_us: float, of: str) -> None:
-    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one. *of*: its class."""
+def add_finding(
+    incidents: list[FaultIncident], since_us: float, end_us: float, class_name: str
+) -> None:
+    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one. *class_name*: its class."""
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
-        incidents[-1] = Incident(last.start_us, max(last.end_us, end_us), last.classes | {of})
+        incidents[-1] = FaultIncident(
+            last.start_us, max(last.end_us, end_us), last.classes | {class_name}
+        )
         return
-    incidents.append(Incident(since_us, end_us, frozenset((of,))))
+    incidents.append(FaultIncident(since_us, end_us, frozenset((class_name,))))
     del incidents[:-INCIDENTS_MAX]
 
 
-def incidents_of(
+def read_incidents(
     connection: Any,
     names: Sequence[str],
     now_us: int,
     back_us: int | None = None,
     *,
     with_older: bool = False,
-) -> dict[str, list[Incident]]:
+) -> dict[str, list[FaultIncident]]:
     """Return the incidents of each host that had one, as they were known at *now_us*, in order.
 
     *names*: findings that are faults; *back_us*: those that began since then, *with_older*: or stood then. Raises
@@ -330,16 +334,16 @@ def incidents_of(
     """
     if back_us is None:
         back_us = now_us - DAYS_BACK_MAX * DAY_US
-    query = _FINDINGS.format(or_stood=_OR_STOOD if with_older else "")
-    asked = {"back": back_us, "now": now_us, "names": list(names)}
-    rows: list[tuple[str, str, int, int | None]] = connection.execute(query, asked).fetchall()
+    query = _FINDINGS.format(or_stood=_OR_OPEN if with_older else "")
+    parameters = {"back": back_us, "now": now_us, "names": list(names)}
+    rows: list[tuple[str, str, int, int | None]] = connection.execute(query, parameters).fetchall()
     if len(rows) > ROWS_MAX:
         raise EventsError(f"more than {ROWS_MAX} findings are on record")
-    found: dict[str, list[Incident]] = {}
+    found: dict[str, list[FaultIncident]] = {}
     for host, name, since, cleared in rows:
         is_open = cleared is None or cleared > now_us
         end = inf if is_open else max(since, cleared or 0)
-        extend(found.setdefault(host, []), since, end, class_of(name))
+        add_finding(found.setdefault(host, []), since, end, class_of(name))
     return found
 
 
@@ -348,7 +352,9 @@ def days_back(hosts: int) -> int:
     return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
 
 
-def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: bool) -> Recorded:
+def read_recording(
+    connection: Any, names: Sequence[str], now_us: int, *, simulated: bool
+) -> Recording:
     """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
 
     *names*: findings that are faults. The recording begins with the day of the first score or finding that is kept.
@@ -357,7 +363,7 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
     if len(hosts) > NODES_MAX:
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - days_back(len(hosts)) * DAY_US
-    by_host = incidents_of(connection, names, now_us, back_us, with_older=True)
+    by_host = read_incidents(connection, names, now_us, back_us, with_older=True)
     found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
     found.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
@@ -368,14 +374,14 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
     if scored is not None:
         first_us = min(first_us, scored)
     first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
-    faults = Faults(
+    faults = FaultTable(
         tuple(hosts),
         np.array([node for node, _ in found], dtype=np.intp),
         (start - first_us) / DAY_US,
         (end - first_us) / DAY_US,
         np.ones(len(found), dtype=bool),
         min(DAYS_MAX, (now_us - first_us) / DAY_US),
-        classes=flags([one.classes for _, one in found]),
+        classes=class_flags([one.classes for _, one in found]),
     )
-    days_measured = host_days(connection, faults, first_us, now_us)
-    return Recorded(faults, first_us, now_us, days_measured)
+    days_measured = read_host_days(connection, faults, first_us, now_us)
+    return Recording(faults, first_us, now_us, days_measured)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .events import Faults, Floats, Indexes
+from .events import FaultTable, Floats, Indexes
 
 # ----------------------------------------------------------------------
 # One column of what the model of hazard looks at, and how it is told to a person.
@@ -23,13 +23,13 @@ class Feature(NamedTuple):
     name: str
     unit: str
     normal: str  # what is normal, in words
-    tells: str
-    words: str  # of one host, for a person; {shown} is `shown` of the value
-    shown: Callable[[float], float] = float
+    description: str
+    host_text: str  # of one host, for a person; {shown} is `to_shown` of the value
+    to_shown: Callable[[float], float] = float
 
-    def said(self, value: float) -> str:
+    def describe(self, value: float) -> str:
         """Return *value* of a host in words."""
-        return self.words.format(shown=self.shown(value))
+        return self.host_text.format(shown=self.to_shown(value))
 
 
 #: Peers of one fleet spread by 2 to 3 %, and the slowest of eight GPUs is measured: below this it is slow.
@@ -39,9 +39,9 @@ HEADROOM_NORMAL_CELSIUS = 10.0
 #: A host that said nothing for longer is STALE.
 SILENT_NORMAL_SECONDS = 15.0
 #: Nothing that is measured weighs more than this, whatever a broken sensor says: ln of a billion events.
-WEIGHED_MAX = 21.0
+MODEL_INPUT_MAX = 21.0
 
-#: In the order of the columns of `host_days`.
+#: In the order of the columns of `read_host_days`.
 MEASURED: tuple[Feature, ...] = (
     Feature("corrected_errors", "errors", "0", "ln(1 + corrected memory errors of its worst GPU within ten minutes)",
             "corrected memory errors of its worst GPU within ten minutes: {shown:,.1f}"),
@@ -64,14 +64,14 @@ MEASURED: tuple[Feature, ...] = (
 )  # fmt: skip
 
 
-def _short_of(normal: float, step: float) -> Callable[[Floats], Floats]:
+def _shortfall(normal: float, step: float) -> Callable[[Floats], Floats]:
     return lambda value: (normal - value) / step
 
 
 #: How a column is weighed that is no count.
-_WEIGHED: Mapping[str, Callable[[Floats], Floats]] = {
-    "speed": _short_of(SPEED_NORMAL, SPEED_STEP),
-    "headroom_celsius": _short_of(HEADROOM_NORMAL_CELSIUS, HEADROOM_NORMAL_CELSIUS),
+_TRANSFORMS: Mapping[str, Callable[[Floats], Floats]] = {
+    "speed": _shortfall(SPEED_NORMAL, SPEED_STEP),
+    "headroom_celsius": _shortfall(HEADROOM_NORMAL_CELSIUS, HEADROOM_NORMAL_CELSIUS),
     "silent_seconds": lambda value: np.log1p(np.maximum(value - SILENT_NORMAL_SECONDS, 0.0) / 60.0),
 }
 
@@ -80,17 +80,17 @@ def _count(value: Floats) -> Floats:
     return np.log1p(np.maximum(value, 0.0))
 
 
-def weighed(values: Floats) -> Floats:
+def model_inputs(values: Floats) -> Floats:
     """Return *values* (units x MEASURED, NaN: not known) as the model weighs them: zero to WEIGHED_MAX, never NaN."""
     columns = [
-        _WEIGHED.get(feature.name, _count)(values[:, at]) for at, feature in enumerate(MEASURED)
+        _TRANSFORMS.get(feature.name, _count)(values[:, at]) for at, feature in enumerate(MEASURED)
     ]
     known = np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
-    return np.clip(known, 0.0, WEIGHED_MAX)
+    return np.clip(known, 0.0, MODEL_INPUT_MAX)
 
 
 # ----------------------------------------------------------------------
-# What was measured of each host at the beginning of each day, read from the table `host_days` and
+# What was measured of each host at the beginning of each day, read from the table `read_host_days` and
 # looked up by unit.
 
 #: So many rows are read at a time: between two of them other threads get their turn.
@@ -114,7 +114,7 @@ class HostDays(NamedTuple):
     values: Floats  # rows x MEASURED; NaN: not known
 
     @staticmethod
-    def of(node: Indexes, at_days: Floats, values: Floats, faults: Faults) -> HostDays:
+    def of(node: Indexes, at_days: Floats, values: Floats, faults: FaultTable) -> HostDays:
         """Return rows of values of *node*, measured *at_days*, as far as their nodes had not failed on that day before.
 
         What a fault did to its host is no warning of it.
@@ -138,14 +138,16 @@ class HostDays(NamedTuple):
         return found
 
 
-def host_days(connection: Any, faults: Faults, first_us: int, last_us: int) -> HostDays | None:
+def read_host_days(
+    connection: Any, faults: FaultTable, first_us: int, last_us: int
+) -> HostDays | None:
     """Return what is on record of the nodes of *faults* from *first_us* until *last_us*; None: nothing.
 
     *faults*: of a recording that began at *first_us*. Its nodes, and no others, in its order: meanwhile hosts register.
     """
-    asked = {"first": first_us, "last": last_us, "hosts": " ".join(faults.nodes)}
+    parameters = {"first": first_us, "last": last_us, "hosts": " ".join(faults.nodes)}
     nodes, at_days, values = [], [], []
-    for batch in connection.sql(_ROWS, params=asked).to_arrow_reader(BATCH_ROWS):
+    for batch in connection.sql(_ROWS, params=parameters).to_arrow_reader(BATCH_ROWS):
         node, day, *columns = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
         nodes.append(node)
         at_days.append(day)

@@ -12,7 +12,7 @@ from math import nan
 import numpy as np
 
 from .events import Floats, Indexes
-from .history import State
+from .history import UnitState
 
 #: Recall is of this share of the up nodes of each day, the highest first.
 TOP_SHARE = 0.05
@@ -34,7 +34,7 @@ class Estimate:
     upper: float
 
 
-class Ranked:
+class Ranking:
     """Units in an order, against an outcome; each figure takes the units' weights.
 
     *groups*: ranks are within these (days), or of all units where None.
@@ -87,38 +87,38 @@ def _sums(values: Floats) -> Floats:
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-class Calibrated:
+class CalibrationBins:
     """Probabilities against an outcome, in bins of equal mass."""
 
     def __init__(self, probability: Floats, outcome: Floats) -> None:
-        self._ranked = Ranked(probability, outcome)
-        self._probability = probability[self._ranked.order]
+        self._ranking = Ranking(probability, outcome)
+        self._probability = probability[self._ranking.order]
 
     def error(self, weight: Floats) -> float:
         """Return the expected calibration error: the mean distance of told and observed, by bins."""
-        told, observed, mass = self.bins(weight)
-        return float(np.abs(told - observed).sum() / mass)
+        predicted, observed, mass = self.bins(weight)
+        return float(np.abs(predicted - observed).sum() / mass)
 
     def bins(self, weight: Floats) -> tuple[Floats, Floats, float]:
         """Return the sums of told and observed, for each bin, and the whole mass."""
-        mass, positive, told = self._ranked.cumulated(
-            weight, self._ranked.outcome, self._probability
+        mass, positive, predicted = self._ranking.cumulated(
+            weight, self._ranking.outcome, self._probability
         )
         edges = np.linspace(0.0, mass[-1], BINS + 1)
-        inside = [np.diff(np.interp(edges, mass, one)) for one in (told, positive)]
+        inside = [np.diff(np.interp(edges, mass, one)) for one in (predicted, positive)]
         return inside[0], inside[1], float(mass[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BootstrapFigure:
     """A figure, and what it is over fleets drawn node by node."""
 
     value: float
     draws: Floats
 
-    def less(self, other: Drawn) -> Drawn:
+    def minus(self, other: BootstrapFigure) -> BootstrapFigure:
         """Return this less *other*, of the same fleets."""
-        return Drawn(self.value - other.value, self.draws - other.draws)
+        return BootstrapFigure(self.value - other.value, self.draws - other.draws)
 
     def estimate(self) -> Estimate:
         """Return the figure with its interval."""
@@ -145,9 +145,9 @@ def draws_of_ranking(positive: Indexes, draws: int) -> int:
     return draws if len(np.unique(positive)) >= NODES_POSITIVE_MIN else 0
 
 
-def bootstrapped(
+def bootstrap(
     figure: Callable[[Floats], float], node: Indexes, nodes: int, draws: int, seed: int
-) -> Drawn:
+) -> BootstrapFigure:
     """Return *figure* (a function of the units' weights), and what it is over fleets drawn node by node.
 
     A draw takes *nodes* nodes with replacement, each with all of its days. The same seed draws the same fleets.
@@ -158,7 +158,7 @@ def bootstrapped(
     drawn = [
         figure(source.multinomial(nodes, share).astype(np.float64)[node]) for _ in range(draws)
     ]
-    return Drawn(figure(np.ones(len(node))), np.array(drawn))
+    return BootstrapFigure(figure(np.ones(len(node))), np.array(drawn))
 
 
 # ----------------------------------------------------------------------
@@ -169,12 +169,12 @@ def bootstrapped(
 SHRINK_UNITS = 30.0
 
 
-def _fault_rank(state: State) -> Floats:
+def _fault_rank(state: UnitState) -> Floats:
     return np.zeros(len(state.count)) if state.fault_rank is None else state.fault_rank
 
 
 #: Name -> rank of a unit, higher is worse.
-BASELINES: dict[str, Callable[[State], Floats]] = {
+BASELINES: dict[str, Callable[[UnitState], Floats]] = {
     "failed before, or never": lambda state: (state.count > 0).astype(np.float64),
     "lifetime count": lambda state: state.count,
     "count of the last 7 days": lambda state: state.last_week,
@@ -187,7 +187,7 @@ BASELINES: dict[str, Callable[[State], Floats]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Isotonic:
+class IsotonicCurve:
     """Probability as a rising step function of a rank."""
 
     edges: Floats  # rank where each step begins, rising
@@ -199,7 +199,7 @@ class Isotonic:
         return np.asarray(self.chance[np.maximum(at, 0)])
 
 
-def isotonic(rank: Floats, outcome: Floats) -> Isotonic:
+def fit_isotonic(rank: Floats, outcome: Floats) -> IsotonicCurve:
     """Return the rising steps that fit best (pool adjacent violators), each drawn towards the mean rate."""
     edges, inverse = np.unique(rank, return_inverse=True)
     units = np.bincount(inverse).astype(np.float64)
@@ -213,4 +213,4 @@ def isotonic(rank: Floats, outcome: Floats) -> Isotonic:
     begin, mass_of, positive_of = (np.array(column) for column in zip(*blocks, strict=True))
     mean = outcome.mean()
     chance = (positive_of + SHRINK_UNITS * mean) / (mass_of + SHRINK_UNITS)
-    return Isotonic(begin, np.maximum.accumulate(chance))
+    return IsotonicCurve(begin, np.maximum.accumulate(chance))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from .events import Floats
-from .features import FEATURE_NAMES, NAMES_ALIKE, features_judged, features_of, weigh
-from .history import DECAYS_DAYS, State
+from .features import BASIC_FEATURE_NAMES, FEATURE_NAMES, features_of, host_features, weighted_sum
+from .history import DECAYS_DAYS, UnitState
 
 HOURS_A_DAY = 24.0
 #: The version of what was not trained here.
@@ -26,7 +26,7 @@ PRIOR = "prior"
 TEXT_BYTES_MAX = 1 << 16
 #: Of the logarithm of a hazard, of a weight, and of what tells of a model.
 LOG_MAX = 50.0
-WORDS_CHARACTERS_MAX = 1_000
+TEXT_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
 #: A day's hazard is not larger, whatever is summed: a fault an hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
@@ -72,7 +72,7 @@ class HazardModel:
         *columns*: hosts x features, what is measured as it is measured. ln(hazard) = `base_log_hazard_per_hour` + the
         sum of a host's row, to the last bit that floats hold.
         """
-        parts = features_judged(columns) * np.array(self.weights)
+        parts = host_features(columns) * np.array(self.weights)
         return self.base_log_hazard_per_hour + parts.sum(axis=1), parts
 
     @property
@@ -88,28 +88,32 @@ class HazardModel:
         """Of a host whose features are all zero."""
         return self.base_log_hazard_per_day - math.log(HOURS_A_DAY)
 
-    def expected(self, state: State, days: int) -> Floats:
+    def expected(self, state: UnitState, days: int) -> Floats:
         """Return the hazard summed over the next *days*, if nothing happens until then; one for each unit."""
         total = np.zeros(len(state.count))
         for ahead in range(days):
-            logs = self.base_log_hazard_per_day + weigh(features_of(state, ahead), self.weights)
+            logs = self.base_log_hazard_per_day + weighted_sum(
+                features_of(state, ahead), self.weights
+            )
             total += np.exp(np.minimum(logs, LOG_HAZARD_PER_DAY_MAX))
         return total
 
-    def probability(self, state: State, days: int) -> Floats:
+    def probability(self, state: UnitState, days: int) -> Floats:
         """Return P(a fault starts within *days*)."""
         return np.asarray(-np.expm1(-self.expected(state, days)))
 
     def to_text(self) -> str:
         """Return the model as JSON; `from_text` gives an equal one."""
-        told = asdict(self)
+        document = asdict(self)
         # What came later (faults by class, what is measured) and has no weight is left out: the text, and so the
         # version, of a model of before it was learned from is what it was.
-        own = zip(FEATURE_NAMES, self.weights, strict=True)
-        told["weights"] = {name: one for name, one in own if one or name in NAMES_ALIKE}
+        named_weights = zip(FEATURE_NAMES, self.weights, strict=True)
+        document["weights"] = {
+            name: one for name, one in named_weights if one or name in BASIC_FEATURE_NAMES
+        }
         if self.spread == SPREAD_ASSUMED:
-            del told["spread"]
-        return json.dumps(told, allow_nan=False, indent=1)
+            del document["spread"]
+        return json.dumps(document, allow_nan=False, indent=1)
 
     @staticmethod
     def from_text(text: str) -> HazardModel:
@@ -117,38 +121,40 @@ class HazardModel:
         if len(text.encode(errors="surrogatepass")) > TEXT_BYTES_MAX:
             raise ModelError(f"longer than {TEXT_BYTES_MAX} bytes: no model is")
         try:
-            told = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ModelError(f"no JSON: {str(error)[:120]}") from error
-        if not isinstance(told, dict):
+        if not isinstance(document, dict):
             raise ModelError("expected an object of the model's fields")
-        return _checked(told)
+        return _parse_model(document)
 
 
-def _checked(told: dict[str, Any]) -> HazardModel:
+def _parse_model(document: dict[str, Any]) -> HazardModel:
     wanted = set(HazardModel.__dataclass_fields__)
-    told = {"spread": SPREAD_ASSUMED, **told}  # one of an earlier version has none
-    if set(told) != wanted:
-        odd = sorted(map(str, set(told) ^ wanted))
+    document = {"spread": SPREAD_ASSUMED, **document}  # one of an earlier version has none
+    if set(document) != wanted:
+        odd = sorted(map(str, set(document) ^ wanted))
         raise ModelError(f"fields that are missing or unknown: {', '.join(odd)[:200]}")
-    weights = told["weights"]
+    weights = document["weights"]
     # One of an earlier version has no weight for a feature that came later.
     if not isinstance(weights, dict) or not weights or not set(weights) <= set(FEATURE_NAMES):
         raise ModelError(f"weights: expected some of {', '.join(FEATURE_NAMES)}")
     return HazardModel(
-        source=_words(told, "source"),
-        is_prior=_flag(told, "is_prior"),
-        outcome=_words(told, "outcome"),
-        base_log_hazard_per_day=_number(told["base_log_hazard_per_day"], "base_log_hazard_per_day"),
+        source=_text(document, "source"),
+        is_prior=_flag(document, "is_prior"),
+        outcome=_text(document, "outcome"),
+        base_log_hazard_per_day=_number(
+            document["base_log_hazard_per_day"], "base_log_hazard_per_day"
+        ),
         weights=tuple(_number(weights.get(name, 0.0), f"weights.{name}") for name in FEATURE_NAMES),
-        first_time=_words(told, "first_time"),
-        last_time=_words(told, "last_time"),
-        nodes=_count(told, "nodes"),
-        faults=_count(told, "faults"),
-        ridge=_number(told["ridge"], "ridge", 1e9),
-        metrics=_metrics(told["metrics"]),
-        calibration=_calibration(told["calibration"]),
-        spread=_spread(told["spread"]),
+        first_time=_text(document, "first_time"),
+        last_time=_text(document, "last_time"),
+        nodes=_count(document, "nodes"),
+        faults=_count(document, "faults"),
+        ridge=_number(document["ridge"], "ridge", 1e9),
+        metrics=_metrics(document["metrics"]),
+        calibration=_calibration(document["calibration"]),
+        spread=_spread(document["spread"]),
     )
 
 
@@ -165,21 +171,21 @@ def _spread(value: Any) -> float:
     return spread
 
 
-def _words(told: dict[str, Any], name: str) -> str:
-    value = told[name]
-    if not isinstance(value, str) or len(value) > WORDS_CHARACTERS_MAX:
-        raise ModelError(f"{name}: expected at most {WORDS_CHARACTERS_MAX} characters of text")
+def _text(document: dict[str, Any], name: str) -> str:
+    value = document[name]
+    if not isinstance(value, str) or len(value) > TEXT_CHARACTERS_MAX:
+        raise ModelError(f"{name}: expected at most {TEXT_CHARACTERS_MAX} characters of text")
     return value
 
 
-def _flag(told: dict[str, Any], name: str) -> bool:
-    if not isinstance(told[name], bool):
+def _flag(document: dict[str, Any], name: str) -> bool:
+    if not isinstance(document[name], bool):
         raise ModelError(f"{name}: expected true or false")
-    return bool(told[name])
+    return bool(document[name])
 
 
-def _count(told: dict[str, Any], name: str) -> int:
-    value = told[name]
+def _count(document: dict[str, Any], name: str) -> int:
+    value = document[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
         raise ModelError(f"{name}: expected a whole number, zero or above")
     return value
@@ -207,7 +213,7 @@ def prior(outcome: str = "all classes") -> HazardModel:
     """
     since = np.array([days for days, _ in PUBLISHED_RATES])
     none = np.zeros(len(since))
-    columns = features_of(State(since, none, dict.fromkeys(DECAYS_DAYS, none), none))[:, :3]
+    columns = features_of(UnitState(since, none, dict.fromkeys(DECAYS_DAYS, none), none))[:, :3]
     base = math.log(PUBLISHED_RATE_NEVER / 1000.0)
     excess = np.log([rate / 1000.0 for _, rate in PUBLISHED_RATES]) - base
     weights = np.linalg.lstsq(columns, excess, rcond=None)[0]

@@ -11,9 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ..store.store import Store
+from ..model import TransactionalStore
 from .events import EventsError, Floats
-from .history import ALL, HOST_DAYS_MAX, WINDOW_DAYS, Recorded, Units, days_back, recorded, units_of
+from .history import (
+    ALL,
+    HOST_DAYS_MAX,
+    WINDOW_DAYS,
+    Recording,
+    Units,
+    days_back,
+    read_recording,
+    units_of,
+)
 from .model import HazardModel, ModelError, prior
 from .training import train
 
@@ -32,18 +41,20 @@ _INSERT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """A new model, and whether it took the place of the one in use."""
 
     model: HazardModel
     accepted: bool
-    words: str  # why, or why not
+    reason: str  # why, or why not
 
 
-class Models:
+class ModelRegistry:
     """Holds the model in use: the newest that was accepted, else the prior."""
 
-    def __init__(self, store: Store, names: Sequence[str], wall_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, store: TransactionalStore, names: Sequence[str], wall_ns: Callable[[], int]
+    ) -> None:
         """*names*: findings that are faults."""
         self._store, self._names, self._wall_ns = store, tuple(names), wall_ns
         self._training = threading.Lock()
@@ -59,7 +70,7 @@ class Models:
         except ModelError as error:
             log.error("the model of hazard in the store is left out, a prior is in use: %s", error)
 
-    def train(self, *, simulated: bool = False) -> Trained:
+    def train(self, *, simulated: bool = False) -> TrainingResult:
         """Train on what is on record, keep it, and use it unless it is worse. Blocks.
 
         Raises EventsError, with words, where there is too little to learn from or to compare on; nothing is kept then.
@@ -67,19 +78,19 @@ class Models:
         with self._training:
             now_us = self._wall_ns() // 1000
             with self._store.reading() as cursor:
-                found = recorded(cursor, self._names, now_us, simulated=simulated)
+                found = read_recording(cursor, self._names, now_us, simulated=simulated)
             if not len(found.faults.node):
                 raise EventsError(
                     "no fault is on record; expected findings that cost a host its state"
                 )
-            done = compared(found, self.in_use)
-            self._store.in_transaction(lambda connection: keep(connection, now_us, done))
-            if done.accepted:
-                self.in_use = done.model
-            return done
+            result = train_and_compare(found, self.in_use)
+            self._store.in_transaction(lambda connection: store_model(connection, now_us, result))
+            if result.accepted:
+                self.in_use = result.model
+            return result
 
 
-def compared(found: Recorded, in_use: HazardModel) -> Trained:
+def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
     """Return the model of all of *found*, and whether one of all but the last weeks did as well there as *in_use*.
 
     Compared by the mean log loss of P(a fault within 7 days) of the last weeks' units. Raises EventsError.
@@ -98,7 +109,7 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
             "half to compare with the model in use"
         )
     last = units_of(faults, days_measured=days_measured).between(cut, cut + LAST_DAYS)
-    if not last.came(ALL).any():
+    if not last.positives(ALL).any():
         raise EventsError(
             f"no host failed within the last {LAST_DAYS} days: nothing to compare with the model in use"
         )
@@ -115,7 +126,7 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
         if in_use.is_prior
         else f"the one in use (of {in_use.last_time})"
     )
-    words = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
+    reason = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
         "" if better else ": worse, so that the one in use stays"
     )
     whole = train(faults, ALL, "the store", days_measured)
@@ -128,28 +139,28 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
     model = replace(
         whole, first_time=_iso(found.first_us), last_time=_iso(found.last_us), metrics=metrics
     )
-    return Trained(model, better, words)
+    return TrainingResult(model, better, reason)
 
 
 def _loss(model: HazardModel, units: Units) -> float:
-    came: Floats = units.came(ALL)
+    positive: Floats = units.positives(ALL)
     chance = np.clip(model.probability(units.state, WINDOW_DAYS), CHANCE_MIN, 1.0 - CHANCE_MIN)
-    return float(-np.mean(came * np.log(chance) + (1.0 - came) * np.log1p(-chance)))
+    return float(-np.mean(positive * np.log(chance) + (1.0 - positive) * np.log1p(-chance)))
 
 
 def _iso(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def keep(connection: Any, now_us: int, done: Trained) -> None:
+def store_model(connection: Any, now_us: int, result: TrainingResult) -> None:
     """Put it into the table `models`, accepted or not."""
-    model = done.model
+    model = result.model
     connection.execute(
         _INSERT,
         [
-            now_us, model.outcome, done.accepted, done.words, model.first_time, model.last_time,
+            now_us, model.outcome, result.accepted, result.reason, model.first_time, model.last_time,
             model.nodes, model.faults, list(model.metrics), list(model.metrics.values()),
-            [{"told": told, "observed": came} for told, came in model.calibration],
+            [{"told": predicted, "observed": observed} for predicted, observed in model.calibration],
             model.to_text(),
         ],
     )  # fmt: skip

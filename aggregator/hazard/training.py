@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .events import EventsError, Faults, Flags, Floats, Indexes
+from .events import EventsError, FaultTable, Flags, Floats, Indexes
 from .features import (
+    BASIC_AND_CLASS_NAMES,
     FEATURE_NAMES,
-    NAMES_BY_CLASS,
-    RICHER,
-    SIMPLE,
-    WITH_MEASURED,
-    Form,
+    MEASURED_FORM,
+    RICHER_FORMS,
+    SIMPLE_FORMS,
+    ModelForm,
     features_of,
-    weigh,
+    weighted_sum,
 )
 from .history import HARDWARE, WINDOW_DAYS, Units, units_of
-from .measured import HostDays, weighed
-from .metrics import BINS, Calibrated, Drawn, Ranked, bootstrapped, draws_of_ranking
+from .measured import HostDays, model_inputs
+from .metrics import BINS, BootstrapFigure, CalibrationBins, Ranking, bootstrap, draws_of_ranking
 from .model import SPREAD_ASSUMED, SPREAD_MAX, HazardModel
 
 # ----------------------------------------------------------------------
@@ -45,7 +45,7 @@ def fit(
     features: Floats,
     outcome: Floats,
     ridge: float,
-    names: Sequence[str] = NAMES_BY_CLASS,
+    names: Sequence[str] = BASIC_AND_CLASS_NAMES,
     ordered_by: str = "",
 ) -> tuple[float, tuple[float, ...]]:
     """Return the base (a log) and the weights by FEATURES that make *outcome* (0 or 1) most likely.
@@ -115,12 +115,12 @@ FOLD_UNITS_MAX = 20_000
 DRAWS, SEED = 100, 1
 
 
-class Fold(NamedTuple):
+class TimeFold(NamedTuple):
     """Units that are judged, by what was learned before the first of their days."""
 
     node: Indexes
     day: Indexes
-    came: Floats
+    positive: Floats
     chances: tuple[Floats, ...]  # P(a fault within the window), by form
 
 
@@ -129,61 +129,69 @@ def folds_of(
     weekly: Units,
     outcome: str,
     end_days: float,
-    forms: Sequence[Form],
+    forms: Sequence[ModelForm],
     known_share_min: float = 0.0,
-) -> list[Fold]:
+) -> list[TimeFold]:
     """Return the folds that have positives on both sides of their cut, in the order of time.
 
     *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
     *known_share_min*: of the units before the cut, so many are of days on which something was measured.
     """
-    features, seen, came = features_of(daily.state), daily.came(outcome), weekly.came(outcome)
-    known = daily.state.known
-    folds: list[Fold] = []
+    features, daily_positive, weekly_positive = (
+        features_of(daily.state),
+        daily.positives(outcome),
+        weekly.positives(outcome),
+    )
+    known = daily.state.has_measurements
+    folds: list[TimeFold] = []
     for share in FOLD_SHARES:
         cut = int(share * end_days)
         before = daily.day < cut  # their day is over
         after = (weekly.day >= cut) & (weekly.day < cut + max(1, int(FOLD_SHARE * end_days)))
         after &= (weekly.day - cut) % (1 + int(after.sum()) // FOLD_UNITS_MAX) == 0
-        if not seen[before].any() or known[before].mean() < known_share_min:
+        if not daily_positive[before].any() or known[before].mean() < known_share_min:
             continue
-        if 0 < came[after].sum() < after.sum():
-            later = _Later(weekly.take(after))
+        if 0 < weekly_positive[after].sum() < after.sum():
+            later = _FutureUnits(weekly.take(after))
             chances = tuple(
-                later.chance(*fit(features[before], seen[before], one.ridge, one.names, one.ordered_by))
+                later.chance(*fit(features[before], daily_positive[before], one.ridge, one.names, one.ordered_by))
                 for one in forms
             )  # fmt: skip
-            folds.append(Fold(weekly.node[after], weekly.day[after], came[after], chances))
+            folds.append(
+                TimeFold(weekly.node[after], weekly.day[after], weekly_positive[after], chances)
+            )
     return folds
 
 
-class _Later:
+class _FutureUnits:
     """Units with their features of the days ahead, which most have not: nothing of them is wrong, or ever was."""
 
     def __init__(self, units: Units) -> None:
-        self._marked = np.isfinite(units.state.since_return_days)
+        self._has_features = np.isfinite(units.state.since_return_days)
         if units.state.measured is not None:
-            self._marked |= weighed(units.state.measured).any(axis=1)
-        marked = units.state.take(self._marked)
-        self._ahead = [features_of(marked, day) for day in range(WINDOW_DAYS)]
+            self._has_features |= model_inputs(units.state.measured).any(axis=1)
+        with_features = units.state.take(self._has_features)
+        self._ahead = [features_of(with_features, day) for day in range(WINDOW_DAYS)]
 
     def chance(self, base: float, weights: tuple[float, ...]) -> Floats:
         """Return what a model tells of them."""
         # Summed day by day as those below are: where no feature weighs anything, none ranks above another by a last bit.
         of_none = sum(np.exp(base + np.zeros(1)) for _ in self._ahead)
-        expected = np.full(len(self._marked), of_none)
-        expected[self._marked] = sum(np.exp(base + weigh(one, weights)) for one in self._ahead)
+        expected = np.full(len(self._has_features), of_none)
+        expected[self._has_features] = sum(
+            np.exp(base + weighted_sum(one, weights)) for one in self._ahead
+        )
         return np.asarray(-np.expm1(-expected))
 
 
-class Ahead:
+class FormEvaluation:
     """One form on the days of all folds."""
 
-    def __init__(self, folds: Sequence[Fold], at: int, nodes: int) -> None:
-        """*at*: which of the forms; *nodes*: of the fleet."""
-        self._folds, self._at, self._nodes = folds, at, nodes
-        self._pooled = [Ranked(one.chances[at], one.came) for one in folds]
-        self._daily = [Ranked(one.chances[at], one.came, one.day) for one in folds]
+    def __init__(self, folds: Sequence[TimeFold], form_index: int, nodes: int) -> None:
+        """*form_index*: which of the forms; *nodes*: of the fleet."""
+        self._folds, self._form_index, self._nodes = folds, form_index, nodes
+        self._pooled = [Ranking(one.chances[form_index], one.positive) for one in folds]
+        self._daily = [Ranking(one.chances[form_index], one.positive, one.day) for one in folds]
 
     @cached_property
     def figures(self) -> tuple[float, float]:
@@ -192,32 +200,32 @@ class Ahead:
         return self._auc(even), self._recall(even)
 
     @cached_property
-    def drawn(self) -> tuple[Drawn, Drawn]:
+    def bootstraps(self) -> tuple[BootstrapFigure, BootstrapFigure]:
         """The same two of fleets drawn node by node, of the same fleets for every form; none where few nodes failed."""
         nodes = np.arange(self._nodes)
-        positive = np.concatenate([one.node[one.came > 0] for one in self._folds])
+        positive = np.concatenate([one.node[one.positive > 0] for one in self._folds])
         draws = draws_of_ranking(positive, DRAWS)
         auc, recall = (
-            bootstrapped(figure, nodes, self._nodes, draws, SEED)
+            bootstrap(figure, nodes, self._nodes, draws, SEED)
             for figure in (self._auc, self._recall)
         )
         return auc, recall
 
     def _auc(self, weight: Floats) -> float:
-        return self._mean(self._pooled, Ranked.auc, weight)
+        return self._mean(self._pooled, Ranking.auc, weight)
 
     def _recall(self, weight: Floats) -> float:
-        return self._mean(self._daily, Ranked.recall, weight)
+        return self._mean(self._daily, Ranking.recall, weight)
 
     def _mean(
-        self, ranked: Sequence[Ranked], figure: Callable[[Ranked, Floats], float], weight: Floats
+        self, ranked: Sequence[Ranking], figure: Callable[[Ranking, Floats], float], weight: Floats
     ) -> float:
         """Return the mean over the folds, by their positives; NaN without any. *weight*: of each node."""
         figures, masses = [], []
         for fold, one in zip(self._folds, ranked, strict=True):
             units = weight[fold.node]
             figures.append(figure(one, units))
-            masses.append(float(units @ fold.came))
+            masses.append(float(units @ fold.positive))
         known = np.isfinite(figures)
         mass = np.array(masses)[known]
         return (
@@ -226,16 +234,21 @@ class Ahead:
 
     def calibration(self) -> tuple[float, tuple[tuple[float, float], ...]]:
         """Return the ECE, and told and observed by bins: means over the folds."""
-        errors, bins = zip(*self._calibrated(), strict=True)
+        errors, bins = zip(*self._fold_calibrations(), strict=True)
         # Of a bin in which all came it may be more than one by its last bits, and no text of a model has such a chance.
-        told, observed = np.clip(np.mean(bins, axis=0), 0.0, 1.0)
-        return float(np.mean(errors)), tuple(zip(told.tolist(), observed.tolist(), strict=True))
+        predicted, observed = np.clip(np.mean(bins, axis=0), 0.0, 1.0)
+        return float(np.mean(errors)), tuple(
+            zip(predicted.tolist(), observed.tolist(), strict=True)
+        )
 
-    def _calibrated(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
+    def _fold_calibrations(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
         for fold in self._folds:
-            one, even = Calibrated(fold.chances[self._at], fold.came), np.ones(len(fold.came))
-            told, observed, mass = one.bins(even)
-            yield one.error(even), (told * BINS / mass, observed * BINS / mass)
+            one, even = (
+                CalibrationBins(fold.chances[self._form_index], fold.positive),
+                np.ones(len(fold.positive)),
+            )
+            predicted, observed, mass = one.bins(even)
+            yield one.error(even), (predicted * BINS / mass, observed * BINS / mass)
 
 
 # ----------------------------------------------------------------------
@@ -252,17 +265,19 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class FormResult:
     """How one form did out of fold."""
 
-    form: Form
+    form: ModelForm
     auc: float
     recall: float
     ece: float
     calibration: tuple[tuple[float, float], ...]
 
 
-def choose(daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int) -> Tried:
+def choose_form(
+    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int
+) -> FormResult:
     """Return the first simple form, a richer one that plainly ranks better than it, or the one with what is measured where
     that plainly ranks better than both.
 
@@ -271,23 +286,23 @@ def choose(daily: Units, weekly: Units, outcome: str, end_days: float, nodes: in
     *daily*, *weekly*: units with windows of a day and of a week; *nodes*: of the fleet. Raises EventsError where there
     is no fold to choose by.
     """
-    forms = (SIMPLE[0], *RICHER)
+    forms = (SIMPLE_FORMS[0], *RICHER_FORMS)
     folds = folds_of(daily, weekly, outcome, end_days, forms)
     if not folds:
         raise EventsError(
             "no fault in the second half of the days to learn from, or none before it: nothing to choose a ranking by"
         )
-    ahead = [Ahead(folds, at, nodes) for at in range(len(forms))]
+    evaluations = [FormEvaluation(folds, at, nodes) for at in range(len(forms))]
     best = 0
     for at in range(1, len(forms)):
-        best = at if ranks_better(ahead[at], ahead[best]) else best
-    measured = _with_measured(daily, weekly, outcome, end_days, nodes, forms[best])
-    return measured or _tried(forms[best], ahead[best])
+        best = at if ranks_better(evaluations[at], evaluations[best]) else best
+    measured = _choose_measured(daily, weekly, outcome, end_days, nodes, forms[best])
+    return measured or _form_result(forms[best], evaluations[best])
 
 
-def _with_measured(
-    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int, best: Form
-) -> Tried | None:
+def _choose_measured(
+    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int, best: ModelForm
+) -> FormResult | None:
     """Return the form with what is measured if it plainly ranks better than *best*, than itself without it, and than each
     simple ranking: what it gains by its history is no gain of what is measured.
 
@@ -296,34 +311,38 @@ def _with_measured(
     if daily.state.measured is None:
         return None
     # RICHER[0] is the same without it, so that no gain is of the history's.
-    forms = (best, RICHER[0], *SIMPLE[1:], WITH_MEASURED)
+    forms = (best, RICHER_FORMS[0], *SIMPLE_FORMS[1:], MEASURED_FORM)
     folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
     if not folds:
         return None
-    *others, measured = (Ahead(folds, at, nodes) for at in range(len(forms)))
+    *others, measured = (FormEvaluation(folds, at, nodes) for at in range(len(forms)))
     if all(ranks_better(measured, other) for other in others):
-        return _tried(WITH_MEASURED, measured)
+        return _form_result(MEASURED_FORM, measured)
     return None
 
 
-def _tried(form: Form, ahead: Ahead) -> Tried:
-    return Tried(form, *ahead.figures, *ahead.calibration())
+def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
+    return FormResult(form, *evaluation.figures, *evaluation.calibration())
 
 
-def ranks_better(one: Ahead, other: Ahead) -> bool:
+def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
     """Say whether *one* plainly ranks better than *other*.
 
     In AUC or in recall it gains at least GAINS_MIN and the whole 90 % interval of the difference lies above zero; in the
     other of the two it is not below. Of so few nodes that failed that there is no interval, nothing is plainly better.
     """
-    gains = [mine - theirs for mine, theirs in zip(one.figures, other.figures, strict=True)]
+    gains = [
+        value - other_value for value, other_value in zip(one.figures, other.figures, strict=True)
+    ]
     if min(gains) < -ROUNDING or all(
         gain < least for gain, least in zip(gains, GAINS_MIN, strict=True)
     ):
         return False  # before anything is drawn
     return any(
-        gain >= least and mine.less(theirs).estimate().lower > ROUNDING
-        for gain, least, mine, theirs in zip(gains, GAINS_MIN, one.drawn, other.drawn, strict=True)
+        gain >= least and value.minus(other_value).estimate().lower > ROUNDING
+        for gain, least, value, other_value in zip(
+            gains, GAINS_MIN, one.bootstraps, other.bootstraps, strict=True
+        )
     )
 
 
@@ -351,13 +370,13 @@ def spread_of(daily: Units, outcome: str) -> float:
     faults beyond those expected of a block, squared, less their own variance. To the variance of the logarithm comes one
     over the number of faults: the level is no surer.
     """
-    came = daily.came(outcome)
+    positive = daily.positives(outcome)
     block = daily.day // BLOCK_DAYS
     shape = (int(daily.node.max()) + 1, int(block.max()) + 1)
     at = daily.node * shape[1] + block
-    up, faults = (_summed(at, one, shape) for one in (np.ones(len(at)), came))
-    logs = _of_hosts(up, faults) + _of_level(up.sum(axis=0), faults.sum(axis=0))
-    logs += 1.0 / max(float(came.sum()), 1.0)
+    up, faults = (_sum_by_block(at, one, shape) for one in (np.ones(len(at)), positive))
+    logs = _host_variance(up, faults) + _level_variance(up.sum(axis=0), faults.sum(axis=0))
+    logs += 1.0 / max(float(positive.sum()), 1.0)
     return factor_of(sqrt(logs))
 
 
@@ -367,10 +386,10 @@ def factor_of(sigma: float) -> float:
 
     It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is told.
     """
-    return exp(_root(lambda log_factor: SHARE - _held(log_factor, sigma), log(SPREAD_MAX)))
+    return exp(_root(lambda log_factor: SHARE - _share_within(log_factor, sigma), log(SPREAD_MAX)))
 
 
-def _held(log_factor: float, sigma: float) -> float:
+def _share_within(log_factor: float, sigma: float) -> float:
     """Return with what chance such a one is within the factor."""
     low, high = ((sign * log_factor + sigma**2 / 2.0) / (sigma * sqrt(2.0)) for sign in (-1, 1))
     return (erf(high) - erf(low)) / 2.0
@@ -387,34 +406,34 @@ def _root(falling: Callable[[float], float], most: float) -> float:
 
 def _variance_of(factor: float) -> float:
     """Return the variance of such a lognormal of which 90 % are within *factor*."""
-    sigma = _root(lambda one: _held(log(factor), one) - SHARE, 5.0)
+    sigma = _root(lambda one: _share_within(log(factor), one) - SHARE, 5.0)
     return expm1(sigma**2)
 
 
 VARIANCE_ASSUMED = _variance_of(SPREAD_ASSUMED)
 
 
-def _summed(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:
+def _sum_by_block(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:
     """Return hosts x blocks."""
     return np.bincount(at, values, shape[0] * shape[1]).astype(np.float64).reshape(shape)
 
 
-def _of_hosts(up: Floats, faults: Floats) -> float:
+def _host_variance(up: Floats, faults: Floats) -> float:
     """Return the variance of the logarithm of hosts' own factors. *up*: days of hosts x blocks."""
     expected = up * (faults.sum(axis=0) / np.maximum(up.sum(axis=0), 1.0))
-    known = _pairs(expected) + PAIRS_ASSUMED
-    variance = (_pairs(faults - expected) + PAIRS_ASSUMED * VARIANCE_ASSUMED) / known
+    known = _pair_sum(expected) + PAIRS_ASSUMED
+    variance = (_pair_sum(faults - expected) + PAIRS_ASSUMED * VARIANCE_ASSUMED) / known
     return float(np.log1p(max(variance, 0.0)))
 
 
-def _of_level(up: Floats, faults: Floats) -> float:
+def _level_variance(up: Floats, faults: Floats) -> float:
     """Return the same of the fleet's level. *up*: days of all hosts, by blocks."""
     expected = up * (faults.sum() / up.sum())
     beyond = ((faults - expected) ** 2 - faults).sum() / max((expected**2).sum(), 1.0)
     return float(np.log1p(max(beyond, 0.0)))
 
 
-def _pairs(values: Floats) -> float:
+def _pair_sum(values: Floats) -> float:
     """Return the sum, over hosts (rows), of the products of all pairs of blocks (columns) that are not neighbours."""
     alone, beside = (values**2).sum(), (values[:, 1:] * values[:, :-1]).sum()
     return float(((values.sum(axis=1) ** 2).sum() - alone) / 2.0 - beside)
@@ -425,7 +444,7 @@ STARTS_MIN = 20
 
 
 def train(
-    faults: Faults, outcome: str, source: str, days_measured: HostDays | None = None
+    faults: FaultTable, outcome: str, source: str, days_measured: HostDays | None = None
 ) -> HazardModel:
     """Return the model of *faults*, and of what was measured beside them. Raises EventsError if they are too few."""
     which = np.isfinite(faults.start)
@@ -437,10 +456,10 @@ def train(
         )
     daily = units_of(faults, 1, days_measured)
     weekly = units_of(faults, days_measured=days_measured)
-    best = choose(daily, weekly, outcome, faults.end_days, len(faults.nodes))
+    best = choose_form(daily, weekly, outcome, faults.end_days, len(faults.nodes))
     form = best.form
     base, weights = fit(
-        features_of(daily.state), daily.came(outcome), form.ridge, form.names, form.ordered_by
+        features_of(daily.state), daily.positives(outcome), form.ridge, form.names, form.ordered_by
     )
     return HazardModel(
         source=f"{source}; ranking: {form.name}",

@@ -39,10 +39,10 @@ LAG_SECONDS_MAX, ROOM_MIN = 0.1, 0.5
 #: However large the fleet: within this its agents come back.
 RECONNECT_SECONDS_MAX = 60
 #: A host keeps its turn to register for so long after it was due.
-TURN_SECONDS = 60.0
+SLOT_SECONDS = 60.0
 
 
-class HostPace:
+class HostQuota:
     """One host's late frames: earned by time or by live frames, whichever gives more."""
 
     __slots__ = ("_hertz", "_since", "_used", "live_frames")
@@ -66,12 +66,12 @@ class HostPace:
             return BURST_FRAMES
         return int(earned - self._used)
 
-    def take(self, frames: int = 1) -> None:
+    def consume(self, frames: int = 1) -> None:
         """Count late frames that were taken."""
         self._used += frames
 
 
-class FleetPace:
+class FleetQuota:
     """All hosts' late frames: ever more while live frames do not suffer, half as many when they do."""
 
     def __init__(self, now: float) -> None:
@@ -90,115 +90,115 @@ class FleetPace:
         self._frames = min(self._frames + self.hertz * seconds, self.hertz)
         return int(self._frames)
 
-    def took(self, frames: int) -> None:
+    def consume(self, frames: int) -> None:
         """Count late frames that were taken."""
         self._frames -= frames
 
 
-class Lane(Protocol):
+class BacklogStream(Protocol):
     """A stream, as its late frames see it."""
 
     @property
-    def pace(self) -> HostPace: ...
+    def quota(self) -> HostQuota: ...
 
-    def take_late(self, message: TelemetryBatch, frames_max: int) -> int:
+    def take_backlog(self, message: TelemetryBatch, frames_max: int) -> int:
         """Take the next late frames of a message; return how many: for the one after fewer the store has no room now."""
         ...
 
-    def send_again(self, frames: int) -> None:
+    def request_resend(self, frames: int) -> None:
         """End, so that so many late frames that were passed over come again."""
         ...
 
 
-class Waiting:
+class QueuedBatch:
     """A message whose frames wait."""
 
-    __slots__ = ("begun", "frames", "message", "size_bytes")
+    __slots__ = ("frames", "is_started", "message", "size_bytes")
 
     def __init__(self, message: TelemetryBatch) -> None:
         self.message = message
         #: Some were taken, and what they were is remembered for the next ones.
-        self.begun = False
+        self.is_started = False
         #: Those that were not taken yet.
         self.frames = len(message.late) or 1
         self.size_bytes = _size_bytes(message)
 
 
-class Late:
+class BacklogQueue:
     """Late frames that wait for their turn, a queue per stream, taken in rounds: one host is as good as another."""
 
     def __init__(self, bytes_max: int, now: float) -> None:
         """*bytes_max*: what they may take of memory."""
         self._bytes_max = bytes_max
-        self._waiting: OrderedDict[Lane, deque[Waiting]] = OrderedDict()
-        self._passed_over: dict[Lane, int] = {}
-        self.fleet = FleetPace(now)
+        self._waiting: OrderedDict[BacklogStream, deque[QueuedBatch]] = OrderedDict()
+        self._passed_over: dict[BacklogStream, int] = {}
+        self.fleet_quota = FleetQuota(now)
         #: What waits.
         self.waiting_frames = self.waiting_bytes = 0
         #: Frames that came when there was no room for them to wait: their agents send them again.
         self.passed_over_frames = 0
 
     @property
-    def pressed(self) -> bool:
+    def is_pressed(self) -> bool:
         """Whether so much waits that agents should send less."""
         return 2 * self.waiting_bytes > self._bytes_max
 
-    def hold(self, lane: Lane, message: TelemetryBatch) -> bool:
+    def enqueue(self, stream: BacklogStream, message: TelemetryBatch) -> bool:
         """Let a message's late frames wait. False: there is no room, it is not taken."""
-        mine = self._waiting.get(lane)
-        one = Waiting(message)
-        if self._full(mine, one) or self.waiting_bytes + one.size_bytes > self._bytes_max:
+        queue = self._waiting.get(stream)
+        one = QueuedBatch(message)
+        if self._full(queue, one) or self.waiting_bytes + one.size_bytes > self._bytes_max:
             self.passed_over_frames += one.frames
-            self._passed_over[lane] = self._passed_over.get(lane, 0) + one.frames
+            self._passed_over[stream] = self._passed_over.get(stream, 0) + one.frames
             return False
-        if mine is None:
-            mine = self._waiting[lane] = deque()
-        mine.append(one)
+        if queue is None:
+            queue = self._waiting[stream] = deque()
+        queue.append(one)
         self._count(one.frames, one.size_bytes)
         return True
 
-    def _full(self, mine: deque[Waiting] | None, one: Waiting) -> bool:
+    def _full(self, queue: deque[QueuedBatch] | None, one: QueuedBatch) -> bool:
         """Say whether a stream has its share of what may wait."""
-        if not mine:
+        if not queue:
             return False
         share = max(self._bytes_max // STREAMS_MIN, STREAM_BYTES_MIN)
         return (
-            _frames_of(mine) + one.frames > WAITING_FRAMES_MAX
-            or sum(each.size_bytes for each in mine) + one.size_bytes > share
+            _frames_of(queue) + one.frames > WAITING_FRAMES_MAX
+            or sum(each.size_bytes for each in queue) + one.size_bytes > share
         )
 
-    def waits(self, lane: Lane) -> bool:
+    def is_waiting(self, stream: BacklogStream) -> bool:
         """Say whether frames of a stream wait."""
-        return lane in self._waiting
+        return stream in self._waiting
 
-    def frames_of(self, lane: Lane) -> int:
+    def frames_of(self, stream: BacklogStream) -> int:
         """Return how many late frames of a stream have come and not been taken: they wait, or were passed over."""
-        return _frames_of(self._waiting.get(lane, ())) + self._passed_over.get(lane, 0)
+        return _frames_of(self._waiting.get(stream, ())) + self._passed_over.get(stream, 0)
 
-    def passed_over(self, streams_max: int) -> list[tuple[Lane, int]]:
+    def passed_over(self, streams_max: int) -> list[tuple[BacklogStream, int]]:
         """Return streams, and of each how many frames were passed over, once there is room for them; each once."""
-        found: list[tuple[Lane, int]] = []
-        while self._passed_over and len(found) < streams_max and not self.pressed:
+        found: list[tuple[BacklogStream, int]] = []
+        while self._passed_over and len(found) < streams_max and not self.is_pressed:
             found.append(self._passed_over.popitem())
         return found
 
-    def drop(self, lane: Lane) -> None:
+    def drop(self, stream: BacklogStream) -> None:
         """Forget what waits of a stream that has ended: its agent has it still."""
-        self._passed_over.pop(lane, None)
-        for one in self._waiting.pop(lane, ()):
+        self._passed_over.pop(stream, None)
+        for one in self._waiting.pop(stream, ()):
             self._count(-one.frames, -one.size_bytes)
 
     def step(self, now: float, lag_seconds: float, room: float) -> None:
         """Let go what may go now."""
-        may = self.fleet.step(now, lag_seconds, room)
+        may = self.fleet_quota.step(now, lag_seconds, room)
         taken = 0
-        for lane, allowed in self._rounds(now):
-            if taken >= may or not (frames := self._take(lane, min(allowed, may - taken))):
+        for stream, allowed in self._rounds(now):
+            if taken >= may or not (frames := self._take(stream, min(allowed, may - taken))):
                 break
             taken += frames
-        self.fleet.took(taken)
+        self.fleet_quota.consume(taken)
 
-    def _rounds(self, now: float) -> Iterator[tuple[Lane, int]]:
+    def _rounds(self, now: float) -> Iterator[tuple[BacklogStream, int]]:
         """Yield streams whose pace allows frames, and how many, each in its turn; who had a message goes to the end.
 
         One that was begun is ended first: else each of ten thousand streams would have one of which something is
@@ -206,29 +206,31 @@ class Late:
         """
         idle = 0
         while self._waiting and idle < len(self._waiting):
-            lane = next(iter(self._waiting))
-            if (allowed := lane.pace.allowed(now)) > 0:
+            stream = next(iter(self._waiting))
+            if (allowed := stream.quota.allowed(now)) > 0:
                 idle = 0
-                yield lane, allowed
+                yield stream, allowed
             else:
                 idle += 1
-            if lane in self._waiting and not (allowed > 0 and self._waiting[lane][0].begun):
-                self._waiting.move_to_end(lane)
+            if stream in self._waiting and not (
+                allowed > 0 and self._waiting[stream][0].is_started
+            ):
+                self._waiting.move_to_end(stream)
 
-    def _take(self, lane: Lane, frames_max: int) -> int:
-        """Take frames of *lane*, of one message; return how many, 0: the store is full."""
-        mine = self._waiting[lane]
-        one = mine[0]
-        taken = lane.take_late(one.message, min(frames_max, one.frames))
-        lane.pace.take(taken)
-        one.begun = one.begun or taken > 0
+    def _take(self, stream: BacklogStream, frames_max: int) -> int:
+        """Take frames of *stream*, of one message; return how many, 0: the store is full."""
+        queue = self._waiting[stream]
+        one = queue[0]
+        taken = stream.take_backlog(one.message, min(frames_max, one.frames))
+        stream.quota.consume(taken)
+        one.is_started = one.is_started or taken > 0
         one.frames -= taken
         self.waiting_frames -= taken
         if not one.frames:
-            mine.popleft()
+            queue.popleft()
             self.waiting_bytes -= one.size_bytes
-        if not mine:
-            del self._waiting[lane]
+        if not queue:
+            del self._waiting[stream]
         return taken
 
     def _count(self, frames: int, size_bytes: int) -> None:
@@ -241,16 +243,16 @@ def _size_bytes(message: TelemetryBatch) -> int:
     return size + sum(len(each) + 64 for each in message.late)
 
 
-def _frames_of(waiting: Iterable[Waiting]) -> int:
+def _frames_of(waiting: Iterable[QueuedBatch]) -> int:
     return sum(one.frames for one in waiting)
 
 
-def share(host: str) -> float:
+def host_fraction(host: str) -> float:
     """Return a host's own moment within a span, from 0 to 1: the same each time."""
     return random.Random(host).random()
 
 
-class Spread:
+class ReconnectSpread:
     """Within how many seconds a fleet of agents comes back: as many a second as can be served beside live frames."""
 
     def __init__(self, reconnects_per_second: int) -> None:
@@ -262,10 +264,10 @@ class Spread:
 
     def retry_seconds(self, host: str, hosts: int) -> float:
         """Return when this one of *hosts* is to come that are all told to now."""
-        return 0.5 + share(host) * self.seconds(hosts)
+        return 0.5 + host_fraction(host) * self.seconds(hosts)
 
 
-class Admission:
+class RegistrationQueue:
     """Who may register now, so that a fleet that comes at once is served in turn and live frames go on.
 
     A bucket of a second's worth; who finds it empty is told a moment of its own, a place in a line,
@@ -275,36 +277,36 @@ class Admission:
     def __init__(self, reconnects_per_second: int, now: float) -> None:
         self._hertz = float(reconnects_per_second)
         self._tokens, self._at = self._hertz, now
-        self._line_ends = now
-        self._turns: OrderedDict[str, float] = OrderedDict()
+        self._queue_end = now
+        self._due_times: OrderedDict[str, float] = OrderedDict()
         #: Registrations that were told to come later.
         self.deferred = 0
 
     def wait_seconds(self, host: str, now: float) -> float:
         """Return how long *host* is to wait before it registers; 0: it may now, which is counted."""
         self._refill(now)
-        turn = self._turns.get(host)
-        if turn is None and self._line_ends <= now and self._tokens >= 1:
+        due = self._due_times.get(host)
+        if due is None and self._queue_end <= now and self._tokens >= 1:
             self._tokens -= 1
             return 0.0
-        if turn is not None and turn <= now:
-            del self._turns[host]
+        if due is not None and due <= now:
+            del self._due_times[host]
             return 0.0
-        if turn is None and self._line_ends - now >= RECONNECT_SECONDS_MAX:
+        if due is None and self._queue_end - now >= RECONNECT_SECONDS_MAX:
             self.deferred += 1  # the line is long enough: ask again, with luck it is shorter then
-            return RECONNECT_SECONDS_MAX * (0.5 + share(host) / 2)
-        if turn is None:
-            self._line_ends = turn = max(self._line_ends, now) + 1 / self._hertz
-            self._turns[host] = turn
+            return RECONNECT_SECONDS_MAX * (0.5 + host_fraction(host) / 2)
+        if due is None:
+            self._queue_end = due = max(self._queue_end, now) + 1 / self._hertz
+            self._due_times[host] = due
         self.deferred += 1
-        return max(turn - now, 1 / self._hertz)
+        return max(due - now, 1 / self._hertz)
 
     def _refill(self, now: float) -> None:
         seconds, self._at = max(0.0, now - self._at), now
-        if self._line_ends <= now:
+        if self._queue_end <= now:
             self._tokens = min(self._tokens + seconds * self._hertz, self._hertz)
-        while self._turns:
-            host, turn = next(iter(self._turns.items()))
-            if turn + TURN_SECONDS > now:
+        while self._due_times:
+            host, due = next(iter(self._due_times.items()))
+            if due + SLOT_SECONDS > now:
                 return
-            del self._turns[host]
+            del self._due_times[host]

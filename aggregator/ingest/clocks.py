@@ -16,7 +16,7 @@ from typing import NamedTuple
 import duckdb
 
 from ..fleet.fleet import BOOT_SLACK_NS
-from ..store.rows import ClockRecord, put
+from ..store.rows import ClockRecord, put_clocks
 from ..store.store import Store
 
 #: A wall clock further off than this is not used for the time of readings.
@@ -93,11 +93,11 @@ class HostClock:
         return max(0, min(wall_ns if earlier_boot or near else by_boot_ns, now_ns))
 
 
-def words(error_seconds: float) -> str:
+def offset_message(error_seconds: float) -> str:
     """Return the finding's words."""
-    way = "ahead of" if error_seconds > 0 else "behind"
+    direction = "ahead of" if error_seconds > 0 else "behind"
     return (
-        f"its clock is {_span(abs(error_seconds))} {way} the aggregator's; its readings are stored "
+        f"its clock is {_span(abs(error_seconds))} {direction} the aggregator's; its readings are stored "
         "under the aggregator's time. Set its clock (chronyc tracking, timedatectl)"
     )
 
@@ -115,7 +115,7 @@ def _span(seconds: float) -> str:
 log = logging.getLogger(__name__)
 
 #: How often all clocks are looked at.
-LOOK_SECONDS = 30
+CHECK_SECONDS = 30
 #: A change by less is not written before its time.
 CHANGE_SECONDS = 0.1
 #: An unchanged clock is written again after this long, if its host still speaks.
@@ -124,16 +124,16 @@ REPEAT_SECONDS = 300
 DRIFT_SECONDS = 50e-6 * WINDOW_SECONDS
 
 
-class Heard(NamedTuple):
+class ClockSample(NamedTuple):
     """A host, its clocks, and when it last spoke."""
 
     host: str
     clock: HostClock
-    heard_ns: int
+    last_received_ns: int
 
 
 @dataclass(slots=True)
-class _Written:
+class _WrittenClock:
     offset_seconds: float
     measured_ns: int
 
@@ -142,16 +142,16 @@ class ClockLog:
     """Remembers what was written of each host."""
 
     def __init__(self) -> None:
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, _WrittenClock] = {}
 
-    def due(self, hosts: Iterable[Heard]) -> list[ClockRecord]:
+    def due(self, hosts: Iterable[ClockSample]) -> list[ClockRecord]:
         """Return what is to be written now, and take it as written."""
         found = []
-        for host, clock, heard_ns in hosts:
+        for host, clock, last_received_ns in hosts:
             offset = clock.error_seconds
-            if self._is_due(self._written.get(host), offset, heard_ns):
-                self._written[host] = _Written(offset, heard_ns)
-                found.append(ClockRecord(host, offset, _error_seconds(clock), heard_ns))
+            if self._is_due(self._written.get(host), offset, last_received_ns):
+                self._written[host] = _WrittenClock(offset, last_received_ns)
+                found.append(ClockRecord(host, offset, _error_seconds(clock), last_received_ns))
         return found
 
     def forget(self, records: Iterable[ClockRecord]) -> None:
@@ -160,13 +160,13 @@ class ClockLog:
             self._written.pop(record.host, None)
 
     @staticmethod
-    def _is_due(before: _Written | None, offset_seconds: float, heard_ns: int) -> bool:
-        if before is None or heard_ns < before.measured_ns:  # our clock was set back
+    def _is_due(before: _WrittenClock | None, offset_seconds: float, last_received_ns: int) -> bool:
+        if before is None or last_received_ns < before.measured_ns:  # our clock was set back
             return True
-        if heard_ns == before.measured_ns:
+        if last_received_ns == before.measured_ns:
             return False
         changed = abs(offset_seconds - before.offset_seconds) > CHANGE_SECONDS
-        return changed or heard_ns - before.measured_ns >= REPEAT_SECONDS * 1_000_000_000
+        return changed or last_received_ns - before.measured_ns >= REPEAT_SECONDS * 1_000_000_000
 
 
 def _error_seconds(clock: HostClock) -> float:
@@ -182,26 +182,26 @@ class ClockWriter:
     Owned by the loop's thread. What a disk does not take now is written later.
     """
 
-    def __init__(self, heard: Callable[[], Iterable[Heard]], store: Store) -> None:
-        self._heard, self._store = heard, store
+    def __init__(self, samples: Callable[[], Iterable[ClockSample]], store: Store) -> None:
+        self._samples, self._store = samples, store
         self._log = ClockLog()
-        self._looked_ns = 0
+        self._checked_ns = 0
         self._task: asyncio.Task[None] | None = None
 
     def step(self, now_ns: int) -> None:
         """Begin to write what is due, if it is time to look."""
         busy = self._task is not None and not self._task.done()
-        if busy or 0 <= now_ns - self._looked_ns < LOOK_SECONDS * 1_000_000_000:
+        if busy or 0 <= now_ns - self._checked_ns < CHECK_SECONDS * 1_000_000_000:
             return
-        if not (hosts := list(self._heard())):
+        if not (hosts := list(self._samples())):
             return
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         if records := self._log.due(hosts):
             self._task = asyncio.create_task(self._write(records))
 
     async def _write(self, records: list[ClockRecord]) -> None:
         def work(connection: duckdb.DuckDBPyConnection) -> None:
-            put(connection, records)
+            put_clocks(connection, records)
 
         loop = asyncio.get_running_loop()
         try:

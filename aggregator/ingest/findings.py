@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..fleet.fleet import Fleet
-from ..model import DUPLICATE_GPU, LET_GO, OURSELVES, Finding
+from ..model import AGGREGATOR_HOST, DUPLICATE_GPU, GPU_RELEASED, Finding
 
 #: A finding that is told by an occurrence, not by a state, ends when it has not occurred for so long.
 EXPIRES_SECONDS = 300
@@ -16,46 +16,48 @@ _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 Key = tuple[str, str, str]  # host, name, subject
 
 
-class Findings:
+class ActiveFindings:
     """Owned by the loop's thread."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._last_ns: dict[Key, int] = {}  # only of those that expire
-        self._told: dict[Key, Finding] = {}
-        self._news: list[Finding] = []
+        self._recorded: dict[Key, Finding] = {}
+        self._changed: list[Finding] = []
 
     def __contains__(self, key: Key) -> bool:
         return key in self._fleet.findings
 
     def find(
-        self, host: str, name: str, words: str, now_ns: int, *, subject: str = "", expires: bool
+        self, host: str, name: str, message: str, now_ns: int, *, subject: str = "", expires: bool
     ) -> None:
         """Say that something is so; *expires* after EXPIRES_SECONDS without being said again."""
         key = host, name, subject
         if expires:
             self._last_ns[key] = now_ns
         if key not in self:
-            finding = Finding(host, name, subject, words, now_ns)
-            if self._fleet.find(finding):
-                self._told[key] = finding
-                self._news.append(finding)
+            finding = Finding(host, name, subject, message, now_ns)
+            if self._fleet.add_finding(finding):
+                self._recorded[key] = finding
+                self._changed.append(finding)
 
     def restore(self, finding: Finding, now_ns: int, *, expires: bool) -> None:
         """Take over what was so before our restart, since when it was."""
         key = finding.host, finding.name, finding.subject
         if expires:
             self._last_ns[key] = now_ns
-        self._told[key] = finding
-        self._fleet.find(finding)
+        self._recorded[key] = finding
+        self._fleet.add_finding(finding)
 
-    def say_not_stored(self, words: str, now_ns: int) -> None:
+    def report_not_storing(self, reason: str, now_ns: int) -> None:
         """Say why nothing is stored; "" when all is. It is on record once the disk takes it."""
-        if words:
-            said = f"nothing is stored and nothing receipted: {words}; agents keep their readings"
-            self.find(OURSELVES, "store.failing", said, now_ns, expires=False)
+        if reason:
+            message = (
+                f"nothing is stored and nothing receipted: {reason}; agents keep their readings"
+            )
+            self.find(AGGREGATOR_HOST, "store.failing", message, now_ns, expires=False)
         else:
-            self.clear(OURSELVES, "store.failing", now_ns)
+            self.clear(AGGREGATOR_HOST, "store.failing", now_ns)
 
     def clear(
         self, host: str, name: str, now_ns: int, *, subject: str = "", because: str = ""
@@ -63,11 +65,11 @@ class Findings:
         """Say that something is no longer so, and what ended it. Nothing happens when it was not so."""
         key = host, name, subject
         self._last_ns.pop(key, None)
-        self._fleet.clear(host, name, subject)
-        finding = self._told.pop(key, None)
+        self._fleet.clear_finding(host, name, subject)
+        finding = self._recorded.pop(key, None)
         if finding is not None:
             ended = because or finding.clears_when
-            self._news.append(replace(finding, cleared_ns=now_ns, clears_when=ended))
+            self._changed.append(replace(finding, cleared_ns=now_ns, clears_when=ended))
 
     def sweep(self, now_ns: int) -> None:
         """Clear what has expired."""
@@ -77,16 +79,16 @@ class Findings:
 
     def changes(self, now_ns: int) -> list[Finding]:
         """Return what came and what went (with when it did) since the last call: for the store."""
-        held = dict(self._fleet.findings)
-        news, self._news = self._news, []
-        came = [one for key, one in held.items() if self._told.get(key) != one]
-        went = [
+        active = dict(self._fleet.findings)
+        changed, self._changed = self._changed, []
+        opened = [one for key, one in active.items() if self._recorded.get(key) != one]
+        closed = [
             replace(one, cleared_ns=now_ns)
-            for key, one in self._told.items()
-            if held.get(key) != one
+            for key, one in self._recorded.items()
+            if active.get(key) != one
         ]
-        self._told = held
-        return news + went + came
+        self._recorded = active
+        return changed + closed + opened
 
 
 # ----------------------------------------------------------------------
@@ -107,7 +109,7 @@ class GpuOwners:
 
     def __init__(
         self,
-        findings: Findings,
+        findings: ActiveFindings,
         is_silent: Callable[[str, int], bool],
         before: Iterable[tuple[str, str]] = (),
     ) -> None:
@@ -115,13 +117,13 @@ class GpuOwners:
         self._findings = findings
         self._is_silent = is_silent
         self._owner: dict[str, str] = {}
-        self._of: dict[str, tuple[str, ...]] = {}
+        self._gpus_of: dict[str, tuple[str, ...]] = {}
         self._contested: set[str] = set()  # hosts with a GPU that is another's
         for key, host in before:
             if _UUID.fullmatch(key):
                 self._owner[key] = host
         for key, host in self._owner.items():
-            self._of[host] = (*self._of.get(host, ()), key)
+            self._gpus_of[host] = (*self._gpus_of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
         """Take the GPUs of a host as it registers; another's that it names stay the other's while that is heard.
@@ -129,10 +131,10 @@ class GpuOwners:
         True: it named some of those.
         """
         now = {key: None for key in keys if _UUID.fullmatch(key)}
-        for key in self._of.get(host, ()):
+        for key in self._gpus_of.get(host, ()):
             if key not in now and self._owner.get(key) == host:
                 del self._owner[key]
-        self._of[host] = tuple(now)
+        self._gpus_of[host] = tuple(now)
         self._claim(host, now_ns)
         return host in self._contested
 
@@ -140,13 +142,13 @@ class GpuOwners:
         """Look again at what two hosts have: one may have let it go, or be silent, which is no claim."""
         for host in sorted(self._contested):
             if self._is_silent(host, now_ns):
-                self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host)
+                self._findings.clear(AGGREGATOR_HOST, DUPLICATE_GPU, now_ns, subject=host)
             else:
                 self._claim(host, now_ns)
 
     def _claim(self, host: str, now_ns: int) -> None:
         others: dict[str, str] = {}
-        for key in self._of[host]:
+        for key in self._gpus_of[host]:
             owner = self._owner.get(key, host)
             if owner != host and not self._is_silent(owner, now_ns):
                 others[key] = owner
@@ -154,14 +156,18 @@ class GpuOwners:
                 self._owner[key] = host
         if others:
             self._contested.add(host)
-            words = _words(host, others)
-            self._findings.find(OURSELVES, DUPLICATE_GPU, words, now_ns, subject=host, expires=True)
+            message = _duplicate_gpu_message(host, others)
+            self._findings.find(
+                AGGREGATOR_HOST, DUPLICATE_GPU, message, now_ns, subject=host, expires=True
+            )
         elif host in self._contested:
             self._contested.discard(host)
-            self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host, because=LET_GO)
+            self._findings.clear(
+                AGGREGATOR_HOST, DUPLICATE_GPU, now_ns, subject=host, because=GPU_RELEASED
+            )
 
 
-def _words(host: str, others: dict[str, str]) -> str:
+def _duplicate_gpu_message(host: str, others: dict[str, str]) -> str:
     key, owner = min(others.items())
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return (

@@ -9,33 +9,33 @@ from ...contract.signals import FORMER_TABLES, TABLES
 from ...contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Receiver, StreamError
 from ...contract.wire import telemetry_pb2 as wire
 from ...ext.intake import Catalogue, Reader, Received
-from ..errors import DifferencesLost, StreamRefused
+from ..errors import StreamDesync, StreamRefused
 from ..fleet.fleet import Fleet
-from ..fleet.tracked_signals import KEPT
+from ..fleet.tracked_signals import TRACKED_SIGNALS
 from ..store.rows import plan
 
 
 def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:
     name = FORMER_TABLES.get(name, name)
-    places = _PLACES.get(name, {})
-    kept = [places.get(each, -1) for each in signal_ids]
-    return plan(name, signal_ids, _NUMBERS.get(name, -1), kept)
+    known_columns = _COLUMNS.get(name, {})
+    columns = [known_columns.get(each, -1) for each in signal_ids]
+    return plan(name, signal_ids, _TABLE_NUMBERS.get(name, -1), columns)
 
 
 #: Table -> where it stands among the fleet's, if anything of it is kept there.
-_NUMBERS = {
-    name: number for number, (name, table) in enumerate(Fleet().tables.items()) if table.is_kept
+_TABLE_NUMBERS = {
+    name: number for number, (name, table) in enumerate(Fleet().tables.items()) if table.is_tracked
 }
 #: Table -> signal id -> its column among those that the fleet keeps.
-_PLACES = {
-    name: {s.signal_id: at for at, s in enumerate(s for s in signals if s.name in KEPT)}
+_COLUMNS = {
+    name: {s.signal_id: at for at, s in enumerate(s for s in signals if s.name in TRACKED_SIGNALS)}
     for name, signals in TABLES.items()
 }
 #: Where the columns of agents' tables belong, of all streams.
 CATALOGUE = Catalogue(_plan)
 
 
-class Incoming:
+class FrameStreamReader:
     """What one stream remembers of the frames before."""
 
     def __init__(self) -> None:
@@ -43,17 +43,19 @@ class Incoming:
         self._reader = Reader(CATALOGUE, decode)
         #: Of the frame that was asked for last, as it or its message says.
         self.sequence = 0
-        self._late_message: wire.TelemetryBatch | None = None  # in hand, of several late frames
-        self._late: Receiver | None = None  # what is remembered of it, until its last frame
-        self._late_left: list[bytes] = []  # its frames that follow, the next one last
+        self._backlog_message: wire.TelemetryBatch | None = None  # in hand, of several late frames
+        self._backlog_receiver: Receiver | None = (
+            None  # what is remembered of it, until its last frame
+        )
+        self._backlog_left: list[bytes] = []  # its frames that follow, the next one last
 
     def frame(self, message: wire.TelemetryBatch) -> Received:
         """Return the frame, whichever way it came; of a message of late frames the next one each time.
 
-        Raises FrameError with words; DifferencesLost.
+        Raises FrameError with words; StreamDesync.
         """
-        if message is self._late_message or message.late:
-            return self._next_late(message)
+        if message is self._backlog_message or message.late:
+            return self._next_backlog_frame(message)
         self.sequence = message.sequence
         if not message.differences:
             return self._reader.read(message.frame)
@@ -63,29 +65,29 @@ class Incoming:
             StreamError,
             FrameError,
         ) as error:  # a wrong checksum: they remember different things
-            raise DifferencesLost(
+            raise StreamDesync(
                 f"the differences of frame {message.sequence} make no frame: {error}; "
                 "begin a new stream"
             ) from error
 
-    def _next_late(self, message: wire.TelemetryBatch) -> Received:
-        late = self._late
-        if late is None or message is not self._late_message:
-            late = self._late = Receiver(CONTEXT_BYTES_MAX)
-            self._late_message, self._late_left = message, list(message.late)[::-1]
-        data = self._late_left.pop()
-        if not self._late_left:
-            self._late = self._late_message = None
+    def _next_backlog_frame(self, message: wire.TelemetryBatch) -> Received:
+        receiver = self._backlog_receiver
+        if receiver is None or message is not self._backlog_message:
+            receiver = self._backlog_receiver = Receiver(CONTEXT_BYTES_MAX)
+            self._backlog_message, self._backlog_left = message, list(message.late)[::-1]
+        data = self._backlog_left.pop()
+        if not self._backlog_left:
+            self._backlog_receiver = self._backlog_message = None
         try:
-            return self._read_late(late.decode(data))
+            return self._read_backlog_frame(receiver.decode(data))
         except StreamError as error:
-            number = len(message.late) - len(self._late_left)
-            raise DifferencesLost(
+            number = len(message.late) - len(self._backlog_left)
+            raise StreamDesync(
                 f"frame {number} of {len(message.late)} late ones in message {message.sequence} makes no frame: "
                 f"{error}; begin a new stream"
             ) from error
 
-    def _read_late(self, data: bytes) -> Received:
+    def _read_backlog_frame(self, data: bytes) -> Received:
         """Read a late frame: one that is bad as its host made it is refused by its own sequence. StreamError."""
         try:
             frame = self._reader.read(data)
@@ -99,7 +101,7 @@ class Incoming:
         return frame
 
 
-def check_late(message: wire.TelemetryBatch) -> None:
+def check_backlog(message: wire.TelemetryBatch) -> None:
     """Look at a message of late frames before it waits for its turn. Raises StreamRefused: its agent keeps them."""
     if len(message.late) > LATE_FRAMES_MAX:
         raise StreamRefused(
@@ -113,6 +115,6 @@ def check_late(message: wire.TelemetryBatch) -> None:
         )
 
 
-def received(data: bytes) -> Received:
+def read_frame(data: bytes) -> Received:
     """Return a frame that belongs to no stream. Raises FrameError."""
     return Reader(CATALOGUE, decode).read(data)

@@ -15,20 +15,20 @@ from ...contract.frame import FrameError
 from ...contract.stream import CONTEXT_BYTES_MAX
 from ...contract.wire import telemetry_pb2 as wire
 from ...ext.intake import Received
-from ..auth.principal import LOCAL, Caller
 from ..config import AggregatorConfig
-from ..errors import BEHIND_SECONDS, NoSession, TooMuch
+from ..errors import DISK_RETRY_SECONDS, NoSession, ResourceExhausted
 from ..fleet.active_events import SXID, XID
 from ..fleet.fleet import Fleet
 from ..fleet.known_gpus import ExpectedGpus
-from ..store.duckdb_file import THREADS
+from ..principal import LOCAL, Principal
+from ..store.duckdb_file import THREAD_NAME_PREFIX
 from ..store.journal import StoredEvent
 from ..store.rows import HostRecord
 from ..store.store import Store
 from . import clocks
-from .clocks import Heard, HostClock
-from .findings import Findings, GpuOwners
-from .frame_reader import Incoming
+from .clocks import ClockSample, HostClock
+from .findings import ActiveFindings, GpuOwners
+from .frame_reader import FrameStreamReader
 from .sessions import Session, Sessions, check_events, check_name, check_request
 
 # ----------------------------------------------------------------------
@@ -38,12 +38,12 @@ from .sessions import Session, Sessions, check_events, check_name, check_request
 CLOSE_SECONDS = 2.0
 
 
-class EventLane:
+class EventWriter:
     """Events of many calls to the journal with one fsync: what comes during one waits for the next."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREADS + "events")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME_PREFIX + "events")
         self._writing: Future[None] | None = None
         self._waiting: list[tuple[list[StoredEvent], asyncio.Future[None]]] = []
         self._running: asyncio.Task[None] | None = None
@@ -89,47 +89,47 @@ class EventLane:
 EVENTS_MAX = 100_000
 
 
-class Known(NamedTuple):
+class KnownRevisions(NamedTuple):
     """Up to which revision an event was told to the fleet, and is on disk; -1: not at all."""
 
-    told: int = -1
+    reported: int = -1
     durable: int = -1
 
 
 #: Nearly all are of revision 0 or 1: one object for all that are alike.
-_known = lru_cache(maxsize=1024)(Known)
+_known_revisions = lru_cache(maxsize=1024)(KnownRevisions)
 
 
-class KnownEvents:
+class EventDeduplicator:
     """By host and event id; a hash stands for both (Python's own, whose secret is the process's), for ids are long."""
 
     def __init__(self, events_max: int = EVENTS_MAX) -> None:
         self._half = max(1, events_max // 2)
-        self._newer = dict[int, Known]()
-        self._older = dict[int, Known]()
+        self._newer = dict[int, KnownRevisions]()
+        self._older = dict[int, KnownRevisions]()
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def of(self, host: str, event_id: str) -> Known:
+    def of(self, host: str, event_id: str) -> KnownRevisions:
         """Return how far an event is known."""
         key = hash((host, event_id))
-        return self._newer.get(key) or self._older.get(key) or _known()
+        return self._newer.get(key) or self._older.get(key) or _known_revisions()
 
-    def tell(self, host: str, event_id: str, revision: int) -> bool:
+    def mark_reported(self, host: str, event_id: str, revision: int) -> bool:
         """Note that the fleet is told of *revision*. False: it was already, or of a later one."""
         known = self.of(host, event_id)
-        if revision <= known.told:
+        if revision <= known.reported:
             return False
-        self._put(host, event_id, _known(revision, known.durable))
+        self._put(host, event_id, _known_revisions(revision, known.durable))
         return True
 
-    def store(self, host: str, event_id: str, revision: int) -> None:
+    def mark_durable(self, host: str, event_id: str, revision: int) -> None:
         """Note that *revision* is on disk."""
         known = self.of(host, event_id)
-        self._put(host, event_id, _known(known.told, max(known.durable, revision)))
+        self._put(host, event_id, _known_revisions(known.reported, max(known.durable, revision)))
 
-    def _put(self, host: str, event_id: str, known: Known) -> None:
+    def _put(self, host: str, event_id: str, known: KnownRevisions) -> None:
         key = hash((host, event_id))
         self._older.pop(key, None)
         self._newer[key] = known
@@ -142,7 +142,7 @@ class KnownEvents:
 COMMIT_BYTES_MAX = 64 << 20
 
 
-class OfBoot(Protocol):
+class BootStamped(Protocol):
     """What says when in which boot it was made."""
 
     @property
@@ -151,7 +151,7 @@ class OfBoot(Protocol):
     def boottime_ns(self) -> int: ...
 
 
-class Accepted(NamedTuple):
+class AcceptedFrame(NamedTuple):
     """A frame that is good: what the store needs of it."""
 
     frame: Received
@@ -178,7 +178,7 @@ class Ingest:
         config: AggregatorConfig,
         wall_ns: Callable[[], int],
     ) -> None:
-        self.findings = Findings(fleet)
+        self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
         self._fleet = fleet
         self._store = store
@@ -186,27 +186,29 @@ class Ingest:
         self._wall_ns = wall_ns
         #: Since the start: frames taken, those of them from a spool, their rows, frames refused,
         #: receipts sent (one a frame), events told anew.
-        self.frames = self.late_frames = self.rows = 0
+        self.frames = self.backlog_frames = self.rows = 0
         self.refused_frames = self.receipts = self.new_events = 0
         self._clocks: dict[str, HostClock] = {}
-        self._lane = EventLane(store)
-        self._known = KnownEvents()
-        self._events_again: dict[str, dict[str, StoredEvent]] = {}
-        self._boots_before: dict[str, bytes] = {}
+        self._event_writer = EventWriter(store)
+        self._deduplicator = EventDeduplicator()
+        self._restored_events: dict[str, dict[str, StoredEvent]] = {}
+        self._previous_boots: dict[str, bytes] = {}
         self._cleared = store.cleared_findings
-        self._remember(store)
+        self._restore(store)
         self._gpu_owners = GpuOwners(self.findings, self.sessions.is_silent, store.known_gpus)
 
-    def _remember(self, store: Store) -> None:
+    def _restore(self, store: Store) -> None:
         now_ns = self._wall_ns()
         for host, run_id, boot_id, address in store.known_hosts:
-            self.sessions.remember(host, run_id, boot_id, address, now_ns)
-            self._boots_before[host] = boot_id
+            self.sessions.restore(host, run_id, boot_id, address, now_ns)
+            self._previous_boots[host] = boot_id
         for event in store.recent_events:
             event_id, revision = event.event.event_id, event.event.revision
-            if self._known.tell(event.host, event_id, revision):  # the journal may hold a later one
-                self._known.store(event.host, event_id, revision)
-                self._events_again.setdefault(event.host, {})[event_id] = event
+            if self._deduplicator.mark_reported(
+                event.host, event_id, revision
+            ):  # the journal may hold a later one
+                self._deduplicator.mark_durable(event.host, event_id, revision)
+                self._restored_events.setdefault(event.host, {})[event_id] = event
 
     @property
     def credit_frames(self) -> int:
@@ -219,14 +221,14 @@ class Ingest:
         return not self._store.failing
 
     def register(
-        self, request: wire.RegisterNodeRequest, address: str, caller: Caller = LOCAL
+        self, request: wire.RegisterNodeRequest, address: str, principal: Principal = LOCAL
     ) -> wire.RegisterNodeResponse:
-        """Answer RegisterNode. Raises Invalid, NotAllowed, NameTaken, TooMuch."""
-        check_name(caller, request.node)  # first: who lies about its name is not worth the rest
+        """Answer RegisterNode. Raises InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted."""
+        check_name(principal, request.node)  # first: who lies about its name is not worth the rest
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
         session = self.sessions.register(
-            host, request.run_id, request.boot_id, address, now_ns, caller
+            host, request.run_id, request.boot_id, address, now_ns, principal
         )
         session.foreign = foreign
         index = self._fleet.register(
@@ -243,7 +245,7 @@ class Ingest:
         known = self._fleet.known_gpus.of(host)
         self._store.submit_host(_record(request, index, address, now_ns, known), foreign)
         self._observe_clock(host, request, request.wall_time_ns, now_ns)
-        self._tell_events_again(host, request.boot_id)
+        self._replay_events(host, request.boot_id)
         return wire.RegisterNodeResponse(
             node=f"nodes/{host}",
             node_index=index,
@@ -257,16 +259,16 @@ class Ingest:
         self._gpu_owners.step(now_ns)
         self.findings.sweep(now_ns)
 
-    def _tell_events_again(self, host: str, boot_id: bytes) -> None:
+    def _replay_events(self, host: str, boot_id: bytes) -> None:
         """After our restart: what happened to the host since it booted still holds, but for what was
         cleared while we ran.
         """
         cleared = self._cleared.pop(host, [])
-        if self._boots_before.pop(host, boot_id) != boot_id:
-            self._events_again.pop(host, None)  # it booted, or another machine has its name
-        for event in self._events_again.pop(host, {}).values():
+        if self._previous_boots.pop(host, boot_id) != boot_id:
+            self._restored_events.pop(host, None)  # it booted, or another machine has its name
+        for event in self._restored_events.pop(host, {}).values():
             if not self._was_cleared(event, cleared):
-                self._fleet.event(host, event.event, event.received_ns, event.time_ns)
+                self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)
 
     def _was_cleared(self, event: StoredEvent, cleared: list[tuple[str, int]]) -> bool:
         """Say whether what *event* told was gone later: a GPU that was reset since is not sick again."""
@@ -281,11 +283,11 @@ class Ingest:
         )
 
     def accept(
-        self, session: Session, message: wire.TelemetryBatch, incoming: Incoming
-    ) -> Accepted:
+        self, session: Session, message: wire.TelemetryBatch, incoming: FrameStreamReader
+    ) -> AcceptedFrame:
         """Read, check and observe a frame. *incoming* is what its stream remembers.
 
-        Raises FrameError with words; DifferencesLost; NoSession when replaced.
+        Raises FrameError with words; StreamDesync; NoSession when replaced.
         """
         if session.ended:
             raise NoSession(f"{session.host} has registered again since: this session has ended")
@@ -305,45 +307,49 @@ class Ingest:
                 f"its {frame.rows} rows take {frame.size_bytes >> 20} MiB in a commit, at most "
                 f"{COMMIT_BYTES_MAX >> 20}: fewer devices a frame"
             )
-        session.heard_ns = now_ns
+        session.last_received_ns = now_ns
         self.frames += 1
         self.rows += frame.rows
         if message.backlog:
-            self.late_frames += 1
+            self.backlog_frames += 1
             self._fleet.note_backlog(session.host, now_ns)
         else:
             self._fleet.observe(session.host, frame, now_ns)
             self._observe_clock(session.host, frame, frame.wall_ns, now_ns)
         clock = self._clocks[session.host]
         offset_ns = clock.time_offset_ns(frame.boot_id, frame.boottime_ns, frame.wall_ns)
-        return Accepted(frame, offset_ns)
+        return AcceptedFrame(frame, offset_ns)
 
-    def _observe_clock(self, host: str, boot: OfBoot, wall_ns: int, now_ns: int) -> None:
+    def _observe_clock(self, host: str, boot: BootStamped, wall_ns: int, now_ns: int) -> None:
         clock = self._clocks.get(host)
         if clock is None:
             clock = self._clocks[host] = HostClock()
         clock.observe(boot.boot_id, boot.boottime_ns, wall_ns, now_ns)
         error = clock.error_seconds
         if abs(error) > clocks.OFFSET_SECONDS_MAX:
-            self.findings.find(host, "clock.offset", clocks.words(error), now_ns, expires=False)
+            self.findings.find(
+                host, "clock.offset", clocks.offset_message(error), now_ns, expires=False
+            )
         elif abs(error) < clocks.CLEAR_SECONDS_MAX and (host, "clock.offset", "") in self.findings:
             self.findings.clear(host, "clock.offset", now_ns)
 
-    def heard_clocks(self) -> Iterator[Heard]:
+    def clock_samples(self) -> Iterator[ClockSample]:
         """Yield every host that spoke since our start, with its clocks."""
         for host, clock in self._clocks.items():
-            yield Heard(host, clock, self.sessions.heard_ns(host))
+            yield ClockSample(host, clock, self.sessions.last_received_ns(host))
 
-    def held_back(self, session: Session) -> None:
+    def report_held_back(self, session: Session) -> None:
         """Tell of a host that sends so much, and not only at once, that it is read more slowly."""
-        words = (
+        message = (
             "its agent sends more frames, bytes or rows a second than it may "
             "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its readings "
             "come late"
         )
-        self.findings.find(session.host, "ingest.held_back", words, self._wall_ns(), expires=True)
+        self.findings.find(session.host, "ingest.held_back", message, self._wall_ns(), expires=True)
 
-    def submit(self, session: Session, good: Accepted, on_durable: Callable[[int], None]) -> bool:
+    def submit(
+        self, session: Session, good: AcceptedFrame, on_durable: Callable[[int], None]
+    ) -> bool:
         """Queue an accepted frame for the store. False: no room now."""
         return self._store.submit_frame(
             session.host,
@@ -356,14 +362,14 @@ class Ingest:
     async def events(
         self, session: Session, request: wire.ReportEventsRequest
     ) -> wire.ReportEventsResponse:
-        """Answer ReportEvents once the events are on disk. Raises Invalid, TooMuch, NotReady.
+        """Answer ReportEvents once the events are on disk. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
 
         They are judged at once: a host whose GPU fell off the bus is not well because our disk is
-        full. After TooMuch and NotReady the agent keeps them and sends them again.
+        full. After ResourceExhausted and ServiceUnavailable the agent keeps them and sends them again.
         """
         check_events(request)
         now_ns, host = self._wall_ns(), session.host
-        session.heard_ns = now_ns
+        session.last_received_ns = now_ns
         new: dict[str, StoredEvent] = {}
         duplicates = []
         for event in request.events:
@@ -375,31 +381,31 @@ class Ingest:
                 )
                 new[event.event_id] = StoredEvent(host, now_ns, time_ns, event)
         self.new_events += len(new)
-        self._tell(list(new.values()))
+        self._report_to_fleet(list(new.values()))
         if self._store.events_full:
-            words = "too many events wait for the store; send them again later"
-            raise TooMuch(words, BEHIND_SECONDS)
+            message = "too many events wait for the store; send them again later"
+            raise ResourceExhausted(message, DISK_RETRY_SECONDS)
         if new:
-            await self._lane.append(list(new.values()))
+            await self._event_writer.append(list(new.values()))
         for event_id, one in new.items():
-            self._known.store(host, event_id, one.event.revision)
+            self._deduplicator.mark_durable(host, event_id, one.event.revision)
         return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
-    def _is_known(self, host: str, event: wire.HealthEvent, beside: StoredEvent | None) -> bool:
+    def _is_known(self, host: str, event: wire.HealthEvent, in_request: StoredEvent | None) -> bool:
         """Say whether this revision of *event*, or a later one, is on disk or in the same request."""
-        if beside is not None and beside.event.revision >= event.revision:
+        if in_request is not None and in_request.event.revision >= event.revision:
             return True
-        return self._known.of(host, event.event_id).durable >= event.revision
+        return self._deduplicator.of(host, event.event_id).durable >= event.revision
 
-    def _tell(self, events: list[StoredEvent]) -> None:
+    def _report_to_fleet(self, events: list[StoredEvent]) -> None:
         """Tell the fleet of events, of each revision once."""
         for one in events:
-            if self._known.tell(one.host, one.event.event_id, one.event.revision):
-                self._fleet.event(one.host, one.event, one.received_ns, one.time_ns)
+            if self._deduplicator.mark_reported(one.host, one.event.event_id, one.event.revision):
+                self._fleet.observe_event(one.host, one.event, one.received_ns, one.time_ns)
 
     def close(self) -> None:
         """End the event lane's thread, or leave it to a disk that hangs."""
-        self._lane.close()
+        self._event_writer.close()
 
 
 def _record(

@@ -18,11 +18,18 @@ from ...contract.wire.telemetry_pb2 import (
     ReportEventsRequest,
     SignalDefinition,
 )
-from ..auth.principal import LOCAL, NAME_CHARACTERS_MAX, Caller, is_name
-from ..errors import ROOM_SECONDS, Invalid, NameTaken, NoSession, NotAllowed, TooMuch
-from ..store.rows import Foreign
-from .backlog import HostPace
-from .findings import Findings
+from ..errors import (
+    CAPACITY_RETRY_SECONDS,
+    AlreadyExists,
+    InvalidArgument,
+    NoSession,
+    PermissionDenied,
+    ResourceExhausted,
+)
+from ..principal import LOCAL, NAME_CHARACTERS_MAX, Principal, is_name
+from ..store.rows import ForeignSignal
+from .backlog import HostQuota
+from .findings import ActiveFindings
 
 #: After so long without a word of the incumbent, its name is free.
 SILENT_SECONDS = 60
@@ -39,19 +46,19 @@ class Session:
     run_id: bytes
     boot_id: bytes
     address: str
-    heard_ns: int
+    last_received_ns: int
     token: str = ""
     #: Who registered it, the only one that may use it, and how it proved its name (`auth/principal.py`).
-    caller: Caller = LOCAL
+    principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False
-    foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
+    foreign: Mapping[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
     #: Of the host's late frames, kept when it registers again; made by its first stream.
-    pace: HostPace | None = None
+    quota: HostQuota | None = None
 
-    def silent(self, now_ns: int) -> bool:
+    def is_silent(self, now_ns: int) -> bool:
         """Whether its name is free."""
-        return now_ns - self.heard_ns >= _SILENT_NS
+        return now_ns - self.last_received_ns >= _SILENT_NS
 
     def __str__(self) -> str:
         return f"run {self.run_id.hex()[:8]} from {self.address}"
@@ -60,7 +67,7 @@ class Session:
 class Sessions:
     """All of them, by name. Owned by the loop's thread."""
 
-    def __init__(self, findings: Findings, hosts_max: int) -> None:
+    def __init__(self, findings: ActiveFindings, hosts_max: int) -> None:
         self._findings = findings
         self._hosts_max = hosts_max
         self._by_host: dict[str, Session] = {}
@@ -71,9 +78,9 @@ class Sessions:
         """How many hosts are registered or remembered."""
         return len(self._by_host)
 
-    def remember(self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int) -> None:
+    def restore(self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int) -> None:
         """Take over a host that the store knows: it is the incumbent of its name, heard just now."""
-        self._keep(Session(host, run_id, boot_id, address, now_ns))
+        self._add(Session(host, run_id, boot_id, address, now_ns))
 
     def register(
         self,
@@ -82,60 +89,60 @@ class Sessions:
         boot_id: bytes,
         address: str,
         now_ns: int,
-        caller: Caller = LOCAL,
+        principal: Principal = LOCAL,
     ) -> Session:
         """Return a new session, on the same connection the one that is: its stream goes on.
 
-        Raises NotAllowed where *caller* may not write as *host*, NameTaken or TooMuch, with words for the newcomer.
+        Raises PermissionDenied where *principal* may not write as *host*, AlreadyExists or ResourceExhausted, with words for the newcomer.
         """
-        check_name(caller, host)
-        new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), caller)
+        check_name(principal, host)
+        new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), principal)
         incumbent = self._by_host.get(host)
         if incumbent is not None and _is_same(incumbent, new):
-            incumbent.heard_ns = now_ns
+            incumbent.last_received_ns = now_ns
             return incumbent
         if incumbent is None and len(self._by_host) >= self._hosts_max:
-            words = f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)"
-            raise TooMuch(words, ROOM_SECONDS)
-        if incumbent is not None and not _may_follow(incumbent, new, now_ns):
-            if new.caller.proof <= incumbent.caller.proof:
-                raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))
-            self._taken_over(incumbent, new, now_ns)
-        self._look_for_clone(new, now_ns)
+            message = f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)"
+            raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
+        if incumbent is not None and not _may_replace(incumbent, new, now_ns):
+            if new.principal.proof <= incumbent.principal.proof:
+                raise AlreadyExists(self._report_duplicate_name(incumbent, new, now_ns))
+            self._report_takeover(incumbent, new, now_ns)
+        self._check_for_clone(new, now_ns)
         if incumbent is not None:
-            new.pace = incumbent.pace
+            new.quota = incumbent.quota
             self._end(incumbent)
-        self._keep(new)
+        self._add(new)
         return new
 
-    def speaks(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
+    def is_registered(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
         """Say whether this agent is registered on this connection: it only tells of a change."""
         incumbent = self._by_host.get(host)
         return incumbent is not None and _is_same(
             incumbent, Session(host, run_id, boot_id, address, 0)
         )
 
-    def heard_ns(self, host: str) -> int:
+    def last_received_ns(self, host: str) -> int:
         """Return when a host that registered last spoke."""
-        return self._by_host[host].heard_ns
+        return self._by_host[host].last_received_ns
 
-    def leap(self, leapt_ns: int, now_ns: int) -> None:
-        """Our clock was set forward by *leapt_ns* since it was last looked at: nobody's name is free for that."""
+    def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
+        """Our clock was set forward by *jump_ns* since it was last looked at: nobody's name is free for that."""
         for session in self._by_host.values():
-            if session.heard_ns <= now_ns - leapt_ns:
-                session.heard_ns += leapt_ns
+            if session.last_received_ns <= now_ns - jump_ns:
+                session.last_received_ns += jump_ns
 
     def is_silent(self, host: str, now_ns: int) -> bool:
         """Say whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
         session = self._by_host.get(host)
-        return session is None or session.silent(now_ns)
+        return session is None or session.is_silent(now_ns)
 
-    def get(self, token: str, caller: Caller = LOCAL) -> Session:
-        """Return the session of *token*, which *caller* must have registered. Raises NoSession."""
+    def get(self, token: str, principal: Principal = LOCAL) -> Session:
+        """Return the session of *token*, which *principal* must have registered. Raises NoSession."""
         session = self._by_token.get(token)
-        if session is None or (session.caller.role, session.caller.name) != (
-            caller.role,
-            caller.name,
+        if session is None or (session.principal.role, session.principal.name) != (
+            principal.role,
+            principal.name,
         ):
             raise NoSession(
                 "metadata gangline-session names no session of this aggregator "
@@ -143,7 +150,7 @@ class Sessions:
             )
         return session
 
-    def _keep(self, session: Session) -> None:
+    def _add(self, session: Session) -> None:
         self._by_host[session.host] = session
         self._by_run[session.run_id] = session
         if session.token:
@@ -155,7 +162,7 @@ class Sessions:
         if self._by_run.get(session.run_id) is session:
             del self._by_run[session.run_id]
 
-    def _two_of_one_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
+    def _report_duplicate_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
         cloned = incumbent.run_id == new.run_id
         if cloned:
             name, why = "identity.cloned_image", "both have the same run id: a cloned machine image"
@@ -169,53 +176,53 @@ class Sessions:
             else "rename one of them; if the incumbent is gone, its name is free after "
             f"{SILENT_SECONDS} s of silence"
         )
-        words = (
+        message = (
             f"{why}: incumbent {incumbent} {boots[0]}".rstrip()
             + f" stays, newcomer {new} {boots[1]}".rstrip()
             + f" is refused; {what_to_do}"
         )
-        self._findings.find(new.host, name, words, now_ns, subject=_machine(new), expires=True)
-        return f"name {new.host!r} is taken: {words}"
+        self._findings.find(new.host, name, message, now_ns, subject=_machine(new), expires=True)
+        return f"name {new.host!r} is taken: {message}"
 
-    def _taken_over(self, incumbent: Session, new: Session, now_ns: int) -> None:
+    def _report_takeover(self, incumbent: Session, new: Session, now_ns: int) -> None:
         """Tell of a name that goes to the one with the better proof of it."""
-        words = (
-            f"two hosts claim one name: newcomer {new} ({new.caller.way}) takes it over from incumbent "
-            f"{incumbent} ({incumbent.caller.way}), whose proof of it is less or older; rename one of them, or "
+        message = (
+            f"two hosts claim one name: newcomer {new} ({new.principal.auth_method}) takes it over from incumbent "
+            f"{incumbent} ({incumbent.principal.auth_method}), whose proof of it is less or older; rename one of them, or "
             "stop the incumbent if it should not be"
         )
         self._findings.find(
             new.host,
             "identity.duplicate_name",
-            words,
+            message,
             now_ns,
             subject=_machine(incumbent),
             expires=True,
         )
 
-    def _look_for_clone(self, new: Session, now_ns: int) -> None:
+    def _check_for_clone(self, new: Session, now_ns: int) -> None:
         """Two machines of different names with one run id: both go on, both are told of."""
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
-        if other.silent(now_ns):
+        if other.is_silent(now_ns):
             return  # renamed and rebooted, most likely
         for one, two in ((new, other), (other, new)):
-            words = (
+            message = (
                 f"{one.host} ({one.address}) and {two.host} ({two.address}) have the same run id "
                 f"{new.run_id.hex()[:8]}: one is a clone of the other's disk; "
                 "empty the agent's spool folder on one of them"
             )
             self._findings.find(
-                one.host, "identity.cloned_image", words, now_ns, subject=two.host, expires=True
+                one.host, "identity.cloned_image", message, now_ns, subject=two.host, expires=True
             )
 
 
-def check_name(caller: Caller, host: str) -> None:
-    """Raise NotAllowed, with words, where *caller* may not write as *host*."""
-    if not caller.writes_as(host):
-        raise NotAllowed(
-            f"{caller} writes as its own host only, not as {host[:NAME_CHARACTERS_SHOWN]!r}: the agent's setting host, "
+def check_name(principal: Principal, host: str) -> None:
+    """Raise PermissionDenied, with words, where *principal* may not write as *host*."""
+    if not principal.writes_as(host):
+        raise PermissionDenied(
+            f"{principal} writes as its own host only, not as {host[:NAME_CHARACTERS_SHOWN]!r}: the agent's setting host, "
             "or the machine's name, must be the name that its certificate or token was made for"
         )
 
@@ -228,13 +235,13 @@ def _machine(session: Session) -> str:
 def _is_same(incumbent: Session, new: Session) -> bool:
     """Whether an agent registers again on its connection, as after a change of its inventory."""
     return bool(incumbent.token) and (
-        (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.caller)
-        == (new.run_id, new.boot_id, new.address, new.caller)
+        (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.principal)
+        == (new.run_id, new.boot_id, new.address, new.principal)
     )
 
 
-def _may_follow(incumbent: Session, new: Session, now_ns: int) -> bool:
-    if incumbent.silent(now_ns):
+def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
+    if incumbent.is_silent(now_ns):
         return True
     if incumbent.run_id != new.run_id:
         return False
@@ -271,22 +278,22 @@ EVENT_COUNT_MAX = 10**15
 ID_BYTES = 16
 #: Dictionaries of signals that were found good: a fleet's agents are of a few versions, and to look at each
 #: of 800 signals is a third of what a registration costs. Longer ones are looked at each time.
-REMEMBERED_MAX, REMEMBERED_BYTES_MAX = 32, 1 << 17
+CACHED_DICTIONARIES_MAX, CACHED_DICTIONARY_BYTES_MAX = 32, 1 << 17
 
 _SIGNAL = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]+")
 _KINDS = frozenset(Kind)
 
 
-def check_request(request: RegisterNodeRequest) -> Mapping[int, Foreign]:
-    """Check all fields; return the signals that only this agent knows. Raises Invalid."""
+def check_request(request: RegisterNodeRequest) -> Mapping[int, ForeignSignal]:
+    """Check all fields; return the signals that only this agent knows. Raises InvalidArgument."""
     version = request.protocol_version
     if not PROTOCOL_VERSION_MIN <= version <= PROTOCOL_VERSION_MAX:
-        raise Invalid(
+        raise InvalidArgument(
             "protocol_version",
             f"{version}; this aggregator speaks {PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION_MAX}",
         )
     if not is_name(request.node):
-        raise Invalid(
+        raise InvalidArgument(
             "node",
             f"{request.node[:64]!r} is no host name: letters, digits, '.', '_' and '-', "
             f"at most {NAME_CHARACTERS_MAX}",
@@ -294,62 +301,66 @@ def check_request(request: RegisterNodeRequest) -> Mapping[int, Foreign]:
     for name in ("run_id", "boot_id"):
         length = len(getattr(request, name))
         if length != ID_BYTES:
-            raise Invalid(name, f"{length} bytes, expected {ID_BYTES}")
-    _text("agent_version", request.agent_version, VERSION_CHARACTERS_MAX)
-    _map("labels", request.labels, LABELS_MAX)
+            raise InvalidArgument(name, f"{length} bytes, expected {ID_BYTES}")
+    _check_text("agent_version", request.agent_version, VERSION_CHARACTERS_MAX)
+    _check_map("labels", request.labels, LABELS_MAX)
     _check_devices(request)
-    _count("signals", request.signals, SIGNALS_MAX)
-    said = RegisterNodeRequest()
-    said.signals.MergeFrom(request.signals)
-    dictionary = said.SerializeToString()
-    check = _foreign if len(dictionary) <= REMEMBERED_BYTES_MAX else _foreign.__wrapped__
+    _check_count("signals", request.signals, SIGNALS_MAX)
+    canonical = RegisterNodeRequest()
+    canonical.signals.MergeFrom(request.signals)
+    dictionary = canonical.SerializeToString()
+    check = _foreign if len(dictionary) <= CACHED_DICTIONARY_BYTES_MAX else _foreign.__wrapped__
     return check(dictionary)
 
 
-@lru_cache(maxsize=REMEMBERED_MAX)
-def _foreign(dictionary: bytes) -> Mapping[int, Foreign]:
-    """Return the signals of a dictionary that we do not know. Raises Invalid, which is not remembered."""
-    foreign: dict[int, Foreign] = {}
+@lru_cache(maxsize=CACHED_DICTIONARIES_MAX)
+def _foreign(dictionary: bytes) -> Mapping[int, ForeignSignal]:
+    """Return the signals of a dictionary that we do not know. Raises InvalidArgument, which is not remembered."""
+    foreign: dict[int, ForeignSignal] = {}
     for signal in RegisterNodeRequest.FromString(dictionary).signals:
         _check_signal(signal, foreign)
     return MappingProxyType(foreign)
 
 
 def _check_devices(request: RegisterNodeRequest) -> None:
-    _count("devices", request.devices, DEVICES_MAX)
+    _check_count("devices", request.devices, DEVICES_MAX)
     for device in request.devices:
-        _text("devices.kind", device.kind, KIND_CHARACTERS_MAX)
+        _check_text("devices.kind", device.kind, KIND_CHARACTERS_MAX)
         if not device.key or len(device.key.encode()) > DEVICE_BYTES_MAX:
-            raise Invalid("devices.key", f"{device.key[:64]!r}: 1 to {DEVICE_BYTES_MAX} bytes")
-        _map("devices.attributes", device.attributes, ATTRIBUTES_MAX)
+            raise InvalidArgument(
+                "devices.key", f"{device.key[:64]!r}: 1 to {DEVICE_BYTES_MAX} bytes"
+            )
+        _check_map("devices.attributes", device.attributes, ATTRIBUTES_MAX)
 
 
-def _check_signal(signal: SignalDefinition, foreign: dict[int, Foreign]) -> None:
+def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -> None:
     """Ids are given once and never again: the same id must mean the same as here."""
     number, name = signal.signal_id, signal.name
     if not 0 < number < 65536:
-        raise Invalid("signals.signal_id", f"{number} ({name[:64]}): 1 to 65535")
+        raise InvalidArgument("signals.signal_id", f"{number} ({name[:64]}): 1 to 65535")
     if len(name) > SIGNAL_NAME_CHARACTERS_MAX or not _SIGNAL.fullmatch(name):
-        raise Invalid(
+        raise InvalidArgument(
             "signals.name",
             f"{name[:64]!r}: expected kind.name_unit, at most {SIGNAL_NAME_CHARACTERS_MAX} characters",
         )
     if signal.kind not in _KINDS:
-        raise Invalid("signals.kind", f"{signal.kind[:32]!r} ({name}): one of {', '.join(Kind)}")
-    ours = BY_ID.get(number)
-    known = (ours.name, str(ours.kind)) if ours else None
-    if ours is None and name in BY_NAME:
-        raise Invalid(
+        raise InvalidArgument(
+            "signals.kind", f"{signal.kind[:32]!r} ({name}): one of {', '.join(Kind)}"
+        )
+    known_signal = BY_ID.get(number)
+    known = (known_signal.name, str(known_signal.kind)) if known_signal else None
+    if known_signal is None and name in BY_NAME:
+        raise InvalidArgument(
             "signals",
             f"{name} has id {number} there and {BY_NAME[name].signal_id} here; a name means one signal for "
             "ever: agent and aggregator are not of one line of versions",
         )
     if known is None and number not in foreign:
-        foreign[number] = Foreign(name, signal.kind == Kind.GAUGE)
+        foreign[number] = ForeignSignal(name, signal.kind == Kind.GAUGE)
         return
     known = known or (foreign[number].name, signal.kind)
     if known != (name, signal.kind):
-        raise Invalid(
+        raise InvalidArgument(
             "signals",
             f"id {number} is {name} ({signal.kind}) there and {known[0]} ({known[1]}) here; an id "
             "means one signal for ever: agent and aggregator are not of one line of versions",
@@ -359,49 +370,53 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, Foreign]) -> None
 def check_events(request: ReportEventsRequest) -> None:
     """Check all fields of all events, and drop those that this version does not know.
 
-    Raises Invalid; nothing of the request is then taken.
+    Raises InvalidArgument; nothing of the request is then taken.
     """
     request.DiscardUnknownFields()
-    _count("events", request.events, EVENTS_MAX)
+    _check_count("events", request.events, EVENTS_MAX)
     for event in request.events:
         _check_event(event)
 
 
 def _check_event(event: HealthEvent) -> None:
     if not event.event_id:
-        raise Invalid("events.event_id", "empty: an event without one could be stored twice")
-    _text("events.event_id", event.event_id, EVENT_ID_CHARACTERS_MAX)
-    _text("events.device_kind", event.device_kind, KIND_CHARACTERS_MAX)
-    _text("events.device", event.device, DEVICE_BYTES_MAX)
-    _text("events.name", event.name, SIGNAL_NAME_CHARACTERS_MAX)
-    _text("events.message", event.message, MESSAGE_CHARACTERS_MAX)
-    _text("events.process_name", event.process_name, PROCESS_NAME_CHARACTERS_MAX)
-    _count("events.forms", event.forms, FORMS_MAX)
+        raise InvalidArgument(
+            "events.event_id", "empty: an event without one could be stored twice"
+        )
+    _check_text("events.event_id", event.event_id, EVENT_ID_CHARACTERS_MAX)
+    _check_text("events.device_kind", event.device_kind, KIND_CHARACTERS_MAX)
+    _check_text("events.device", event.device, DEVICE_BYTES_MAX)
+    _check_text("events.name", event.name, SIGNAL_NAME_CHARACTERS_MAX)
+    _check_text("events.message", event.message, MESSAGE_CHARACTERS_MAX)
+    _check_text("events.process_name", event.process_name, PROCESS_NAME_CHARACTERS_MAX)
+    _check_count("events.forms", event.forms, FORMS_MAX)
     for form in event.forms:
-        _text("events.forms", form, FORM_CHARACTERS_MAX)
-    _map("events.attributes", event.attributes, EVENT_ATTRIBUTES_MAX)
+        _check_text("events.forms", form, FORM_CHARACTERS_MAX)
+    _check_map("events.attributes", event.attributes, EVENT_ATTRIBUTES_MAX)
     if len(event.boot_id) not in (0, ID_BYTES):
-        raise Invalid("events.boot_id", f"{ID_BYTES} bytes or none, got {len(event.boot_id)}")
+        raise InvalidArgument(
+            "events.boot_id", f"{ID_BYTES} bytes or none, got {len(event.boot_id)}"
+        )
     if event.count > EVENT_COUNT_MAX:
-        raise Invalid(
+        raise InvalidArgument(
             "events.count", f"{event.count} lines of one event, at most {EVENT_COUNT_MAX}"
         )
     if (size := event.ByteSize()) > EVENT_BYTES_MAX:
-        raise Invalid("events", f"{size} bytes of one event, at most {EVENT_BYTES_MAX}")
+        raise InvalidArgument("events", f"{size} bytes of one event, at most {EVENT_BYTES_MAX}")
 
 
-def _count(field: str, values: Sized, count_max: int) -> None:
+def _check_count(field: str, values: Sized, count_max: int) -> None:
     if len(values) > count_max:
-        raise Invalid(field, f"{len(values)} of them, at most {count_max}")
+        raise InvalidArgument(field, f"{len(values)} of them, at most {count_max}")
 
 
-def _text(field: str, text: str, characters_max: int) -> None:
+def _check_text(field: str, text: str, characters_max: int) -> None:
     if len(text) > characters_max:
-        raise Invalid(field, f"{len(text)} characters, at most {characters_max}")
+        raise InvalidArgument(field, f"{len(text)} characters, at most {characters_max}")
 
 
-def _map(field: str, values: Mapping[str, str], count_max: int) -> None:
-    _count(field, values, count_max)
+def _check_map(field: str, values: Mapping[str, str], count_max: int) -> None:
+    _check_count(field, values, count_max)
     for key, value in values.items():
-        _text(f"{field} key", key, KEY_CHARACTERS_MAX)
-        _text(f"{field}[{key}]", value, VALUE_CHARACTERS_MAX)
+        _check_text(f"{field} key", key, KEY_CHARACTERS_MAX)
+        _check_text(f"{field}[{key}]", value, VALUE_CHARACTERS_MAX)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..config import AggregatorConfig
-from ..store.parquet.maintenance import free_wanted
+from ..store.parquet.retention import free_bytes_target
 from ..store.store import Store
 from .metrics import Values
 
@@ -24,35 +24,35 @@ class Alarm:
     """One kind of trouble."""
 
     name: str  # of its finding
-    watched: Callable[[Values], float | None]
+    figure: Callable[[Values], float | None]
     above: float
     below: float
     hold_seconds: float
     rest_seconds: float
-    words: Callable[[Values], str]  # what is so, and the way out
-    clears: str
+    message: Callable[[Values], str]  # what is so, and the way out
+    clears_when: str
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class AlarmRaised:
     """An alarm begins to stand."""
 
     name: str
-    words: str
-    clears: str
+    message: str
+    clears_when: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class AlarmCleared:
     """An alarm stands no longer."""
 
     name: str
 
 
 @dataclass(slots=True)
-class _State:
-    stands: bool = False
-    since_ns: int | None = None  # when the figure crossed the bound that would change `stands`
+class _AlarmState:
+    is_active: bool = False
+    since_ns: int | None = None  # when the figure crossed the bound that would change `is_active`
 
 
 @dataclass(slots=True)
@@ -60,48 +60,50 @@ class Alarms:
     """Which stand. One thread's."""
 
     table: Sequence[Alarm]
-    _states: dict[str, _State] = field(default_factory=dict[str, _State])
-    _words: dict[str, str] = field(default_factory=dict[str, str])
+    _states: dict[str, _AlarmState] = field(default_factory=dict[str, _AlarmState])
+    _messages: dict[str, str] = field(default_factory=dict[str, str])
 
-    def step(self, values: Values, now_ns: int) -> list[Raised | Cleared]:
+    def step(self, values: Values, now_ns: int) -> list[AlarmRaised | AlarmCleared]:
         """Return what changed at *now_ns*, by a clock that does not jump."""
-        changed: list[Raised | Cleared] = []
+        changed: list[AlarmRaised | AlarmCleared] = []
         for alarm in self.table:
-            watched = alarm.watched(values)
-            if watched is not None and (change := self._step(alarm, watched, values, now_ns)):
+            value = alarm.figure(values)
+            if value is not None and (change := self._step(alarm, value, values, now_ns)):
                 changed.append(change)
         return changed
 
     def _step(
-        self, alarm: Alarm, watched: float, values: Values, now_ns: int
-    ) -> Raised | Cleared | None:
-        state = self._states.setdefault(alarm.name, _State())
-        turning = watched <= alarm.below if state.stands else watched > alarm.above
+        self, alarm: Alarm, value: float, values: Values, now_ns: int
+    ) -> AlarmRaised | AlarmCleared | None:
+        state = self._states.setdefault(alarm.name, _AlarmState())
+        turning = value <= alarm.below if state.is_active else value > alarm.above
         if not turning:
             state.since_ns = None
         elif state.since_ns is None:
             state.since_ns = now_ns
-        wait_seconds = alarm.rest_seconds if state.stands else alarm.hold_seconds
+        wait_seconds = alarm.rest_seconds if state.is_active else alarm.hold_seconds
         turned = state.since_ns is not None and now_ns - state.since_ns >= wait_seconds * _NS
         if turned:
-            state.stands, state.since_ns = not state.stands, None
-        if state.stands:
-            self._words[alarm.name] = alarm.words(values)
+            state.is_active, state.since_ns = not state.is_active, None
+        if state.is_active:
+            self._messages[alarm.name] = alarm.message(values)
         if not turned:
             return None
-        if state.stands:
-            return Raised(alarm.name, self._words[alarm.name], alarm.clears)
-        del self._words[alarm.name]
-        return Cleared(alarm.name)
+        if state.is_active:
+            return AlarmRaised(alarm.name, self._messages[alarm.name], alarm.clears_when)
+        del self._messages[alarm.name]
+        return AlarmCleared(alarm.name)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """What stands, in words as of the last step."""
-        return tuple(self._words[alarm.name] for alarm in self.table if alarm.name in self._words)
+        return tuple(
+            self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
+        )
 
-    def standing(self) -> dict[str, bool]:
+    def active(self) -> dict[str, bool]:
         """Return every alarm, and whether it stands."""
-        return {alarm.name: alarm.name in self._words for alarm in self.table}
+        return {alarm.name: alarm.name in self._messages for alarm in self.table}
 
 
 # ----------------------------------------------------------------------
@@ -127,9 +129,9 @@ def _share(part: str, whole: str) -> Callable[[Values], float | None]:
     return share
 
 
-def _to_stay_free(config: AggregatorConfig, values: Values) -> float:
+def _free_bytes_wanted(config: AggregatorConfig, values: Values) -> float:
     total = int(values["disk_bytes"])
-    return free_wanted(total, config.disk_free_bytes_min, config.disk_free_share_min)
+    return free_bytes_target(total, config.disk_free_bytes_min, config.disk_free_share_min)
 
 
 def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
@@ -138,7 +140,7 @@ def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
     def share(values: Values) -> float | None:
         if not values.get("disk_bytes") or "disk_free_bytes" not in values:
             return None
-        return _to_stay_free(config, values) / max(1.0, values["disk_free_bytes"])
+        return _free_bytes_wanted(config, values) / max(1.0, values["disk_free_bytes"])
 
     return share
 
@@ -161,7 +163,7 @@ def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
     return (
         Alarm(
             "aggregator.stored_lost", _of("store_lost"), 0.0, 0.0, 0.0, 0.0,
-            lambda v: f"readings that had been receipted are gone from the store: {store.lost_words}; "
+            lambda v: f"readings that had been receipted are gone from the store: {store.loss_message}; "
             "a backup may have them: gangline admin restore",
             "the aggregator is started again: told once",
         ),
@@ -207,7 +209,7 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
             "aggregator.disk_filling", _filling(config), 0.5, 0.4, 0.0, 60.0,
             lambda v: f"the disk under {data} has {_gigabytes(v['disk_free_bytes'])} free, "
             f"{_gigabytes(v.get('database_bytes', 0.0))} are the live store: with less than "
-            f"{_gigabytes(_to_stay_free(config, v))} {then}; make room, or lower segments_hours",
+            f"{_gigabytes(_free_bytes_wanted(config, v))} {then}; make room, or lower segments_hours",
             "2.5 times what is to stay free is, for a minute",
         ),
         Alarm(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract.metrics_http import Family, escaped, labels_of
+from ...contract.metrics_http import Family, escape_label, format_labels
 from ..advisories.advisory import Advisory, gravity
-from ..model import Reason, Snapshot, State
+from ..model import HealthState, Reason, Snapshot
 from ..scoring.results import Columns, Hosts, columns_of
 
 PREFIX = "gangline_host_"
@@ -42,12 +42,18 @@ def host_families(
     if snapshot is None or now_ns - snapshot.computed_ns > JUDGEMENT_SECONDS_MAX * 1e9:
         return []
     columns, hosts = columns_of(snapshot), snapshot.hosts
-    every = hosts.subjects.names if isinstance(hosts, Hosts) else [one.host for one in hosts]
-    heard = hosts.subjects.heard_ns if isinstance(hosts, Hosts) else [one.heard_ns for one in hosts]
+    every = hosts.inputs.names if isinstance(hosts, Hosts) else [one.host for one in hosts]
+    received = (
+        hosts.inputs.last_received_ns
+        if isinstance(hosts, Hosts)
+        else [one.last_received_ns for one in hosts]
+    )
     shown = np.flatnonzero(~columns.ended[: len(every)])
-    names = [escaped(every[at]) for at in shown.tolist()]
-    heard_ns = np.asarray(heard, dtype=np.int64)[shown]
-    silent = np.where(heard_ns > 0, np.maximum(snapshot.computed_ns - heard_ns, 0) / 1e9, np.nan)
+    names = [escape_label(every[at]) for at in shown.tolist()]
+    last_received_ns = np.asarray(received, dtype=np.int64)[shown]
+    silent = np.where(
+        last_received_ns > 0, np.maximum(snapshot.computed_ns - last_received_ns, 0) / 1e9, np.nan
+    )
     kinds = zip(*(column[shown].tolist() for column in _kinds(columns)), strict=True)
     samples = {
         "state": [
@@ -61,8 +67,8 @@ def host_families(
         "advice": _advice([every[at] for at in shown.tolist()], advisories),
     }
     return [
-        Family(PREFIX + name, "gauge", unit, words, samples[name])
-        for name, (unit, words) in FAMILIES.items()
+        Family(PREFIX + name, "gauge", unit, description, samples[name])
+        for name, (unit, description) in FAMILIES.items()
     ]
 
 
@@ -83,18 +89,18 @@ def _kinds(columns: Columns) -> tuple[NDArray[Any], ...]:
 def _state(state: int, reason: int, simulated: bool) -> str:
     """Return the labels of a state, beside the host's."""
     about = {
-        "state": State(state).name,
+        "state": HealthState(state).name,
         "reason": Reason(reason).name,
         "simulated": "true" if simulated else "false",
     }
-    return labels_of(about)[1:-1]
+    return format_labels(about)[1:-1]
 
 
 def _advice(names: Sequence[str], advisories: Iterable[Advisory]) -> list[tuple[str, str]]:
     """Return a sample of each of *names* about which something is advised."""
     advised = _gravest(advisories)
     return [
-        (labels_of({"host": name, "action": one.action.name, "state": one.state.name}), "1")
+        (format_labels({"host": name, "action": one.action.name, "state": one.state.name}), "1")
         for name in names
         if (one := advised.get(name)) is not None
     ]

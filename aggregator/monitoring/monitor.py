@@ -14,14 +14,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...contract import metrics_http
-from ...contract.metrics_http import Family, form_of, labels_of, text_of
+from ...contract.metrics_http import Family, format_labels, negotiate_format, render_exposition
 from ..fleet.fleet import Fleet
-from ..model import OURSELVES, Finding
-from ..store.rows import OwnReading
+from ..model import AGGREGATOR_HOST, Finding
+from ..store.rows import OwnHealthReading
 from . import alarms
-from .alarms import Alarms, Cleared, Raised
-from .metrics import PREFIX, TELLS, Moment, Parts, Values, families, pull
-from .probes import Machine
+from .alarms import AlarmCleared, AlarmRaised, Alarms
+from .metrics import (
+    FIGURE_DESCRIPTIONS,
+    PREFIX,
+    MetricsContext,
+    MetricSources,
+    Values,
+    families,
+    pull,
+)
+from .probes import ResourceUsage
 
 # ----------------------------------------------------------------------
 # `/metrics` of the aggregator: plain HTTP, one request a connection, bounded in all it takes.
@@ -40,13 +48,13 @@ DRAINED_BYTES_MAX = 1 << 16
 
 def listener(address: str, port: int) -> socket.socket:
     """Return a socket that listens there. Raises OSError."""
-    family, kind, protocol, _, where = socket.getaddrinfo(
+    family, kind, protocol, _, socket_address = socket.getaddrinfo(
         address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(where)
+        made.bind(socket_address)
         made.listen(CONNECTIONS_MAX)
         made.setblocking(False)
     except BaseException:
@@ -55,7 +63,7 @@ def listener(address: str, port: int) -> socket.socket:
     return made
 
 
-class MetricsServer:
+class AggregatorMetricsServer:
     """Serves *render* on a listening socket, from `start` to `close`; both on the loop that serves."""
 
     def __init__(self, listening: socket.socket, render: metrics_http.Render) -> None:
@@ -63,7 +71,7 @@ class MetricsServer:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         #: Those that were let go because too many came, or because their time was over.
-        self.let_go = 0
+        self.dropped_count = 0
 
     @property
     def port(self) -> int:
@@ -89,13 +97,13 @@ class MetricsServer:
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) >= CONNECTIONS_MAX:
-            self._let_go(next(iter(self._connections)))
+            self._drop(next(iter(self._connections)))
         self._connections[task] = writer
         try:
             async with asyncio.timeout(CONNECTION_SECONDS_MAX):
                 await self._answer(reader, writer)
         except TimeoutError:
-            self.let_go += 1
+            self.dropped_count += 1
             writer.transport.abort()
         except (OSError, asyncio.CancelledError):
             writer.transport.abort()  # it hung up, or was let go: nobody waits for us to finish
@@ -105,8 +113,8 @@ class MetricsServer:
             with suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    def _let_go(self, task: asyncio.Task[None]) -> None:
-        self.let_go += 1
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        self.dropped_count += 1
         self._connections.pop(task)
         task.cancel()
 
@@ -119,7 +127,7 @@ class MetricsServer:
             )  # longer than a request may be, whatever it says
         except asyncio.IncompleteReadError:
             return  # it hung up before it had asked
-        writer.write(metrics_http.answer(head, self._render))
+        writer.write(metrics_http.respond(head, self._render))
         await writer.drain()
         writer.write_eof()
         drained = 0
@@ -129,67 +137,67 @@ class MetricsServer:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 #: Every so many looks are kept in the store.
-KEPT_LOOKS = 3
+STORED_POLLS = 3
 #: Who asks for /metrics more often gets what was pulled last.
 PULL_SECONDS_MIN = 1.0
 CLOSE_SECONDS_MAX = 2.0
 
-TOLD = {
-    **TELLS,
+DESCRIPTIONS = {
+    **FIGURE_DESCRIPTIONS,
     "commit_median_seconds": "latency of half of the commits since the look before",
     "commit_p99_seconds": "latency of nearly all of them",
 }
 
-Changes = Sequence[Raised | Cleared]
+AlarmChanges = Sequence[AlarmRaised | AlarmCleared]
 NS = 1_000_000_000
 
 
-class OwnHealth:
-    """What is known of ourselves. `look` and `render` are for one thread, `words` for any."""
+class SelfMonitor:
+    """What is known of ourselves. `poll` and `render` are for one thread, `words` for any."""
 
     def __init__(
         self,
-        parts: Parts,
-        machine: Callable[[int], Machine],
+        sources: MetricSources,
+        usage: Callable[[int], ResourceUsage],
         wall_ns: Callable[[], int],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         about: dict[str, str] | None = None,
         hosts: Callable[[int], Sequence[Family]] = lambda _: (),
     ) -> None:
-        """*machine*: what the kernel says at a wall clock's time (ns). *hosts*: the series of each host then."""
+        """*usage*: what the kernel says at a wall clock's time (ns). *hosts*: the series of each host then."""
         self._hosts = hosts
-        self._parts, self._machine = parts, machine
+        self._sources, self._usage = sources, usage
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
         self._about = about or {}
-        self._alarms = Alarms(alarms.table(parts.config, parts.store))
-        self._looks = 0
+        self._alarms = Alarms(alarms.table(sources.config, sources.store))
+        self._poll_count = 0
         self._commits: list[int] = []
         self._pulled: tuple[int, Values] | None = None
         #: What stands against ourselves, in words.
-        self.words: tuple[str, ...] = ()
+        self.messages: tuple[str, ...] = ()
 
-    def look(self) -> Changes:
+    def poll(self) -> AlarmChanges:
         """Pull all figures, hand every third look to the store, and return which alarms changed."""
         values = self._pull()
         values |= self._latency()
-        if self._looks % KEPT_LOOKS == 0:
-            self._parts.store.submit_own(kept(values, self._wall_ns()))
-        self._looks += 1
+        if self._poll_count % STORED_POLLS == 0:
+            self._sources.store.submit_own_health(stored_readings(values, self._wall_ns()))
+        self._poll_count += 1
         changes = self._alarms.step(values, self._monotonic_ns())
-        self.words = self._alarms.words
+        self.messages = self._alarms.messages
         return changes
 
     def _pull(self) -> Values:
         now_ns = self._wall_ns()
-        values = pull(Moment(self._parts, self._machine(now_ns), now_ns))
+        values = pull(MetricsContext(self._sources, self._usage(now_ns), now_ns))
         self._pulled = self._monotonic_ns(), values
         return values
 
     def _latency(self) -> Values:
         """Return latencies of the commits since the look before; nothing when there was none."""
-        histogram = self._parts.store.commit_seconds
+        histogram = self._sources.store.commit_seconds
         before, self._commits = self._commits, list(histogram.counts)
         median, p99 = histogram.quantile(0.5, before), histogram.quantile(0.99, before)
         if median is None or p99 is None:
@@ -203,39 +211,44 @@ class OwnHealth:
             values = self._pull()
         else:
             values = pulled[1]
-        shown = families(values, self._parts, self._alarms.standing())
-        about = [(labels_of(self._about), "1")]
+        shown = families(values, self._sources, self._alarms.active())
+        about = [(format_labels(self._about), "1")]
         shown.append(Family(PREFIX.rstrip("_"), "info", "", "which aggregator this is", about))
         shown += self._hosts(self._wall_ns())
-        form = form_of(accept)
-        return text_of(shown, form), form.value
+        form = negotiate_format(accept)
+        return render_exposition(shown, form), form.value
 
 
-def kept(values: Values, now_ns: int) -> list[OwnReading]:
+def stored_readings(values: Values, now_ns: int) -> list[OwnHealthReading]:
     """Return the rows of `own_health`."""
-    return [(now_ns, name, value, TOLD[name]) for name, value in values.items()]
+    return [(now_ns, name, value, DESCRIPTIONS[name]) for name, value in values.items()]
 
 
-def tell(fleet: Fleet, changes: Changes, now_ns: int) -> None:
+def record_alarms(fleet: Fleet, changes: AlarmChanges, now_ns: int) -> None:
     """Keep what was raised as findings of no host, end what was cleared. For the loop's thread."""
     for change in changes:
-        if isinstance(change, Raised):
-            words, clears = change.words, change.clears
-            fleet.find(Finding(OURSELVES, change.name, "", words, now_ns, clears_when=clears))
-            log.warning("%s: %s", change.name, change.words)
+        if isinstance(change, AlarmRaised):
+            message, clears_when = change.message, change.clears_when
+            fleet.add_finding(
+                Finding(AGGREGATOR_HOST, change.name, "", message, now_ns, clears_when=clears_when)
+            )
+            log.warning("%s: %s", change.name, change.message)
         else:
-            fleet.clear(OURSELVES, change.name)
+            fleet.clear_finding(AGGREGATOR_HOST, change.name)
             log.warning("%s: cleared", change.name)
 
 
-class Watch:
-    """Runs `OwnHealth` and the /metrics server in a thread. `start` and `close` are for the main thread."""
+class MonitorThread:
+    """Runs `SelfMonitor` and the /metrics server in a thread. `start` and `close` are for the main thread."""
 
     def __init__(
-        self, health: OwnHealth, tell: Callable[[Changes], None], server: MetricsServer | None
+        self,
+        monitor: SelfMonitor,
+        on_changes: Callable[[AlarmChanges], None],
+        server: AggregatorMetricsServer | None,
     ) -> None:
-        """*tell*: takes changes, called in our thread."""
-        self._health, self._tell, self._server = health, tell, server
+        """*on_changes*: takes changes, called in our thread."""
+        self._monitor, self._on_changes, self._server = monitor, on_changes, server
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="own-health", daemon=True)
@@ -261,17 +274,17 @@ class Watch:
             await self._server.start()
         try:
             while not self._stop.is_set():
-                self._look()
+                self._poll()
                 try:
-                    await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
+                    await asyncio.wait_for(self._stop.wait(), POLL_SECONDS)
                 except TimeoutError:
                     continue
         finally:
             if self._server is not None:
                 await self._server.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
-            self._tell(self._health.look())
+            self._on_changes(self._monitor.poll())
         except Exception:
-            log.exception("a look at ourselves failed; the next is in %g s", LOOK_SECONDS)
+            log.exception("a look at ourselves failed; the next is in %g s", POLL_SECONDS)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.duckdb_file import FILE, OPS_FILE, wal_of
+from ..store.duckdb_file import OPS_FILE, STORE_FILE, wal_of
 
 #: Cheap enough to be always on: two wake-ups a second.
-LOOK_SECONDS = 0.5
+PROBE_SECONDS = 0.5
 #: The worst of the last one to two spans of this length is told.
 SPAN_SECONDS = 15.0
 
@@ -31,13 +31,13 @@ class LoopLag:
     def start(self) -> None:
         """Begin; call it within the loop."""
         loop = asyncio.get_running_loop()
-        self._now, self._due = loop.time, loop.time() + LOOK_SECONDS
+        self._now, self._due = loop.time, loop.time() + PROBE_SECONDS
         self._task = loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         while True:
-            self._due = self._now() + LOOK_SECONDS
-            await asyncio.sleep(LOOK_SECONDS)
+            self._due = self._now() + PROBE_SECONDS
+            await asyncio.sleep(PROBE_SECONDS)
             self.note(self._now(), self._now() - self._due)
 
     def note(self, now: float, late_seconds: float) -> None:
@@ -70,7 +70,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ResourceUsage:
     """One look. None: could not be read, which is not zero."""
 
     disk_bytes: int | None
@@ -84,10 +84,12 @@ class Machine:
     connections: int | None
 
 
-def look(folder: Path, ports: Collection[int], wall_ns: int, proc: Path = Path("/proc")) -> Machine:
+def read_resource_usage(
+    folder: Path, ports: Collection[int], wall_ns: int, proc: Path = Path("/proc")
+) -> ResourceUsage:
     """Return how things are with our process and the data *folder*. Never raises."""
     disk = _disk(folder)
-    return Machine(
+    return ResourceUsage(
         disk[0] if disk else None,
         disk[1] if disk else None,
         _database_bytes(folder),
@@ -111,7 +113,7 @@ def _disk(folder: Path) -> tuple[int, int] | None:
 
 def _database_bytes(folder: Path) -> int | None:
     """Return the size of the live file and its WAL."""
-    sizes = [_size(folder / FILE), _size(wal_of(folder / FILE))]
+    sizes = [_size(folder / STORE_FILE), _size(wal_of(folder / STORE_FILE))]
     return None if sizes[0] is None else sum(filter(None, sizes))
 
 

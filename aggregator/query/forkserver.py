@@ -23,25 +23,25 @@ from typing import Any
 import duckdb
 
 from ...ext import process
-from ..workers import confine, let_session_go_last
+from ..workers import KILL_AFTER_SECONDS, confine, lower_session_priority
 from . import worker
-from .messages import KILL_AFTER_SECONDS, NO_MEMORY_STATUS, PACKET_BYTES_MAX, TIME, Place
+from .messages import NO_MEMORY_STATUS, PACKET_BYTES_MAX, TIME, QuerySettings
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningQuery:
     number: int
     kill_at: float
     why: str = ""
 
 
-class Nursery:
+class QueryForkServer:
     """The loop: packets in, forks, kills, obituaries out. Ends when its owner's socket closes."""
 
-    def __init__(self, control: socket.socket, place: Place) -> None:
+    def __init__(self, control: socket.socket, settings: QuerySettings) -> None:
         self._control = control
-        self._place = place
-        self._running: dict[int, _Running] = {}
+        self._settings = settings
+        self._running: dict[int, _RunningQuery] = {}
         self._woken, wake = socket.socketpair()
         self._woken.setblocking(False)
         wake.setblocking(False)
@@ -52,21 +52,23 @@ class Nursery:
     def run(self) -> None:
         """Serve until the owner is gone."""
         while True:
-            ready, _, _ = select.select([self._control, self._woken], [], [], self._rest())
+            ready, _, _ = select.select(
+                [self._control, self._woken], [], [], self._timeout_seconds()
+            )
             if self._woken in ready:
                 self._woken.recv(4096)
-            if self._control in ready and not self._packet():
+            if self._control in ready and not self._receive_packet():
                 return
             self._kill_overdue()
-            self._bury()
+            self._reap()
 
-    def _rest(self) -> float | None:
+    def _timeout_seconds(self) -> float | None:
         if not self._running:
             return None
         first = min(one.kill_at for one in self._running.values())
         return max(0.0, min(first - time.monotonic(), 3600.0))
 
-    def _packet(self) -> bool:
+    def _receive_packet(self) -> bool:
         """Take one packet. False: the owner is gone."""
         try:
             data, sockets, _, _ = socket.recv_fds(self._control, PACKET_BYTES_MAX, 1)
@@ -82,16 +84,16 @@ class Nursery:
         return True
 
     def _fork(self, packet: dict[str, Any], connected: int) -> None:
-        me = os.getpid()
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
-            self._be_a_query(socket.socket(fileno=connected), me)
+            self._run_query(socket.socket(fileno=connected), parent)
         os.close(connected)
         seconds = packet["seconds"]
         kill_at = time.monotonic() + seconds + KILL_AFTER_SECONDS if seconds else float("inf")
-        self._running[child] = _Running(packet["id"], kill_at)
+        self._running[child] = _RunningQuery(packet["id"], kill_at)
 
-    def _be_a_query(self, connected: socket.socket, parent: int) -> None:
+    def _run_query(self, connected: socket.socket, parent: int) -> None:
         """Never returns: whatever happens here ends this process, and this one only."""
         status = 1
         try:
@@ -101,8 +103,8 @@ class Nursery:
             _without_stdin()  # the control socket is there too: obituaries are not a query's to write
             self._woken.close()
             self._wake.close()
-            confine(self._place.memory_bytes_max, parent)
-            worker.serve(connected, self._place)
+            confine(self._settings.memory_bytes_max, parent)
+            worker.serve(connected, self._settings)
             status = 0
         except MemoryError:
             status = NO_MEMORY_STATUS
@@ -124,20 +126,20 @@ class Nursery:
                 one.why, one.kill_at = one.why or TIME, float("inf")
                 os.kill(child, signal.SIGKILL)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while self._running:
             child, status, usage = os.wait4(-1, os.WNOHANG)
             if not child:
                 return
             one = self._running.pop(child)
-            obituary = {
+            exit_report = {
                 "id": one.number,
                 "status": os.waitstatus_to_exitcode(status),
                 "why": one.why,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
                 "rss_bytes_max": usage.ru_maxrss * 1024,
             }
-            self._control.send(json.dumps(obituary).encode())
+            self._control.send(json.dumps(exit_report).encode())
 
 
 def _without_stdin() -> None:
@@ -147,13 +149,13 @@ def _without_stdin() -> None:
 
 
 def main() -> int:
-    """Be the nursery of the place in the first argument."""
+    """Be the fork server of the place in the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.name(b"gangline-sql")
-    let_session_go_last()
+    lower_session_priority()
     duckdb.default_connection().close()  # its thread would be in the way of a fork
     control = socket.socket(fileno=os.dup(0))
-    Nursery(control, Place.from_text(sys.argv[1])).run()
+    QueryForkServer(control, QuerySettings.from_text(sys.argv[1])).run()
     return 0
 
 

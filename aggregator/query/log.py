@@ -26,7 +26,7 @@ SQL_CHARACTERS_MAX = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QueryLogEntry:
     """One line. `outcome`: ok, refused, denied (its role may not ask), busy, time, memory, cancelled, failed."""
 
     wall_ns: int
@@ -59,12 +59,12 @@ class QueryLog:
         #: Lines that the disk did not take.
         self.lost_lines = 0
         self._lost = False
-        self._file = _Private(
+        self._file = _PrivateRotatingFile(
             self.path, maxBytes=bytes_max, backupCount=OLDER_FILES, encoding="utf-8", delay=True
         )
-        self._file.told = self._not_written
+        self._file.on_write_error = self._on_write_error
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: QueryLogEntry) -> None:
         """Write one line. Never raises: a disk that takes no log must not end queries. Blocks on the disk."""
         self._lost = False
         self._file.handle(logging.makeLogRecord({"msg": entry.line()}))
@@ -72,7 +72,7 @@ class QueryLog:
             log.warning("query log: %d lines could not be written", self.lost_lines)
             self.lost_lines = 0
 
-    def _not_written(self) -> None:
+    def _on_write_error(self) -> None:
         self._lost = True
         if not self.lost_lines:
             log.exception("query log: %s cannot be written; queries go on without", self.path)
@@ -83,14 +83,14 @@ class QueryLog:
         self._file.close()
 
 
-class _Private(logging.handlers.RotatingFileHandler):
+class _PrivateRotatingFile(logging.handlers.RotatingFileHandler):
     """What operators ask names jobs and users: not for everybody on the machine."""
 
-    told: Callable[[], None]
+    on_write_error: Callable[[], None]
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Tell whoever owns this; the logging module would write to stderr, again and again."""
-        self.told()
+        self.on_write_error()
 
     def _open(self) -> Any:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -13,28 +13,26 @@ from typing import Any, Self
 
 #: A longer statement is refused: nobody types it, and a parser's stack is finite.
 SQL_BYTES_MAX = 256 << 10
-#: A query that does not end when it is interrupted is killed after so long.
-KILL_AFTER_SECONDS = 1.0
 #: One message of an answer is no longer: with gRPC's own bytes it fits its default limit of 4 MiB.
 PIECE_BYTES_MAX = (4 << 20) - (16 << 10)
 #: Record batches are cut to about so many bytes, so that a reader shows the first rows early.
 BATCH_BYTES = 1 << 20
 
 #: A message: its kind, then its length in bytes.
-HEAD = struct.Struct("<cI")
+HEADER = struct.Struct("<cI")
 #: Kinds: the question; bytes of an Arrow IPC stream; the end of a good answer; the end of a bad one.
-ASK, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
+QUESTION, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
 #: What an answer ends with when it is no good: kind of trouble -> see `messages.py`.
 REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
 #: What a process ends with that has no memory left to say so.
 NO_MEMORY_STATUS = 77
-#: A packet between a nursery and its owner is shorter than this.
+#: A packet between a fork server and its owner is shorter than this.
 PACKET_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Whose questions a nursery serves: the data folder, and what each process may take."""
+class QuerySettings:
+    """Whose questions a fork server serves: the data folder, and what each process may take."""
 
     folder: Path
     memory_bytes_max: int
@@ -63,7 +61,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerSummary:
     """The end of a good answer. `taken_us`: as of when the snapshot is, microseconds since 1970."""
 
     rows: int
@@ -76,7 +74,7 @@ class Answered:
 
 def message(kind: bytes, payload: bytes | memoryview) -> bytes:
     """Return one message."""
-    return HEAD.pack(kind, len(payload)) + payload
+    return HEADER.pack(kind, len(payload)) + payload
 
 
 def json_message(kind: bytes, value: Any) -> bytes:
@@ -85,7 +83,7 @@ def json_message(kind: bytes, value: Any) -> bytes:
     return message(kind, json.dumps(plain).encode())
 
 
-def no_snapshot(file: Path) -> str:
+def no_snapshot_message(file: Path) -> str:
     """Return why there may be no operators' file, and what to do."""
     return (
         f"{file} does not exist: no aggregator has written to this folder yet, or it runs with ops_seconds = 0, "
@@ -93,7 +91,7 @@ def no_snapshot(file: Path) -> str:
     )
 
 
-def too_long(seconds: float) -> str:
+def timeout_message(seconds: float) -> str:
     """Return what to do about a question that took too long."""
     return (
         f"ran longer than {seconds:g} s and was cut off: ask for less (a host, a shorter time, a LIMIT), "
@@ -101,12 +99,12 @@ def too_long(seconds: float) -> str:
     )
 
 
-def too_much(memory_bytes_max: int) -> str:
+def memory_message(memory_bytes_max: int) -> str:
     """Return what to do about a question that took too much."""
     size = memory_bytes_max / (1 << 30)
-    said = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
+    limit = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
     return (
-        f"used more than {said} of memory, which it may not: ask for less (WHERE, fewer columns), or "
+        f"used more than {limit} of memory, which it may not: ask for less (WHERE, fewer columns), or "
         "leave out what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
     )
 
@@ -127,8 +125,8 @@ class QueryRefused(QueryError):
 class QueryCutOff(QueryError):
     """It took too much: `of_time` says whether of time or of memory."""
 
-    def __init__(self, words: str, *, of_time: bool) -> None:
-        super().__init__(words)
+    def __init__(self, reason: str, *, of_time: bool) -> None:
+        super().__init__(reason)
         self.of_time = of_time
 
 
@@ -155,18 +153,20 @@ def query_error(kind: str, words: str) -> QueryError:
     return QueryFailed(words)
 
 
-def died(obituary: dict[str, Any], place: Place, question: Question) -> QueryError:
-    """Return why a process ended that said nothing; *obituary* as `nursery` writes it."""
-    status, why = obituary.get("status"), obituary.get("why", "")
+def exit_error(
+    exit_report: dict[str, Any], settings: QuerySettings, question: Question
+) -> QueryError:
+    """Return why a process ended that said nothing; *exit_report* as `fork server` writes it."""
+    status, why = exit_report.get("status"), exit_report.get("why", "")
     if why == TIME or status == -signal.SIGXCPU:
-        return QueryCutOff(too_long(question.seconds), of_time=True)
+        return QueryCutOff(timeout_message(question.seconds), of_time=True)
     if status in (NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
-        return QueryCutOff(too_much(place.memory_bytes_max), of_time=False)
+        return QueryCutOff(memory_message(settings.memory_bytes_max), of_time=False)
     if status == -signal.SIGKILL and not why:
-        words = (
+        reason = (
             "was ended by the kernel, most likely for want of memory on this machine (`dmesg` says)"
         )
-        return QueryCutOff(words, of_time=False)
+        return QueryCutOff(reason, of_time=False)
     if status is None:
         return QueryFailed("the process that runs queries ended; ask again")
     return QueryFailed(
@@ -207,7 +207,7 @@ def newest_moment_us(sql: str, now_us: int) -> int:
     return min(newest, now_us)
 
 
-def too_new(moment_us: int, taken_us: int, again_seconds: float) -> str:
+def staleness_message(moment_us: int, taken_us: int, again_seconds: float) -> str:
     """Return what to say of a snapshot as of *taken_us* when *moment_us* was asked for; "" when it covers that."""
     if not taken_us or moment_us <= taken_us:
         return ""

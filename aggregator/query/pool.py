@@ -1,4 +1,4 @@
-"""Who asks a question of a process: starts the nursery, hands questions to it, reads answers, frees the place."""
+"""Who asks a question of a process: starts the fork server, hands questions to it, reads answers, frees the place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,182 +13,167 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..workers import environment
 from . import messages
-from .messages import Answered, Place, Question
+from .messages import AnswerSummary, QuerySettings, Question
 
 #: A module that loads DuckDB and Arrow: who only asks loads neither.
-NURSERY = f"{__package__}.forkserver"
-#: What libraries would start threads for, which a nursery must not have; and malloc gives memory back.
-_ENVIRONMENT = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "MALLOC_ARENA_MAX": "4",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
-#: What of ours a nursery needs to find Python, its libraries and its language. Nothing else goes with it: a token
-#: (GANGLINE_TOKEN), a cloud's keys or a proxy's password would stand in the environment of a stranger's query.
-_KEPT = frozenset(("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SYSTEMROOT"))
-_KEPT_BEGINNINGS = ("PYTHON", "LC_", "LD_", "COV_", "COVERAGE")
-#: A nursery that does not end when its socket closes is killed after so long.
+FORK_SERVER_MODULE = f"{__package__}.forkserver"
+#: A fork server that does not end when its socket closes is killed after so long.
 END_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class Cost:
+class QueryCost:
     """What a question took, known when its process has ended."""
 
     cpu_seconds: float = 0.0
     rss_bytes_max: int = 0
 
 
-class QueryProcesses:
+class QueryPool:
     """Runs at most *running_max* questions at once, each in a process of its own. Of one event loop."""
 
-    def __init__(self, place: Place, running_max: int) -> None:
-        self.place = place
+    def __init__(self, settings: QuerySettings, running_max: int) -> None:
+        self.settings = settings
         #: Questions answered or refused so far, and those whose process died or was killed.
-        self.asked_count = 0
+        self.requested_count = 0
         self.died_count = 0
         self._running_max = running_max
         self._numbers = itertools.count(1)
-        self._ends: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._exits: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._listening: set[asyncio.Task[None]] = set()
 
     @property
     def running_count(self) -> int:
         """How many questions have a process now."""
-        return len(self._ends)
+        return len(self._exits)
 
     @property
-    def nursery_pid(self) -> int:
-        """The nursery's process, 0 before the first start."""
-        return self._nursery.pid if self._nursery else 0
+    def fork_server_pid(self) -> int:
+        """The fork server's process, 0 before the first start."""
+        return self._fork_server.pid if self._fork_server else 0
 
     def start(self) -> None:
-        """Start the nursery unless it runs, so that the first question finds it warm. Raises OSError."""
+        """Start the fork server unless it runs, so that the first question finds it warm. Raises OSError."""
         if self._control is not None:
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", NURSERY, self.place.to_text()],
-                stdin=theirs.fileno(),
+        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_socket:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-m", FORK_SERVER_MODULE, self.settings.to_text()],
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment(),
                 # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
                 # (`confine.let_session_go_last`), where queries in ours would use up our own.
                 start_new_session=True,
             )
-        ours.setblocking(False)
-        self._control = ours
-        listening = asyncio.get_running_loop().create_task(self._listen(ours, self._nursery))
+        parent_socket.setblocking(False)
+        self._control = parent_socket
+        listening = asyncio.get_running_loop().create_task(
+            self._listen(parent_socket, self._fork_server)
+        )
         self._listening.add(listening)
         listening.add_done_callback(self._listening.discard)
 
     async def _listen(self, control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Take obituaries until the nursery is gone; then whoever waits hears that, and it is buried."""
+        """Take obituaries until the fork server is gone; then whoever waits hears that, and it is buried."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while data := await loop.sock_recv(control, messages.PACKET_BYTES_MAX):
-                obituary = json.loads(data)
-                self._ended(obituary["id"], obituary)
-        self._gone(control)
-        await loop.run_in_executor(None, _end, process)
+                exit_report = json.loads(data)
+                self._on_query_exit(exit_report["id"], exit_report)
+        self._on_fork_server_exit(control)
+        await loop.run_in_executor(None, _reap, process)
 
-    def _gone(self, control: socket.socket) -> None:
+    def _on_fork_server_exit(self, control: socket.socket) -> None:
         if self._control is control:
             self._control = None
         control.close()
-        for number in list(self._ends):
-            self._ended(number, {})
+        for number in list(self._exits):
+            self._on_query_exit(number, {})
 
-    def _ended(self, number: int, obituary: dict[str, Any]) -> None:
-        end = self._ends.pop(number, None)
+    def _on_query_exit(self, number: int, exit_report: dict[str, Any]) -> None:
+        end = self._exits.pop(number, None)
         if end is not None and not end.done():
-            end.set_result(obituary)
+            end.set_result(exit_report)
 
-    async def ask(self, question: Question, cost: Cost) -> AsyncGenerator[bytes | Answered, None]:
+    async def query(
+        self, question: Question, cost: QueryCost
+    ) -> AsyncGenerator[bytes | AnswerSummary, None]:
         """Yield the pieces of an Arrow IPC stream, then what there is to say of the answer.
 
         Closing the generator kills the process. *cost* is filled when it has ended. Raises QueryError.
         """
-        if len(self._ends) >= self._running_max:
+        if len(self._exits) >= self._running_max:
             raise messages.TooManyQueries(
                 f"too many queries running (limit {self._running_max}); try again in a second"
             )
-        self.asked_count += 1
-        number, ours, end = self._hand_over(question)
-        said_all, left = False, True
+        self.requested_count += 1
+        number, parent_socket, end = self._hand_over(question)
+        is_complete, is_abandoned = False, True
         try:
-            async for kind, payload in _messages(ours, question):
+            async for kind, payload in _messages(parent_socket, question):
                 if kind == messages.ARROW:
                     yield payload
                     continue
-                said_all = True
+                is_complete = True
                 if kind == messages.ERROR:
                     raise messages.query_error(**json.loads(payload))
-                yield Answered(**json.loads(payload))
-            left = False
+                yield AnswerSummary(**json.loads(payload))
+            is_abandoned = False
         finally:
-            if left:
+            if is_abandoned:
                 self._kill(number)
-            obituary = await self._burial(end, cost)
-        if not said_all:
+            exit_report = await self._wait_exit(end, cost)
+        if not is_complete:
             self.died_count += 1
-            raise messages.died(obituary, self.place, question)
+            raise messages.exit_error(exit_report, self.settings, question)
 
     def _hand_over(
         self, question: Question
     ) -> tuple[int, socket.socket, asyncio.Future[dict[str, Any]]]:
         number = next(self._numbers)
-        ours, theirs = socket.socketpair()
+        parent_socket, child_socket = socket.socketpair()
         packet = json.dumps({"id": number, "seconds": question.seconds}).encode()
         try:
-            with theirs:
+            with child_socket:
                 self.start()
                 assert self._control is not None
-                socket.send_fds(self._control, [packet], [theirs.fileno()])
+                socket.send_fds(self._control, [packet], [child_socket.fileno()])
         except OSError as error:
-            ours.close()
+            parent_socket.close()
             raise messages.QueryFailed(f"no process can be had for the query: {error}") from error
         end = asyncio.get_running_loop().create_future()
-        self._ends[number] = end
-        return number, ours, end
+        self._exits[number] = end
+        return number, parent_socket, end
 
     def _kill(self, number: int) -> None:
         """End a process that nobody listens to any more, unless it is dead already."""
-        if self._control is not None and number in self._ends:
+        if self._control is not None and number in self._exits:
             with contextlib.suppress(OSError):
                 self._control.send(json.dumps({"id": number, "kill": "cancelled"}).encode())
 
-    async def _burial(self, end: asyncio.Future[dict[str, Any]], cost: Cost) -> dict[str, Any]:
+    async def _wait_exit(
+        self, end: asyncio.Future[dict[str, Any]], cost: QueryCost
+    ) -> dict[str, Any]:
         """Wait until the process is gone: then, and not before, there is room for another."""
-        obituary = await asyncio.shield(end)
-        cost.cpu_seconds = obituary.get("cpu_seconds", 0.0)
-        cost.rss_bytes_max = obituary.get("rss_bytes_max", 0)
-        return obituary
+        exit_report = await asyncio.shield(end)
+        cost.cpu_seconds = exit_report.get("cpu_seconds", 0.0)
+        cost.rss_bytes_max = exit_report.get("rss_bytes_max", 0)
+        return exit_report
 
     async def close(self) -> None:
-        """End all: the nursery at once, its processes with it."""
+        """End all: the fork server at once, its processes with it."""
         if self._control is not None:
             self._control.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._listening)
 
 
-def environment() -> dict[str, str]:
-    """Return what a process of ours that holds DuckDB and Arrow is started with."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
-    }
-    return {**kept, **_ENVIRONMENT}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -197,14 +181,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def _messages(ours: socket.socket, question: Question) -> AsyncIterator[tuple[bytes, bytes]]:
+async def _messages(
+    parent_socket: socket.socket, question: Question
+) -> AsyncIterator[tuple[bytes, bytes]]:
     """Send the question; yield (kind, payload) until the process ends or closes its side."""
-    reader, writer = await asyncio.open_connection(sock=ours, limit=messages.PIECE_BYTES_MAX)
+    reader, writer = await asyncio.open_connection(
+        sock=parent_socket, limit=messages.PIECE_BYTES_MAX
+    )
     try:
-        writer.write(messages.json_message(messages.ASK, question))
+        writer.write(messages.json_message(messages.QUESTION, question))
         await writer.drain()
         while True:
-            kind, size = messages.HEAD.unpack(await reader.readexactly(messages.HEAD.size))
+            kind, size = messages.HEADER.unpack(await reader.readexactly(messages.HEADER.size))
             if size > messages.PIECE_BYTES_MAX:
                 return  # not a message of ours: the process is not what it was
             yield kind, await reader.readexactly(size)

@@ -27,7 +27,7 @@ from .messages import SQL_BYTES_MAX
 # nextval, setseed, sleep_ms). That one takes too long or too much is not known from its name:
 # limits and the kill are for those.
 
-_COMPUTING = """
+_SCALAR_FUNCTION_NAMES = """
     !__postfix !~~ !~~* % & && * ** + - ->> -> / // <-> << <=> <@ >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~ !
     abs acos acosh add age ago alias any_value apply approx_count_distinct approx_quantile approx_top_k
     arbitrary arg_max arg_max_null arg_max_nulls_last arg_min arg_min_null arg_min_nulls_last argmax
@@ -100,13 +100,13 @@ _COMPUTING = """
 """
 
 #: What DuckDB 2.0 has more; operators are functions to its parser, which 1.5 tells by other nodes.
-_COMPUTING_SINCE_2 = """
+_SCALAR_FUNCTION_NAMES_SINCE_2 = """
     != < <= = > >= __between __cast assert_true binom if json_deep_merge json_insert json_normalize
     json_remove json_replace json_set json_strip_nulls lttb try
 """
-_WORDS_SINCE_2 = ("is distinct from", "is not distinct from")
+_OPERATORS_SINCE_2 = ("is distinct from", "is not distinct from")
 
-_MAKING_ROWS = """
+_TABLE_FUNCTION_NAMES = """
     duckdb_columns duckdb_functions duckdb_keywords duckdb_schemas duckdb_tables duckdb_types
     generate_series json_each json_tree pg_timezone_names pragma_table_info range repeat
     repeat_row summary unnest
@@ -155,12 +155,14 @@ CATALOG_VIEWS = frozenset(
 )
 
 #: Callable in expressions.
-FUNCTIONS = frozenset([*_COMPUTING.split(), *_COMPUTING_SINCE_2.split(), *_WORDS_SINCE_2])
+FUNCTIONS = frozenset(
+    [*_SCALAR_FUNCTION_NAMES.split(), *_SCALAR_FUNCTION_NAMES_SINCE_2.split(), *_OPERATORS_SINCE_2]
+)
 #: Callable in FROM: what makes rows of its arguments, and what tells which tables there are.
-TABLE_FUNCTIONS = frozenset(_MAKING_ROWS.split())
+TABLE_FUNCTIONS = frozenset(_TABLE_FUNCTION_NAMES.split())
 
 #: Macros of ours are in these schemas, and all of them may be called.
-OURS = frozenset({"ops", "history"})
+MACRO_SCHEMAS = frozenset({"ops", "history"})
 
 
 # ----------------------------------------------------------------------
@@ -173,12 +175,12 @@ MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
 HINT = "`gangline sql '\\d'` lists what there is to ask"
 
 
-class Refused(Exception):
+class StatementRefused(Exception):
     """The statement is not one that we run; the words say what would be, and where it went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ParsedError:
     """What DuckDB said, taken apart. `position`: bytes into the SQL, None when it said none."""
 
     text: str
@@ -186,43 +188,43 @@ class Complaint:
     missing: str
 
 
-def complaint(error: Exception) -> Complaint:
+def parse_error(error: Exception) -> ParsedError:
     """Return what *error*, of DuckDB or of Arrow that cites it, says; its text is JSON (`errors_as_json`), except for a few kinds."""
     text = str(error)
     try:
         # Of a fault of its own DuckDB says more behind it, and within it where in its code: neither is for the asker.
-        told, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
-        position = told.get("position")
-        missing = told["name"] if told.get("error_subtype") == "MISSING_ENTRY" else ""
-        words = f"{told['exception_type']} error: {told['exception_message']}"
-        return Complaint(words, int(position) if position else None, missing)
+        details, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+        position = details.get("position")
+        missing = details["name"] if details.get("error_subtype") == "MISSING_ENTRY" else ""
+        message = f"{details['exception_type']} error: {details['exception_message']}"
+        return ParsedError(message, int(position) if position else None, missing)
     except (ValueError, KeyError, TypeError):
-        return Complaint(text, None, "")
+        return ParsedError(text, None, "")
 
 
-def explained(error: duckdb.Error, sql: str, names: Callable[[], list[str]]) -> str:
+def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]]) -> str:
     """Return DuckDB's message, short, with its place in *sql* and what may help; *names*: of what can be asked."""
     import duckdb  # 0.1 s, which who shows an answer need not pay
 
-    said = complaint(error)
-    text = short(said.text)
+    parsed = parse_error(error)
+    text = first_lines(parsed.text)
     if "memory exhausted at or near" in text or "Max expression depth" in text:
         text = "the statement is nested too deeply"
     elif isinstance(error, duckdb.PermissionException):
         text = f"files and settings are out of reach here, only the snapshot is not: {text}"
     elif "read-only" in text.lower():
         text = f"writing is refused, this reads a snapshot: {text}"
-    elif said.missing:
-        text = suggested(text, said.missing, names())
+    elif parsed.missing:
+        text = with_suggestion(text, parsed.missing, names())
     elif isinstance(error, duckdb.BinderException):
         text = f"{text}\nhint: DESCRIBE <table> names its columns; {HINT}"
-    return located(sql, said.position, text)
+    return located(sql, parsed.position, text)
 
 
-def located(sql: str, position: int | None, words: str) -> str:
-    """Return *words* after line and column of *position* (bytes into *sql*), with that line and a mark below it."""
+def located(sql: str, position: int | None, message: str) -> str:
+    """Return *message* after line and column of *position* (bytes into *sql*), with that line and a mark below it."""
     if position is None or position < 0:
-        return words
+        return message
     before = sql.encode(errors="replace")[:position].decode(errors="replace")
     line_at = before.count("\n")
     column = len(before) - (before.rfind("\n") + 1)
@@ -230,7 +232,7 @@ def located(sql: str, position: int | None, words: str) -> str:
     begin = max(0, column - SHOWN_CHARACTERS_MAX // 2)
     shown = line[begin : begin + SHOWN_CHARACTERS_MAX]
     mark = " " * (column - begin) + "^"
-    head, newline, rest = words.partition("\n")
+    head, newline, rest = message.partition("\n")
     return f"line {line_at + 1}, column {column + 1}: {head}\n  {shown}\n  {mark}{newline}{rest}"
 
 
@@ -239,30 +241,30 @@ def visible(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def suggested(text: str, missing: str, names: list[str]) -> str:
+def with_suggestion(text: str, missing: str, names: list[str]) -> str:
     """Return *text* with a guess of ours, of *names*, in place of DuckDB's among all of its own."""
-    kept = [line for line in text.splitlines() if not line.startswith("Did you mean")]
+    lines = [line for line in text.splitlines() if not line.startswith("Did you mean")]
     last = {name.partition("(")[0].rpartition(".")[2]: name for name in reversed(names)}
     near = difflib.get_close_matches(missing.rpartition(".")[2].lower(), last, n=1, cutoff=0.7)
-    hint = _meant(last[near[0]], missing.rpartition(".")[2].lower() == near[0]) if near else ""
-    return "\n".join([*kept, f"hint: {hint}{HINT}"])
+    hint = _suggestion(last[near[0]], missing.rpartition(".")[2].lower() == near[0]) if near else ""
+    return "\n".join([*lines, f"hint: {hint}{HINT}"])
 
 
-def _meant(name: str, exactly: bool) -> str:
+def _suggestion(name: str, exactly: bool) -> str:
     """Return the guess *name*; of one that is there *exactly* so: how it is asked, a view or a macro."""
     return (
         f"it is asked as FROM {name}; " if exactly else f"did you mean {name.partition('(')[0]}? "
     )
 
 
-def without_folder(words: str, folder: Path) -> str:
-    """Return *words* with the files of *folder* named as they are within it."""
+def without_folder(message: str, folder: Path) -> str:
+    """Return *message* with the files of *folder* named as they are within it."""
     for path in (folder.absolute(), folder):
-        words = words.replace(f"{path}/", "")
-    return words
+        message = message.replace(f"{path}/", "")
+    return message
 
 
-def short(text: str) -> str:
+def first_lines(text: str) -> str:
     """Return the first lines."""
     lines = [visible(line) for line in text.splitlines() if line.strip()]
     return "\n".join(line[:400] for line in lines[:MESSAGE_LINES_MAX])
@@ -284,12 +286,12 @@ FOLDERS = ("segments", "rollups")
 def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
     """Make the views over the history of *folder*. Returns "" or which of them could not be made, and why."""
     missing = ""
-    own = (
+    cursor = (
         connection.cursor()
     )  # it looks in `memory` first, as the connection did before it was fenced
     for statement in _view_statements(folder):
         try:
-            own.execute(statement)
+            cursor.execute(statement)
         except duckdb.Error as error:
             why = without_folder(_first_line(error), folder)
             missing = missing or f"a part of the history cannot be read: {why}"
@@ -308,7 +310,9 @@ def _first_line(error: Exception) -> str:
 
 
 #: What a question may begin with.
-TAKEN = "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
+ALLOWED_STATEMENTS = (
+    "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
+)
 #: Without them DuckDB would first make a type of what it finds.
 PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
 #: DuckDB cuts the words that it cites after so many bytes, which may be in the middle of a letter.
@@ -326,7 +330,7 @@ _EXPLAIN = re.compile(
 )
 
 
-def opened(
+def open_snapshot(
     file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2
 ) -> duckdb.DuckDBPyConnection:
     """Open a file of the data folder so that nothing but it, and the history beside it, can be reached.
@@ -352,13 +356,13 @@ def opened(
     for schema in SCHEMAS:
         connection.execute(f"CREATE SCHEMA {schema}")
     connection.execute(f"ATTACH {quoted(str(file))} AS {file.stem} (READ_ONLY)")
-    _fence(connection, file.parent.absolute())
-    look_in(connection, file.stem)
+    _restrict_access(connection, file.parent.absolute())
+    set_search_path(connection, file.stem)
     connection.execute("SET lock_configuration = true")
     return connection
 
 
-def _fence(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     reachable = ", ".join(quoted(str(folder / name)) for name in FOLDERS)
     connection.execute(f"SET allowed_directories = [{reachable}]")
     connection.execute("SET enable_external_access = false")
@@ -366,13 +370,13 @@ def _fence(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     connection.execute("SET errors_as_json = true")
 
 
-def look_in(connection: duckdb.DuckDBPyConnection, database: str) -> None:
+def set_search_path(connection: duckdb.DuckDBPyConnection, database: str) -> None:
     """Have names mean those of the snapshot, then those of the history."""
     path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in SCHEMAS)])
     connection.execute(f"SET search_path = '{path}'")
 
 
-def snapshot_of(folder: Path) -> Path:
+def snapshot_path(folder: Path) -> Path:
     """Return where the operators' file is."""
     return folder / OPS_FILE
 
@@ -384,28 +388,30 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
-        raise Refused(f"the statement has {size} bytes, more than the {SQL_BYTES_MAX} it may have")
+        raise StatementRefused(
+            f"the statement has {size} bytes, more than the {SQL_BYTES_MAX} it may have"
+        )
     if "\0" in sql:
-        raise Refused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
+        raise StatementRefused(located(sql, sql.index("\0"), "a NUL byte is not SQL"))
     statements = _statements(connection, sql)
     if len(statements) > 1 and statements[0].type.name == "CREATE" and not statements[0].query:
-        raise Refused(f"{TAKEN}; {PIVOT}")
+        raise StatementRefused(f"{ALLOWED_STATEMENTS}; {PIVOT}")
     if len(statements) != 1:
-        raise Refused(f"{TAKEN}, not {len(statements)} statements")
+        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {len(statements)} statements")
     kind = statements[0].type.name
     if kind == "EXPLAIN":
-        sql = _unexplained(connection, sql)
+        sql = _explained_statement(connection, sql)
     elif kind != "SELECT":
-        raise Refused(f"{TAKEN}, not {_first_word(sql)}: {_instead(sql)}")
+        raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
     tree = _tree(connection, sql)
     _check_tables(connection, sql, tree)
-    for function, where, place in _called(tree):
-        if function.get("schema") in OURS and (place or _is_ours(connection, function)):
+    for function, where, place in _function_calls(tree):
+        if function.get("schema") in MACRO_SCHEMAS and (place or _is_macro(connection, function)):
             continue
         _check_function(sql, function, where, place)
 
 
-def _is_ours(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
+def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
     """Whether `ops.NAME(...)` in an expression is our macro: else `ops` may be a column, and NAME any function."""
     found = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
@@ -419,22 +425,24 @@ def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
     try:
         return list(connection.extract_statements(sql))
     except UnicodeError:
-        raise Refused(UNREADABLE) from None
+        raise StatementRefused(UNREADABLE) from None
 
 
 def _instead(sql: str) -> str:
     return PIVOT if _first_word(sql) == "PIVOT" else "this reads a snapshot"
 
 
-def _unexplained(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     """Return the statement after EXPLAIN, at its place."""
     match = _EXPLAIN.match(sql)
     if not match:
-        raise Refused(f"{TAKEN}; write EXPLAIN as the first word")
+        raise StatementRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
     inner = " " * match.end() + sql[match.end() :]
     statements = _statements(connection, inner)
     if len(statements) != 1 or statements[0].type.name != "SELECT":
-        raise Refused(f"{TAKEN}, and EXPLAIN only of those: writing is refused, also in a plan")
+        raise StatementRefused(
+            f"{ALLOWED_STATEMENTS}, and EXPLAIN only of those: writing is refused, also in a plan"
+        )
     return inner
 
 
@@ -443,15 +451,19 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
     try:
         tree = json.loads(rows[0][0])
     except RecursionError:
-        raise Refused("the statement is nested too deeply") from None
+        raise StatementRefused("the statement is nested too deeply") from None
     if not tree["error"]:
         return tree
     if tree.get("error_type") == "not implemented":
-        raise Refused(f"{TAKEN}, not {_first_word(sql)}: this reads a snapshot")
-    raise Refused(short(str(tree.get("error_message", "the statement cannot be taken apart"))))
+        raise StatementRefused(
+            f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: this reads a snapshot"
+        )
+    raise StatementRefused(
+        first_lines(str(tree.get("error_message", "the statement cannot be taken apart")))
+    )
 
 
-def _called(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
+def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
     """Yield (function, what is allowed where it stands, that place) of every call in *tree*."""
     left = [tree]
     in_from: set[int] = set()
@@ -483,8 +495,8 @@ def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) ->
         # Those of information_schema are found by that name alone: others may call theirs `views`.
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
-            words = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
-            raise Refused(located(sql, _place(sql, named[key]), words))
+            message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
+            raise StatementRefused(located(sql, _place(sql, named[key]), message))
 
 
 def _tables(tree: Any) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -512,8 +524,8 @@ def _check_function(
     name = str(function["function_name"]).lower()
     if name in allowed:
         return
-    words = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops and history, is"
-    raise Refused(located(sql, _place(sql, function.get("query_location")), words))
+    message = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops and history, is"
+    raise StatementRefused(located(sql, _place(sql, function.get("query_location")), message))
 
 
 def _first_word(sql: str) -> str:

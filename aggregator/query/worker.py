@@ -22,68 +22,68 @@ from .messages import (
     NO_SNAPSHOT,
     REFUSED,
     TIME,
-    Answered,
-    Place,
+    AnswerSummary,
+    QuerySettings,
     Question,
-    too_long,
-    too_much,
+    memory_message,
+    timeout_message,
 )
-from .sandbox import Refused, complaint, explained, make_views, short
+from .sandbox import StatementRefused, explain_error, first_lines, make_views, parse_error
 
 #: Rows taken from DuckDB at a time.
 BATCH_ROWS = 2048
 
-_TELLS_PLACES = duckdb.__version__.startswith("1.")
+_REPORTS_POSITIONS = duckdb.__version__.startswith("1.")
 
 
-def serve(connected: socket.socket, place: Place) -> None:
+def serve(connected: socket.socket, settings: QuerySettings) -> None:
     """Read the question from *connected* and write its answer, or what is wrong with it."""
     with connected, connected.makefile("rwb") as stream:
         question = _question(stream)
-        limit_cpu(question.seconds or 10**6, place.threads)
+        limit_cpu(question.seconds or 10**6, settings.threads)
         try:
-            kind, words = answered(question, place, stream)
+            kind, message = run_question(question, settings, stream)
         except (BrokenPipeError, ConnectionResetError):
             return  # nobody reads any more
         if kind:
-            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "words": words}))
+            stream.write(messages.json_message(messages.ERROR, {"kind": kind, "words": message}))
 
 
 def _question(stream: Any) -> Question:
-    _, size = messages.HEAD.unpack(stream.read(messages.HEAD.size))
+    _, size = messages.HEADER.unpack(stream.read(messages.HEADER.size))
     return Question(**json.loads(stream.read(size)))
 
 
-def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
+def run_question(question: Question, settings: QuerySettings, stream: Any) -> tuple[str, str]:
     """Answer; return what went wrong and its words, or two empty strings."""
-    file = sandbox.snapshot_of(place.folder)
+    file = sandbox.snapshot_path(settings.folder)
     try:
-        connection = sandbox.opened(
-            file, memory_bytes_max=place.memory_bytes_max, threads=place.threads
+        connection = sandbox.open_snapshot(
+            file, memory_bytes_max=settings.memory_bytes_max, threads=settings.threads
         )
     except FileNotFoundError:
-        return NO_SNAPSHOT, messages.no_snapshot(file)
+        return NO_SNAPSHOT, messages.no_snapshot_message(file)
     except (duckdb.Error, OSError) as error:
-        return FAILED, f"{file} cannot be opened: {short(str(error))[:400]}{_remedy(error)}"
+        return FAILED, f"{file} cannot be opened: {first_lines(str(error))[:400]}{_remedy(error)}"
     try:
         sandbox.check(connection, question.sql)
-        _run(connection, question, place, stream)
-    except Refused as refused:
+        _run(connection, question, settings, stream)
+    except StatementRefused as refused:
         return REFUSED, str(refused)
     except UnicodeError:
         return REFUSED, sandbox.UNREADABLE
     except duckdb.InterruptException:
-        return TIME, too_long(question.seconds)
+        return TIME, timeout_message(question.seconds)
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
-        return MEMORY, too_much(place.memory_bytes_max)
+        return MEMORY, memory_message(settings.memory_bytes_max)
     except (BrokenPipeError, ConnectionResetError):
         raise
     except (OSError, pa.ArrowException) as error:
-        return _midway(complaint(error).text, question, place)
+        return _stream_error(parse_error(error).text, question, settings)
     except duckdb.Error as error:
-        if _of_memory(error):
-            return MEMORY, too_much(place.memory_bytes_max)
-        return REFUSED, explained(error, question.sql, lambda: there_is(connection))
+        if _is_out_of_memory(error):
+            return MEMORY, memory_message(settings.memory_bytes_max)
+        return REFUSED, explain_error(error, question.sql, lambda: available_names(connection))
     return "", ""
 
 
@@ -93,26 +93,26 @@ def _remedy(error: Exception) -> str:
     return ". An aggregator that runs writes it anew within half a minute; if that does not help, its log says why"
 
 
-def _of_memory(error: duckdb.Error) -> bool:
+def _is_out_of_memory(error: duckdb.Error) -> bool:
     """Whether the process had no memory left, which DuckDB does not always say by its class."""
     text = str(error)
     if "bad_alloc" in text or "thread constructor failed" in text:
         return True
-    of_its_own = isinstance(error, (duckdb.InternalException, duckdb.FatalException))
-    return of_its_own and "allocat" in complaint(error).text.lower()
+    is_internal = isinstance(error, (duckdb.InternalException, duckdb.FatalException))
+    return is_internal and "allocat" in parse_error(error).text.lower()
 
 
-def _midway(text: str, question: Question, place: Place) -> tuple[str, str]:
+def _stream_error(text: str, question: Question, settings: QuerySettings) -> tuple[str, str]:
     """Return what went wrong after the first rows: Arrow tells it by its text alone."""
     if "Out of Memory" in text or "bad_alloc" in text or "allocation failure" in text:
-        return MEMORY, too_much(place.memory_bytes_max)
+        return MEMORY, memory_message(settings.memory_bytes_max)
     if text.startswith("INTERRUPT"):
-        return TIME, too_long(question.seconds)
-    return REFUSED, short(text)
+        return TIME, timeout_message(question.seconds)
+    return REFUSED, first_lines(text)
 
 
 def _run(
-    connection: duckdb.DuckDBPyConnection, question: Question, place: Place, stream: Any
+    connection: duckdb.DuckDBPyConnection, question: Question, settings: QuerySettings, stream: Any
 ) -> None:
     begin = time.monotonic()
     timer = threading.Timer(question.seconds or threading.TIMEOUT_MAX, connection.interrupt)
@@ -120,30 +120,30 @@ def _run(
     timer.start()
     missing = ""
     try:
-        taken_us, reader = _begun(connection, question)
+        taken_us, reader = _begin(connection, question)
     except duckdb.CatalogException:
         connection.execute("ROLLBACK")
-        missing = make_views(connection, place.folder)
-        taken_us, reader = _begun(connection, question)
-    rows, size, cut = _sent(reader, question, stream)
-    end = Answered(rows, size, time.monotonic() - begin, cut, taken_us, missing)
+        missing = make_views(connection, settings.folder)
+        taken_us, reader = _begin(connection, question)
+    rows, size, cut = _send_batches(reader, question, stream)
+    end = AnswerSummary(rows, size, time.monotonic() - begin, cut, taken_us, missing)
     stream.write(messages.json_message(messages.SUMMARY, end))
     stream.flush()
 
 
-def _begun(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[int, Any]:
+def _begin(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[int, Any]:
     """Return as of when the snapshot is, microseconds since 1970, and what gives the batches of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
     # DuckDB 2 streams from a relation only; 1.5 also from a cursor, and tells the place of an error only there.
-    asked = connection.execute if _TELLS_PLACES else connection.sql
-    reader = asked(question.sql).to_arrow_reader(BATCH_ROWS)
+    execute = connection.execute if _REPORTS_POSITIONS else connection.sql
+    reader = execute(question.sql).to_arrow_reader(BATCH_ROWS)
     return (int(rows[0][0]) if rows else 0), reader
 
 
-def _sent(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
+def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
     """Send what *reader* gives; return how many rows and bytes, and why it was cut ("": it was not)."""
-    arrow = _Arrow(stream, reader.schema, compressed=question.compressed)
+    arrow = _ArrowStream(stream, reader.schema, compressed=question.compressed)
     rows_max, bytes_max = question.rows_max, question.bytes_max
     rows = 0
     for batch in _pieces(reader):
@@ -153,14 +153,14 @@ def _sent(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
             return rows_max, arrow.size_bytes, f"first {rows_max} rows"
         if bytes_max and arrow.size_bytes + batch.nbytes > bytes_max:
             arrow.end()
-            return rows, arrow.size_bytes, _as_many_bytes(rows, bytes_max)
+            return rows, arrow.size_bytes, _bytes_limit_message(rows, bytes_max)
         arrow.send(batch)
         rows += batch.num_rows
     arrow.end()
     return rows, arrow.size_bytes, ""
 
 
-def _as_many_bytes(rows: int, bytes_max: int) -> str:
+def _bytes_limit_message(rows: int, bytes_max: int) -> str:
     return f"first {rows} rows; an answer has at most {bytes_max >> 20} MiB"
 
 
@@ -177,7 +177,7 @@ def _pieces(reader: Any) -> Iterator[Any]:
                 left += [one.slice(half), one.slice(0, half)]
                 continue
             if size > messages.PIECE_BYTES_MAX:
-                raise Refused(
+                raise StatementRefused(
                     f"one row takes {size / (1 << 20):.1f} MiB, more than the "
                     f"{messages.PIECE_BYTES_MAX / (1 << 20):.1f} MiB a row may: ask for fewer columns, "
                     "or for a part of the list or string (left(text, 1000), list[:100])"
@@ -186,39 +186,39 @@ def _pieces(reader: Any) -> Iterator[Any]:
                 yield one
 
 
-class _Arrow:
+class _ArrowStream:
     """An Arrow IPC stream in messages: the schema first."""
 
     def __init__(self, stream: Any, schema: Any, *, compressed: bool) -> None:
         self.size_bytes = 0
         self._stream = stream
-        self._made = io.BytesIO()
+        self._buffer = io.BytesIO()
         options = pa.ipc.IpcWriteOptions(compression="zstd" if compressed else None)
-        self._writer = pa.ipc.new_stream(self._made, schema, options=options)
-        self._sent()
+        self._writer = pa.ipc.new_stream(self._buffer, schema, options=options)
+        self._flush()
 
     def send(self, batch: Any) -> None:
         self._writer.write_batch(batch)
-        self._sent()
+        self._flush()
 
     def end(self) -> None:
         self._writer.close()
-        self._sent()
+        self._flush()
 
-    def _sent(self) -> None:
-        made = self._made.getbuffer()
-        for at in range(0, len(made), messages.PIECE_BYTES_MAX):
-            piece = made[at : at + messages.PIECE_BYTES_MAX]
+    def _flush(self) -> None:
+        view = self._buffer.getbuffer()
+        for at in range(0, len(view), messages.PIECE_BYTES_MAX):
+            piece = view[at : at + messages.PIECE_BYTES_MAX]
             self._stream.write(messages.message(messages.ARROW, piece))
             piece.release()
-        self.size_bytes += len(made)
-        made.release()
-        self._made.seek(0)
-        self._made.truncate()
+        self.size_bytes += len(view)
+        view.release()
+        self._buffer.seek(0)
+        self._buffer.truncate()
         self._stream.flush()
 
 
-def there_is(connection: duckdb.DuckDBPyConnection) -> list[str]:
+def available_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Return the names of what can be asked: ops.hosts, ops.worst(n), latest.gpu_1s."""
     # Of its own transaction: after an error DuckDB 2.0 takes nothing more in the other.
     rows = connection.cursor().execute(_NAMES).fetchall()

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..counter_deltas import Floats
 from ..model import Evidence, Reason
-from .evidence_sql import moment
+from .evidence_sql import timestamp_sql
 
 #: Hazards of which outcomes are counted apart: without a symptom, with a weak one, with several, about to fail.
 KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
@@ -30,7 +30,7 @@ _LOG_KNOTS = np.log(KNOTS_PER_HOUR)
 FACTOR_BOUNDS = (0.1, 10.0)
 #: Interruptions, and expected ones, that a ratio is of at least: where fewer were reported, the rest is made up by the knot
 #: below. One outcome moves a hazard by 1 / 21 at most, less than 5 %.
-COUNTED_MIN = 21.0
+INTERRUPTIONS_MIN = 21.0
 #: Of three reporters and more, none is more than twice the mean of all; of a hundred and more none is more than this.
 REPORTER_SHARE_MIN = 0.02
 #: Reporters that are told apart; those that come later are one.
@@ -62,7 +62,7 @@ class Outcomes(NamedTuple):
 
     def evidence(self, score_delta: float, at_ns: int) -> Evidence:
         """Return them as one contribution, which moved the score by so much."""
-        words = (
+        message = (
             f"schedulers reported {self.interruptions:,.1f} interruptions of jobs on hosts with such a hazard where "
             f"{self.expected:,.1f} were expected: its hazard is multiplied by {self.factor:.2g} (few outcomes count little)"
         )
@@ -76,9 +76,9 @@ class Outcomes(NamedTuple):
             relative_speed_factor=1.0,
             score_delta=score_delta,
             reason=Reason.NONE,
-            words=words,
+            words=message,
             observed_ns=at_ns,
-            sql=_SQL.format(moment(at_ns)),
+            sql=_SQL.format(timestamp_sql(at_ns)),
         )
 
 
@@ -90,7 +90,7 @@ class Calibration(NamedTuple):
     factors: tuple[float, ...] = (1.0,) * len(KNOTS_PER_HOUR)
 
     @property
-    def moves(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether any hazard is other than without them."""
         return any(factor != 1.0 for factor in self.factors)
 
@@ -100,11 +100,11 @@ class Calibration(NamedTuple):
 
     def at(self, hazard_per_hour: float) -> Outcomes:
         """Return what they say of a host with this hazard, which is without them."""
-        if not self.moves:
+        if not self.has_effect:
             return Outcomes()
         at = log(hazard_per_hour)
-        came, told = (float(np.interp(at, _LOG_KNOTS, each)) for each in self[:2])
-        return Outcomes(came, told, exp(float(self.log_factors(np.array([at]))[0])))
+        interruptions, expected = (float(np.interp(at, _LOG_KNOTS, each)) for each in self[:2])
+        return Outcomes(interruptions, expected, exp(float(self.log_factors(np.array([at]))[0])))
 
 
 #: Nobody has reported any.
@@ -115,10 +115,12 @@ def factors(interruptions: Sequence[float], expected: Sequence[float]) -> tuple[
     """Return by how much hazards were too small, by KNOTS_PER_HOUR."""
     found, below = list[float](), 1.0
     low, high = FACTOR_BOUNDS
-    for at, (came, told) in enumerate(zip(interruptions, expected, strict=True)):
+    for at, (observed, predicted) in enumerate(zip(interruptions, expected, strict=True)):
         # So many are made up that both are COUNTED_MIN at least; with enough of both, none.
-        made_up = max(COUNTED_MIN * max(1.0, below) - min(came, told * below), 0.0)
-        factor = (made_up + came) / (made_up / below + told)
+        pseudo_count = max(
+            INTERRUPTIONS_MIN * max(1.0, below) - min(observed, predicted * below), 0.0
+        )
+        factor = (pseudo_count + observed) / (pseudo_count / below + predicted)
         if at:  # a higher hazard stays the higher one
             factor = max(factor, below * KNOTS_PER_HOUR[at - 1] / KNOTS_PER_HOUR[at])
         below = min(max(factor, low), high)
@@ -126,7 +128,7 @@ def factors(interruptions: Sequence[float], expected: Sequence[float]) -> tuple[
     return tuple(found)
 
 
-class Reported:
+class ReportedOutcomes:
     """Sums of outcomes by reporter, each fading by half in *half_life_days*."""
 
     def __init__(self, half_life_days: float = HALF_LIFE_DAYS) -> None:
@@ -140,16 +142,16 @@ class Reported:
     def __bool__(self) -> bool:
         return bool(self._sums)
 
-    def add(self, reporter: str, time_ns: int, counted: Sequences, totals: Sequences) -> None:
+    def add(self, reporter: str, time_ns: int, weighted: Sequences, totals: Sequences) -> None:
         """Add an outcome that was reported at *time_ns*, or the sums of several, all by KNOTS_PER_HOUR.
 
-        *counted*: interruptions, each times exp(-X), and expected ones. *totals*: see `totals`.
+        *weighted*: interruptions, each times exp(-X), and expected ones. *totals*: see `totals`.
         """
         if reporter not in self._sums and len(self._sums) >= REPORTERS_MAX:
             reporter = ""
         self._age(max(time_ns, self._at_ns))
-        told = np.array(counted) * 0.5 ** ((self._at_ns - time_ns) / self._half_life_ns)
-        self._sums[reporter] = self._sums.get(reporter, np.zeros_like(told)) + told
+        decayed = np.array(weighted) * 0.5 ** ((self._at_ns - time_ns) / self._half_life_ns)
+        self._sums[reporter] = self._sums.get(reporter, np.zeros_like(decayed)) + decayed
         self.totals += np.array(totals)
 
     def _age(self, now_ns: int) -> None:
@@ -164,24 +166,26 @@ class Reported:
         self._age(max(now_ns, self._at_ns))
         sums = np.array([*self._sums.values()])  # reporters x (interruptions, expected) x knots
         share = max(REPORTER_SHARE_MIN, 2.0 / len(sums))
-        most = np.array([[_most(knot, share) for knot in one] for one in np.moveaxis(sums, 0, -1)])
+        caps = np.array(
+            [[_share_cap(knot, share) for knot in one] for one in np.moveaxis(sums, 0, -1)]
+        )
         # Both of a reporter are scaled alike: what he says of hazards stays what he says.
-        scale = np.min(np.minimum(1.0, most / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
-        came, told = (tuple(each.tolist()) for each in (sums * scale).sum(axis=0))
-        return Calibration(came, told, factors(came, told))
+        scale = np.min(np.minimum(1.0, caps / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
+        interruptions, expected = (tuple(each.tolist()) for each in (sums * scale).sum(axis=0))
+        return Calibration(interruptions, expected, factors(interruptions, expected))
 
 
-def _most(sums: Floats, share: float) -> float:
+def _share_cap(sums: Floats, share: float) -> float:
     """Return what one of *sums* may be, so that none is more than *share* of COUNTED_MIN and all, each at most that."""
     if share >= 1.0:
         return inf
     falling = np.sort(sums)[::-1]
-    rest = COUNTED_MIN + falling.sum()
+    rest = INTERRUPTIONS_MIN + falling.sum()
     for cut, largest in enumerate(falling.tolist()):
         if share * cut >= 1.0:
             break
-        most = float(share * rest / (1.0 - share * cut))
-        if largest <= most:
-            return most
+        cap = float(share * rest / (1.0 - share * cut))
+        if largest <= cap:
+            return cap
         rest -= largest
     return inf

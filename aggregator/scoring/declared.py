@@ -13,94 +13,108 @@ from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ..declared.fields import told
-from ..declared.model import FAMILIES, NEVER, Declared, Override, Window, coming
+from ..declared.fields import format_time
+from ..declared.model import (
+    FAMILIES,
+    NEVER_NOISE,
+    Declared,
+    MaintenanceWindow,
+    Override,
+    rollout_message,
+)
 from ..fleet.fleet import Fleet
-from ..model import HostScore, Reason, State
+from ..model import HealthState, HostScore, Reason
 from .results import Hosts
-from .rule import Hold, Key, Rule, Symptom
+from .rule import Rule, RuleAndDevice, Symptom, TrackedSymptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
-_QUIET = (State.HEALTHY, State.MAINTENANCE)
-#: Where `_maintained` says what a host would be without its window: a stored score has it nowhere else.
-_BENEATH = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
+_QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
+#: Where `_as_maintenance` says what a host would be without its window: a stored score has it nowhere else.
+_HIDDEN_STATE = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
 #: What ends a state that lay beneath: its own words were not stored.
-_LOOKED_AT = "it is looked at again, and is gone"
+_CLEARS_ON_RECHECK = "it is looked at again, and is gone"
 
 
 def without_noise(
-    fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], now_ns: int
-) -> Mapping[int, Mapping[Key, Hold]]:
-    """Return *holds* by host, what somebody declared to be noise as evidence that weighs nothing.
+    fleet: Fleet, tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]], now_ns: int
+) -> Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]:
+    """Return *tracked* by host, what somebody declared to be noise as evidence that weighs nothing.
 
     Also what only holds for a while longer: for an hour a slow host would be one that nobody may quiet.
     """
-    if not fleet.declared.live_overrides(now_ns):
-        return holds
+    if not fleet.declared.active_overrides(now_ns):
+        return tracked
     return {
         host: {
             key: replace(
-                hold, worst=_weighed(fleet.declared, fleet.names[host], hold.worst, now_ns)
+                symptom,
+                worst=_apply_override(fleet.declared, fleet.names[host], symptom.worst, now_ns),
             )
-            for key, hold in held.items()
+            for key, symptom in symptoms.items()
         }
-        for host, held in holds.items()
+        for host, symptoms in tracked.items()
     }
 
 
-def _weighed(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Symptom:
+def _apply_override(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Symptom:
     about: dict[str, Any] = {
         "signal": symptom.signal, "code": symptom.value, "device": symptom.device,
     }  # fmt: skip
     override = declared.override(host, symptom.rule.name, now_ns, **about)
     if override is not None:
-        return quiet(symptom, override)
-    if later := declared.override(host, symptom.rule.name, now_ns, **about, coming=True):
-        words = f"{symptom.words}; noise by an override {coming(later.rollout)}: {later.why}"
-        return replace(symptom, words=words)
+        return mark_as_noise(symptom, override)
+    if later := declared.override(host, symptom.rule.name, now_ns, **about, upcoming=True):
+        message = (
+            f"{symptom.message}; noise by an override {rollout_message(later.rollout)}: {later.why}"
+        )
+        return replace(symptom, message=message)
     return symptom
 
 
-def quiet(symptom: Symptom, override: Override) -> Symptom:
+def mark_as_noise(symptom: Symptom, override: Override) -> Symptom:
     """Return *symptom* as something that is known and does not matter."""
-    words = f"taken as noise until {told(override.until_ns)}: {override.why} ({override.who})"
-    ends = f"the override ends at {told(override.until_ns)} ({override.where})"
-    return symptom.without_weight(f"{symptom.words}; {words}", ends)
+    message = (
+        f"taken as noise until {format_time(override.until_ns)}: {override.why} ({override.who})"
+    )
+    ends = f"the override ends at {format_time(override.until_ns)} ({override.where})"
+    return symptom.without_weight(f"{symptom.message}; {message}", ends)
 
 
 def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:
     """Return *hosts*, those in a window as MAINTENANCE."""
-    windows = fleet.declared.maintained(fleet.names, now_ns)
-    return hosts.but({host: _maintained(hosts[host], one) for host, one in windows.items()})
+    windows = fleet.declared.maintenance_windows(fleet.names, now_ns)
+    return hosts.with_scores(
+        {host: _as_maintenance(hosts[host], one) for host, one in windows.items()}
+    )
 
 
-def _maintained(host: HostScore, window: Window) -> HostScore:
-    else_words = "" if host.state in _QUIET else f"; else {host.state.name}: {host.reason_words}"
+def _as_maintenance(host: HostScore, window: MaintenanceWindow) -> HostScore:
+    else_text = "" if host.state in _QUIET else f"; else {host.state.name}: {host.reason_message}"
     return replace(
         host,
-        state=State.MAINTENANCE,
+        state=HealthState.MAINTENANCE,
         reason=Reason.POLICY,
-        reason_words=f"{window.why} ({window.who}), until {told(window.end_ns)}{else_words}",
-        clears_when=f"the window ends at {told(window.end_ns)} ({window.where})",
+        reason_message=f"{window.why} ({window.who}), until {format_time(window.end_ns)}{else_text}",
+        clears_when=f"the window ends at {format_time(window.end_ns)} ({window.where})",
     )
 
 
 def without_maintenance(host: HostScore) -> HostScore:
     """Return *host*, a score that was stored, as it was but for its window: whether that still is, says who declares it."""
-    if host.state is not State.MAINTENANCE:
+    if host.state is not HealthState.MAINTENANCE:
         return host
-    beneath = _BENEATH.search(host.reason_words)
-    if beneath is None:
+    hidden = _HIDDEN_STATE.search(host.reason_message)
+    if hidden is None:
         return replace(
-            host, state=State.HEALTHY, reason=Reason.NONE, reason_words="", clears_when=""
+            host, state=HealthState.HEALTHY, reason=Reason.NONE, reason_message="", clears_when=""
         )
-    words = beneath[2]
+    message = hidden[2]
     return replace(
         host,
-        state=State.__members__.get(beneath[1], State.UNKNOWN),
-        reason=next((one.reason for one in host.evidence if one.words == words), Reason.NONE),
-        reason_words=words,
-        clears_when=_LOOKED_AT,
+        state=HealthState.__members__.get(hidden[1], HealthState.UNKNOWN),
+        reason=next((one.reason for one in host.evidence if one.words == message), Reason.NONE),
+        reason_message=message,
+        clears_when=_CLEARS_ON_RECHECK,
     )
 
 
@@ -113,7 +127,7 @@ def rule_names() -> frozenset[str]:
     for module in pkgutil.iter_modules(rules.__path__):
         loaded = importlib.import_module(f".{module.name}", rules.__name__)
         found |= {rule.name for value in vars(loaded).values() for rule in _rules_in(value, 0)}
-    return frozenset(found - NEVER.keys())
+    return frozenset(found - NEVER_NOISE.keys())
 
 
 def _rules_in(value: object, depth: int) -> Iterator[Rule]:

@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..counter_deltas import Flags
-from ..fleet.collector_status import Source
+from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..fleet.peers import slowest, speeds_of_hosts
 from ..hazard.events import class_of
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
-from ..model import Finding, Reason, Snapshot, State
+from ..model import Finding, HealthState, Reason, Snapshot
 from . import outage
 from . import rule as hysteresis
 from .declared import in_maintenance, without_noise
-from .features import Faults, Standing, assemble
-from .gang_waits import Waits, waits
-from .restart import Before, carried, unread
-from .results import Columns, Gpus, Hosts, Subjects, pack_hosts, score_gpus
-from .results import none as no_gpus
-from .rule import Hold, Key, StagedRule, Symptom, looked
+from .features import FaultHistory, OpenFaults, assemble
+from .gang_waits import GangWaits, find_waits
+from .restart import RestartState, carry_over, unread_symptoms
+from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
+from .results import empty_gpus as no_gpus
+from .rule import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .rules import agent as rules_agent
 from .rules import clock as rules_clock
 from .rules import configuration as rules_configuration
@@ -34,10 +34,18 @@ from .rules import host as rules_host
 from .rules import missing_gpus as rules_missing
 from .rules import nvlink as rules_nvlink
 from .rules import pcie as rules_pcie
-from .rules.events import KINDS
+from .rules.events import EVENT_KINDS
 from .rules.missing_gpus import UNREAD_KEY
-from .score import HORIZON_HOURS, NOTHING, Experience, Seen, parts_of, score_host, trained
-from .view import Present
+from .score import (
+    HORIZON_HOURS,
+    NO_FEEDBACK,
+    ObservedSymptom,
+    OutcomeFeedback,
+    parts_of,
+    score_host,
+    trained,
+)
+from .view import FleetView
 
 # ----------------------------------------------------------------------
 # What judging keeps as findings: begun where operators must act on it, ended on record where its
@@ -55,22 +63,22 @@ FAULT_RULES = (
     "gpu.remap_failed",
     "gpu.ecc_uncorrected",
     "folded",
-    *sorted({kind.rule.name for kind in KINDS.values()}),
+    *sorted({kind.rule.name for kind in EVENT_KINDS.values()}),
 )
 #: And their classes.
 _FAULTS = {name: class_of(name) for name in FAULT_RULES}
 #: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
 #: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all. Nor are GPUs
 #: that are missing, which somebody may have taken out.
-STANDING_RULES = (*FAULT_RULES, "gpu.missing", "hardware.unexpected")
+PERSISTENT_RULES = (*FAULT_RULES, "gpu.missing", "hardware.unexpected")
 #: With so many findings none is begun that is no fault: a counter stuck on each port of a large fleet, or a slip in a
 #: file, leaves room for what hosts are taken out for.
-OTHERS_MAX = FINDINGS_MAX // 2
+NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2
 #: All of these: judging begins them and ends them.
-JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
+EVALUATED_FINDINGS = frozenset((*FINDING_RULES, *PERSISTENT_RULES))
 
 
-def standing_faults(fleet: Fleet) -> Standing:
+def open_faults(fleet: Fleet) -> OpenFaults:
     """Return the findings that stand and are faults, as training takes them from the record."""
     found = fleet.findings.values()
     return frozenset(
@@ -78,26 +86,31 @@ def standing_faults(fleet: Fleet) -> Standing:
     )
 
 
-def report(
-    fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], before: Before, now_ns: int
+def update_findings(
+    fleet: Fleet,
+    tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
+    restart_state: RestartState,
+    now_ns: int,
 ) -> None:
     """Keep as findings what operators must act on; end, on record, those whose condition is gone.
 
     A host that is silent keeps its own: nothing of it was looked at again. So does one that was heard
     again only now, after a restart of ours.
     """
-    standing: set[tuple[str, str, str]] = set()
-    for host, held in holds.items():
-        for symptom in (hold.worst for hold in held.values() if hold.active):
+    active: set[tuple[str, str, str]] = set()
+    for host, symptoms in tracked.items():
+        for symptom in (
+            tracked_symptom.worst for tracked_symptom in symptoms.values() if tracked_symptom.active
+        ):
             if name := finding_name(symptom):
                 key = fleet.names[host], name, finding_subject(name, symptom)
-                standing.add(key)
+                active.add(key)
                 clears = symptom.clears or symptom.rule.clears
-                most = None if name in _FAULTS else OTHERS_MAX
-                fleet.find(Finding(*key, symptom.words, now_ns, 0, clears), most)
-    for key in [k for k in fleet.findings if k[1] in JUDGED_FINDINGS and k not in standing]:
-        if not before.keeps(key, fleet, now_ns):
-            fleet.clear(*key)
+                findings_max = None if name in _FAULTS else NON_FAULT_FINDINGS_MAX
+                fleet.add_finding(Finding(*key, symptom.message, now_ns, 0, clears), findings_max)
+    for key in [k for k in fleet.findings if k[1] in EVALUATED_FINDINGS and k not in active]:
+        if not restart_state.retains_finding(key, fleet, now_ns):
+            fleet.clear_finding(*key)
 
 
 def finding_name(symptom: Symptom) -> str:
@@ -105,22 +118,26 @@ def finding_name(symptom: Symptom) -> str:
     rule = symptom.rule.name
     if symptom.reason is Reason.POLICY:
         return ""
-    names = FINDING_RULES if symptom.host_state is State.HEALTHY else FINDING_RULES + STANDING_RULES
+    names = (
+        FINDING_RULES
+        if symptom.host_state is HealthState.HEALTHY
+        else FINDING_RULES + PERSISTENT_RULES
+    )
     return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
 
 
 def finding_subject(name: str, symptom: Symptom) -> str:
     """Return what a finding is about: the device, the signal, and the code or variant of it."""
     which = symptom.rule.name.removeprefix(name).lstrip(".")
-    told = f" {which}" if which and not symptom.signal.endswith(which) else ""
-    return f"{symptom.device} {symptom.signal}{told}"
+    suffix = f" {which}" if which and not symptom.signal.endswith(which) else ""
+    return f"{symptom.device} {symptom.signal}{suffix}"
 
 
 log = logging.getLogger(__name__)
 
 #: The rules, in no order that matters. To add one: a function here, its counters in `fleet/tracked_signals.py`, its other
 #: signals in `fleet/tracked_signals.py` (of others nothing is kept), a test, a fixture.
-RULES: tuple[StagedRule, ...] = (
+RULES: tuple[RuleFunction, ...] = (
     rules_clock.slow_gpus,
     rules_gpu.corrected_bursts,
     rules_gpu.lost_data,
@@ -148,14 +165,14 @@ RULES: tuple[StagedRule, ...] = (
     rules_fabric.pcie_errors,
     rules_host.contention,
     rules_host.file_systems,
-    rules_host.dead_holders,
-    rules_gang.long_hosts,
+    rules_host.dead_processes,
+    rules_gang.slow_hosts,
     rules_gang.gapped_hosts,
     rules_gang.waiting_hosts,
     rules_gang.congested_jobs,
-    rules_events.standing_xids,
-    rules_events.standing_sxids,
-    rules_events.standing_events,
+    rules_events.active_xids,
+    rules_events.active_sxids,
+    rules_events.active_events,
     rules_agent.new_hosts,
     rules_agent.hung_devices,
     rules_agent.failing_collectors,
@@ -163,7 +180,7 @@ RULES: tuple[StagedRule, ...] = (
     rules_agent.unjudged_devices,
     rules_agent.lost_frames,
     rules_agent.barred_hosts,
-    rules_agent.standing_findings,
+    rules_agent.host_findings,
     rules_configuration.differences,
 )
 
@@ -175,85 +192,93 @@ class Judgement(Snapshot):
     dictionary_version: int = 0
     names: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns.none)
-    sources: Sequence[tuple[Source, ...]] = ()
-    holds: Mapping[int, Mapping[Key, Hold]] = field(default_factory=dict)
-    before: Before = field(default_factory=Before)
+    collector_statuses: Sequence[tuple[CollectorStatus, ...]] = ()
+    tracked_symptoms: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = field(
+        default_factory=dict
+    )
+    restart_state: RestartState = field(default_factory=RestartState)
     gpus: Gpus = field(default_factory=no_gpus)
-    faults: Faults = field(default_factory=Faults)
-    waits: Waits = field(default_factory=Waits)
+    faults: FaultHistory = field(default_factory=FaultHistory)
+    gang_waits: GangWaits = field(default_factory=GangWaits)
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
     failed: str = ""  # parts of judging, in words
-    saw: Mapping[StagedRule, Sequence[Symptom]] = field(default_factory=dict)
+    rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
 
 
-def judge(
+def evaluate(
     fleet: Fleet,
     now_ns: int,
     previous: Snapshot | None,
-    before: Before | None = None,
+    restart_state: RestartState | None = None,
     model: HazardModel | None = None,
-    experience: Experience = NOTHING,
-    leapt_ns: int = 0,
+    feedback: OutcomeFeedback = NO_FEEDBACK,
+    jump_ns: int = 0,
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
-    *before*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
-    *experience*: what advice and its outcomes tell. *leapt_ns*: by how much our clock was set forward since *previous*
+    *restart_state*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
+    *feedback*: what advice and its outcomes tell. *jump_ns*: by how much our clock was set forward since *previous*
     (`Fleet.leap`).
     """
-    unsound = fleet.advance(now_ns)
-    present = Present(fleet, now_ns)
-    kin = _of_this_epoch(fleet, previous)
-    before = (before or (kin.before if kin else Before())).by(now_ns, leapt_ns)
-    unheard = before.waiting(fleet, now_ns)
-    listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
-    frozen = outage.silent_together(present, listened) - unheard
-    told = previous.degraded_reason if previous else ""
-    saw, failed = _look(present, kin, told)
-    holds = fleet.held = _hold(present, _by_host(saw.values()), kin, leapt_ns, before)
-    counting = without_noise(fleet, holds, now_ns)
-    passing = _by_host(
+    advance_failed = fleet.advance(now_ns)
+    view = FleetView(fleet, now_ns)
+    same_epoch = _of_this_epoch(fleet, previous)
+    restart_state = (
+        restart_state or (same_epoch.restart_state if same_epoch else RestartState())
+    ).at_clock(now_ns, jump_ns)
+    not_received = restart_state.hosts_waiting(fleet, now_ns)
+    silent_seconds = restart_state.silent_since_restart(view.silent_seconds, fleet, now_ns)
+    frozen = outage.silent_together(view, silent_seconds) - not_received
+    degraded_before = previous.degraded_reason if previous else ""
+    rule_symptoms, failed = _run_rules(view, same_epoch, degraded_before)
+    tracked = fleet.active_symptoms = _track(
+        view, _by_host(rule_symptoms.values()), same_epoch, jump_ns, restart_state
+    )
+    weighed = without_noise(fleet, tracked, now_ns)
+    transient = _by_host(
         [
-            rules_agent.silent_hosts(present, frozen),
+            rules_agent.silent_hosts(view, frozen),
             rules_configuration.returned_hosts(
-                present, experience.returned, is_trained=trained(model) is not None
+                view, feedback.returned, is_trained=trained(model) is not None
             ),
         ]
     )
-    report(fleet, counting, before, now_ns)
-    names = _names(fleet, kin)
-    faults = (kin.faults if kin else before.faults).after(
-        fleet.index, standing_faults(fleet), now_ns // 1000
+    update_findings(fleet, weighed, restart_state, now_ns)
+    names = _names(fleet, same_epoch)
+    faults = (same_epoch.faults if same_epoch else restart_state.faults).after(
+        fleet.index, open_faults(fleet), now_ns // 1000
     )
-    subjects = _subjects(present, names, faults, trained(model), experience, frozen, counting)
-    seen = dict(_seen(present, counting, passing))
-    live = Hosts(subjects, {host: score_host(subjects[host], each) for host, each in seen.items()})
-    hosts, before = carried(before, live, fleet, now_ns, holds)
+    host_inputs = _host_inputs(view, names, faults, trained(model), feedback, frozen, weighed)
+    observed = dict(_observed(view, weighed, transient))
+    live = Hosts(
+        host_inputs, {host: score_host(host_inputs[host], each) for host, each in observed.items()}
+    )
+    hosts, restart_state = carry_over(restart_state, live, fleet, now_ns, tracked)
     hosts = in_maintenance(fleet, hosts, now_ns)
-    whose, unexplained = _whose(present, seen, told)
-    failed = "; ".join(filter(None, (unsound, failed, unexplained)))
-    since_restart = before.words(len(fleet), len(unheard), now_ns)
-    degraded = since_restart, outage.words(fleet, frozen), failed
+    gang_waits, waits_failed = _find_waits(view, observed, degraded_before)
+    failed = "; ".join(filter(None, (advance_failed, failed, waits_failed)))
+    since_restart = restart_state.message(len(fleet), len(not_received), now_ns)
+    degraded = since_restart, outage.outage_message(fleet, frozen), failed
     return Judgement(
         version=previous.version + 1 if previous else 1,
         computed_ns=now_ns,
         horizon_seconds=HORIZON_HOURS * 3600.0,
         hosts=hosts,
-        degraded_reason="; ".join(words for words in degraded if words),
+        degraded_reason="; ".join(message for message in degraded if message),
         dictionary_version=fleet.epoch,
         names=names,
-        columns=pack_hosts(hosts, present.ended),
-        sources=tuple(fleet.sources.of(host) for host in range(len(fleet))),
-        holds=holds,
-        before=before,
-        gpus=score_gpus(present, live, seen),
+        columns=pack_hosts(hosts, view.ended),
+        collector_statuses=tuple(fleet.collector_statuses.of(host) for host in range(len(fleet))),
+        tracked_symptoms=tracked,
+        restart_state=restart_state,
+        gpus=score_gpus(view, live, observed),
         faults=faults,
-        waits=whose,
+        gang_waits=gang_waits,
         jobs=fleet.jobs.largest(),
         failed=failed,
-        saw=saw,
-        model=subjects.model,
+        rule_symptoms=rule_symptoms,
+        model=host_inputs.model,
     )
 
 
@@ -264,46 +289,53 @@ def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
     return None
 
 
-def _look(
-    present: Present, previous: Judgement | None, told: str
-) -> tuple[dict[StagedRule, list[Symptom]], str]:
+def _run_rules(
+    view: FleetView, previous: Judgement | None, degraded_before: str
+) -> tuple[dict[RuleFunction, list[Symptom]], str]:
     """Return what each rule sees, and words for those that failed: one must not blind the others.
 
-    What counted of a failing one stands meanwhile: not looked at is not healthy. *told*: what was degraded before; what
+    What counted of a failing one stands meanwhile: not looked at is not healthy. *degraded_before*: what was degraded before; what
     fails once a second is logged once.
     """
-    saw: dict[StagedRule, list[Symptom]] = {}
+    symptoms: dict[RuleFunction, list[Symptom]] = {}
     failed: list[str] = []
     for rule in RULES:
         try:
-            saw[rule] = looked(rule, present)
+            symptoms[rule] = evaluate_with_rollout(rule, view)
         except Exception as error:
-            saw[rule] = _counted_of(rule, previous) if previous else []
+            symptoms[rule] = _active_of(rule, previous) if previous else []
             failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
-            if failed[-1] not in told:
+            if failed[-1] not in degraded_before:
                 log.exception("rule %s failed; the others stand", rule.__name__)
-    return saw, "; ".join(failed)
+    return symptoms, "; ".join(failed)
 
 
-def _counted_of(rule: StagedRule, previous: Judgement) -> list[Symptom]:
+def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
     """Return what *rule* saw in the judgement before, as far as it counted."""
-    held = (
-        (one, previous.holds.get(one.host, {}).get(one.key)) for one in previous.saw.get(rule, ())
+    tracked = (
+        (one, previous.tracked_symptoms.get(one.host, {}).get(one.key))
+        for one in previous.rule_symptoms.get(rule, ())
     )
-    return [one for one, hold in held if hold is not None and hold.active]
+    return [
+        one
+        for one, tracked_symptom in tracked
+        if tracked_symptom is not None and tracked_symptom.active
+    ]
 
 
-def _whose(present: Present, seen: Mapping[int, list[Seen]], told: str) -> tuple[Waits, str]:
+def _find_waits(
+    view: FleetView, observed: Mapping[int, list[ObservedSymptom]], degraded_before: str
+) -> tuple[GangWaits, str]:
     """Return who waits for whom, and words if that failed: what only explains must not stop what it explains."""
     try:
-        return waits(present, seen), ""
+        return find_waits(view, observed), ""
     except Exception as error:
-        words = f"who waits for whom failed: {type(error).__name__}: {error}"
-        if words not in told:
+        message = f"who waits for whom failed: {type(error).__name__}: {error}"
+        if message not in degraded_before:
             log.exception(
                 "who waits for whom failed; scores stand, their hosts are told of no other"
             )
-        return Waits(), words
+        return GangWaits(), message
 
 
 def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
@@ -314,94 +346,104 @@ def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
     return found
 
 
-def _hold(
-    present: Present,
+def _track(
+    view: FleetView,
     symptoms: Mapping[int, list[Symptom]],
     previous: Judgement | None,
-    leapt_ns: int,
-    restarted: Before,
-) -> dict[int, dict[Key, Hold]]:
+    jump_ns: int,
+    restart_state: RestartState,
+) -> dict[int, dict[RuleAndDevice, TrackedSymptom]]:
     """Return every host's holds. A host that is silent keeps its own, and so does a part that is not read: missing is not
     healthy.
 
-    Where our clock was set back, or forward by *leapt_ns*, all of them are as old as they were.
+    Where our clock was set back, or forward by *jump_ns*, all of them are as old as they were.
     """
-    before: Mapping[int, Mapping[Key, Hold]] = restarted.holds
+    before: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = restart_state.tracked_symptoms
     elapsed_ns = 0
     if previous is not None:
-        before, elapsed_ns = previous.holds, present.now_ns - previous.computed_ns
-    alike = rules_gang.alike(present)
-    result: dict[int, dict[Key, Hold]] = {}
+        before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
+    alike = rules_gang.hosts_keeping_pace(view)
+    result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
-        held, seen = before.get(host, {}), symptoms.get(host, [])
-        stopped = unread(present, host, held, {one.key for one in seen})
-        if elapsed_ns < 0 or not present.awake[host]:
-            held = hysteresis.paused(held, elapsed_ns)
-        elif leapt_ns:
-            held = hysteresis.paused(held, leapt_ns)
+        tracked, shown = before.get(host, {}), symptoms.get(host, [])
+        stopped = unread_symptoms(view, host, tracked, {one.key for one in shown})
+        if elapsed_ns < 0 or not view.awake[host]:
+            tracked = hysteresis.freeze(tracked, elapsed_ns)
+        elif jump_ns:
+            tracked = hysteresis.freeze(tracked, jump_ns)
         over = (rules_gang.SLOW.name,) if host in alike else ()
-        after = hysteresis.step(held, seen, present.now_ns, over)
-        stopped = {key: hold for key, hold in stopped.items() if key[0] not in over}
-        after |= hysteresis.paused(stopped, elapsed_ns)
-        if not present.awake[host]:  # what needs no reading, such as an event, is taken even so
-            after = {**held, **after}
+        after = hysteresis.step(tracked, shown, view.now_ns, over)
+        stopped = {
+            key: tracked_symptom for key, tracked_symptom in stopped.items() if key[0] not in over
+        }
+        after |= hysteresis.freeze(stopped, elapsed_ns)
+        if not view.awake[host]:  # what needs no reading, such as an event, is taken even so
+            after = {**tracked, **after}
         if after:
             result[host] = after
     return result
 
 
-def _subjects(
-    present: Present,
+def _host_inputs(
+    view: FleetView,
     names: tuple[str, ...],
-    faults: Faults,
+    faults: FaultHistory,
     model: HazardModel | None,
-    experience: Experience,
+    feedback: OutcomeFeedback,
     frozen: frozenset[int],
-    holds: Mapping[int, Mapping[Key, Hold]],
-) -> Subjects:
-    fleet, speeds = present.fleet, present.speeds
+    tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
+) -> HostInputs:
+    fleet, speeds = view.fleet, view.speeds
     of, count = fleet.devices["gpu"].host, len(fleet)
-    features = assemble(present, faults, names, frozen)
+    features = assemble(view, faults, names, frozen)
     log_base, parts = parts_of(model, features, fleet.gpus)
-    return Subjects(
+    return HostInputs(
         names=names,
         simulated=fleet.simulated.copy(),
         gpus=fleet.gpus,
-        heard_ns=fleet.heard_ns.copy(),
-        heard=_known(present, holds),
+        last_received_ns=fleet.last_received_ns.copy(),
+        is_reporting=_is_readable(view, tracked),
         relative_speed=speeds_of_hosts(speeds, of, count),
         speed_error=-slowest(-speeds.error, of, count),
         log_base=log_base,
         parts=parts,
         features=features,
         model=model.version if model else PRIOR,
-        at_ns=present.now_ns,
+        at_ns=view.now_ns,
         spread=model.spread if model else SPREAD_ASSUMED,
-        outcomes=experience.outcomes,
+        outcomes=feedback.outcomes,
     )
 
 
-def _known(present: Present, holds: Mapping[int, Mapping[Key, Hold]]) -> Flags:
+def _is_readable(
+    view: FleetView, tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]
+) -> Flags:
     """Say which hosts are heard, and their GPUs read, if they have any: of the others the intervals are wide."""
     unread = [
-        host for host, held in holds.items() if (key := UNREAD_KEY) in held and held[key].active
+        host
+        for host, symptoms in tracked.items()
+        if (key := UNREAD_KEY) in symptoms and symptoms[key].active
     ]
-    known = present.awake.copy()
+    known = view.awake.copy()
     known[unread] = False
     return known
 
 
-def _seen(
-    present: Present,
-    holds: Mapping[int, Mapping[Key, Hold]],
-    passing: Mapping[int, list[Symptom]],
-) -> Iterator[tuple[int, list[Seen]]]:
-    """Yield the symptoms that count of every host that has any. *passing*: those that hold for as long as they show."""
-    for host in sorted(holds.keys() | passing.keys()):
-        seen = [Seen(h.worst, h.worst_ns) for h in holds.get(host, {}).values() if h.active]
-        seen += [Seen(symptom, present.now_ns) for symptom in passing.get(host, ())]
-        if seen:
-            yield host, seen
+def _observed(
+    view: FleetView,
+    tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
+    transient: Mapping[int, list[Symptom]],
+) -> Iterator[tuple[int, list[ObservedSymptom]]]:
+    """Yield the symptoms that count of every host that has any. *transient*: those that hold for as long as they show."""
+    for host in sorted(tracked.keys() | transient.keys()):
+        observed = [
+            ObservedSymptom(h.worst, h.worst_seen_ns)
+            for h in tracked.get(host, {}).values()
+            if h.active
+        ]
+        observed += [ObservedSymptom(symptom, view.now_ns) for symptom in transient.get(host, ())]
+        if observed:
+            yield host, observed
 
 
 def _names(fleet: Fleet, previous: Judgement | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ...contract.signals import TABLES
 from ..counter_deltas import nature_of
 from ..fleet.tables import SLOW_SECONDS
 from ..hazard import events
-from ..hazard.features import BY_CLASS
+from ..hazard.features import CLASS_FEATURES
 from ..hazard.history import RANK_DECAY_DAYS
 from ..sql import quoted
 
@@ -33,7 +33,7 @@ KEYFRAME_SECONDS_MAX = 150.0
 WHOLE_SECONDS = 65.0
 
 
-def moment(at_ns: int) -> str:
+def timestamp_sql(at_ns: int) -> str:
     """Return a time as SQL, with its microseconds if it has any."""
     microseconds = at_ns // 1000 % 1_000_000
     at = datetime.fromtimestamp(at_ns // SECOND_NS, UTC)
@@ -44,7 +44,7 @@ def within(at_ns: int, seconds: float, later_seconds: int = 0) -> str:
     """Return the condition that a reading is of the last *seconds* before *at_ns*, or a little later."""
     whole_ns = at_ns // SECOND_NS * SECOND_NS
     until_ns = whole_ns + later_seconds * SECOND_NS if later_seconds else at_ns
-    return f"time BETWEEN {moment(whole_ns - round(seconds) * SECOND_NS)} AND {moment(until_ns)}"
+    return f"time BETWEEN {timestamp_sql(whole_ns - round(seconds) * SECOND_NS)} AND {timestamp_sql(until_ns)}"
 
 
 def of_table(table: str, at_ns: int, seconds: float, later_seconds: int = 0) -> str:
@@ -74,7 +74,7 @@ def faded(table: str, at_ns: int, constant_seconds: float) -> str:
     What counted while readings were missing judging spreads over the gap; here it is of the reading after it.
     """
     period = PERIOD_SECONDS[TABLES[table][0].pace]
-    return f"ops.faded(new, time, {moment(at_ns)}, {period:g}, {constant_seconds:g})"
+    return f"ops.faded(new, time, {timestamp_sql(at_ns)}, {period:g}, {constant_seconds:g})"
 
 
 def in_unit(unit: str) -> str:
@@ -82,7 +82,7 @@ def in_unit(unit: str) -> str:
     return unit.replace("/s", "_per_second").replace(" ", "_")
 
 
-def counted(
+def counter_query(
     table: str, column: str, device: tuple[str, str], unit: str, at_ns: int, seconds: int
 ) -> str:
     """Return the query for a counter of *device* (host, device) with what it counted until *at_ns*, fading over *seconds*.
@@ -97,7 +97,7 @@ def counted(
     )
 
 
-def beside_peers(
+def peers_comparison(
     table: str,
     column: str,
     device: tuple[str, str],
@@ -114,15 +114,15 @@ def beside_peers(
     """
     seconds, rate = 10, in_unit(unit)
     back_seconds = CONSTANTS_BACK * seconds + WHOLE_SECONDS
-    awake = f"host IN (FROM ops.awake({moment(at_ns)}))"
+    awake = f"host IN (FROM ops.awake({timestamp_sql(at_ns)}))"
     peers = f"SEMI JOIN ({among}) AS peers USING (host, device) " if among else ""
-    where, own = f"{within(at_ns, back_seconds)} AND {awake}", _is(device)
+    where, is_device = f"{within(at_ns, back_seconds)} AND {awake}", _is(device)
     return (
         f"SELECT *, median({rate}) OVER () AS median FROM (SELECT host, device, arg_min({column}, time) AS first, "
         f"arg_max({column}, time) AS last, sum({faded(table, at_ns, seconds)}) / {seconds} AS {rate} "
         f"FROM ({steps(table, column, where)}) JOIN hosts USING (host) {peers}"
         f"WHERE simulated = {str(simulated).lower()} GROUP BY host, device) "
-        f"ORDER BY ({own}) DESC, abs({rate} - median), host, device LIMIT {PEERS_SHOWN_MAX + 1}"
+        f"ORDER BY ({is_device}) DESC, abs({rate} - median), host, device LIMIT {PEERS_SHOWN_MAX + 1}"
     )
 
 
@@ -139,7 +139,9 @@ def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str
     """Return the query for the clock of a GPU, by default the slowest of *host*, and of its peers: of *gang*, if any."""
     which = f", gpu := {quoted(gpu)}" if gpu else ""
     which += f", gang := [{', '.join(map(quoted, gang))}]" if gang else ""
-    return f"FROM ops.peers({quoted(host)}, {moment(at_ns)}{which}) LIMIT {PEERS_SHOWN_MAX + 1}"
+    return (
+        f"FROM ops.peers({quoted(host)}, {timestamp_sql(at_ns)}{which}) LIMIT {PEERS_SHOWN_MAX + 1}"
+    )
 
 
 def _is(device: tuple[str, str]) -> str:
@@ -159,7 +161,7 @@ REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
 #: A reading of each second is of now for so long.
 FRESH_SECONDS = 15.0
 #: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
-HEARD = (
+RECEIVED_SOURCES = (
     "SELECT host, time, 'host' AS source FROM readings.host_1s "
     "UNION ALL SELECT host, time, device FROM readings.collector_10s"
 )
@@ -174,17 +176,17 @@ def query_of(feature: str, host: str, at_ns: int) -> str:
     return _QUERIES[feature](host, at_ns)
 
 
-def last_heard(host: str, at_ns: int) -> str:
+def last_received(host: str, at_ns: int) -> str:
     """Return the query for when *host* was last heard before *at_ns*."""
-    at = moment(at_ns)
+    at = timestamp_sql(at_ns)
     return (
-        f"SELECT time, epoch({at} - time) AS seconds_ago, source FROM ({HEARD}) "
+        f"SELECT time, epoch({at} - time) AS seconds_ago, source FROM ({RECEIVED_SOURCES}) "
         f"WHERE host = {quoted(host)} AND time <= {at} ORDER BY time DESC LIMIT 20"
     )
 
 
 def _faults(host: str, at_ns: int, days: int = 0) -> str:
-    at = moment(at_ns)
+    at = timestamp_sql(at_ns)
     since = f" AND began >= {at} - INTERVAL {days} DAY" if days else ""
     return (
         f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents_at({at}) "
@@ -194,7 +196,7 @@ def _faults(host: str, at_ns: int, days: int = 0) -> str:
 
 def _of_class(name: str) -> Query:
     """Return the query for the faults that have a finding of the class *name*."""
-    found = f"len(list_filter(names, lambda name: {events.sql(name)})) > 0"
+    found = f"len(list_filter(names, lambda name: {events.class_condition(name)})) > 0"
     return lambda host, at_ns: f"FROM ({_faults(host, at_ns)}) WHERE {found} ORDER BY began DESC"
 
 
@@ -203,7 +205,7 @@ def _last_week(host: str, at_ns: int) -> str:
 
 
 def _returned(host: str, at_ns: int) -> str:
-    at = moment(at_ns)
+    at = timestamp_sql(at_ns)
     return (
         f"SELECT began, ended, names, epoch({at} - ended) / 86400 AS days_ago FROM ops.incidents_at({at}) "
         f"WHERE host = {quoted(host)} AND ended <= {at} ORDER BY ended DESC LIMIT 1"
@@ -212,7 +214,7 @@ def _returned(host: str, at_ns: int) -> str:
 
 def _ranked(host: str, at_ns: int) -> str:
     """Return the query for what hosts are ranked by: of the host, and of all that are ranked with it and ever failed."""
-    at = moment(at_ns)
+    at = timestamp_sql(at_ns)
     return (
         f"SELECT host, bool_and(coalesce(ended <= {at}, false)) AS up, epoch({at} - max(ended)) / 86400 AS returned_days_ago, "
         f"sum(exp(-epoch({at} - began) / 86400 / {RANK_DECAY_DAYS:g})) AS faults_30d, count(*) AS faults "
@@ -222,14 +224,14 @@ def _ranked(host: str, at_ns: int) -> str:
 
 
 def _of_others(host: str, at_ns: int) -> str:
-    at = moment(at_ns)
+    at = timestamp_sql(at_ns)
     return (
         f"SELECT host, began, names FROM ops.incidents_at({at}) WHERE host <> {quoted(host)} "
         f"AND began BETWEEN {at} - INTERVAL {NEAR_SECONDS} SECOND AND {at} ORDER BY began DESC, host"
     )
 
 
-def _counted(counters: tuple[tuple[str, str], ...]) -> Query:
+def _counters_query(counters: tuple[tuple[str, str], ...]) -> Query:
     """Return the query for all that *counters* counted, and what is left of it by device, the most first."""
 
     def query(host: str, at_ns: int) -> str:
@@ -269,7 +271,7 @@ def _headroom(host: str, at_ns: int) -> str:
 
 
 def _unread(host: str, at_ns: int) -> str:
-    at, name = moment(at_ns), quoted(host)
+    at, name = timestamp_sql(at_ns), quoted(host)
     last = f"SELECT device, max(time) AS last_read FROM readings.gpu_1s WHERE host = {name} AND time <= {at} GROUP BY device"
     return (
         f"SELECT device, last_read, epoch({at} - last_read) AS seconds_ago, "
@@ -283,14 +285,17 @@ _QUERIES: Mapping[str, Query] = {
     **dict.fromkeys(("faults_7d", "faults_30d", "faults_90d", "faults_ever"), _faults),
     "faults_last_7d": _last_week,
     "fault_rank": _ranked,
-    **{one.name: _of_class(name) for one, name in zip(BY_CLASS, events.NAMES, strict=True)},
-    "corrected_errors": _counted(CORRECTED),
+    **{
+        one.name: _of_class(name)
+        for one, name in zip(CLASS_FEATURES, events.CLASS_NAMES, strict=True)
+    },
+    "corrected_errors": _counters_query(CORRECTED),
     "remaps_waiting": _remaps,
-    "link_errors": _counted(LINK_ERRORS),
-    "link_downs": _counted(LINK_DOWNS),
+    "link_errors": _counters_query(LINK_ERRORS),
+    "link_downs": _counters_query(LINK_DOWNS),
     "speed": peers,
     "headroom_celsius": _headroom,
-    "silent_seconds": last_heard,
+    "silent_seconds": last_received,
     "gpus_unread": _unread,
     "faults_of_others": _of_others,
 }

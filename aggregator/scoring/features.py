@@ -1,7 +1,7 @@
 """What is known of a host when its hazard is told: what models are trained on, and what is kept beside it.
 
-One list of columns, `NAMES`: those of the history of faults and OBSERVED, what is measured, in the order of
-`hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED of each day's first for longer.
+One list of columns, `SCORE_FEATURE_NAMES`: those of the history of faults and OBSERVED_NAMES, what is measured, in the order of
+`hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED_NAMES of each day's first for longer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..counter_deltas import Flags, Floats, Indexes
 from ..fleet.peers import slowest
 from ..hazard import events as classes
 from ..hazard import features as learned
-from ..hazard.history import DAY_US, DAYS_BACK_MAX, Incident, State, extend, state_at
-from ..hazard.measured import MEASURED
+from ..hazard.features import OBSERVED_NAMES
+from ..hazard.history import DAY_US, DAYS_BACK_MAX, FaultIncident, UnitState, add_finding, state_at
 from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
-from .view import Present
+from .view import FleetView
 
 # ----------------------------------------------------------------------
 # Which faults each host had, so far back as models look: findings merged into incidents as training
@@ -34,59 +34,59 @@ from .view import Present
 NEAR_US = 600_000_000
 
 #: Host, since when (us), class.
-Standing = frozenset[tuple[str, int, str]]
+OpenFaults = frozenset[tuple[str, int, str]]
 
 
 @dataclass(frozen=True)
-class Faults:
+class FaultHistory:
     """The incidents of each host, by name, and of those in the fleet as arrays."""
 
-    incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
+    incidents: Mapping[str, tuple[FaultIncident, ...]] = field(default_factory=dict)
     #: Findings that are faults, and stand.
-    standing: Standing = frozenset()
+    open_faults: OpenFaults = frozenset()
     hosts: int = 0  # of the fleet
     #: Of each incident of a host of the fleet: its node index, when it began and ended.
     node: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     spans_us: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    classes: Flags = field(default_factory=lambda: classes.flags(()))
+    classes: Flags = field(default_factory=lambda: classes.class_flags(()))
 
     @staticmethod
-    def of(found: Mapping[str, Sequence[Incident]]) -> Faults:
+    def of(found: Mapping[str, Sequence[FaultIncident]]) -> FaultHistory:
         """Return what is on record, before any host is known to the fleet."""
-        return Faults({host: tuple(each) for host, each in found.items()})
+        return FaultHistory({host: tuple(each) for host, each in found.items()})
 
-    def after(self, index: Mapping[str, int], standing: Standing, now_us: int) -> Faults:
-        """Return what is known at *now_us*, when the findings *standing* stand. *index*: node indexes by name."""
+    def after(self, index: Mapping[str, int], open_faults: OpenFaults, now_us: int) -> FaultHistory:
+        """Return what is known at *now_us*, when the findings *open_faults* stand. *index*: node indexes by name."""
         oldest_us = now_us - DAYS_BACK_MAX * DAY_US
         is_old = bool(self.spans_us.size) and self.spans_us[:, 0].min() < oldest_us
-        if standing == self.standing and len(index) == self.hosts and not is_old:
+        if open_faults == self.open_faults and len(index) == self.hosts and not is_old:
             return self
-        changed: dict[str, list[Incident]] = {}
-        new = sorted((since_us, host, of) for host, since_us, of in standing - self.standing)
+        changed: dict[str, list[FaultIncident]] = {}
+        new = sorted((since_us, host, of) for host, since_us, of in open_faults - self.open_faults)
         for since_us, host, of in new:
             if since_us >= oldest_us:
-                own = changed.setdefault(host, list(self.incidents.get(host, ())))
-                extend(own, since_us, inf, of)
+                host_incidents = changed.setdefault(host, list(self.incidents.get(host, ())))
+                add_finding(host_incidents, since_us, inf, of)
         incidents = {**self.incidents, **{host: tuple(each) for host, each in changed.items()}}
-        ill = {host for host, _, _ in standing}
+        affected = {host for host, _, _ in open_faults}
         for host, each in incidents.items():
-            if each[-1].end_us == inf and host not in ill:
+            if each[-1].end_us == inf and host not in affected:
                 last = each[-1]
-                over = last._replace(end_us=max(last.start_us, now_us))
-                incidents[host] = (*each[:-1], over)
+                closed = last._replace(end_us=max(last.start_us, now_us))
+                incidents[host] = (*each[:-1], closed)
         if is_old:
-            young = {
+            recent = {
                 h: tuple(one for one in each if one.start_us >= oldest_us)
                 for h, each in incidents.items()
             }
-            incidents = {host: each for host, each in young.items() if each}
-        return Faults(incidents, standing, len(index), *_arrays(incidents, index))
+            incidents = {host: each for host, each in recent.items() if each}
+        return FaultHistory(incidents, open_faults, len(index), *_arrays(incidents, index))
 
-    def state(self, names: Sequence[str], now_us: float) -> State:
+    def state(self, names: Sequence[str], now_us: float) -> UnitState:
         """Return what models look at, of each host of the fleet, at *now_us*."""
         start, end = (self.spans_us.T - now_us) / DAY_US
         hardware = np.ones(len(start), dtype=bool)
-        faults = classes.Faults(
+        faults = classes.FaultTable(
             tuple(names), self.node, start, end, hardware, 0.0, classes=self.classes
         )
         return state_at(faults, 0.0)[1]
@@ -94,12 +94,12 @@ class Faults:
     def of_others(self, now_us: int) -> Floats:
         """Return how many faults of other hosts began within the last ten minutes, of each host of the fleet."""
         near = self.node[np.abs(now_us - self.spans_us[:, 0]) <= NEAR_US]
-        own = np.bincount(near, minlength=self.hosts)
-        return np.asarray(len(near) - own, dtype=np.float64)
+        per_host = np.bincount(near, minlength=self.hosts)
+        return np.asarray(len(near) - per_host, dtype=np.float64)
 
 
 def _arrays(
-    incidents: Mapping[str, tuple[Incident, ...]], index: Mapping[str, int]
+    incidents: Mapping[str, tuple[FaultIncident, ...]], index: Mapping[str, int]
 ) -> tuple[Indexes, Floats, Flags]:
     known = [(index[host], each) for host, each in incidents.items() if host in index]
     node = np.repeat(
@@ -107,38 +107,32 @@ def _arrays(
     )
     faults = [fault for _, each in known for fault in each]
     spans = np.array([fault[:2] for fault in faults], dtype=np.float64).reshape(-1, 2)
-    return node, spans, classes.flags([fault.classes for fault in faults])
-
-
-#: What is measured, as it is measured (`hazard/measured.py` has units and words), and the number of GPUs.
-OBSERVED = (*(feature.name for feature in MEASURED), "gpus")
-NAMES = (*learned.NAMES_OF_HISTORY, *OBSERVED)
-COLUMN = {name: at for at, name in enumerate(NAMES)}
+    return node, spans, classes.class_flags([fault.classes for fault in faults])
 
 
 def assemble(
-    present: Present, faults: Faults, names: tuple[str, ...], frozen: frozenset[int]
+    view: FleetView, faults: FaultHistory, names: tuple[str, ...], frozen: frozenset[int]
 ) -> Floats:
-    """Return hosts x NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts.
+    """Return hosts x SCORE_FEATURE_NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts.
 
     *frozen*: whose silence is more likely ours, and tells nothing of them, now or to a model that learns of this day.
     """
-    fleet, now_us = present.fleet, present.now_ns // 1000
+    fleet, now_us = view.fleet, view.now_ns // 1000
     hosts, gpus = len(fleet), fleet.devices["gpu"]
     observed: dict[str, Floats] = {
         "gpus": fleet.gpus.astype(np.float64),
-        "corrected_errors": _worst(present, CORRECTED),
-        "remaps_waiting": _remaps(present),
-        "link_errors": _worst(present, LINK_ERRORS),
-        "link_downs": _worst(present, LINK_DOWNS),
-        "speed": slowest(present.speeds.relative, gpus.host, hosts),
-        "headroom_celsius": slowest(_headroom(present), gpus.host, hosts),
-        "silent_seconds": _silent(present, frozen),
-        "gpus_unread": _unread(present),
+        "corrected_errors": _worst(view, CORRECTED),
+        "remaps_waiting": _remaps(view),
+        "link_errors": _worst(view, LINK_ERRORS),
+        "link_downs": _worst(view, LINK_DOWNS),
+        "speed": slowest(view.speeds.relative, gpus.host, hosts),
+        "headroom_celsius": slowest(_headroom(view), gpus.host, hosts),
+        "silent_seconds": _silent(view, frozen),
+        "gpus_unread": _unread(view),
         "faults_of_others": faults.of_others(now_us),
     }
-    beside = np.stack([observed[name] for name in OBSERVED], axis=1)
-    return np.hstack([learned.features_of(faults.state(names, now_us)), beside])
+    measured = np.stack([observed[name] for name in OBSERVED_NAMES], axis=1)
+    return np.hstack([learned.features_of(faults.state(names, now_us)), measured])
 
 
 def evidence_of(
@@ -156,46 +150,46 @@ def evidence_of(
         relative_speed_factor=1.0,
         score_delta=score_delta,
         reason=Reason.LEMON,  # by its own name advice would act on it: a model calls for nothing
-        words=feature.said(value),
+        words=feature.describe(value),
         observed_ns=at_ns,
         sql=query_of(feature.name, host, at_ns),
     )
 
 
-def _silent(present: Present, frozen: frozenset[int]) -> Floats:
-    known = np.isfinite(present.silent_seconds)
+def _silent(view: FleetView, frozen: frozenset[int]) -> Floats:
+    known = np.isfinite(view.silent_seconds)
     known[list(frozen)] = False
-    return np.where(known, present.silent_seconds, np.nan)
+    return np.where(known, view.silent_seconds, np.nan)
 
 
-def _worst(present: Present, counters: tuple[tuple[str, str], ...]) -> Floats:
+def _worst(view: FleetView, counters: tuple[tuple[str, str], ...]) -> Floats:
     """Return the most that any device of each host counted within ten minutes; of a host that is not heard it is not known."""
-    worst = np.zeros(len(present.fleet))
+    worst = np.zeros(len(view.fleet))
     for table, column in counters:
-        rows, events = present.counting(table, column, 0.1, slow=True)
-        np.maximum.at(worst, present.fleet.tables[table].devices.host[rows], events)
-    return np.where(present.awake, worst, np.nan)
+        rows, events = view.counting(table, column, 0.1, slow=True)
+        np.maximum.at(worst, view.fleet.tables[table].devices.host[rows], events)
+    return np.where(view.awake, worst, np.nan)
 
 
-def _remaps(present: Present) -> Floats:
-    waiting = np.zeros(present.fleet.devices["gpu"].count, dtype=bool)
+def _remaps(view: FleetView) -> Floats:
+    waiting = np.zeros(view.fleet.devices["gpu"].count, dtype=bool)
     for column in REMAPS:
-        waiting[present.where("gpu_10s_changes", column, lambda cells: cells > 0)] = True
-    hosts = present.fleet.devices["gpu"].host[waiting]
-    counts = np.bincount(hosts, minlength=len(present.fleet))
-    return np.where(present.awake, counts, np.nan)
+        waiting[view.where("gpu_10s_changes", column, lambda cells: cells > 0)] = True
+    hosts = view.fleet.devices["gpu"].host[waiting]
+    counts = np.bincount(hosts, minlength=len(view.fleet))
+    return np.where(view.awake, counts, np.nan)
 
 
-def _headroom(present: Present) -> Floats:
-    die = present.gauge("gpu_1s", "temperature_celsius")
-    own = present.gauge("gpu_1s", "temperature_margin_celsius")
+def _headroom(view: FleetView) -> Floats:
+    die = view.gauge("gpu_1s", "temperature_celsius")
+    margin = view.gauge("gpu_1s", "temperature_margin_celsius")
     return np.where(
-        np.isfinite(own), own, present.gauge("gpu_10s", "temperature_slowdown_celsius") - die
+        np.isfinite(margin), margin, view.gauge("gpu_10s", "temperature_slowdown_celsius") - die
     )
 
 
-def _unread(present: Present) -> Floats:
-    fresh = present.fleet.devices["gpu"].host[present.fresh("gpu_1s")]
-    read = np.bincount(fresh, minlength=len(present.fleet))[: len(present.fleet)]
-    missing = np.maximum(present.fleet.gpus - read, 0).astype(np.float64)
-    return np.where(present.awake, missing, np.nan)
+def _unread(view: FleetView) -> Floats:
+    fresh = view.fleet.devices["gpu"].host[view.fresh("gpu_1s")]
+    read = np.bincount(fresh, minlength=len(view.fleet))[: len(view.fleet)]
+    missing = np.maximum(view.fleet.gpus - read, 0).astype(np.float64)
+    return np.where(view.awake, missing, np.nan)

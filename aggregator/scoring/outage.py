@@ -8,33 +8,33 @@ import numpy as np
 
 from ..counter_deltas import Flags, Floats
 from ..fleet.fleet import Fleet
-from .view import Present
+from .view import FleetView
 
 #: So many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
 #: are more likely our own outage than theirs: their states are frozen, for as long as these 15 minutes. All assumed.
 HOSTS_MIN, SHARE_MIN = 3, 0.05
 WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
 #: What silent hosts may all be in, where one looks first -> as people call it.
-SHARED = {
+SHARED_PLACES = {
     "rack": "rack", "nvlink_subdomain": "NVLink subdomain", "nvlink_domain": "NVLink domain", "leaf": "leaf",
     "power_domain": "power domain", "cooling_domain": "cooling domain", "spine": "spine", "core": "core",
 }  # fmt: skip
 
 
-def silent_together(present: Present, silent: Floats) -> frozenset[int]:
+def silent_together(view: FleetView, silent: Floats) -> frozenset[int]:
     """Return the hosts that fell silent together, so many that the fault is more likely ours.
 
     *silent*: seconds, while we listened. A rack that is switched off in its maintenance window is no news.
     """
-    quiet = ~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended
-    quiet[list(present.fleet.declared.maintained(present.fleet.names, present.now_ns))] = False
+    quiet = ~view.awake & (silent <= OUTAGE_SECONDS_MAX) & ~view.ended
+    quiet[list(view.fleet.declared.maintenance_windows(view.fleet.names, view.now_ns))] = False
     hosts = np.flatnonzero(quiet)
     hosts = hosts[np.argsort(silent[hosts], kind="stable")]
-    enough = max(HOSTS_MIN, SHARE_MIN * int((present.awake | quiet).sum()))
-    return frozenset(hosts[_crowded(silent[hosts], enough)].tolist())
+    enough = max(HOSTS_MIN, SHARE_MIN * int((view.awake | quiet).sum()))
+    return frozenset(hosts[_is_crowded(silent[hosts], enough)].tolist())
 
 
-def _crowded(when: Floats, enough: float) -> Flags:
+def _is_crowded(when: Floats, enough: float) -> Flags:
     """Say which of *when*, sorted, are of some minute that has *enough* of them."""
     begins = np.arange(when.size)
     ends = np.searchsorted(when, when + WINDOW_SECONDS, side="right")
@@ -44,26 +44,26 @@ def _crowded(when: Floats, enough: float) -> Flags:
     return np.asarray(np.cumsum(inside)[:-1] > 0)
 
 
-def words(fleet: Fleet, frozen: Collection[int]) -> str:
+def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
     """Return what is said of the hosts that are *frozen*; "" for none."""
     if not frozen:
         return ""
-    where, whose = _place(fleet, frozen), "the network's fault or ours"
-    if where:
-        where, whose = f", all in {where},", f"its power or network, or {whose}"
+    place, cause = _shared_place(fleet, frozen), "the network's fault or ours"
+    if place:
+        place, cause = f", all in {place},", f"its power or network, or {cause}"
     return (
-        f"{len(frozen)} of {len(fleet)} hosts{where} fell silent within a minute of each other: more likely "
-        f"{whose} than theirs; their states are frozen"
+        f"{len(frozen)} of {len(fleet)} hosts{place} fell silent within a minute of each other: more likely "
+        f"{cause} than theirs; their states are frozen"
     )
 
 
-def _place(fleet: Fleet, hosts: Collection[int]) -> str:
+def _shared_place(fleet: Fleet, hosts: Collection[int]) -> str:
     """Return what all of *hosts* are in and not all others are, as far as somebody has said; "" for nothing."""
     places = [fleet.declared.place(fleet.names[host]) for host in hosts]
-    for field, called in SHARED.items():
+    for field, label in SHARED_PLACES.items():
         names = {getattr(place, field) for place in places}
         name = names.pop() if len(names) == 1 else ""
         others = (getattr(fleet.declared.place(host), field) for host in fleet.names)
         if name and any(other != name for other in others):
-            return f"{called} {name}"
+            return f"{label} {name}"
     return ""

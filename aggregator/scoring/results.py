@@ -10,47 +10,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..counter_deltas import Bytes, Codes, Flags, Floats, Times
-from ..fleet.devices import Names
+from ..fleet.devices import DeviceNames
 from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..model import (
     SEVERITY,
     SIMULATED_SILENT_SECONDS_MAX,
     GpuScore,
+    HealthState,
     HostScore,
     Reason,
     Snapshot,
-    State,
 )
 from .calibration import NO_OUTCOMES, Calibration
 from .rule import Symptom
 from .rules.agent import NEW
-from .rules.configuration import RULE as RETURNED
+from .rules.configuration import HOST_RETURNED as RETURNED
 from .rules.missing_gpus import UNREAD
 from .score import (
     GPU_HAZARD_PER_HOUR,
     SPEED_UNKNOWN,
-    SPREAD_UNHEARD,
+    SPREAD_SILENT,
     Z90,
-    Own,
-    Seen,
-    Subject,
+    HostInput,
+    ModelHazard,
+    ObservedSymptom,
     base_hazards_per_hour,
     score_host,
     scores_of,
     speed_interval,
 )
-from .view import Present
+from .view import FleetView
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
+class HostInputs:
     """What every host is scored from beside its symptoms, by node index. Arrays of its own, never changed."""
 
     names: Sequence[str]
     simulated: Flags
     gpus: Codes
-    heard_ns: Times
-    heard: Flags  # now
+    last_received_ns: Times
+    is_reporting: Flags  # now
     relative_speed: Floats  # of its slowest computing GPU, against a typical host's
     speed_error: Floats
     #: ln of each host's hazard before any evidence, what each feature added, and the features.
@@ -65,17 +65,17 @@ class Subjects:
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, host: int) -> Subject:
-        return Subject(
+    def __getitem__(self, host: int) -> HostInput:
+        return HostInput(
             self.names[host],
             host,
             bool(self.simulated[host]),
             int(self.gpus[host]),
-            int(self.heard_ns[host]),
-            bool(self.heard[host]),
+            int(self.last_received_ns[host]),
+            bool(self.is_reporting[host]),
             float(self.relative_speed[host]),
             float(self.speed_error[host]),
-            Own(
+            ModelHazard(
                 self.model,
                 float(self.log_base[host]),
                 tuple(self.parts[host].tolist()),
@@ -94,13 +94,13 @@ class Subjects:
 
 
 class Hosts(Sequence[HostScore]):
-    """A score per host, by node index. *told*: of those that are not simply well."""
+    """A score per host, by node index. *computed_scores*: of those that are not simply well."""
 
-    def __init__(self, subjects: Subjects, told: Mapping[int, HostScore]) -> None:
-        self.subjects, self.told = subjects, told
+    def __init__(self, inputs: HostInputs, computed_scores: Mapping[int, HostScore]) -> None:
+        self.inputs, self.computed_scores = inputs, computed_scores
 
     def __len__(self) -> int:
-        return len(self.subjects)
+        return len(self.inputs)
 
     @overload
     def __getitem__(self, host: int) -> HostScore: ...
@@ -117,31 +117,31 @@ class Hosts(Sequence[HostScore]):
         return map(self._of, range(len(self)))
 
     def _of(self, host: int) -> HostScore:
-        return self.told.get(host) or score_host(self.subjects[host], ())
+        return self.computed_scores.get(host) or score_host(self.inputs[host], ())
 
     def calm_hazards_per_hour(self, hosts: Iterable[int]) -> Floats:
         """Return each host's hazard before any symptom; of *hosts*, which have some, by what outcomes say with these."""
-        log_hazard = self.subjects.log_base + self.subjects.parts.sum(axis=1)
-        log_factors = self.subjects.outcomes.log_factors(log_hazard)
+        log_hazard = self.inputs.log_base + self.inputs.parts.sum(axis=1)
+        log_factors = self.inputs.outcomes.log_factors(log_hazard)
         for host in hosts:
-            if inputs := self.told[host].inputs:
+            if inputs := self.computed_scores[host].inputs:
                 log_factors[host] = inputs.log_hazard_outcomes
         return np.asarray(np.exp(log_hazard + log_factors))
 
-    def state(self, host: int) -> State:
+    def state(self, host: int) -> HealthState:
         """Return the state of one, without making its score."""
-        told = self.told.get(host)
-        return told.state if told else State.HEALTHY
+        score = self.computed_scores.get(host)
+        return score.state if score else HealthState.HEALTHY
 
     def listed_count(self, now_ns: int) -> int:
-        """Return how many belong in a list of hosts (`Snapshot.lists`), without making their scores."""
-        silent_seconds = (now_ns - self.subjects.heard_ns) / 1e9
-        ended = (self.subjects.heard_ns > 0) & (silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
-        return len(self) - int((ended & self.subjects.simulated).sum())
+        """Return how many belong in a list of hosts (`Snapshot.is_listed`), without making their scores."""
+        silent_seconds = (now_ns - self.inputs.last_received_ns) / 1e9
+        ended = (self.inputs.last_received_ns > 0) & (silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
+        return len(self) - int((ended & self.inputs.simulated).sum())
 
-    def but(self, others: Mapping[int, HostScore]) -> Hosts:
+    def with_scores(self, others: Mapping[int, HostScore]) -> Hosts:
         """Return the same with *others* in place of what is said of these hosts."""
-        return Hosts(self.subjects, {**self.told, **others})
+        return Hosts(self.inputs, {**self.computed_scores, **others})
 
 
 # ----------------------------------------------------------------------
@@ -158,7 +158,7 @@ Singles = NDArray[np.float32]
 class Gpus:
     """Columns by GPU index, which is given once within an epoch."""
 
-    names: Names | Sequence[str]
+    names: DeviceNames | Sequence[str]
     host: Codes
     hazard_per_hour: Singles
     hazard_spread: Singles
@@ -178,7 +178,7 @@ class Gpus:
             yield GpuScore(
                 gpu=self.names[row],
                 host=host,
-                state=State(int(self.state[row])),
+                state=HealthState(int(self.state[row])),
                 reason=Reason(int(self.reason[row])),
                 hazard_per_hour=hazard,
                 hazard_lower=hazard / spread,
@@ -189,95 +189,99 @@ class Gpus:
             )
 
 
-def none() -> Gpus:
+def empty_gpus() -> Gpus:
     """Return the columns of no GPUs."""
-    none, codes = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
+    floats, codes = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
     flags = np.zeros(0, dtype=np.uint8)
-    return Gpus((), codes, none, none, none, none, none, flags, flags)
+    return Gpus((), codes, floats, floats, floats, floats, floats, flags, flags)
 
 
-def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]]) -> Gpus:
-    """Return all GPUs that were ever read. *seen*: the symptoms that count, by host."""
-    gpus, subjects = present.fleet.devices["gpu"], hosts.subjects
-    host, heard = gpus.host.copy(), subjects.heard[gpus.host]
-    own = hosts.calm_hazards_per_hour(seen)
+def score_gpus(
+    view: FleetView, hosts: Hosts, observed: Mapping[int, Sequence[ObservedSymptom]]
+) -> Gpus:
+    """Return all GPUs that were ever read. *observed*: the symptoms that count, by host."""
+    gpus, host_inputs = view.fleet.devices["gpu"], hosts.inputs
+    host, is_reporting = gpus.host.copy(), host_inputs.is_reporting[gpus.host]
+    calm = hosts.calm_hazards_per_hour(observed)
     # One that was replaced is none of its host's, and has its row.
     rows = np.bincount(gpus.host, minlength=len(hosts))
-    share = own * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(np.maximum(subjects.gpus, rows)))
-    speed = present.speeds.relative.astype(np.float32)
-    lower, upper = _intervals(speed, present.speeds.error, heard)
+    share = calm * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(np.maximum(host_inputs.gpus, rows)))
+    speed = view.speeds.relative.astype(np.float32)
+    lower, upper = _intervals(speed, view.speeds.error, is_reporting)
     columns = Gpus(
         names=gpus.names,
         host=host,
         hazard_per_hour=share[host].astype(np.float32),
-        hazard_spread=_spreads(hosts, seen)[host],
+        hazard_spread=_spreads(hosts, observed)[host],
         relative_speed=speed,
         speed_lower=lower,
         speed_upper=upper,
-        state=_states(present, present.awake[gpus.host]),
+        state=_states(view, view.awake[gpus.host]),
         reason=np.zeros(len(host), dtype=np.uint8),
     )
-    for index, held in seen.items():
-        _judge(present, columns, hosts.told[index], held)
+    for index, symptoms in observed.items():
+        _apply_symptoms(view, columns, hosts.computed_scores[index], symptoms)
     return columns
 
 
-def _spreads(hosts: Hosts, seen: Mapping[int, Sequence[Seen]]) -> Singles:
+def _spreads(hosts: Hosts, observed: Mapping[int, Sequence[ObservedSymptom]]) -> Singles:
     """Return the factor of the 90 % interval of each host's hazard: its GPUs' are no surer."""
-    spreads = np.where(hosts.subjects.heard, hosts.subjects.spread, SPREAD_UNHEARD)
-    for index in seen:
-        if inputs := hosts.told[index].inputs:
+    spreads = np.where(hosts.inputs.is_reporting, hosts.inputs.spread, SPREAD_SILENT)
+    for index in observed:
+        if inputs := hosts.computed_scores[index].inputs:
             spreads[index] = inputs.hazard_spread
     return spreads.astype(np.float32)
 
 
-def _intervals(speed: Singles, error: Floats, heard: Flags) -> tuple[Singles, Singles]:
-    known = np.isfinite(speed) & heard
+def _intervals(speed: Singles, error: Floats, is_reporting: Flags) -> tuple[Singles, Singles]:
+    known = np.isfinite(speed) & is_reporting
     reach = np.where(known, Z90 * error, 0.0)
     low = np.where(known, np.maximum(speed - reach, SPEED_UNKNOWN[0]), SPEED_UNKNOWN[0])
     high = np.where(known, speed + reach, SPEED_UNKNOWN[1])
     return low.astype(np.float32), high.astype(np.float32)
 
 
-def _states(present: Present, heard: Flags) -> Bytes:
-    states = np.full(len(heard), State.HEALTHY, dtype=np.uint8)
-    states[~present.fresh("gpu_1s")] = State.UNKNOWN
-    states[~heard] = State.STALE
+def _states(view: FleetView, is_reporting: Flags) -> Bytes:
+    states = np.full(len(is_reporting), HealthState.HEALTHY, dtype=np.uint8)
+    states[~view.fresh("gpu_1s")] = HealthState.UNKNOWN
+    states[~is_reporting] = HealthState.STALE
     return states
 
 
-def _judge(present: Present, columns: Gpus, host: HostScore, held: Sequence[Seen]) -> None:
+def _apply_symptoms(
+    view: FleetView, columns: Gpus, host: HostScore, observed: Sequence[ObservedSymptom]
+) -> None:
     """Put on the GPUs of *host* what its symptoms cost."""
     added: dict[int, float] = {}
     for evidence in host.evidence:
-        row = gpu_row(present, host.node_index, evidence.device)
+        row = gpu_row(view, host.node_index, evidence.device)
         if row >= 0 and evidence.shared_count == 1:
             added[row] = added.get(row, 0.0) + evidence.hazard_delta
     for row, hazard in added.items():
         columns.hazard_per_hour[row] = min(
             columns.hazard_per_hour[row] + hazard, host.hazard_per_hour
         )
-    for symptom in (s.symptom for s in held):
-        row = gpu_row(present, host.node_index, symptom.device)
+    for symptom in (s.symptom for s in observed):
+        row = gpu_row(view, host.node_index, symptom.device)
         if row >= 0:
-            _mark(columns, row, symptom, float(present.speeds.error[row]))
+            _mark(columns, row, symptom, float(view.speeds.error[row]))
 
 
 def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
     """Let the worst symptom of a GPU say its state, and the slowest its speed for as long as it counts. *error*: of its speed."""
     if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
         columns.relative_speed[row] = symptom.speed
-        slow, fast = speed_interval(symptom.speed, error, heard=True)
+        slow, fast = speed_interval(symptom.speed, error, is_reporting=True)
         columns.speed_lower[row], columns.speed_upper[row] = slow, fast
-    before = State(int(columns.state[row]))
+    before = HealthState(int(columns.state[row]))
     if SEVERITY.index(symptom.host_state) < SEVERITY.index(before):
         columns.state[row] = symptom.host_state
         columns.reason[row] = symptom.rule.reason if symptom.reason is None else symptom.reason
 
 
-def gpu_row(present: Present, host: int, device: str) -> int:
+def gpu_row(view: FleetView, host: int, device: str) -> int:
     """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for none."""
-    return present.fleet.devices["gpu"].find(host, device.partition("/")[0])
+    return view.fleet.devices["gpu"].find(host, device.partition("/")[0])
 
 
 # ----------------------------------------------------------------------
@@ -286,28 +290,28 @@ def gpu_row(present: Present, host: int, device: str) -> int:
 #: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
 #: follow the state, which has hysteresis.
 BUCKETS = {
-    State.HEALTHY: 0,
-    State.WATCH: 1,
-    State.PROBATION: 2,
-    State.STALE: 2,
-    State.UNKNOWN: 2,
-    State.DEGRADED: 2,
-    State.SUSPECT: 3,
-    State.UNHEALTHY: 3,
-    State.MAINTENANCE: 3,
+    HealthState.HEALTHY: 0,
+    HealthState.WATCH: 1,
+    HealthState.PROBATION: 2,
+    HealthState.STALE: 2,
+    HealthState.UNKNOWN: 2,
+    HealthState.DEGRADED: 2,
+    HealthState.SUSPECT: 3,
+    HealthState.UNHEALTHY: 3,
+    HealthState.MAINTENANCE: 3,
 }
 #: A host without GPUs has no score of GPUs: nothing of it can fail that a job on GPUs needs, and its hazard is the least of
 #: all. Whoever ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
 BUCKET_WITHOUT_GPUS = 2
 #: Evidence (signal, reason) of states that WATCH, of a better bucket, is told before: who ranks would prefer a host that is
 #: just back, or was never heard, for a clock that is off as well.
-BENEATH = {
+HIDDEN_BUCKETS = {
     (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
     ("telemetry", NEW.reason): BUCKETS[NEW.state],
     (UNREAD.name, UNREAD.reason): BUCKETS[UNREAD.state],
 }
 #: Never allowed, whatever the floor.
-EXCLUDED = (State.UNHEALTHY, State.MAINTENANCE)
+EXCLUDED = (HealthState.UNHEALTHY, HealthState.MAINTENANCE)
 
 
 class Columns(NamedTuple):
@@ -350,12 +354,12 @@ class Columns(NamedTuple):
 
 def bucket_of(host: HostScore) -> int:
     """Return the bucket of *host*: its state's, or of what its evidence says beneath that."""
-    beneath = (BENEATH.get((one.signal, one.reason), 0) for one in host.evidence)
-    return max([BUCKETS[host.state], *beneath])
+    hidden = (HIDDEN_BUCKETS.get((one.signal, one.reason), 0) for one in host.evidence)
+    return max([BUCKETS[host.state], *hidden])
 
 
 def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
-    """Return *hosts*, ordered by node index, as columns. *ended*: see `Present`; none by default."""
+    """Return *hosts*, ordered by node index, as columns. *ended*: see `FleetView`; none by default."""
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
     return Columns(
@@ -372,23 +376,23 @@ def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
 
 def pack_hosts(hosts: Hosts, ended: Flags) -> Columns:
     """Return the same of *hosts*, the well ones all at once."""
-    subjects = hosts.subjects
-    hazard = subjects.hazards_per_hour
-    few = pack(list(hosts.told.values()))
-    at = np.fromiter(hosts.told, np.intp, len(hosts.told))
+    host_inputs = hosts.inputs
+    hazard = host_inputs.hazards_per_hour
+    few = pack(list(hosts.computed_scores.values()))
+    at = np.fromiter(hosts.computed_scores, np.intp, len(hosts.computed_scores))
     columns = Columns(
         score=scores_of(hazard).astype(np.float32),
         hazard_per_hour=hazard.astype(np.float32),
-        relative_speed=subjects.relative_speed.astype(np.float32),
-        state=np.full(len(hosts), State.HEALTHY, dtype=np.uint8),
-        bucket=np.full(len(hosts), BUCKETS[State.HEALTHY], dtype=np.uint8),
+        relative_speed=host_inputs.relative_speed.astype(np.float32),
+        state=np.full(len(hosts), HealthState.HEALTHY, dtype=np.uint8),
+        bucket=np.full(len(hosts), BUCKETS[HealthState.HEALTHY], dtype=np.uint8),
         reason=np.zeros(len(hosts), dtype=np.uint8),
         ended=ended,
-        simulated=subjects.simulated,
+        simulated=host_inputs.simulated,
     )
     for name in ("score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason"):
         getattr(columns, name)[at] = getattr(few, name)
-    no_gpus = subjects.gpus == 0
+    no_gpus = host_inputs.gpus == 0
     columns.bucket[no_gpus] = np.maximum(columns.bucket[no_gpus], BUCKET_WITHOUT_GPUS)
     return columns
 
@@ -398,5 +402,5 @@ def columns_of(snapshot: Snapshot) -> Columns:
     if isinstance(snapshot.hosts, Hosts) and (made := getattr(snapshot, "columns", None)):
         columns: Columns = made
         return columns
-    ended = [not snapshot.lists(host) for host in snapshot.hosts]
+    ended = [not snapshot.is_listed(host) for host in snapshot.hosts]
     return pack(snapshot.hosts, np.array(ended, dtype=bool))

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Clears
 from ..counter_deltas import Flags, Floats, Indexes
-from ..declared.model import coming, reaches
-from ..fleet.active_events import Occurrence
+from ..declared.model import is_rolled_out, rollout_message
+from ..fleet.active_events import EventRecord
 from ..fleet.peers import PEERS_MIN
 from ..fleet.tables import FAST_SECONDS
-from ..model import SEVERITY, Evidence, Reason, State
+from ..model import SEVERITY, Evidence, HealthState, Reason
 from ..sql import quoted
-from .evidence_sql import moment
-from .view import Present
+from .evidence_sql import timestamp_sql
+from .view import FleetView
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Rule:
     """
 
     name: str
-    state: State
+    state: HealthState
     reason: Reason
     clears: str
     enter_seconds: float = 0.0
@@ -55,30 +55,30 @@ class Symptom:
     signal: str
     value: float
     normal: str
-    words: str
+    message: str
     sql: str
     unit: str = ""
     speed: float = 1.0
     hazard_factor: float = 0.0  # 0: the rule's
-    state: State | None = None  # None: the rule's
+    state: HealthState | None = None  # None: the rule's
     reason: Reason | None = None
     clears: str = ""
     #: The state at most that it keeps up where it had been in it: what ends a state lies beyond what begins it. Of one that
     #: is HEALTHY by itself it begins nothing.
-    keeps: State | None = None
+    retained_state: HealthState | None = None
     #: Whose fault it shows, where it is not its device's: a driver's that does not answer, as several devices show.
-    whose: str = ""
+    fault_source: str = ""
     #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
         """Return whose fault it shows, where *shared* causes explain all they may: several symptoms of one are one fault."""
-        if self.whose:
-            return self.whose
-        return f"shared {self.rule.shared}" if self.rule.shared in shared else self.whole
+        if self.fault_source:
+            return self.fault_source
+        return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device
 
     @property
-    def whole(self) -> str:
+    def parent_device(self) -> str:
         """The device that it is a symptom of, or of a part of.
 
         A GPU's link is a part of it; EDAC counts one error at its controller, its row and its channel.
@@ -102,7 +102,7 @@ class Symptom:
         return len(SEVERITY) - 1 - SEVERITY.index(self.host_state)
 
     @property
-    def host_state(self) -> State:
+    def host_state(self) -> HealthState:
         """The state that it puts its host in."""
         return self.rule.state if self.state is None else self.state
 
@@ -112,15 +112,15 @@ class Symptom:
         costs = self.log_hazard_delta - log(max(self.speed, 0.01))
         return self.severity, costs, self.precedence
 
-    def without_weight(self, words: str, clears: str) -> Symptom:
+    def without_weight(self, message: str, clears: str) -> Symptom:
         """Return it as somebody's word has it: known, in the evidence, and of no weight."""
         return replace(
-            self, state=State.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
-            words=words, clears=clears,
+            self, state=HealthState.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
+            message=message, clears=clears,
         )  # fmt: skip
 
-    def evidence(self, log_hazard_delta: float, score_delta: float, seen_ns: int) -> Evidence:
-        """Return it, last seen at *seen_ns*, as evidence that moved ln(hazard) and score by so much."""
+    def evidence(self, log_hazard_delta: float, score_delta: float, observed_ns: int) -> Evidence:
+        """Return it, last seen at *observed_ns*, as evidence that moved ln(hazard) and score by so much."""
         known = BY_NAME.get(self.signal)
         return Evidence(
             signal=self.signal,
@@ -132,18 +132,18 @@ class Symptom:
             relative_speed_factor=self.speed,
             score_delta=score_delta,
             reason=self.rule.reason if self.reason is None else self.reason,
-            words=self.words,
-            observed_ns=seen_ns,
+            words=self.message,
+            observed_ns=observed_ns,
             sql=self.sql,
         )
 
 
 def short(device: str) -> str:
     """Return a device's name as a sentence can bear it: `GPU-3f2a…` for a UUID, `GPU-3f2a…/link4` for a part of it."""
-    whole, slash, part = device.partition("/")
-    if whole.startswith(("GPU-", "MIG-")) and len(whole) > 12:
-        whole = f"{whole[:8]}…"
-    return f"{whole}{slash}{part}"
+    parent, slash, part = device.partition("/")
+    if parent.startswith(("GPU-", "MIG-")) and len(parent) > 12:
+        parent = f"{parent[:8]}…"
+    return f"{parent}{slash}{part}"
 
 
 # ----------------------------------------------------------------------
@@ -151,29 +151,29 @@ def short(device: str) -> str:
 # much.
 
 #: Says where cells of gauges or states are wrong.
-Wrong = Callable[[NDArray[Any]], Flags]
+CellPredicate = Callable[[NDArray[Any]], Flags]
 
 #: A counter's memory of ten minutes holds one event for about five of them, and so long many are held, too.
-ONE_EVENT, LATELY_SECONDS = 0.6, 310.0
+ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A gauge or state of *table* that is wrong where `wrong` says so; NaN, no reading, never is.
+class ThresholdRule:
+    """A gauge or state of *table* that is wrong where `condition` says so; NaN, no reading, never is.
 
-    `words` follow the device's name; `{value}` in them is the reading.
+    `message` follow the device's name; `{value}` in them is the reading.
     """
 
     rule: Rule
     table: str
     column: str
-    wrong: Wrong
-    words: str
+    condition: CellPredicate
+    message: str
     normal: str = "0"
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RateRule:
     """A counter of *table* that counts at least `least`: within ten minutes, or, `per_second`, a second.
 
     `peers_ratio`: and so many times what the median of all such devices counts; 0: whatever they do.
@@ -182,158 +182,160 @@ class Counted:
     rule: Rule
     table: str
     column: str
-    words: str
-    least: float = 1.0
+    message: str
+    minimum: float = 1.0
     per_second: bool = False
     peers_ratio: float = 0.0
 
 
-def equals(*codes: int) -> Wrong:
+def equals(*codes: int) -> CellPredicate:
     """Return what says where a state is one of *codes*."""
     return lambda values: np.isin(values, codes)
 
 
-def above(limit: float) -> Wrong:
+def above(limit: float) -> CellPredicate:
     """Return what says where a gauge or state is above *limit*."""
     return lambda values: np.asarray(values > limit, dtype=bool)
 
 
-def beyond(limit: float) -> Wrong:
+def farther_than(limit: float) -> CellPredicate:
     """Return what says where a gauge is farther than *limit* from zero, either way."""
     return lambda values: np.asarray(np.abs(values) > limit, dtype=bool)
 
 
-def standing(present: Present, entries: Iterable[Standing]) -> Iterator[Symptom]:
+def threshold_symptoms(view: FleetView, entries: Iterable[ThresholdRule]) -> Iterator[Symptom]:
     """Name each device whose reading is wrong by itself."""
     for entry in entries:
-        table = present.fleet.tables[entry.table]
-        rows = present.where(entry.table, entry.column, entry.wrong)
+        table = view.fleet.tables[entry.table]
+        rows = view.where(entry.table, entry.column, entry.condition)
         values = table.values_at(entry.column, rows)
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-            yield stands(present, entry, row, value)
+            yield threshold_symptom(view, entry, row, value)
 
 
-def stands(present: Present, entry: Standing, row: int, value: float) -> Symptom:
+def threshold_symptom(view: FleetView, entry: ThresholdRule, row: int, value: float) -> Symptom:
     """Return *entry* as a symptom of the device in *row*."""
-    host, device = present.name(entry.table, row)
+    host, device = view.name(entry.table, row)
     return Symptom(
         rule=entry.rule,
         host=host,
         device=device,
-        signal=f"{present.fleet.tables[entry.table].devices.kind}.{entry.column}",
+        signal=f"{view.fleet.tables[entry.table].devices.kind}.{entry.column}",
         value=value,
         normal=entry.normal,
-        words=f"{short(device)} {entry.words.format(value=value)}",
-        sql=present.sql(entry.table, row, entry.column, 600),
+        message=f"{short(device)} {entry.message.format(value=value)}",
+        sql=view.sql(entry.table, row, entry.column, 600),
     )
 
 
-def counted(present: Present, entries: Iterable[Counted]) -> Iterator[Symptom]:
+def rate_symptoms(view: FleetView, entries: Iterable[RateRule]) -> Iterator[Symptom]:
     """Name each device that counts more than is right."""
     for entry in entries:
-        rows, values, limit = _beyond(present, entry)
+        rows, values, limit = _above_minimum(view, entry)
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-            peers = float(limit[present.fleet.simulated[present.name(entry.table, row)[0]] * 1])
+            peers = float(limit[view.fleet.simulated[view.name(entry.table, row)[0]] * 1])
             if value >= peers:
-                yield _counts(present, entry, row, value, peers)
+                yield _rate_symptom(view, entry, row, value, peers)
 
 
-def _beyond(present: Present, entry: Counted) -> tuple[Indexes, Floats, tuple[float, float]]:
+def _above_minimum(view: FleetView, entry: RateRule) -> tuple[Indexes, Floats, tuple[float, float]]:
     """Return (rows, values, limit of real and of simulated devices), of rows that reach the least of limits."""
     constant = FAST_SECONDS if entry.per_second else 1.0
-    least = entry.least if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.least)
+    least = entry.minimum if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.minimum)
     slow = not entry.per_second
     if slow:
-        rows, events = counted_lately(present, entry.table, entry.column, least)
+        rows, events = recent_counts(view, entry.table, entry.column, least)
     else:
-        rows, events = present.counting(entry.table, entry.column, least * constant)
+        rows, events = view.counting(entry.table, entry.column, least * constant)
     if not rows.size or not entry.peers_ratio:
         return rows, events / constant, (least, least)
-    every = present.recent(entry.table, entry.column, slow=slow) / constant
-    usual = medians(present, entry.table, every)
-    limits = [max(least, entry.peers_ratio * median) for median in usual]
+    every = view.recent(entry.table, entry.column, slow=slow) / constant
+    peer_medians = medians(view, entry.table, every)
+    limits = [max(least, entry.peers_ratio * median) for median in peer_medians]
     return rows, events / constant, (limits[0], limits[1])
 
 
-def counted_lately(
-    present: Present,
+def recent_counts(
+    view: FleetView,
     table: str,
     column: str,
     least: float = ONE_EVENT,
-    within_seconds: float = LATELY_SECONDS,
+    within_seconds: float = RECENT_SECONDS,
 ) -> tuple[Indexes, Floats]:
     """Return (rows, events of about the last 600 s) where these are *least* or more, the last of them of *within_seconds*.
 
     The sum of ten minutes alone held fifty events for most of an hour. What is left of that of ten seconds tells how long
     ago the last was: of n at once too late by 10 s * ln(n).
     """
-    rows, events = present.counting(table, column, least, slow=True)
+    rows, events = view.counting(table, column, least, slow=True)
     if rows.size:
-        left, _ = present.counting(table, column, exp(-within_seconds / FAST_SECONDS))
-        lately = np.isin(rows, left)
-        rows, events = rows[lately], events[lately]
+        just_counted, _ = view.counting(table, column, exp(-within_seconds / FAST_SECONDS))
+        is_recent = np.isin(rows, just_counted)
+        rows, events = rows[is_recent], events[is_recent]
     return rows, events
 
 
-def median_of_peers(present: Present, table: str, values: Floats) -> Floats:
+def median_of_peers(view: FleetView, table: str, values: Floats) -> Floats:
     """Return the median over all devices of *table* that are simulated, or are not, alike.
 
     0 where they are too few to have one worth the name.
     """
     if not values.any():
         return np.zeros(values.shape)
-    simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
-    real, made = medians(present, table, values)
-    return np.where(simulated, made, real)
+    simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
+    real_median, simulated_median = medians(view, table, values)
+    return np.where(simulated, simulated_median, real_median)
 
 
-def medians(present: Present, table: str, values: Floats) -> tuple[float, float]:
+def medians(view: FleetView, table: str, values: Floats) -> tuple[float, float]:
     """Return the median over the real devices of *table*, and over the simulated ones; 0 for too few."""
-    simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
-    fresh = present.fresh(table)
+    simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
+    fresh = view.fresh(table)
     groups = [values[fresh & (simulated == kind)] for kind in (False, True)]
     found = [float(np.median(group)) if group.size >= PEERS_MIN else 0.0 for group in groups]
     return found[0], found[1]
 
 
-class Far(NamedTuple):
+class PeerOutlier(NamedTuple):
     """A counter of a device that counts far more than those of its peers; figures are of a second."""
 
     row: int
     column: str
     rate: float
-    usual: float  # their median
+    peer_median: float  # their median
     limit: float
 
 
-def far_from_peers(
-    present: Present,
+def peer_outliers(
+    view: FleetView,
     table: str,
     columns: Iterable[str],
     least: float,
     ratio: float,
-    median: Callable[[Present, str, Floats], Floats] = median_of_peers,
-) -> Iterator[Far]:
+    median: Callable[[FleetView, str, Floats], Floats] = median_of_peers,
+) -> Iterator[PeerOutlier]:
     """Yield of each device the fastest of its counters that count *least* a second, and *ratio* times what its peers do.
 
     *median*: of its peers, for each device; NaN: of this one nothing can be said.
     """
     names = list(columns)
-    rates = np.array([present.rates(table, column) for column in names])
+    rates = np.array([view.rates(table, column) for column in names])
     if not (rates >= least).any():
         return
-    usual = np.array([median(present, table, each) for each in rates])
-    limits = np.maximum(least, ratio * usual)
-    beyond = np.where(rates >= limits, rates, 0.0)
-    for row in np.flatnonzero(beyond.any(axis=0)).tolist():
-        at = int(beyond[:, row].argmax())
-        figures = (float(each[at, row]) for each in (rates, usual, limits))
-        yield Far(row, names[at], *figures)
+    peer_medians = np.array([median(view, table, each) for each in rates])
+    limits = np.maximum(least, ratio * peer_medians)
+    excess = np.where(rates >= limits, rates, 0.0)
+    for row in np.flatnonzero(excess.any(axis=0)).tolist():
+        at = int(excess[:, row].argmax())
+        figures = (float(each[at, row]) for each in (rates, peer_medians, limits))
+        yield PeerOutlier(row, names[at], *figures)
 
 
-def _counts(present: Present, entry: Counted, row: int, value: float, limit: float) -> Symptom:
-    host, device = present.name(entry.table, row)
-    kind = present.fleet.tables[entry.table].devices.kind
+def _rate_symptom(
+    view: FleetView, entry: RateRule, row: int, value: float, limit: float
+) -> Symptom:
+    host, device = view.name(entry.table, row)
+    kind = view.fleet.tables[entry.table].devices.kind
     noun = entry.column.rpartition("_")[2]
     unit = f"{noun}/s" if entry.per_second else f"{noun} in 10 min"
     shown = round(value, 1) if entry.per_second else float(max(1, round(value)))
@@ -345,17 +347,17 @@ def _counts(present: Present, entry: Counted, row: int, value: float, limit: flo
         signal=f"{kind}.{entry.column}",
         value=shown,
         unit=unit,
-        normal=f"below {max(limit, entry.least):.0f}" if max(limit, entry.least) > 1 else "0",
-        words=f"{short(device)} {entry.words}: {shown:,.0f} {per}",
-        sql=present.sql_beside_peers(entry.table, row, entry.column, unit)
+        normal=f"below {max(limit, entry.minimum):.0f}" if max(limit, entry.minimum) > 1 else "0",
+        message=f"{short(device)} {entry.message}: {shown:,.0f} {per}",
+        sql=view.sql_with_peers(entry.table, row, entry.column, unit)
         if entry.peers_ratio and entry.per_second
-        else present.sql_counted(
+        else view.sql_counter(
             entry.table, row, entry.column, unit, 10 if entry.per_second else 600
         ),
     )
 
 
-def watch(
+def watch_rule(
     name: str,
     reason: Reason,
     clears: str,
@@ -364,10 +366,10 @@ def watch(
     leave_seconds: float = 60.0,
 ) -> Rule:
     """Return a rule that is WATCH: worth a look, and no reason to take the host away."""
-    return Rule(name, State.WATCH, reason, clears, enter_seconds, leave_seconds, factor)
+    return Rule(name, HealthState.WATCH, reason, clears, enter_seconds, leave_seconds, factor)
 
 
-def suspect(
+def suspect_rule(
     name: str,
     reason: Reason,
     clears: str,
@@ -376,7 +378,7 @@ def suspect(
     leave_seconds: float = 60.0,
 ) -> Rule:
     """Return a rule that is SUSPECT: the host is likelier to fail than most."""
-    return Rule(name, State.SUSPECT, reason, clears, enter_seconds, leave_seconds, factor)
+    return Rule(name, HealthState.SUSPECT, reason, clears, enter_seconds, leave_seconds, factor)
 
 
 # ----------------------------------------------------------------------
@@ -388,20 +390,24 @@ SLACK_SECONDS = 2
 DRIFT_NS_PER_SECOND = 10**13
 
 
-def symptom(
-    present: Present,
-    record: Occurrence,
+def event_symptom(
+    view: FleetView,
+    record: EventRecord,
     rule: Rule,
-    words: str,
+    message: str,
     *,
-    state: State | None = None,
+    state: HealthState | None = None,
     hazard_factor: float = 0.0,
     reason: Reason | None = None,
     precedence: tuple[float, ...] = (inf,),
 ) -> Symptom:
-    """Return *record* as a symptom of *rule*; *words* follow the name of a device that is not the host."""
-    who = "" if record.device == "host" else f"{short(record.device)} "
-    process = f" (met by {record.process}, which need not be its cause)" if record.process else ""
+    """Return *record* as a symptom of *rule*; *message* follow the name of a device that is not the host."""
+    device_prefix = "" if record.device == "host" else f"{short(record.device)} "
+    process_text = (
+        f" (met by {record.process_name}, which need not be its cause)"
+        if record.process_name
+        else ""
+    )
     return Symptom(
         rule=replace(rule, leave_seconds=0.0),
         host=record.host,
@@ -410,8 +416,8 @@ def symptom(
         value=float(record.code),
         unit="code",
         normal="none",
-        words=f"{who}{words}{process}; {_written(record)}",
-        sql=query(present, record),
+        message=f"{device_prefix}{message}{process_text}; {_last_time_text(record)}",
+        sql=event_query(view, record),
         state=state,
         reason=reason,
         clears=record.clears_when,
@@ -420,50 +426,50 @@ def symptom(
     )
 
 
-def times(record: Occurrence) -> str:
+def times_text(record: EventRecord) -> str:
     """Return how often it was reported, to be put after what it is."""
     return f", {record.count:,} times" if record.count > 1 else ""
 
 
-def _written(record: Occurrence) -> str:
+def _last_time_text(record: EventRecord) -> str:
     """Return when it was last written: what reaches us now may be of hours ago."""
     at = datetime.fromtimestamp(record.last_time_ns // 1_000_000_000, UTC)
     return f"{'last ' if record.count > 1 else ''}at {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def query(present: Present, record: Occurrence) -> str:
+def event_query(view: FleetView, record: EventRecord) -> str:
     """Return the query for the events that *record* is made of."""
-    devices = ", ".join(map(quoted, _spellings(present, record)))
+    devices = ", ".join(map(quoted, _device_aliases(view, record)))
     return (
         "SELECT time, last_time, count, device, name, code, process_name, message, event_id FROM events "
-        f"WHERE host = {quoted(present.fleet.names[record.host])} AND lower(device) IN ({devices}) "
-        f"AND name = {quoted(record.name)} AND code = {record.code} AND {_which(record)} ORDER BY time DESC"
+        f"WHERE host = {quoted(view.fleet.names[record.host])} AND lower(device) IN ({devices}) "
+        f"AND name = {quoted(record.name)} AND code = {record.code} AND {_event_condition(record)} ORDER BY time DESC"
     )
 
 
-def _which(record: Occurrence) -> str:
+def _event_condition(record: EventRecord) -> str:
     """Return the condition that an event is of *record*: by its id, which no setting of a clock changes, or by its time."""
     if not record.count_before:
         return f"event_id IN ({', '.join(map(quoted, record.incidents))})"
-    since_ns, until_ns = _span(record)
-    return f"last_time >= {moment(since_ns)} AND time <= {moment(until_ns)}"
+    since_ns, until_ns = _record_span(record)
+    return f"last_time >= {timestamp_sql(since_ns)} AND time <= {timestamp_sql(until_ns)}"
 
 
-def _spellings(present: Present, record: Occurrence) -> list[str]:
+def _device_aliases(view: FleetView, record: EventRecord) -> list[str]:
     """Return how events name the device of *record*: the kernel knows a GPU by its PCI address."""
     if record.device == "host":
         return ["host", ""]
-    known = present.fleet.attributes[record.host].get(("gpu", record.device), {})
+    known = view.fleet.attributes[record.host].get(("gpu", record.device), {})
     address = known.get("pci_address", "") if record.name.startswith("gpu.") else ""
     return [each.lower() for each in (record.device, address) if each]
 
 
-def _span(record: Occurrence) -> tuple[int, int]:
+def _record_span(record: EventRecord) -> tuple[int, int]:
     """Return within which whole seconds *record* was written, by our clock."""
     first_ns = min([record.first_ns, *(one.first_ns for one in record.incidents.values())])
     lasted_ns = record.last_ns - first_ns
-    if record.ending.clears is Clears.TIME:
-        lasted_ns = min(lasted_ns, round(record.ending.seconds * 1e9))
+    if record.clear_condition.clears is Clears.TIME:
+        lasted_ns = min(lasted_ns, round(record.clear_condition.seconds * 1e9))
     second_ns, last_ns = 1_000_000_000, record.last_time_ns
     drift_seconds = SLACK_SECONDS + lasted_ns // DRIFT_NS_PER_SECOND
     since_ns = (last_ns - lasted_ns) // second_ns - SLACK_SECONDS - drift_seconds
@@ -474,52 +480,56 @@ def _span(record: Occurrence) -> tuple[int, int]:
 # Thresholds that are rolled out in steps: a rule is asked twice, with each, and what hosts are not
 # told yet is shown.
 #
-# Rules know nothing of this: `Present.threshold` notes what each asks for, and answers as of before
+# Rules know nothing of this: `FleetView.threshold` notes what each asks for, and answers as of before
 # where it is told to.
 
-StagedRule = Callable[[Present], Iterator[Symptom]]
+RuleFunction = Callable[[FleetView], Iterator[Symptom]]
 
 
-def looked(rule: StagedRule, present: Present) -> list[Symptom]:
+def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:
     """Return what *rule* sees; on hosts that a roll-out has not reached, by the thresholds of before."""
-    rollouts = present.fleet.declared.rollouts
-    present.asked.clear()
-    now = list(rule(present))
-    asked = present.asked & rollouts.keys()
-    if not asked:
+    rollouts = view.fleet.declared.rollouts
+    view.requested_thresholds.clear()
+    now = list(rule(view))
+    requested = view.requested_thresholds & rollouts.keys()
+    if not requested:
         return now
-    share = min(rollouts[name].share for name in asked)
-    with present.as_before():
-        before = list(rule(present))
-    return list(_chosen(present, share, now, before))
+    share = min(rollouts[name].share for name in requested)
+    with view.with_previous_thresholds():
+        before = list(rule(view))
+    return list(_merge_rollout(view, share, now, before))
 
 
-def _chosen(
-    present: Present, share: float, now: Sequence[Symptom], before: Sequence[Symptom]
+def _merge_rollout(
+    view: FleetView, share: float, now: Sequence[Symptom], before: Sequence[Symptom]
 ) -> Iterator[Symptom]:
     """Yield *now* of hosts that are reached and *before* of the others, of these with what would be else."""
     stays = {(one.host, one.key) for one in now}
     was = {(one.host, one.key) for one in before}
-    names = present.fleet.names
+    names = view.fleet.names
     for one in now:
-        if reaches(share, names[one.host]):
+        if is_rolled_out(share, names[one.host]):
             yield one
         elif (one.host, one.key) not in was:
-            yield _in_shadow(one, share)
+            yield _without_effect(one, share)
     for one in before:
-        if reaches(share, names[one.host]):
+        if is_rolled_out(share, names[one.host]):
             continue
-        gone = (one.host, one.key) not in stays
-        words = f"{one.words}; no longer, by a threshold {coming(share)}" if gone else one.words
-        yield replace(one, words=words)
+        clears_later = (one.host, one.key) not in stays
+        message = (
+            f"{one.message}; no longer, by a threshold {rollout_message(share)}"
+            if clears_later
+            else one.message
+        )
+        yield replace(one, message=message)
 
 
-def _in_shadow(symptom: Symptom, share: float) -> Symptom:
+def _without_effect(symptom: Symptom, share: float) -> Symptom:
     """Return *symptom* as evidence that weighs nothing: it would count, were its host reached."""
     rule = replace(symptom.rule, enter_seconds=0.0, leave_seconds=0.0)
-    words = f"{symptom.words}, by a threshold {coming(share)}"
+    message = f"{symptom.message}, by a threshold {rollout_message(share)}"
     return replace(symptom, rule=rule).without_weight(
-        words, "the roll-out reaches this host, or ends"
+        message, "the roll-out reaches this host, or ends"
     )
 
 
@@ -529,89 +539,92 @@ def _in_shadow(symptom: Symptom, share: float) -> Symptom:
 # A pure state machine over the symptoms of one host: the same symptoms at the same times give the
 # same holds. A symptom counts once it was there for its rule's `enter_seconds` on end. It then
 # counts, at the worst level it had, until it was away (or milder) for `leave_seconds`. One that
-# lies between what begins a level and what ends it (`Symptom.keeps`) is as bad as it was.
+# lies between what begins a level and what ends it (`Symptom.retained_state`) is as bad as it was.
 
-Key = tuple[str, str]
+RuleAndDevice = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class TrackedSymptom:
     """One symptom over time."""
 
     worst: Symptom  # what counts
     latest: Symptom
     since_ns: int  # there without a break since
-    seen_ns: int  # last there
-    worst_ns: int  # last there at its worst
+    last_seen_ns: int  # last there
+    worst_seen_ns: int  # last there at its worst
     active: bool  # it counts
 
 
-Holds = Mapping[Key, Hold]
+TrackedSymptoms = Mapping[RuleAndDevice, TrackedSymptom]
 
 
 def step(
-    holds: Holds, symptoms: Iterable[Symptom], now_ns: int, over: Container[str] = ()
-) -> dict[Key, Hold]:
+    tracked: TrackedSymptoms,
+    symptoms: Iterable[Symptom],
+    now_ns: int,
+    ended_rules: Container[str] = (),
+) -> dict[RuleAndDevice, TrackedSymptom]:
     """Return the holds after the host showed *symptoms*, and no others, at *now_ns*.
 
-    *over*: rules of which it was looked at long enough, and is not so: what they held ends at once.
+    *ended_rules*: rules of which it was looked at long enough, and is not so: what they held ends at once.
     """
-    result: dict[Key, Hold] = {}
+    result: dict[RuleAndDevice, TrackedSymptom] = {}
     for symptom in symptoms:
-        held = result.get(symptom.key) or holds.get(symptom.key)
-        if symptom.keeps is not None:
-            if held is not None and held.active:
-                symptom = _kept(symptom, symptom.keeps, held.worst)
-            elif symptom.host_state is State.HEALTHY:
+        current = result.get(symptom.key) or tracked.get(symptom.key)
+        if symptom.retained_state is not None:
+            if current is not None and current.active:
+                symptom = _retain_state(symptom, symptom.retained_state, current.worst)
+            elif symptom.host_state is HealthState.HEALTHY:
                 continue
-        result[symptom.key] = _seen(held, symptom, now_ns)
-    for key, held in holds.items():
-        if key in result or key[0] in over:
+        result[symptom.key] = _observe(current, symptom, now_ns)
+    for key, current in tracked.items():
+        if key in result or key[0] in ended_rules:
             continue
-        if held.active and not _over(held.worst, held.seen_ns, now_ns):
-            result[key] = _eased(held, now_ns)
+        if current.active and not _is_over(current.worst, current.last_seen_ns, now_ns):
+            result[key] = _ease(current, now_ns)
     return result
 
 
-def paused(holds: Holds, elapsed_ns: int) -> dict[Key, Hold]:
+def freeze(tracked: TrackedSymptoms, elapsed_ns: int) -> dict[RuleAndDevice, TrackedSymptom]:
     """Return the holds of a host that was not heard for *elapsed_ns*: its clock stood still."""
     return {
         key: replace(
-            held,
-            since_ns=held.since_ns + elapsed_ns,
-            seen_ns=held.seen_ns + elapsed_ns,
-            worst_ns=held.worst_ns + elapsed_ns,
+            symptom,
+            since_ns=symptom.since_ns + elapsed_ns,
+            last_seen_ns=symptom.last_seen_ns + elapsed_ns,
+            worst_seen_ns=symptom.worst_seen_ns + elapsed_ns,
         )
-        for key, held in holds.items()
+        for key, symptom in tracked.items()
     }
 
 
-def _kept(symptom: Symptom, keeps: State, worst: Symptom) -> Symptom:
-    """Return *symptom* in the state of the *worst* before it, as far as it *keeps* that up."""
-    state = max(keeps, worst.host_state, key=SEVERITY.index)  # the milder
+def _retain_state(symptom: Symptom, retained_state: HealthState, worst: Symptom) -> Symptom:
+    """Return *symptom* in the state of the *worst* before it, as far as it *retained_state* that up."""
+    state = max(retained_state, worst.host_state, key=SEVERITY.index)  # the milder
     if SEVERITY.index(state) >= SEVERITY.index(symptom.host_state):
         return symptom
     like = worst if state is worst.host_state else symptom
     return replace(symptom, state=state, normal=like.normal, clears=like.clears)
 
 
-def _seen(held: Hold | None, symptom: Symptom, now_ns: int) -> Hold:
-    if held is None:
+def _observe(tracked: TrackedSymptom | None, symptom: Symptom, now_ns: int) -> TrackedSymptom:
+    if tracked is None:
         active = symptom.rule.enter_seconds <= 0
-        return Hold(symptom, symptom, now_ns, now_ns, now_ns, active)
-    active = held.active or now_ns - held.since_ns >= symptom.rule.enter_seconds * 1e9
-    if held.active and symptom.severity < held.worst.severity:
-        milder = replace(held, latest=symptom, seen_ns=now_ns)
-        return _eased(milder, now_ns)
-    return Hold(symptom, symptom, held.since_ns, now_ns, now_ns, active)
+        return TrackedSymptom(symptom, symptom, now_ns, now_ns, now_ns, active)
+    active = tracked.active or now_ns - tracked.since_ns >= symptom.rule.enter_seconds * 1e9
+    if tracked.active and symptom.severity < tracked.worst.severity:
+        milder = replace(tracked, latest=symptom, last_seen_ns=now_ns)
+        return _ease(milder, now_ns)
+    return TrackedSymptom(symptom, symptom, tracked.since_ns, now_ns, now_ns, active)
 
 
-def _eased(held: Hold, now_ns: int) -> Hold:
-    """Return *held* at its latest level once the worst was away long enough."""
-    if not _over(held.worst, held.worst_ns, now_ns):
-        return held
-    return replace(held, worst=held.latest, worst_ns=held.seen_ns)
+def _ease(tracked: TrackedSymptom, now_ns: int) -> TrackedSymptom:
+    """Return *tracked* at its latest level once the worst was away long enough."""
+    if not _is_over(tracked.worst, tracked.worst_seen_ns, now_ns):
+        return tracked
+    return replace(tracked, worst=tracked.latest, worst_seen_ns=tracked.last_seen_ns)
 
 
-def _over(symptom: Symptom, last_ns: int, now_ns: int) -> bool:
+def _is_over(symptom: Symptom, last_ns: int, now_ns: int) -> bool:
     return now_ns - last_ns >= symptom.rule.leave_seconds * 1e9

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..counter_deltas import Codes, Floats
-from ..hazard.features import FEATURE_NAMES
+from ..hazard.features import FEATURE_NAMES, inputs_of_row
 from ..hazard.model import HOURS_A_DAY, LOG_HAZARD_PER_DAY_MAX, PRIOR, SPREAD_ASSUMED, HazardModel
-from ..model import Evidence, HostScore, Inputs, Reason, State
+from ..model import Evidence, HealthState, HostScore, Inputs, Reason
 from .calibration import NO_OUTCOMES, Calibration, Outcomes
-from .features import NAMES, evidence_of
+from .features import evidence_of
 from .rule import Symptom
 
 #: What hazard and score refer to.
@@ -38,7 +38,7 @@ HOST_HAZARD_PER_HOUR = 5e-6
 
 #: 90 % interval of the hazard of a host that is not heard, as a factor up and down: it may be in any state (assumed). A
 #: model's own is below that.
-SPREAD_UNHEARD = 100.0
+SPREAD_SILENT = 100.0
 
 #: Standard errors that hold 90 %.
 Z90 = 1.645
@@ -57,7 +57,7 @@ CLEARS_MAX = 3
 EVIDENCE_MAX = 48
 
 
-class Own(NamedTuple):
+class ModelHazard(NamedTuple):
     """What a model says of a host's hazard, before any symptom."""
 
     model: str
@@ -69,25 +69,25 @@ class Own(NamedTuple):
     outcomes: Calibration = NO_OUTCOMES
 
 
-class Subject(NamedTuple):
+class HostInput(NamedTuple):
     """The host that is scored."""
 
     name: str
     node_index: int
     simulated: bool
     gpus: int
-    heard_ns: int
-    heard: bool  # now
+    last_received_ns: int
+    is_reporting: bool  # now
     relative_speed: float  # of its slowest computing GPU, against a typical host's; NaN: not known
     speed_error: float = nan  # standard error of that
-    own: Own | None = None  # None: the prior
+    model_hazard: ModelHazard | None = None  # None: the prior
 
 
-class Seen(NamedTuple):
+class ObservedSymptom(NamedTuple):
     """A symptom that counts, and when it was last there."""
 
     symptom: Symptom
-    seen_ns: int
+    observed_ns: int
 
 
 def base_hazard_per_hour(gpus: int) -> float:
@@ -110,34 +110,34 @@ def score_of(hazard_per_hour: float) -> float:
     return exp(-hazard_per_hour * HORIZON_HOURS)
 
 
-def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
-    """Return what is known of *subject*, of which the symptoms *seen* hold."""
-    ordered = sorted(seen, key=lambda s: s.symptom.weight, reverse=True)
-    outcomes = _outcomes(subject, [s.symptom for s in ordered])
+def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScore:
+    """Return what is known of *host*, of which the symptoms *observed* hold."""
+    ordered = sorted(observed, key=lambda s: s.symptom.weight, reverse=True)
+    outcomes = _outcomes(host, [s.symptom for s in ordered])
     moved = any(s.symptom.log_hazard_delta > 0.0 for s in ordered)
-    inputs = inputs_of(subject, outcomes, moved=moved)
-    parts = _parts(subject)
-    beside = [delta for _, delta in parts]
+    inputs = inputs_of(host, outcomes, moved=moved)
+    parts = _parts(host)
+    calm_deltas = [delta for _, delta in parts]
     if inputs.log_hazard_outcomes:
-        beside.append(inputs.log_hazard_outcomes)
-    calm = exp(inputs.log_hazard_base + sum(beside))
+        calm_deltas.append(inputs.log_hazard_outcomes)
+    calm = exp(inputs.log_hazard_base + sum(calm_deltas))
     found = causes([s.symptom for s in ordered], calm)
-    shown, alone, shared = _shown(ordered, found)
-    hazards = _within(alone, HAZARD_PER_HOUR_MAX - calm)
+    shown, alone, shared = _select_shown(ordered, found)
+    hazards = _limited(alone, HAZARD_PER_HOUR_MAX - calm)
     inputs = replace(
         inputs,
         log_hazard_one_cause=log((calm + max(hazards, default=0.0)) / (calm + sum(hazards))),
         log_hazard_own_causes=log1p(found.apart / (calm + sum(hazards))),
     )
     symptoms = [s.symptom for s in shown]
-    deltas = _one_after_the_other(calm, hazards)
+    deltas = _successive_deltas(calm, hazards)
     speeds = [s.speed for s in symptoms]
-    told = numbers(inputs, [*deltas, *beside], speeds, HORIZON_HOURS)
+    result = numbers(inputs, [*deltas, *calm_deltas], speeds, HORIZON_HOURS)
     strongest = symptoms[0] if symptoms else None
-    without = [min(calm + sum(alone) - each, told.hazard_per_hour) for each in alone]
+    without = [min(calm + sum(alone) - each, result.hazard_per_hour) for each in alone]
     evidence = [
         replace(
-            s.symptom.evidence(delta, min(told.score - score_of(rest), 0.0), s.seen_ns),
+            s.symptom.evidence(delta, min(result.score - score_of(rest), 0.0), s.observed_ns),
             hazard_delta=hazard,
             shared_count=count,
         )
@@ -145,24 +145,24 @@ def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
             shown, deltas, hazards, without, shared, strict=True
         )
     ]
-    evidence += _of_calm(subject, parts, inputs, told, outcomes)
+    evidence += _calm_evidence(host, parts, inputs, result, outcomes)
     return HostScore(
-        host=subject.name,
-        node_index=subject.node_index,
-        simulated=subject.simulated,
-        score=told.score,
-        score_lower=told.score_lower,
-        score_upper=told.score_upper,
-        state=strongest.host_state if strongest else State.HEALTHY,
-        hazard_per_hour=told.hazard_per_hour,
-        relative_speed=told.relative_speed,
+        host=host.name,
+        node_index=host.node_index,
+        simulated=host.simulated,
+        score=result.score,
+        score_lower=result.score_lower,
+        score_upper=result.score_upper,
+        state=strongest.host_state if strongest else HealthState.HEALTHY,
+        hazard_per_hour=result.hazard_per_hour,
+        relative_speed=result.relative_speed,
         reason=_reason(strongest),
-        reason_words=strongest.words if strongest else "",
+        reason_message=strongest.message if strongest else "",
         clears_when=_clears(symptoms),
-        heard_ns=subject.heard_ns,
+        last_received_ns=host.last_received_ns,
         evidence=tuple(evidence),
-        speed_lower=told.speed_lower,
-        speed_upper=told.speed_upper,
+        speed_lower=result.speed_lower,
+        speed_upper=result.speed_upper,
         inputs=inputs,
     )
 
@@ -188,19 +188,19 @@ def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
     each = [_alone(symptom, calm) for symptom in symptoms]
     showing: dict[str, set[str]] = {}
     for symptom in symptoms:
-        if symptom.rule.shared and not symptom.whose:
-            showing.setdefault(symptom.rule.shared, set()).add(symptom.whole)
+        if symptom.rule.shared and not symptom.fault_source:
+            showing.setdefault(symptom.rule.shared, set()).add(symptom.parent_device)
     several = [shared for shared, devices in showing.items() if len(devices) > 1]
-    own, *others = (
+    separate, *others = (
         _explained(symptoms, each, shared)
         for count in range(len(several) + 1)
         for shared in combinations(several, count)
     )
-    hazards, devices = own
+    hazards, devices = separate
     for one in others:
         if sum(one[0]) < sum(hazards) * (1 - 1e-9):
             hazards, devices = one
-    return Causes(hazards, devices, max(sum(own[0]) - sum(hazards), 0.0))
+    return Causes(hazards, devices, max(sum(separate[0]) - sum(hazards), 0.0))
 
 
 def _explained(
@@ -211,7 +211,7 @@ def _explained(
     strongest: dict[str, int] = {}
     devices: dict[str, set[str]] = {}
     for at, fault in enumerate(faults):
-        devices.setdefault(fault, set()).add(symptoms[at].whole)
+        devices.setdefault(fault, set()).add(symptoms[at].parent_device)
         if each[at] > each[strongest.setdefault(fault, at)]:
             strongest[fault] = at
     counting = set(strongest.values())
@@ -227,9 +227,9 @@ def _alone(symptom: Symptom, calm: float) -> float:
     return min(calm * expm1(max(symptom.log_hazard_delta, 0.0)), room)
 
 
-def _shown(
-    ordered: Sequence[Seen], found: Causes
-) -> tuple[Sequence[Seen], Sequence[float], Sequence[int]]:
+def _select_shown(
+    ordered: Sequence[ObservedSymptom], found: Causes
+) -> tuple[Sequence[ObservedSymptom], Sequence[float], Sequence[int]]:
     """Return the symptoms that are told, with what they add and how many devices show them: of many the first, and those
     that add the most. One more symptom never makes the sum less."""
     hazards, devices = found.hazards, found.devices
@@ -238,15 +238,17 @@ def _shown(
     first = sorted(range(len(ordered)), key=lambda at: (-hazards[at], at))
     adds = {at for at in first[: EVIDENCE_MAX - 1] if hazards[at] > 0.0}
     others = (at for at in range(len(ordered)) if at not in adds)
-    told = sorted(adds | set(islice(others, EVIDENCE_MAX - len(adds))))  # the first is one of them
+    chosen = sorted(
+        adds | set(islice(others, EVIDENCE_MAX - len(adds)))
+    )  # the first is one of them
     return (
-        [ordered[at] for at in told],
-        [hazards[at] if at in adds else 0.0 for at in told],
-        [devices[at] for at in told],
+        [ordered[at] for at in chosen],
+        [hazards[at] if at in adds else 0.0 for at in chosen],
+        [devices[at] for at in chosen],
     )
 
 
-def _within(hazards: Sequence[float], room: float) -> Sequence[float]:
+def _limited(hazards: Sequence[float], room: float) -> Sequence[float]:
     """Return *hazards*, cut where they are more than *room* together: the largest are left whole."""
     if sum(hazards) <= room:
         return hazards
@@ -257,7 +259,7 @@ def _within(hazards: Sequence[float], room: float) -> Sequence[float]:
     return cut
 
 
-def _one_after_the_other(calm: float, hazards: Sequence[float]) -> list[float]:
+def _successive_deltas(calm: float, hazards: Sequence[float]) -> list[float]:
     """Return what each of *hazards* adds to ln(hazard) after those before it: they add up to that of all."""
     deltas, hazard = list[float](), calm
     for added in hazards:
@@ -287,8 +289,11 @@ def numbers(
     """
     hazard = exp(inputs.log_hazard_base + sum(deltas))
     lower, upper = inputs.hazard_interval(hazard)
-    speed, heard = _speed(inputs.measured_speed, speeds), inputs.hazard_spread < SPREAD_UNHEARD
-    slow, fast = speed_interval(speed, inputs.speed_error, heard=heard)
+    speed, is_reporting = (
+        _speed(inputs.measured_speed, speeds),
+        inputs.hazard_spread < SPREAD_SILENT,
+    )
+    slow, fast = speed_interval(speed, inputs.speed_error, is_reporting=is_reporting)
     return Numbers(
         exp(-hazard * horizon_hours),
         exp(-upper * horizon_hours),
@@ -300,69 +305,75 @@ def numbers(
     )
 
 
-def _outcomes(subject: Subject, symptoms: Sequence[Symptom]) -> Outcomes:
-    """Return what outcomes say of hosts with the hazard that *subject* has without them."""
-    own = subject.own
-    if own is None or not own.outcomes.moves:
+def _outcomes(host: HostInput, symptoms: Sequence[Symptom]) -> Outcomes:
+    """Return what outcomes say of hosts with the hazard that *host* has without them."""
+    model_hazard = host.model_hazard
+    if model_hazard is None or not model_hazard.outcomes.has_effect:
         return Outcomes()
-    calm = exp(own.log_base + sum(own.parts))
-    return own.outcomes.at(min(calm + sum(causes(symptoms, calm).hazards), HAZARD_PER_HOUR_MAX))
+    calm = exp(model_hazard.log_base + sum(model_hazard.parts))
+    return model_hazard.outcomes.at(
+        min(calm + sum(causes(symptoms, calm).hazards), HAZARD_PER_HOUR_MAX)
+    )
 
 
-def inputs_of(subject: Subject, outcomes: Outcomes, *, moved: bool) -> Inputs:
-    """Return what the score of *subject* is computed from beside its evidence. *moved*: a symptom adds to its hazard."""
-    own = subject.own
+def inputs_of(host: HostInput, outcomes: Outcomes, *, moved: bool) -> Inputs:
+    """Return what the score of *host* is computed from beside its evidence. *moved*: a symptom adds to its hazard."""
+    model_hazard = host.model_hazard
     return Inputs(
-        model=own.model if own else PRIOR,
-        log_hazard_base=own.log_base if own else log(base_hazard_per_hour(subject.gpus)),
-        hazard_spread=_spread(own, moved=moved) if subject.heard else SPREAD_UNHEARD,
-        measured_speed=subject.relative_speed,
-        speed_error=subject.speed_error,
-        features=own.features if own else (),
+        model=model_hazard.model if model_hazard else PRIOR,
+        log_hazard_base=model_hazard.log_base
+        if model_hazard
+        else log(base_hazard_per_hour(host.gpus)),
+        hazard_spread=_spread(model_hazard, moved=moved) if host.is_reporting else SPREAD_SILENT,
+        measured_speed=host.relative_speed,
+        speed_error=host.speed_error,
+        features=model_hazard.features if model_hazard else (),
         log_hazard_outcomes=outcomes.log_factor,
     )
 
 
-def _spread(own: Own | None, *, moved: bool) -> float:
+def _spread(model_hazard: ModelHazard | None, *, moved: bool) -> float:
     """Return the interval's factor: what a model learned of its hosts says nothing of a symptom's factor, which is assumed."""
-    spread = own.spread if own else SPREAD_ASSUMED
+    spread = model_hazard.spread if model_hazard else SPREAD_ASSUMED
     return max(spread, SPREAD_ASSUMED) if moved else spread
 
 
-def _parts(subject: Subject) -> list[tuple[int, float]]:
+def _parts(host: HostInput) -> list[tuple[int, float]]:
     """Return (feature, what it adds), the largest first, of those that add anything."""
-    parts = enumerate(subject.own.parts if subject.own else ())
+    parts = enumerate(host.model_hazard.parts if host.model_hazard else ())
     return sorted((p for p in parts if p[1]), key=lambda part: (-abs(part[1]), part[0]))
 
 
-def _of_calm(
-    subject: Subject,
+def _calm_evidence(
+    host: HostInput,
     parts: Sequence[tuple[int, float]],
     inputs: Inputs,
-    told: Numbers,
+    result: Numbers,
     outcomes: Outcomes,
 ) -> Iterator[Evidence]:
     """Yield the evidence of what moves the calm hazard: a model's *parts*, and outcomes.
 
     They are factors of it, and so of what symptoms add: without one the score is what it would be with all that.
     """
-    own, log_hazard = subject.own, inputs.log_hazard_base
-    if own is None:
+    model_hazard, log_hazard = host.model_hazard, inputs.log_hazard_base
+    if model_hazard is None:
         return
     for at, delta in parts:
-        given = told.score - score_of(told.hazard_per_hour * exp(-delta))
-        one = evidence_of(at, subject.name, own.features[at], delta, given, own.at_ns)
+        score_delta = result.score - score_of(result.hazard_per_hour * exp(-delta))
+        one = evidence_of(
+            at, host.name, model_hazard.features[at], delta, score_delta, model_hazard.at_ns
+        )
         yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
         log_hazard += delta
     if delta := inputs.log_hazard_outcomes:
-        given = told.score - score_of(told.hazard_per_hour * exp(-delta))
-        one = outcomes.evidence(given, own.at_ns)
+        score_delta = result.score - score_of(result.hazard_per_hour * exp(-delta))
+        one = outcomes.evidence(score_delta, model_hazard.at_ns)
         yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
 
 
-def speed_interval(speed: float, error: float, *, heard: bool) -> tuple[float, float]:
+def speed_interval(speed: float, error: float, *, is_reporting: bool) -> tuple[float, float]:
     """Return the 90 % interval of a relative speed: of one that is not known, all that it may be."""
-    if isnan(speed) or not heard:
+    if isnan(speed) or not is_reporting:
         return SPEED_UNKNOWN
     reach = Z90 * (SPEED_ERROR if isnan(error) else error)
     return max(speed - reach, SPEED_UNKNOWN[0]), speed + reach
@@ -385,9 +396,13 @@ def _reason(strongest: Symptom | None) -> Reason:
 def _clears(symptoms: Sequence[Symptom]) -> str:
     """Return what ends the host's state: the end of each symptom that would put it there alone."""
     worst = [one for one in symptoms if one.severity == symptoms[0].severity]
-    said = [words for words in dict.fromkeys(s.clears or s.rule.clears for s in worst) if words]
-    more = [f"{len(said) - CLEARS_MAX} more end"] if len(said) > CLEARS_MAX else []
-    return "; and ".join([*said[:CLEARS_MAX], *more])
+    conditions = [
+        condition
+        for condition in dict.fromkeys(s.clears or s.rule.clears for s in worst)
+        if condition
+    ]
+    more = [f"{len(conditions) - CLEARS_MAX} more end"] if len(conditions) > CLEARS_MAX else []
+    return "; and ".join([*conditions[:CLEARS_MAX], *more])
 
 
 # ----------------------------------------------------------------------
@@ -397,7 +412,7 @@ def _clears(symptoms: Sequence[Symptom]) -> str:
 SECONDS_MIN, SECONDS_MAX = 60, 7 * 24 * 3600
 
 
-def over(host: HostScore, hours: float) -> HostScore:
+def over_horizon(host: HostScore, hours: float) -> HostScore:
     """Return *host* with its score, interval and what its evidence cost as they are over *hours*."""
     times = hours / HORIZON_HOURS
     if times == 1.0:
@@ -410,11 +425,11 @@ def over(host: HostScore, hours: float) -> HostScore:
         score=host.score**times,
         score_lower=lower,
         score_upper=upper,
-        evidence=tuple(_over(one, host.score, times) for one in host.evidence),
+        evidence=tuple(_evidence_over_horizon(one, host.score, times) for one in host.evidence),
     )
 
 
-def _over(evidence: Evidence, score: float, times: float) -> Evidence:
+def _evidence_over_horizon(evidence: Evidence, score: float, times: float) -> Evidence:
     without = min(max(score - evidence.score_delta, 0.0), 1.0)
     return replace(evidence, score_delta=score**times - without**times)
 
@@ -422,25 +437,6 @@ def _over(evidence: Evidence, score: float, times: float) -> Evidence:
 # ----------------------------------------------------------------------
 # A stored score once more, from its row: the same numbers to the bit, or the row is not what was
 # judged.
-
-
-def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
-    """Return what a row of `scores` was computed from; None of one stored before version 9."""
-    if row.get("hazard_model") is None:
-        return None
-    features = row["features"] or {}
-    return Inputs(
-        model=row["hazard_model"],
-        log_hazard_base=row["log_hazard_base"],
-        hazard_spread=row["hazard_spread"],
-        measured_speed=_number(row["measured_speed"]),
-        speed_error=_number(row["speed_error"]),
-        features=tuple(_number(features.get(name)) for name in NAMES) if features else (),
-        log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
-        # Before version 13 hazards of all faults multiplied, and the interval said nothing of how many there were.
-        log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
-        log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
-    )
 
 
 def recompute(row: Mapping[str, Any]) -> Numbers:
@@ -456,10 +452,6 @@ def recompute(row: Mapping[str, Any]) -> Numbers:
     )
 
 
-def _number(value: float | None) -> float:
-    return nan if value is None else value
-
-
 # ----------------------------------------------------------------------
 # What advice and its outcomes tell judging: which hosts came back into service, and by how much
 # hazards were too small.
@@ -473,14 +465,14 @@ class Return(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class OutcomeFeedback:
     """As it is known at one judgement; `returned` by host."""
 
     returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
     outcomes: Calibration = NO_OUTCOMES
 
 
-NOTHING = Experience()
+NO_FEEDBACK = OutcomeFeedback()
 
 
 # ----------------------------------------------------------------------
@@ -509,6 +501,6 @@ def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[
     """
     if model is None:
         return np.log(base_hazards_per_hour(gpus)), np.zeros((len(features), len(FEATURE_NAMES)))
-    told, parts = model.contributions(features[:, : len(FEATURE_NAMES)])
-    most = LOG_HAZARD_PER_DAY_MAX - np.log(HOURS_A_DAY)
-    return np.minimum(told, most) - parts.sum(axis=1), parts
+    log_hazards, parts = model.contributions(features[:, : len(FEATURE_NAMES)])
+    log_hazard_max = LOG_HAZARD_PER_DAY_MAX - np.log(HOURS_A_DAY)
+    return np.minimum(log_hazards, log_hazard_max) - parts.sum(axis=1), parts

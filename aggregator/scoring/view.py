@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Words
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, Uint64s
 from ..fleet.devices import DEVICES_PER_HOST_MAX
 from ..fleet.fleet import Fleet
-from ..fleet.peers import Speeds, held_below, limited, relative_speeds
+from ..fleet.peers import Speeds, capped_below_limit, power_limited, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..model import SIMULATED_SILENT_SECONDS_MAX
 from ..sql import quoted
@@ -26,29 +26,29 @@ PERIODS_MAX = 2.5
 GPU_FAST = ("gpu_1s", "gpu_10s")
 
 
-class Present:
+class FleetView:
     """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device row."""
 
     def __init__(self, fleet: Fleet, now_ns: int) -> None:
         self.fleet, self.now_ns = fleet, now_ns
         self.host_now_ns: Times = fleet.host_now_ns(now_ns)
-        ever = fleet.heard_ns > 0
-        silent = np.maximum(now_ns - fleet.heard_ns, 0) / 1e9
+        ever = fleet.last_received_ns > 0
+        silent = np.maximum(now_ns - fleet.last_received_ns, 0) / 1e9
         #: Seconds since each host's last live frame, infinite when there was none.
         self.silent_seconds: Floats = np.where(ever, silent, np.inf)
         self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
         #: Simulated hosts that have ended (`Snapshot.lists`).
         ended = np.isfinite(self.silent_seconds) & fleet.simulated
         self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
-        self._heard: dict[str, Floats] = {}
+        self._age_seconds: dict[str, Floats] = {}
         self._fresh: dict[str, Flags] = {}
         self._clock: Floats | None = None
         self._speeds: Speeds | None = None
         self._gpu_is_read: Flags | None = None
         self._unread_hosts: Flags | None = None
         #: The thresholds that were asked for.
-        self.asked: set[str] = set()
-        self._is_before = False
+        self.requested_thresholds: set[str] = set()
+        self._uses_previous = False
 
     @property
     def clock(self) -> Floats:
@@ -66,32 +66,32 @@ class Present:
             fleet = self.fleet
             watts, hosts = fleet.tables["gpu_10s"].gauge("power_limit_watts"), fleet.devices["gpu"]
             at_limit = fleet.activity.at_limit
-            limits = limited(at_limit, watts, hosts.host, fleet.gangs.standing)
+            limits = power_limited(at_limit, watts, hosts.host, fleet.gangs.comparison)
             power = self.gauge("gpu_1s", "power_watts")
-            below = held_below(limits, power, self.clock, hosts.host)
+            below = capped_below_limit(limits, power, self.clock, hosts.host)
             limits = limits._replace(rows=at_limit & ~below)
             self._speeds = relative_speeds(fleet, self.clock, limits)
         return self._speeds
 
     @property
-    def speeds_before(self) -> Floats:
+    def clock_over_baseline(self) -> Floats:
         """Every GPU's clock over what it was in the same job while nothing held it."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.clock / self.fleet.activity.past)
+            return np.asarray(self.clock / self.fleet.activity.baseline_clock)
 
     def threshold(self, name: str) -> float:
         """Return a number that rules decide by (`declared/model.py`), as it was declared."""
-        self.asked.add(name)
-        return self.fleet.declared.threshold(name, before=self._is_before)
+        self.requested_thresholds.add(name)
+        return self.fleet.declared.threshold(name, before=self._uses_previous)
 
     @contextmanager
-    def as_before(self) -> Iterator[None]:
+    def with_previous_thresholds(self) -> Iterator[None]:
         """Answer meanwhile with the thresholds of hosts that a roll-out has not reached."""
-        self._is_before = True
+        self._uses_previous = True
         try:
             yield
         finally:
-            self._is_before = False
+            self._uses_previous = False
 
     @property
     def gpu_is_read(self) -> Flags:
@@ -105,7 +105,7 @@ class Present:
                     continue
                 if name in GPU_FAST:
                     fast |= self.fresh(name)
-                    has_fast |= np.isfinite(self.heard(name))
+                    has_fast |= np.isfinite(self.age_seconds(name))
                 else:
                     slow |= self.fresh(name)
             self._gpu_is_read = fast | (slow & ~has_fast)
@@ -121,8 +121,8 @@ class Present:
     def gpus_declared(self) -> Floats:
         """How many GPUs are declared for each host; NaN where nobody did."""
         fleet = self.fleet
-        fleet.expecting.renew(fleet.declared, fleet.told, fleet.names)
-        return fleet.expecting.wanted("gpus")
+        fleet.expectations.update(fleet.declared, fleet.reported_inventory, fleet.names)
+        return fleet.expectations.expected_values("gpus")
 
     @property
     def unread_hosts(self) -> Flags:
@@ -135,27 +135,27 @@ class Present:
             self._unread_hosts = known
         return known
 
-    def heard(self, table: str) -> Floats:
+    def age_seconds(self, table: str) -> Floats:
         """Return the seconds since each row of *table* was heard; infinite for never."""
-        known = self._heard.get(table)
+        known = self._age_seconds.get(table)
         if known is None:
             rows = self.fleet.tables[table]
-            known = self._heard[table] = rows.heard(self.fleet.boot, self.host_now_ns)
+            known = self._age_seconds[table] = rows.age_seconds(self.fleet.boot, self.host_now_ns)
         return known
 
-    def _quiet(self, table: str, at: Indexes) -> Floats:
+    def _quiet_seconds(self, table: str, at: Indexes) -> Floats:
         """Return for how long the rows *at* are known not to have counted.
 
         Known are whole periods of its table, up to its host's last frame: what a counter did since its
         last reading tells only the next.
         """
         rows = self.fleet.tables[table]
-        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        age_seconds = rows.age_seconds_at(at, self.fleet.boot, self.host_now_ns)
         silent = self.silent_seconds[rows.devices.host[at]]
-        known = np.isfinite(heard) & np.isfinite(silent)
-        seconds = np.where(known, heard, 0.0) - np.where(known, silent, 0.0)
-        whole = np.floor(seconds / rows.period_seconds + 1e-6) * rows.period_seconds
-        return np.where(known, whole, np.inf)
+        known = np.isfinite(age_seconds) & np.isfinite(silent)
+        seconds = np.where(known, age_seconds, 0.0) - np.where(known, silent, 0.0)
+        whole_seconds = np.floor(seconds / rows.period_seconds + 1e-6) * rows.period_seconds
+        return np.where(known, whole_seconds, np.inf)
 
     def fresh(self, table: str) -> Flags:
         """Say which rows of *table* are of now."""
@@ -167,7 +167,7 @@ class Present:
     def _is_fresh(self, table: str) -> Flags:
         rows = self.fleet.tables[table]
         awake = self.awake[rows.devices.host]
-        return np.asarray((self.heard(table) <= self._limit(table)) & awake, dtype=bool)
+        return np.asarray((self.age_seconds(table) <= self._limit(table)) & awake, dtype=bool)
 
     def _limit(self, table: str) -> float:
         rows = self.fleet.tables[table]
@@ -185,13 +185,13 @@ class Present:
         if known is not None:
             return known[at]
         rows = self.fleet.tables[table]
-        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        age_seconds = rows.age_seconds_at(at, self.fleet.boot, self.host_now_ns)
         awake = self.awake[rows.devices.host[at]]
-        return np.asarray((heard <= self._limit(table)) & awake, dtype=bool)
+        return np.asarray((age_seconds <= self._limit(table)) & awake, dtype=bool)
 
-    def where(self, table: str, column: str, wrong: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose reading of now *wrong* speaks of. No reading is never wrong."""
-        rows = self.fleet.tables[table].cells_where(column, wrong)
+    def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
+        """Return the rows whose reading of now *condition* speaks of. No reading is never wrong."""
+        rows = self.fleet.tables[table].cells_where(column, condition)
         return rows[self.fresh_at(table, rows)]
 
     def counting(
@@ -202,8 +202,8 @@ class Present:
         rows = rows[self.fresh_at(table, rows)]
         if not rows.size:
             return rows, np.zeros(0)
-        quiet = self._quiet(table, rows)
-        events = self.fleet.tables[table].recent(column, quiet, slow=slow, rows=rows)
+        quiet_seconds = self._quiet_seconds(table, rows)
+        events = self.fleet.tables[table].recent(column, quiet_seconds, slow=slow, rows=rows)
         enough = events >= least
         return rows[enough], events[enough]
 
@@ -216,7 +216,7 @@ class Present:
         """Return a gauge, NaN where there is none of now."""
         return np.where(self.fresh(table), self.fleet.tables[table].gauge(column), np.nan)
 
-    def state(self, table: str, column: str) -> Words:
+    def state(self, table: str, column: str) -> Uint64s:
         """Return a state, 0 where there is none of now."""
         values = self.fleet.tables[table].state(column)
         return np.where(self.fresh(table), values, np.uint64(0))
@@ -246,23 +246,21 @@ class Present:
         """Return the query for the last *seconds* of a device's readings, the newest first: it is the one that counts."""
         return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time DESC"
 
-    def sql_counted(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
-        """Return the query for a device's counter with what it counted (`queries.counted`)."""
+    def sql_counter(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
+        """Return the query for a device's counter with what it counted (`queries.counter_query`)."""
         host, device = self.name(table, row)
-        named = self.fleet.names[host], device
-        return evidence_sql.counted(table, column, named, unit, self.now_ns, seconds)
+        key = self.fleet.names[host], device
+        return evidence_sql.counter_query(table, column, key, unit, self.now_ns, seconds)
 
-    def sql_beside_peers(
-        self, table: str, row: int, column: str, unit: str, among: str = ""
-    ) -> str:
+    def sql_with_peers(self, table: str, row: int, column: str, unit: str, among: str = "") -> str:
         """Return the query for how fast a device's counter rises, beside those that it was held against.
 
         *among*: the query for these, if not all.
         """
         host, device = self.name(table, row)
-        named, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
-        return evidence_sql.beside_peers(
-            table, column, named, unit, self.now_ns, simulated=simulated, among=among
+        key, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
+        return evidence_sql.peers_comparison(
+            table, column, key, unit, self.now_ns, simulated=simulated, among=among
         )
 
     def sql_last_of_each(self, table: str, host: int, columns: str, seconds: float) -> str:
@@ -289,8 +287,10 @@ class Present:
 
     def age(self) -> str:
         """Return the column that says how many seconds before now a reading was made."""
-        return f"date_diff('second', time, {self.moment(0)}) AS seconds_ago"
+        return f"date_diff('second', time, {self.timestamp_sql(0)}) AS seconds_ago"
 
-    def moment(self, seconds: float) -> str:
+    def timestamp_sql(self, seconds: float) -> str:
         """Return the time *seconds* from now as SQL."""
-        return evidence_sql.moment((self.now_ns // 1_000_000_000 + round(seconds)) * 1_000_000_000)
+        return evidence_sql.timestamp_sql(
+            (self.now_ns // 1_000_000_000 + round(seconds)) * 1_000_000_000
+        )

@@ -10,57 +10,57 @@ from typing import Any
 from ...contract.wire import admin_pb2, permit_pb2
 from ...contract.wire.admin_pb2_grpc import AdminServiceServicer
 from ...contract.wire.permit_pb2_grpc import PermitServiceServicer
-from ..auth.principal import Caller, caller
 from ..durable_file import CopyError
-from ..errors import ROOM_SECONDS, NotReady, TooLittle, TooMuch
+from ..errors import CAPACITY_RETRY_SECONDS, InsufficientData, ResourceExhausted, ServiceUnavailable
 from ..hazard.events import EventsError
-from ..hazard.models import Models, Trained
+from ..hazard.models import ModelRegistry, TrainingResult
 from ..permits import Permits
+from ..principal import Principal, current_principal
 from ..store.duckdb_file import StoreError
-from ..store.maintenance.backup import Holding, holding
-from ..store.maintenance.compact import Compacted, compact
+from ..store.maintenance.backup import CheckpointHold, hold_checkpoints
+from ..store.maintenance.compact import CompactionResult, compact
 from ..store.store import Store
-from .idempotency import Answers
+from .idempotency import IdempotencyCache
 
 #: A piece of the journal in one message.
 PIECE_BYTES = 1 << 20
 #: How often it is looked at how much came since a backup began, and how far a compaction is.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class AdminService(AdminServiceServicer):
-    """Methods of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """Methods of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
-    def __init__(self, store: Store, hold_bytes_max: int, models: Models) -> None:
+    def __init__(self, store: Store, hold_bytes_max: int, models: ModelRegistry) -> None:
         """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
         self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
-        self._compacting: asyncio.Future[Compacted] | None = None
-        self._training: asyncio.Future[Trained] | None = None
+        self._compacting: asyncio.Future[CompactionResult] | None = None
+        self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller hangs up. Raises NotReady, TooMuch."""
-        hold = holding(self._store)
+        """Hold the store until the caller hangs up. Raises ServiceUnavailable, ResourceExhausted."""
+        hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
             held = await asyncio.shield(entering)
-            await _tell(held, context)
+            await _send_hold(held, context)
             while held.grown_bytes() < self._hold_bytes_max:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         except StoreError as error:
-            raise NotReady(str(error)) from error
+            raise ServiceUnavailable(str(error)) from error
         finally:
             await asyncio.shield(_end(entering, hold))
-        raise TooMuch(
+        raise ResourceExhausted(
             f"{self._hold_bytes_max} bytes came in while the store was copied, and a restart would have to "
             "read them all: copy to a faster disk, or raise backup_wal_bytes_max",
-            ROOM_SECONDS,
+            CAPACITY_RETRY_SECONDS,
         )
 
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
-        """Write the store anew. Raises NotReady, TooMuch."""
+        """Write the store anew. Raises ServiceUnavailable, ResourceExhausted."""
         if self._compacting is not None and not self._compacting.done():
-            words = "the store is being compacted already; wait for that to end"
-            raise TooMuch(words, ROOM_SECONDS)
+            message = "the store is being compacted already; wait for that to end"
+            raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         stop = threading.Event()
         try:
             await self._compact(context, stop)
@@ -70,9 +70,11 @@ class AdminService(AdminServiceServicer):
     async def TrainHazard(
         self, request: admin_pb2.TrainHazardRequest, context: Any
     ) -> admin_pb2.TrainedHazard:
-        """Train on what is on record. Raises TooLittle, TooMuch, NotReady."""
+        """Train on what is on record. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
         if self._training is not None and not self._training.done():
-            raise TooMuch("a model is being trained already; wait for that to end", ROOM_SECONDS)
+            raise ResourceExhausted(
+                "a model is being trained already; wait for that to end", CAPACITY_RETRY_SECONDS
+            )
         # Who hangs up does not end it: those who ask again would fill the threads that advice is written by, too.
         self._training = asyncio.get_running_loop().run_in_executor(
             None, lambda: self._models.train(simulated=request.simulated)
@@ -81,31 +83,31 @@ class AdminService(AdminServiceServicer):
         try:
             done = await asyncio.shield(self._training)
         except EventsError as error:
-            raise TooLittle(str(error)) from error
+            raise InsufficientData(str(error)) from error
         except StoreError as error:
-            raise NotReady(str(error)) from error
+            raise ServiceUnavailable(str(error)) from error
         return admin_pb2.TrainedHazard(
-            accepted=done.accepted, words=done.words, model=done.model.to_text()
+            accepted=done.accepted, words=done.reason, model=done.model.to_text()
         )
 
     async def _compact(self, context: Any, stop: threading.Event) -> None:
         so_far = admin_pb2.CompactedStore()
 
-        def told(rows: int, total: int) -> None:
+        def on_progress(rows: int, total: int) -> None:
             so_far.rows, so_far.rows_total = rows, total
 
         running = asyncio.get_running_loop().run_in_executor(
-            None, compact, self._store, told, stop.is_set
+            None, compact, self._store, on_progress, stop.is_set
         )
         # It may outlast who asked for it: he can be cancelled once more while it stops.
         self._compacting = running
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            while not (await asyncio.wait([running], timeout=LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([running], timeout=POLL_SECONDS))[0]:
                 await context.write(so_far)
             done = await running
         except (CopyError, StoreError) as error:
-            raise NotReady(str(error)) from error
+            raise ServiceUnavailable(str(error)) from error
         except (
             BaseException
         ):  # who asked hung up, or his connection broke: no other begins beside it
@@ -115,7 +117,9 @@ class AdminService(AdminServiceServicer):
         await context.write(_done(so_far, done))
 
 
-async def _end(entering: asyncio.Future[Holding], hold: AbstractContextManager[Holding]) -> None:
+async def _end(
+    entering: asyncio.Future[CheckpointHold], hold: AbstractContextManager[CheckpointHold]
+) -> None:
     """End a hold, also one that the caller did not wait for."""
     await asyncio.wait([entering])
     if entering.exception() is None:
@@ -123,7 +127,7 @@ async def _end(entering: asyncio.Future[Holding], hold: AbstractContextManager[H
         await loop.run_in_executor(None, hold.__exit__, None, None, None)
 
 
-async def _tell(held: Holding, context: Any) -> None:
+async def _send_hold(held: CheckpointHold, context: Any) -> None:
     for at in range(0, len(held.journal), PIECE_BYTES):
         await context.write(admin_pb2.HeldStore(journal=held.journal[at : at + PIECE_BYTES]))
     file = admin_pb2.HeldFile(
@@ -132,19 +136,19 @@ async def _tell(held: Holding, context: Any) -> None:
         iteration=held.iteration,
         wal_bytes=held.wal_bytes,
         wall_time_ns=held.wall_time_ns,
-        stood_still_microseconds=held.stood_still_microseconds,
+        stood_still_microseconds=held.paused_microseconds,
     )
     await context.write(admin_pb2.HeldStore(file=file))
 
 
-def _done(so_far: admin_pb2.CompactedStore, done: Compacted) -> admin_pb2.CompactedStore:
+def _done(so_far: admin_pb2.CompactedStore, done: CompactionResult) -> admin_pb2.CompactedStore:
     return admin_pb2.CompactedStore(
         rows=so_far.rows,
         rows_total=so_far.rows,
         done=True,
         bytes_before=done.bytes_before,
         bytes_after=done.bytes_after,
-        stood_still_microseconds=done.stood_still_microseconds,
+        stood_still_microseconds=done.paused_microseconds,
     )
 
 
@@ -153,64 +157,67 @@ def _done(so_far: admin_pb2.CompactedStore, done: Compacted) -> admin_pb2.Compac
 
 
 class PermitService(PermitServiceServicer):
-    """Three calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """Three calls of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
     def __init__(self, permits: Permits) -> None:
-        self._permits, self._answers = permits, Answers()
+        self._permits, self._idempotency_cache = permits, IdempotencyCache()
 
     async def GetPermit(
         self, request: permit_pb2.GetPermitRequest, context: Any
     ) -> permit_pb2.FleetPermit:
         """Say what is granted, and whether hosts are given it."""
-        return self._shown()
+        return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant it. Raises Invalid, NotReady. Who may is `auth/principal.py`'s to say."""
-        seconds, reason = request.seconds, reason_with_login(caller(context), request.reason)
-        return await self._answers.once(
-            request, context, lambda: self._granted(seconds, reason), _at_once,
-            would=lambda: self._would_be(seconds, reason), now=self._shown,
+        """Grant it. Raises InvalidArgument, ServiceUnavailable. Who may is `auth/principal.py`'s to say."""
+        seconds, reason = (
+            request.seconds,
+            reason_with_login(current_principal(context), request.reason),
+        )
+        return await self._idempotency_cache.once(
+            request, context, lambda: self._grant(seconds, reason), _already_durable,
+            preview=lambda: self._preview(seconds, reason), current=self._permit_message,
         )  # fmt: skip
 
-    def _granted(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
+    def _grant(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
         try:
             self._permits.grant(seconds, reason)
         except OSError as error:
-            raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
-        return self._shown()
+            raise ServiceUnavailable(f"the grant cannot be kept: {error.strerror}") from error
+        return self._permit_message()
 
-    def _would_be(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
+    def _preview(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
         self._permits.check(seconds, reason)
-        withheld = self._permits.withheld()
+        withheld = self._permits.withheld_reason()
         return permit_pb2.FleetPermit(seconds_left=seconds, reason=reason, withheld_reason=withheld)
 
     async def RevokePermit(
         self, request: permit_pb2.RevokePermitRequest, context: Any
     ) -> permit_pb2.FleetPermit:
-        """Take it back, at once. Raises NotReady when a restart would bring it back."""
+        """Take it back, at once. Raises ServiceUnavailable when a restart would bring it back."""
         try:
-            self._permits.revoke(reason_with_login(caller(context), request.reason))
+            self._permits.revoke(reason_with_login(current_principal(context), request.reason))
         except OSError as error:
-            raise NotReady(
+            raise ServiceUnavailable(
                 f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
                 "aggregator would grant it again until it runs out"
             ) from error
-        return self._shown()
+        return self._permit_message()
 
-    def _shown(self) -> permit_pb2.FleetPermit:
+    def _permit_message(self) -> permit_pb2.FleetPermit:
         permits, seconds = self._permits, self._permits.seconds_left()
         return permit_pb2.FleetPermit(
             seconds_left=seconds,
-            reason=permits.grant_now.reason,
-            withheld_reason=permits.withheld() if seconds else "",
-            granted_wall_time_ns=permits.grant_now.granted_ns,
+            reason=permits.active_grant.reason,
+            withheld_reason=permits.withheld_reason() if seconds else "",
+            granted_wall_time_ns=permits.active_grant.granted_ns,
         )
 
 
-async def _at_once() -> None:
+async def _already_durable() -> None:
     """A grant is on disk before it is granted."""
 
 
-def reason_with_login(who: Caller, reason: str) -> str:
+def reason_with_login(who: Principal, reason: str) -> str:
     """Return *reason* with the login that it came by, where there is one: the name in it anybody can write."""
-    return f"{who.role} {who.name}: {reason}" if who.known and reason else reason
+    return f"{who.role} {who.name}: {reason}" if who.is_authenticated and reason else reason

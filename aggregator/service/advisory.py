@@ -16,31 +16,31 @@ from ..advisories.advisory import (
     SECOND_NS,
     Acked,
     Advisory,
+    AdvisoryState,
     Case,
     Member,
     PutBack,
-    State,
     TakenOut,
     gravity,
 )
 from ..advisories.answers import LEASE_SECONDS_MIN
-from ..advisories.engine import WATCHERS_MAX, Book, Change
-from ..advisories.replay import Report
-from ..advisories.state import Absent, Fuse
+from ..advisories.engine import WATCHERS_MAX, AdvisoryChange, AdvisoryEngine
+from ..advisories.replay import ReplayReport
+from ..advisories.state import CircuitBreaker, DeclaredOut
 from ..advisories.workloads import Gang
-from ..auth.principal import caller
-from ..errors import ROOM_SECONDS, Invalid, NotFound, TooMuch
+from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, NotFound, ResourceExhausted
 from ..model import Reason
-from .idempotency import Answers
+from ..principal import current_principal
+from .idempotency import IdempotencyCache
 from .validation import (
     ACTOR_CHARACTERS_MAX,
     actor_with_login,
-    bounded,
+    check_text,
+    check_unique,
     node_of,
     page_size_of,
     time_ns_of,
     timestamp,
-    told_once,
 )
 
 # ----------------------------------------------------------------------
@@ -51,9 +51,9 @@ PREFIX = "advisories/"
 EPISODES_MAX = 1000
 
 
-def message(one: Advisory, expires_ns: int) -> wire.Advisory:
+def advisory_message(one: Advisory, expires_ns: int) -> wire.Advisory:
     """Return *one*, which expires then, as the wire has it."""
-    said = wire.Advisory(
+    reply = wire.Advisory(
         name=f"{PREFIX}{one.name}", subject=one.subject,
         nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
         action=_enum(one.action), then_action=_enum(one.then or 0), scope=one.scope.value,
@@ -73,23 +73,23 @@ def message(one: Advisory, expires_ns: int) -> wire.Advisory:
     }
     for field, time_ns in optional.items():
         if time_ns:
-            getattr(said, field).CopyFrom(timestamp(time_ns))
+            getattr(reply, field).CopyFrom(timestamp(time_ns))
     if one.checkpoint_seconds:
-        said.checkpoint_interval.FromMilliseconds(int(1000 * one.checkpoint_seconds))
-    return said
+        reply.checkpoint_interval.FromMilliseconds(int(1000 * one.checkpoint_seconds))
+    return reply
 
 
-def held_back_message(case: Case, words: str) -> wire.HeldBack:
+def held_back_message(case: Case, reason: str) -> wire.HeldBack:
     """Return what is called for and not proposed, for the wire."""
     return wire.HeldBack(
         node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=words,
+        reason_text=case.words, held_back_text=reason,
     )  # fmt: skip
 
 
-def evaluated(report: Report) -> wire.EvaluateRuleResponse:
+def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
     """Return what a rule would have done, for the wire."""
-    told = report.episodes[-EPISODES_MAX:]
+    shown = report.episodes[-EPISODES_MAX:]
     costs = [one.case.price for one in report.episodes]
     return wire.EvaluateRuleResponse(
         episodes=[
@@ -97,12 +97,12 @@ def evaluated(report: Report) -> wire.EvaluateRuleResponse:
                 node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
                 end_time=timestamp(one.last_ns), action=_enum(one.case.action),
                 advised=advised, words=one.case.words,
-                followed_by_fault=one.faulty_ns > 0, held_back_text="" if advised else held,
+                followed_by_fault=one.faulty_ns > 0, held_back_text="" if advised else reason,
             )
-            for one, advised, held in zip(told, report.are_advised(told), report.held_words(told), strict=True)
+            for one, advised, reason in zip(shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True)
         ],
-        episodes_count=len(report.episodes), advised_count=len(report.advised),
-        held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,
+        episodes_count=len(report.episodes), advised_count=len(report.advisories),
+        held_back_count=report.withheld_count, nodes_at_once_max=report.at_once_max,
         from_time=timestamp(report.from_ns),
         followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
         acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
@@ -130,7 +130,7 @@ UNKNOWN_MAX = 100
 Members = Callable[[str], Member | None]
 
 
-class Out(NamedTuple):
+class UnavailabilityReport(NamedTuple):
     """A request about nodes that are out, as events: one for each reason and end."""
 
     taken: tuple[TakenOut, ...]
@@ -139,39 +139,41 @@ class Out(NamedTuple):
 
 
 def actor_of(actor: str) -> str:
-    """Return who tells. Raises Invalid."""
-    bounded("actor", actor, ACTOR_CHARACTERS_MAX)
+    """Return who tells. Raises InvalidArgument."""
+    check_text("actor", actor, ACTOR_CHARACTERS_MAX)
     if not actor.strip():
-        raise Invalid("actor", f"who tells, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+        raise InvalidArgument("actor", f"who tells, in 1 to {ACTOR_CHARACTERS_MAX} characters")
     return actor
 
 
 def gangs_of(
     request: wire.ReportGangsRequest, by: str, members: Members, now_ns: int
 ) -> tuple[list[Gang], list[str]]:
-    """Return the gangs of *request*, and the nodes in them that nobody knows. Raises Invalid."""
-    _counted("gangs", len(request.gangs), GANGS_MAX)
-    _counted("ended_workloads", len(request.ended_workloads), ENDED_MAX)
+    """Return the gangs of *request*, and the nodes in them that nobody knows. Raises InvalidArgument."""
+    _check_count("gangs", len(request.gangs), GANGS_MAX)
+    _check_count("ended_workloads", len(request.ended_workloads), ENDED_MAX)
     for at, name in enumerate(request.ended_workloads):
-        bounded(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
+        check_text(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
     if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
-        raise Invalid("gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts")
+        raise InvalidArgument(
+            "gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
+        )
     found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
-    told_once("gangs", request.gangs, "workload")
+    check_unique("gangs", request.gangs, "workload")
     if both := {one.workload for one in found} & set(request.ended_workloads):
-        raise Invalid("ended_workloads", f"{min(both)!r} is told to run, and to have ended")
+        raise InvalidArgument("ended_workloads", f"{min(both)!r} is told to run, and to have ended")
     unknown = _unknown((host for gang in found for host in gang.hosts), members)
     return found, unknown
 
 
 def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
-    bounded(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+    check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
     if not one.workload.strip():
-        raise Invalid(f"{field}.workload", "its name, as outcomes will have it")
+        raise InvalidArgument(f"{field}.workload", "its name, as outcomes will have it")
     if not 1 <= len(one.nodes) <= NODES_MAX:
-        raise Invalid(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
+        raise InvalidArgument(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if one.gpus_count > GPUS_MAX:
-        raise Invalid(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
+        raise InvalidArgument(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
     hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in one.nodes}))
     seconds = 0.0
     if one.HasField("checkpoint_interval"):
@@ -181,43 +183,47 @@ def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
     return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
 
 
-def out_of(
+def unavailability_of(
     request: wire.ReportUnavailableNodesRequest, by: str, members: Members, now_ns: int
-) -> Out:
-    """Return who is out, and who is back, by *request*. Raises Invalid."""
-    _counted("nodes", len(request.nodes), NODES_MAX)
-    _counted("returned_nodes", len(request.returned_nodes), NODES_MAX)
-    told_once("nodes", request.nodes, "node")
-    told: dict[str, tuple[str, int]] = {}
+) -> UnavailabilityReport:
+    """Return who is out, and who is back, by *request*. Raises InvalidArgument."""
+    _check_count("nodes", len(request.nodes), NODES_MAX)
+    _check_count("returned_nodes", len(request.returned_nodes), NODES_MAX)
+    check_unique("nodes", request.nodes, "node")
+    reported: dict[str, tuple[str, int]] = {}
     for at, one in enumerate(request.nodes):
         field = f"nodes[{at}]"
-        bounded(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
+        check_text(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
         if not one.reason.strip():
-            raise Invalid(f"{field}.reason", "why it is out, for whoever looks for room at night")
+            raise InvalidArgument(
+                f"{field}.reason", "why it is out, for whoever looks for room at night"
+            )
         until_ns = _until(f"{field}.ttl", one, now_ns)
-        told[node_of(one.node, f"{field}.node")] = one.reason, until_ns
+        reported[node_of(one.node, f"{field}.node")] = one.reason, until_ns
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
-    if both := sorted(told.keys() & set(back)):
-        raise Invalid("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
+    if both := sorted(reported.keys() & set(back)):
+        raise InvalidArgument("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
     groups: dict[tuple[str, int], list[Member]] = {}
-    for host, why in told.items():
+    for host, why in reported.items():
         if (member := members(host)) is not None:
             groups.setdefault(why, []).append(member)
     taken = tuple(
-        TakenOut(now_ns, by, words, until_ns, tuple(each))
-        for (words, until_ns), each in groups.items()
+        TakenOut(now_ns, by, reason, until_ns, tuple(each))
+        for (reason, until_ns), each in groups.items()
     )
-    return Out(taken, PutBack(now_ns, by, back), _unknown([*told, *back], members))
+    return UnavailabilityReport(
+        taken, PutBack(now_ns, by, back), _unknown([*reported, *back], members)
+    )
 
 
-def unavailable(absent: Iterable[tuple[str, str, Absent]]) -> list[wire.UnavailableNode]:
+def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.UnavailableNode]:
     """Return (host, by, why) as the wire has it."""
     return [
         wire.UnavailableNode(
             node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
             since_time=timestamp(one.since_ns),
         )
-        for host, by, one in absent
+        for host, by, one in entries
     ]  # fmt: skip
 
 
@@ -237,13 +243,13 @@ def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> in
 def _span(field: str, span: Duration, otherwise: str) -> float:
     seconds = span.seconds + span.nanos / 1e9
     if not 1.0 <= seconds <= SECONDS_MAX:
-        raise Invalid(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
+        raise InvalidArgument(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
     return seconds
 
 
-def _counted(field: str, count: int, most: int) -> None:
+def _check_count(field: str, count: int, most: int) -> None:
     if count > most:
-        raise Invalid(field, f"{count}, at most {most}; tell them in parts")
+        raise InvalidArgument(field, f"{count}, at most {most}; tell them in parts")
 
 
 NAME_CHARACTERS_MAX = 32
@@ -259,49 +265,51 @@ HELD_BACK_MAX = 1000
 
 
 class AdvisoryService(AdvisoryServiceServicer):
-    """Seven calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """Seven calls of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
-    def __init__(self, book: Book, wall_ns: Callable[[], int], members: Members) -> None:
-        self._book, self._wall_ns, self._members = book, wall_ns, members
-        self._answers = Answers()
+    def __init__(
+        self, engine: AdvisoryEngine, wall_ns: Callable[[], int], members: Members
+    ) -> None:
+        self._engine, self._wall_ns, self._members = engine, wall_ns, members
+        self._idempotency_cache = IdempotencyCache()
         self._evaluating: asyncio.Task[wire.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
         self, request: wire.WatchAdvisoriesRequest, context: Any
     ) -> AsyncIterator[wire.AdvisoryEvent]:
-        """Yield what is open, or what came after the token, then each change. Raises Invalid, TooMuch."""
-        feed = self._book.feed
-        number = _number(request.resume_token, feed.begun_ms)
+        """Yield what is open, or what came after the token, then each change. Raises InvalidArgument, ResourceExhausted."""
+        feed = self._engine.feed
+        number = _number(request.resume_token, feed.started_ms)
         if feed.watchers >= WATCHERS_MAX:
-            words = f"{WATCHERS_MAX} watch advice already; one of them has to end"
-            raise TooMuch(words, ROOM_SECONDS)
+            reason = f"{WATCHERS_MAX} watch advice already; one of them has to end"
+            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
         feed.watchers += 1
         try:
             async for change in feed.watch(number):
-                yield self._event(change, feed.begun_ms)
+                yield self._event(change, feed.started_ms)
         finally:
             feed.watchers -= 1
 
-    def _event(self, change: Change, begun_ms: int) -> wire.AdvisoryEvent:
-        token = "" if change.number is None else f"{begun_ms}-{change.number}"
+    def _event(self, change: AdvisoryChange, started_ms: int) -> wire.AdvisoryEvent:
+        token = "" if change.number is None else f"{started_ms}-{change.number}"
         if change.advisory is None:
             now = timestamp(self._wall_ns())
             return wire.AdvisoryEvent(resume_token=token, bookmark=now)
-        return wire.AdvisoryEvent(resume_token=token, advisory=self._told(change.advisory))
+        return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
-    def _told(self, one: Advisory) -> wire.Advisory:
-        return message(one, self._book.expires_ns(one))
+    def _message(self, one: Advisory) -> wire.Advisory:
+        return advisory_message(one, self._engine.expires_ns(one))
 
     async def ListAdvisories(
         self, request: wire.ListAdvisoriesRequest, context: Any
     ) -> wire.ListAdvisoriesResponse:
-        """Return a page, newest first. Raises Invalid, NotFound."""
+        """Return a page, newest first. Raises InvalidArgument, NotFound."""
         size = page_size_of(request.page_size)
         node = node_of(request.node, "node") if request.node else ""
         before = _page(request.page_token)
-        held_back = [] if request.page_token or self._book.shadow else self._held_back(node)
+        held_back = [] if request.page_token or self._engine.shadow else self._held_back(node)
         found = [
-            one for one in self._book.all_known()
+            one for one in self._engine.known_advisories()
             if (one.is_open or request.show_ended) and (not node or node in one.hosts)
             and number_of(one.name) < before
         ]  # fmt: skip
@@ -309,114 +317,126 @@ class AdvisoryService(AdvisoryServiceServicer):
             raise NotFound(f"no agent has registered as {node}")
         found.sort(key=lambda one: -number_of(one.name))
         page, more = found[:size], len(found) > size
-        absent = self._book.machine.memory.absent
+        unavailable_hosts = self._engine.machine.state.absent
         out = [] if request.page_token else self._out_by_advice(node)
         return wire.ListAdvisoriesResponse(
-            advisories=map(self._told, page),
+            advisories=map(self._message, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
-            withheld_reason=self._withheld(),
+            withheld_reason=self._withheld_reason(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
-            unavailable_nodes_count=int(node in absent) if node else len(absent),
+            unavailable_nodes_count=int(node in unavailable_hosts)
+            if node
+            else len(unavailable_hosts),
             held_back=[held_back_message(*one) for one in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
-            out_by_advice=map(self._told, out[:UNAVAILABLE_MAX]),
+            out_by_advice=map(self._message, out[:UNAVAILABLE_MAX]),
             out_by_advice_count=len(out),
         )
 
     def _out_by_advice(self, node: str) -> list[Advisory]:
         """Return what has ended and holds a host out, by host; of *node* where it is named."""
-        found = [one for one in self._book.standing() if node in ("", one.host)]
+        found = [one for one in self._engine.ended_with_holds() if node in ("", one.host)]
         return sorted(found, key=lambda one: one.host)
 
     def _held_back(self, node: str) -> list[tuple[Case, str]]:
         """Return what is called for and not proposed, with why, the gravest first; on *node* where it is named."""
-        memory = self._book.machine.memory
+        state = self._engine.machine.state
         cases = [
-            (memory.cases[key].case, told.words)
-            for key, told in memory.held_back.items()
-            if key in memory.cases and node in ("", memory.cases[key].case.host)
+            (state.cases[key].case, reported.words)
+            for key, reported in state.held_back.items()
+            if key in state.cases and node in ("", state.cases[key].case.host)
         ]
         return sorted(cases, key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
 
     def _unavailable(self, node: str) -> list[wire.UnavailableNode]:
         """Return who is out by others' word; of one host where *node* names it."""
-        absent = self._book.machine.memory.absent
-        hosts = [node] if node else sorted(absent)[:UNAVAILABLE_MAX]
-        told = [(host, *one) for host in hosts for one in absent.get(host, {}).items()]
-        return unavailable(told[:UNAVAILABLE_MAX])
+        unavailable_hosts = self._engine.machine.state.absent
+        hosts = [node] if node else sorted(unavailable_hosts)[:UNAVAILABLE_MAX]
+        reported = [
+            (host, *one) for host in hosts for one in unavailable_hosts.get(host, {}).items()
+        ]
+        return unavailable(reported[:UNAVAILABLE_MAX])
 
-    def _withheld(self) -> str:
-        memory = self._book.machine.memory
-        if self._book.shadow:
+    def _withheld_reason(self) -> str:
+        state = self._engine.machine.state
+        if self._engine.shadow:
             return "advice is in shadow mode (advice_shadow): see ops.advice_shadow"
-        if memory.frozen:
-            return f"the fleet's picture is in doubt: {memory.frozen}"
-        if (ahead_ns := memory.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
+        if state.frozen:
+            return f"the fleet's picture is in doubt: {state.frozen}"
+        if (ahead_ns := state.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
             return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
-        return _breaker(memory.fuse)
+        return _breaker_reason(state.fuse)
 
     async def GetAdvisory(self, request: wire.GetAdvisoryRequest, context: Any) -> wire.Advisory:
-        """Return one. Raises Invalid, NotFound."""
-        return self._told(self._known(request.name))
+        """Return one. Raises InvalidArgument, NotFound."""
+        return self._message(self._known(request.name))
 
     async def AckAdvisory(self, request: wire.AckAdvisoryRequest, context: Any) -> bytes:
-        """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
-        actor, book = actor_with_login(caller(context), request.actor), self._book
-        answer = acked_of(request, actor, self._wall_ns())
-        return await self._answers.once(
-            request, context, lambda: self._told(book.decide(answer)), book.flushed,
-            would=lambda: message(*book.would(answer)),
-            now=lambda: self._told(self._known(request.name)),
+        """Take an answer. Raises InvalidArgument, NotFound, EtagMismatch, FailedPrecondition, PermissionDenied, ServiceUnavailable."""
+        actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
+        answer = ack_of(request, actor, self._wall_ns())
+        return await self._idempotency_cache.once(
+            request, context, lambda: self._message(engine.apply_answer(answer)), engine.persisted,
+            preview=lambda: advisory_message(*engine.preview(answer)),
+            current=lambda: self._message(self._known(request.name)),
         )  # fmt: skip
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
-        """Keep what runs where. Raises Invalid, TooMuch, NotReady."""
-        by, book = actor_with_login(caller(context), actor_of(request.actor)), self._book
+        """Keep what runs where. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
+        by, engine = (
+            actor_with_login(current_principal(context), actor_of(request.actor)),
+            self._engine,
+        )
         gangs, unknown = gangs_of(request, by, self._members, self._wall_ns())
 
-        def said(check: Callable[[], None]) -> wire.ReportGangsResponse:
-            count = book.gangs.count_with(gangs, request.ended_workloads)
+        def response(check: Callable[[], None]) -> wire.ReportGangsResponse:
+            count = engine.gangs.count_with(gangs, request.ended_workloads)
             check()
             return wire.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
 
-        return await self._answers.once(
-            request, context, lambda: said(lambda: book.take_gangs(gangs, request.ended_workloads)),
-            book.flushed, would=lambda: said(lambda: book.check_gangs(gangs)),
+        return await self._idempotency_cache.once(
+            request, context, lambda: response(lambda: engine.update_gangs(gangs, request.ended_workloads)),
+            engine.persisted, preview=lambda: response(lambda: engine.check_gangs(gangs)),
         )  # fmt: skip
 
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
-        """Count nodes as out, or in service again. Raises Invalid, TooMuch, NotReady."""
-        by, book = actor_with_login(caller(context), actor_of(request.actor)), self._book
-        memory = book.machine.memory
+        """Count nodes as out, or in service again. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
+        by, engine = (
+            actor_with_login(current_principal(context), actor_of(request.actor)),
+            self._engine,
+        )
+        state = engine.machine.state
         # By a clock that was set back it would have ended at once.
-        now_ns = max(self._wall_ns(), memory.now_ns)
-        out = out_of(request, by, self._members, now_ns)
+        now_ns = max(self._wall_ns(), state.now_ns)
+        out = unavailability_of(request, by, self._members, now_ns)
 
-        def said(check: Callable[[], None]) -> wire.ReportUnavailableNodesResponse:
-            before = {host for host, told in memory.absent.items() if by in told}
+        def response(check: Callable[[], None]) -> wire.ReportUnavailableNodesResponse:
+            before = {host for host, reported in state.absent.items() if by in reported}
             check()
             new = {member.host for one in out.taken for member in one.members}
             return wire.ReportUnavailableNodesResponse(
                 nodes_count=len((before | new) - set(out.back.hosts)), unknown_nodes=out.unknown
             )
 
-        return await self._answers.once(
-            request, context, lambda: said(lambda: book.take_out(out.taken, out.back)),
-            book.flushed, would=lambda: said(lambda: book.check_out(out.taken)),
+        return await self._idempotency_cache.once(
+            request, context, lambda: response(lambda: engine.declare_out(out.taken, out.back)),
+            engine.persisted, preview=lambda: response(lambda: engine.check_declared_out(out.taken)),
         )  # fmt: skip
 
     async def EvaluateRule(
         self, request: wire.EvaluateRuleRequest, context: Any
     ) -> wire.EvaluateRuleResponse:
-        """Return what a rule would have advised. Raises Invalid, TooMuch."""
+        """Return what a rule would have advised. Raises InvalidArgument, ResourceExhausted."""
         if self._evaluating is not None and not self._evaluating.done():
-            raise TooMuch("another rule is being evaluated; try again when it is done", 5.0)
+            raise ResourceExhausted(
+                "another rule is being evaluated; try again when it is done", 5.0
+            )
         now_ns = self._wall_ns()
 
         def work() -> wire.EvaluateRuleResponse:
-            return evaluated(self._book.what_if(request.rule, request.days, now_ns))
+            return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
         # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
@@ -424,39 +444,43 @@ class AdvisoryService(AdvisoryServiceServicer):
         return await asyncio.shield(self._evaluating)
 
     def _known(self, name: str) -> Advisory:
-        found = self._book.known(name_of(name))
+        found = self._engine.find(name_of(name))
         if found is None:
             shadow = (
-                "; advice_shadow is on: FROM ops.advice has all of it" if self._book.shadow else ""
+                "; advice_shadow is on: FROM ops.advice has all of it"
+                if self._engine.shadow
+                else ""
             )
-            words = f"no advisory {name!r} is known, or it ended more than a day ago"
-            raise NotFound(words + shadow)
+            reason = f"no advisory {name!r} is known, or it ended more than a day ago"
+            raise NotFound(reason + shadow)
         return found
 
 
-def _breaker(fuse: Fuse) -> str:
+def _breaker_reason(breaker: CircuitBreaker) -> str:
     """Return what the breaker keeps from being advised; "" for nothing. What takes no host out is advised all the same."""
-    lately = "as so much was advised, or failed, lately"
-    if fuse.position == "open":
-        until = f"{datetime.fromtimestamp(fuse.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
-        return f"the breaker is open, {lately}: no more hosts are taken out until {until}"
-    if fuse.position == "half-open":
-        trial = f"{fuse.trial} is tried" if fuse.trial else "one host may be taken out, to try"
-        return f"the breaker is half-open, {lately}: {trial}, and no more until that went well"
+    cause = "as so much was advised, or failed, lately"
+    if breaker.position == "open":
+        until = f"{datetime.fromtimestamp(breaker.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"the breaker is open, {cause}: no more hosts are taken out until {until}"
+    if breaker.position == "half-open":
+        trial = (
+            f"{breaker.trial} is tried" if breaker.trial else "one host may be taken out, to try"
+        )
+        return f"the breaker is half-open, {cause}: {trial}, and no more until that went well"
     return ""
 
 
-def acked_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
-    """Return an answer as the machine takes it. *actor*: with its login. Raises Invalid."""
-    bounded("etag", request.etag, ETAG_CHARACTERS_MAX)
-    bounded("actor", request.actor, ACTOR_CHARACTERS_MAX)
-    bounded("note", request.note, NOTE_CHARACTERS_MAX)
+def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
+    """Return an answer as the machine takes it. *actor*: with its login. Raises InvalidArgument."""
+    check_text("etag", request.etag, ETAG_CHARACTERS_MAX)
+    check_text("actor", request.actor, ACTOR_CHARACTERS_MAX)
+    check_text("note", request.note, NOTE_CHARACTERS_MAX)
     if not request.actor.strip():
-        raise Invalid("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+        raise InvalidArgument("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
     try:
-        to = State(request.new_state)
+        to = AdvisoryState(request.new_state)
     except ValueError:
-        raise Invalid(
+        raise InvalidArgument(
             "new_state", f"{request.new_state}: ACCEPTED, REJECTED, DEFERRED, DONE or FAILED"
         ) from None
     name = name_of(request.name)
@@ -466,12 +490,12 @@ def acked_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked
 
 
 def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
-    """Return the lease that *request* names, 0 for none. Raises Invalid for one that is no time; the machine bounds it."""
+    """Return the lease that *request* names, 0 for none. Raises InvalidArgument for one that is no time; the machine bounds it."""
     if not request.HasField("lease"):
         return 0.0
     seconds = request.lease.seconds + request.lease.nanos / 1e9
     if not seconds > 0:
-        raise Invalid("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
+        raise InvalidArgument("lease", f"{seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to 7 days")
     return seconds
 
 
@@ -481,7 +505,7 @@ def number_of(name: str) -> int:
 
 
 def name_of(resource: str, field: str = "name") -> str:
-    """Return `a12` of `advisories/a12`, which stands in *field*. Raises Invalid."""
+    """Return `a12` of `advisories/a12`, which stands in *field*. Raises InvalidArgument."""
     name = resource.removeprefix(PREFIX)
     digits = name[1:]
     if (
@@ -489,7 +513,7 @@ def name_of(resource: str, field: str = "name") -> str:
         or len(resource) > NAME_CHARACTERS_MAX
         or not (name.startswith("a") and digits.isascii() and digits.isdecimal())
     ):
-        raise Invalid(field, f"{resource[:80]!r}, expected {PREFIX}a12")
+        raise InvalidArgument(field, f"{resource[:80]!r}, expected {PREFIX}a12")
     return name
 
 
@@ -497,18 +521,18 @@ def _page(token: str) -> int:
     if not token:
         return 1 << 62
     if not (token.isascii() and token.isdecimal() and len(token) < 19):
-        raise Invalid("page_token", "expected what the page before gave")
+        raise InvalidArgument("page_token", "expected what the page before gave")
     return int(token)
 
 
-def _number(token: str, begun_ms: int) -> int | None:
-    """Return where to go on; None: with all that is open. Raises Invalid."""
+def _number(token: str, started_ms: int) -> int | None:
+    """Return where to go on; None: with all that is open. Raises InvalidArgument."""
     if not token:
         return None
-    begun, dash, number = token.partition("-")
-    digits = (begun + number).isascii() and begun.isdecimal() and number.isdecimal()
+    started, dash, number = token.partition("-")
+    digits = (started + number).isascii() and started.isdecimal() and number.isdecimal()
     if not dash or not digits or len(token) > TOKEN_CHARACTERS_MAX:
-        raise Invalid("resume_token", "expected the token of an earlier event, or none")
-    if int(begun) != begun_ms:
+        raise InvalidArgument("resume_token", "expected the token of an earlier event, or none")
+    if int(started) != started_ms:
         return None  # of a start before: what is open tells more than what is gone
     return int(number)

@@ -25,23 +25,26 @@ from ...contract.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ...contract.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ...contract.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ...contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
-from ..auth.access import Denied, Door, Guard
+from ..auth.access import AccessControl, AuthInterceptor, DeniedCallback
 from ..config import AggregatorConfig
-from ..metrics import Calls
-from .status import Errors
+from ..metrics import CallCounters
+from .status import ErrorInterceptor
 
 
 def make_server(
     config: AggregatorConfig,
-    door: Door,
-    calls: Calls,
+    access_control: AccessControl,
+    calls: CallCounters,
     *,
     by_token: bool = False,
-    denied: Mapping[str, Denied] | None = None,
+    denied: Mapping[str, DeniedCallback] | None = None,
 ) -> grpc.aio.Server:
     """Return one without services. *calls*: where they are counted; the rest is the guard's."""
     return grpc.aio.server(
-        interceptors=[Errors(calls), Guard(door, by_token=by_token, denied=denied)],
+        interceptors=[
+            ErrorInterceptor(calls),
+            AuthInterceptor(access_control, by_token=by_token, on_denied=denied),
+        ],
         options=[
             ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
             ("grpc.max_receive_message_length", config.message_bytes_max),

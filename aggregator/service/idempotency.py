@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from ..auth.principal import caller
-from ..errors import Invalid
-from .validation import bounded
+from ..errors import InvalidArgument
+from ..principal import current_principal
+from .validation import check_text
 
 #: What was answered is remembered for so long, and so much of it, the newest: until a restart, at most.
 ANSWERS_SECONDS_MAX, ANSWERS_MAX, ANSWERS_BYTES_MAX = 600.0, 10_000, 16 << 20
 ID_CHARACTERS_MAX = 64
 
 
-class Answered(NamedTuple):
+class CachedReply(NamedTuple):
     """A request that had an id, by its digest, and its answer, serialised."""
 
     digest: bytes
@@ -27,68 +27,68 @@ class Answered(NamedTuple):
     at_seconds: float
 
 
-class Answers:
+class IdempotencyCache:
     """Of one service. Belongs to the loop."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
         """*seconds*: a steady clock."""
         self._seconds = seconds
-        self._known: OrderedDict[tuple[str, str, str], Answered] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], CachedReply] = OrderedDict()
         self._bytes = 0
 
     async def once(
         self,
         request: Any,
         context: Any,
-        take: Callable[[], Message],
-        kept: Callable[[], Awaitable[None]],
-        would: Callable[[], Message],
-        now: Callable[[], Message] | None = None,
+        apply: Callable[[], Message],
+        persisted: Callable[[], Awaitable[None]],
+        preview: Callable[[], Message],
+        current: Callable[[], Message] | None = None,
     ) -> bytes:
-        """Return the answer of *take*, whose effect is at once; of *would*, which has none, if only that is asked for.
+        """Return the answer of *apply*, whose effect is at once; of *preview*, which has none, if only that is asked for.
 
-        A request that came before has its answer of then; that of *now*, where others may have changed since what its
-        sender would act on. *kept* returns once the effect is on disk, and raises where it is not: who asks again then
-        waits for that only. Raises Invalid for the id of another request.
+        A request that came before has its answer of then; that of *current*, where others may have changed since what its
+        sender would act on. *persisted* returns once the effect is on disk, and raises where it is not: who asks again then
+        waits for that only. Raises InvalidArgument for the id of another request.
         """
-        bounded("request_id", request.request_id, ID_CHARACTERS_MAX)
+        check_text("request_id", request.request_id, ID_CHARACTERS_MAX)
         if request.validate_only:
-            return would().SerializeToString()
+            return preview().SerializeToString()
         key = _key(request, context)
-        before = self._before(key, request)
+        before = self._cached_reply(key, request)
         if before is None:
-            reply = take().SerializeToString()
-            self._keep(key, request, reply)
+            reply = apply().SerializeToString()
+            self._store(key, request, reply)
         else:
             reply = before
-        await kept()
-        return reply if before is None or now is None else now().SerializeToString()
+        await persisted()
+        return reply if before is None or current is None else current().SerializeToString()
 
     def has(self, request: Any, context: Any) -> bool:
-        """Say whether *request* was taken before, so that nothing is to be made ready for it. Raises Invalid."""
-        return self._before(_key(request, context), request) is not None
+        """Say whether *request* was taken before, so that nothing is to be made ready for it. Raises InvalidArgument."""
+        return self._cached_reply(_key(request, context), request) is not None
 
-    def _before(self, key: tuple[str, str, str], request: Any) -> bytes | None:
-        self._forget()
+    def _cached_reply(self, key: tuple[str, str, str], request: Any) -> bytes | None:
+        self._evict()
         known = self._known.get(key)
         if known is None:
             return None
         if known.digest != _digest(request):
             ago = self._seconds() - known.at_seconds
-            words = (
+            message = (
                 f"{request.request_id!r} was another request's {ago:.0f} s ago: each has its own"
             )
-            raise Invalid("request_id", words)
+            raise InvalidArgument("request_id", message)
         return known.reply
 
-    def _keep(self, key: tuple[str, str, str], request: Any, reply: bytes) -> None:
+    def _store(self, key: tuple[str, str, str], request: Any, reply: bytes) -> None:
         if not request.request_id:
             return
-        self._known[key] = Answered(_digest(request), reply, self._seconds())
+        self._known[key] = CachedReply(_digest(request), reply, self._seconds())
         self._bytes += len(reply)
-        self._forget()
+        self._evict()
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         """Forget what is too old, or too much, the oldest first."""
         until = self._seconds() - ANSWERS_SECONDS_MAX
         while self._known and (
@@ -102,8 +102,12 @@ class Answers:
 
 def _key(request: Any, context: Any) -> tuple[str, str, str]:
     """Return by what a request is known: another caller's id is another."""
-    who = caller(context)
-    return str(who) if who.known else "", request.DESCRIPTOR.full_name, request.request_id
+    who = current_principal(context)
+    return (
+        str(who) if who.is_authenticated else "",
+        request.DESCRIPTOR.full_name,
+        request.request_id,
+    )
 
 
 def _digest(request: Message) -> bytes:

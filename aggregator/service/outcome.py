@@ -10,14 +10,14 @@ from typing import Any
 from ...contract.wire import outcome_pb2
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceServicer
 from ..advisories.advisory import HOUR_NS, SECOND_NS
-from ..advisories.engine import Book
-from ..advisories.rows import Expected, Happened, Span
-from ..auth.principal import caller
-from ..errors import Invalid
+from ..advisories.engine import AdvisoryEngine
+from ..advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
+from ..errors import InvalidArgument
+from ..principal import current_principal
 from ..store.rows import time_us
 from .advisory import name_of
-from .idempotency import Answers
-from .validation import actor_with_login, bounded, node_of, time_ns_of
+from .idempotency import IdempotencyCache
+from .validation import actor_with_login, check_text, node_of, time_ns_of
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -33,99 +33,105 @@ AHEAD_SECONDS_MAX = 600
 
 
 class OutcomeService(OutcomeServiceServicer):
-    """One call of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
-    def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
-        self._book, self._wall_ns = book, wall_ns
-        self._answers = Answers()
+    def __init__(self, engine: AdvisoryEngine, wall_ns: Callable[[], int]) -> None:
+        self._engine, self._wall_ns = engine, wall_ns
+        self._idempotency_cache = IdempotencyCache()
         #: A call may ask for a hundred thousand hosts' scores of a year: one after the other.
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def ReportOutcomes(
         self, request: outcome_pb2.ReportOutcomesRequest, context: Any
     ) -> bytes:
-        """Keep them, all or none. Raises Invalid, NotReady."""
-        told = request.outcomes
-        if not 1 <= len(told) <= OUTCOMES_MAX:
-            raise Invalid("outcomes", f"{len(told)}, expected 1 to {OUTCOMES_MAX}")
-        if sum(len(one.nodes) for one in told) > NODES_OF_ALL_MAX:
-            raise Invalid(
+        """Keep them, all or none. Raises InvalidArgument, ServiceUnavailable."""
+        outcomes = request.outcomes
+        if not 1 <= len(outcomes) <= OUTCOMES_MAX:
+            raise InvalidArgument("outcomes", f"{len(outcomes)}, expected 1 to {OUTCOMES_MAX}")
+        if sum(len(one.nodes) for one in outcomes) > NODES_OF_ALL_MAX:
+            raise InvalidArgument(
                 "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
             )
-        for at, one in enumerate(told):
-            check(at, one, self._wall_ns())
+        for at, one in enumerate(outcomes):
+            check_outcome(at, one, self._wall_ns())
         spans = [
-            Span(at, host, *_span(one), one.interrupted, _is_suspect(one, host))
-            for at, one in enumerate(told)
+            OutcomeHost(at, host, *_span(one), one.interrupted, _is_suspect(one, host))
+            for at, one in enumerate(outcomes)
             for host in _hosts(one)
         ]
-        only_told = request.validate_only or self._answers.has(request, context)
-        async with self._one:
-            expected = {} if only_told else await self._book.expected(spans)
-        reporter = actor_with_login(caller(context), "scheduler")
-        rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
+        skips_expected = request.validate_only or self._idempotency_cache.has(request, context)
+        async with self._lock:
+            expected = {} if skips_expected else await self._engine.expected_outcomes(spans)
+        reporter = actor_with_login(current_principal(context), "scheduler")
+        rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(outcomes)]
 
-        def said(new: int) -> outcome_pb2.ReportOutcomesResponse:
+        def response(new: int) -> outcome_pb2.ReportOutcomesResponse:
             return outcome_pb2.ReportOutcomesResponse(
                 accepted_count=new, known_count=len(rows) - new
             )
 
-        names = [one.outcome_id for one in told]
-        return await self._answers.once(
-            request, context, lambda: said(self._book.take_outcomes(rows, self._wall_ns())),
-            self._book.flushed,
-            would=lambda: said(self._book.unknown_outcomes(names)),
+        names = [one.outcome_id for one in outcomes]
+        return await self._idempotency_cache.once(
+            request, context, lambda: response(self._engine.add_outcomes(rows, self._wall_ns())),
+            self._engine.persisted,
+            preview=lambda: response(self._engine.count_new_outcomes(names)),
         )  # fmt: skip
 
-    def _row(self, one: outcome_pb2.Outcome, expected: Expected | None, reporter: str) -> Happened:
+    def _row(
+        self, one: outcome_pb2.Outcome, expected: ExpectedOutcome | None, reporter: str
+    ) -> OutcomeRecord:
         advisory = name_of(one.advisory) if one.advisory else ""
-        known = self._book.known(advisory) if advisory else None
-        (begun, ended), hosts = _span(one), _hosts(one)
+        known = self._engine.find(advisory) if advisory else None
+        (started, ended), hosts = _span(one), _hosts(one)
         blamed = node_of(one.blamed_node) if one.blamed_node else ""
-        host_hours = (ended - begun) / HOUR_NS * len(hosts)
+        host_hours = (ended - started) / HOUR_NS * len(hosts)
         row = (
             time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
-            hosts, time_us(begun), time_us(ended), one.interrupted,
+            hosts, time_us(started), time_us(ended), one.interrupted,
             blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
             host_hours, expected.interruptions if expected else None, known.reason if known else "",
             expected.by_hazard if expected else None,
             [share * one.interrupted for share in expected.shares] if expected else None,
         )  # fmt: skip
-        return Happened(
+        return OutcomeRecord(
             one.outcome_id, reporter, one.interrupted, expected, row, host_hours, len(hosts)
         )
 
 
-def check(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
+def check_outcome(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
     """Raise Invalid with the field's place among all."""
     try:
         _check_one(one, now_ns)
-    except Invalid as error:
-        raise Invalid(f"outcomes[{at}].{error.field}", error.field_words) from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"outcomes[{at}].{error.field}", error.field_message) from None
 
 
 def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if not one.outcome_id:
-        raise Invalid("outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters of yours")
-    bounded("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
-    bounded("workload", one.workload, WORKLOAD_CHARACTERS_MAX)
-    bounded("end_reason", one.end_reason, END_REASON_CHARACTERS_MAX)
+        raise InvalidArgument(
+            "outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters of yours"
+        )
+    check_text("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
+    check_text("workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+    check_text("end_reason", one.end_reason, END_REASON_CHARACTERS_MAX)
     if not 1 <= len(one.nodes) <= NODES_MAX:
-        raise Invalid("nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
+        raise InvalidArgument("nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if not (isfinite(one.lost_gpu_hours) and 0 <= one.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
-        raise Invalid("lost_gpu_hours", f"{one.lost_gpu_hours}, expected 0 to 1e9")
+        raise InvalidArgument("lost_gpu_hours", f"{one.lost_gpu_hours}, expected 0 to 1e9")
     for node in one.nodes:
         node_of(node, "nodes")
     if one.blamed_node:
         node_of(one.blamed_node, "blamed_node")
         if one.blamed_node not in one.nodes:
-            raise Invalid("blamed_node", f"{one.blamed_node!r} is none of its nodes")
+            raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is none of its nodes")
     if one.advisory:
         name_of(one.advisory, "advisory")
     _, ended = _span(one)
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
-        raise Invalid("end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended")
+        raise InvalidArgument(
+            "end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended"
+        )
 
 
 def _hosts(one: outcome_pb2.Outcome) -> list[str]:
@@ -139,10 +145,10 @@ def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
 
 
 def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:
-    begun = time_ns_of("start_time", one.start_time)
+    started = time_ns_of("start_time", one.start_time)
     ended = time_ns_of("end_time", one.end_time)
-    if not begun:
-        raise Invalid("start_time", "is missing: when it began")
-    if not begun < ended <= begun + SECONDS_MAX * SECOND_NS:
-        raise Invalid("end_time", "expected later than start_time, by a year at most")
-    return begun, ended
+    if not started:
+        raise InvalidArgument("start_time", "is missing: when it began")
+    if not started < ended <= started + SECONDS_MAX * SECOND_NS:
+        raise InvalidArgument("end_time", "expected later than start_time, by a year at most")
+    return started, ended

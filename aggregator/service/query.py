@@ -14,14 +14,27 @@ from typing import Any, NamedTuple
 
 from ...contract.wire import query_pb2
 from ...contract.wire.query_pb2_grpc import QueryServiceServicer
-from ..auth.limits import BURST_SECONDS, Buckets
-from ..auth.principal import Caller, caller
+from ..auth.limits import BURST_SECONDS, KeyedTokenBuckets
 from ..config import AggregatorConfig
-from ..errors import ROOM_SECONDS, Invalid, NotReady, Refusal, TookTooLong, TooMuch
+from ..errors import (
+    CAPACITY_RETRY_SECONDS,
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    ServiceError,
+    ServiceUnavailable,
+)
+from ..principal import Principal, current_principal
 from ..query import messages
-from ..query.log import Entry, QueryLog
-from ..query.messages import Answered, Place, Question, newest_moment_us, too_new
-from ..query.pool import Cost, QueryProcesses
+from ..query.log import QueryLog, QueryLogEntry
+from ..query.messages import (
+    AnswerSummary,
+    QuerySettings,
+    Question,
+    newest_moment_us,
+    staleness_message,
+)
+from ..query.pool import QueryCost, QueryPool
 from ..query.sandbox import without_folder
 from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 
@@ -33,7 +46,7 @@ DENIED_CHARACTERS_MAX = 200
 DENIED_SECONDS = BURST_SECONDS
 
 
-class Asker(NamedTuple):
+class QueryUser(NamedTuple):
     """Who asks, as what, from where. *known*: it has proved that."""
 
     name: str
@@ -42,92 +55,99 @@ class Asker(NamedTuple):
     known: bool = False
 
 
-def asker(context: Any) -> Asker:
+def query_user(context: Any) -> QueryUser:
     """Return who calls, which the guard has let in."""
-    return _asker(caller(context), str(context.peer()))
+    return _query_user(current_principal(context), str(context.peer()))
 
 
-def _asker(one: Caller, peer: str) -> Asker:
-    return Asker(one.name, one.role, peer, one.known)
+def _query_user(principal: Principal, peer: str) -> QueryUser:
+    return QueryUser(principal.name, principal.role, peer, principal.is_authenticated)
 
 
 class QueryService(QueryServiceServicer):
-    """One call of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
     def __init__(
         self,
         config: AggregatorConfig,
         wall_ns: Callable[[], int] = time.time_ns,
-        who: Callable[[Any], Asker] = asker,
+        who: Callable[[Any], QueryUser] = query_user,
         refresh: Refresh | None = None,
     ) -> None:
         """*refresh*: writes the operators' file anew; None: questions take the one that is there."""
-        place = Place(config.data, config.query_memory_bytes_max, config.query_threads)
-        self.processes = QueryProcesses(place, config.query_running_max)
+        settings = QuerySettings(config.data, config.query_memory_bytes_max, config.query_threads)
+        self.pool = QueryPool(settings, config.query_running_max)
         self.log = QueryLog(config.data, config.query_log_bytes_max)
         self._config = config
         self._wall_ns = wall_ns
         self._who = who
         self._refresh = refresh
         self._running: Counter[tuple[str, str]] = Counter()  # by role and name
-        self._denials = Buckets(1 / DENIED_SECONDS, time.monotonic)
+        self._denials = KeyedTokenBuckets(1 / DENIED_SECONDS, time.monotonic)
         self._unlogged: Counter[tuple[str, str]] = Counter()  # since the last line
 
     async def close(self) -> None:
         """End every question that runs."""
-        await self.processes.close()
+        await self.pool.close()
         self.log.close()
 
     async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
-        """Stream the answer. Raises Invalid, TooMuch, TookTooLong, NotReady."""
-        asked = _Asked(self._who(context), request.sql, self._wall_ns(), time.monotonic())
+        """Stream the answer. Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable."""
+        record = _QueryRecord(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
-            await self._answer(request, context, asked)
+            await self._answer(request, context, record)
         except asyncio.CancelledError:
-            if asked.outcome != "ok":
-                asked.outcome, asked.words = "cancelled", "the caller hung up, or its login ended"
+            if record.outcome != "ok":
+                record.outcome, record.message = (
+                    "cancelled",
+                    "the caller hung up, or its login ended",
+                )
             raise
-        except Refusal as refusal:
-            asked.words = str(refusal)
+        except ServiceError as service_error:
+            record.message = str(service_error)
             raise
         finally:
-            line = asked.entry()
+            line = record.entry()
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
-    async def denied(self, one: Caller, peer: str, request: Any) -> None:
+    async def log_denied(self, principal: Principal, peer: str, request: Any) -> None:
         """Log a query of who may not ask, which the guard has refused; of many in a row how many."""
-        key = one.role, one.name
-        if self._denials.ask(key):
+        key = principal.role, principal.name
+        if self._denials.try_take(key):
             self._unlogged[key] += 1
             return
         sql = str(getattr(request, "sql", ""))[:DENIED_CHARACTERS_MAX]
-        words = f"a caller of role {one.role} may not ask"
+        message = f"a caller of role {principal.role} may not ask"
         if more := self._unlogged.pop(key, 0):
-            words += f"; it tried {more} times more since its line before this"
-        asked = _Asked(_asker(one, peer), sql, self._wall_ns(), time.monotonic(), "denied", words)
-        await asyncio.to_thread(self.log.append, asked.entry())
+            message += f"; it tried {more} times more since its line before this"
+        record = _QueryRecord(
+            _query_user(principal, peer), sql, self._wall_ns(), time.monotonic(), "denied", message
+        )
+        await asyncio.to_thread(self.log.append, record.entry())
 
-    async def _answer(self, request: query_pb2.QueryRequest, context: Any, asked: _Asked) -> None:
-        asked.outcome = "refused"
+    async def _answer(
+        self, request: query_pb2.QueryRequest, context: Any, record: _QueryRecord
+    ) -> None:
+        record.outcome = "refused"
         question = self._question(request, context)
         try:
-            with self._place(asked.who):
-                moment_us = await self._freshen(question)
-                answer = self.processes.ask(question, asked.cost)
+            with self._slot(record.who):
+                moment_us = await self._refresh_snapshot(question)
+                answer = self.pool.query(question, record.cost)
                 async with contextlib.aclosing(answer):
                     async for piece in answer:
-                        if isinstance(piece, Answered):
+                        if isinstance(piece, AnswerSummary):
                             piece = self._with_age(piece, moment_us)
-                        await context.write(asked.counted(piece))
+                        await context.write(record.response_of(piece))
         except messages.QueryError as error:
-            asked.outcome, refusal = _refusal(error, self._config.data)
-            raise refusal from error
+            record.outcome, service_error = _service_error(error, self._config.data)
+            raise service_error from error
 
-    async def _freshen(self, question: Question) -> int:
+    async def _refresh_snapshot(self, question: Question) -> int:
         """Have a file that covers what *question* asks of, where that takes a few seconds; return the newest moment
         that it names, microseconds since 1970."""
         with contextlib.suppress(OSError):  # `ask` says it, in words
-            self.processes.start()  # it loads DuckDB while the file is written
+            self.pool.start()  # it loads DuckDB while the file is written
         now_ns = self._wall_ns()
         moment_us = newest_moment_us(question.sql, now_ns // 1000)
         if self._refresh is None:
@@ -136,20 +156,20 @@ class QueryService(QueryServiceServicer):
         wanted_ns = max(moment_us * 1000, now_ns - period_ns)
         expected = self._refresh.expected_seconds(time.monotonic())
         if self._refresh.taken_ns < wanted_ns:
-            made = asyncio.wrap_future(self._refresh.ask(wanted_ns))
+            refreshed = asyncio.wrap_future(self._refresh.request(wanted_ns))
             if expected <= WAIT_SECONDS_MAX:
-                await asyncio.wait([made], timeout=min(WAIT_SECONDS_MAX, question.seconds / 2))
+                await asyncio.wait([refreshed], timeout=min(WAIT_SECONDS_MAX, question.seconds / 2))
         return moment_us
 
-    def _with_age(self, answered: Answered, moment_us: int) -> Answered:
+    def _with_age(self, summary: AnswerSummary, moment_us: int) -> AnswerSummary:
         """Say so when the file is older than what was asked of."""
         again = self._refresh.expected_seconds(time.monotonic()) if self._refresh else 0.0
-        words = too_new(moment_us, answered.taken_us, again)
-        missing = "; ".join(filter(None, (words, answered.history_missing_reason)))
-        return replace(answered, history_missing_reason=missing)
+        staleness = staleness_message(moment_us, summary.taken_us, again)
+        missing = "; ".join(filter(None, (staleness, summary.history_missing_reason)))
+        return replace(summary, history_missing_reason=missing)
 
     @contextlib.contextmanager
-    def _place(self, who: Asker) -> Iterator[None]:
+    def _slot(self, who: QueryUser) -> Iterator[None]:
         """Count a query of *who* until its process is gone. Raises TooManyQueries when it has its share of them."""
         key, most = (who.role, who.name), self._config.query_running_per_caller_max
         if who.known and self._running[key] >= most:
@@ -167,9 +187,9 @@ class QueryService(QueryServiceServicer):
 
     def _question(self, request: query_pb2.QueryRequest, context: Any) -> Question:
         if request.format not in query_pb2.QueryFormat.values():
-            raise Invalid("format", f"{request.format} is not one of QueryFormat")
+            raise InvalidArgument("format", f"{request.format} is not one of QueryFormat")
         if not request.sql.strip():
-            raise Invalid("sql", "is empty; such as: FROM ops.worst(n := 5)")
+            raise InvalidArgument("sql", "is empty; such as: FROM ops.worst(n := 5)")
         rows_max = self._config.query_rows_max
         return Question(
             request.sql,
@@ -184,7 +204,7 @@ class QueryService(QueryServiceServicer):
         if request.HasField("timeout"):
             seconds = request.timeout.seconds + request.timeout.nanos / 1e9
         if not 0 < seconds <= most:
-            raise Invalid(
+            raise InvalidArgument(
                 "timeout", f"{seconds:g} s; up to {most:g} s are given here (setting query_seconds)"
             )
         left = context.time_remaining()
@@ -192,20 +212,20 @@ class QueryService(QueryServiceServicer):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _QueryRecord:
     """What becomes a line of the log."""
 
-    who: Asker
+    who: QueryUser
     sql: str
     wall_ns: int
     begin: float
     outcome: str = "failed"
-    words: str = ""
+    message: str = ""
     rows: int = 0
     size_bytes: int = 0
-    cost: Cost = field(default_factory=Cost)
+    cost: QueryCost = field(default_factory=QueryCost)
 
-    def counted(self, piece: bytes | Answered) -> query_pb2.QueryResponse:
+    def response_of(self, piece: bytes | AnswerSummary) -> query_pb2.QueryResponse:
         """Return *piece* as it goes on the wire."""
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
@@ -213,8 +233,8 @@ class _Asked:
         self.rows, self.outcome = piece.rows, "ok"  # whole: whoever leaves now has it
         return query_pb2.QueryResponse(summary=_summary(piece))
 
-    def entry(self) -> Entry:
-        return Entry(
+    def entry(self) -> QueryLogEntry:
+        return QueryLogEntry(
             self.wall_ns,
             self.who.name,
             self.who.role,
@@ -224,34 +244,34 @@ class _Asked:
             self.rows,
             self.size_bytes,
             self.outcome,
-            self.words,
+            self.message,
             round(self.cost.cpu_seconds, 4),
             self.cost.rss_bytes_max,
         )
 
 
-def _summary(answered: Answered) -> query_pb2.QuerySummary:
+def _summary(answer: AnswerSummary) -> query_pb2.QuerySummary:
     summary = query_pb2.QuerySummary(
-        row_count=answered.rows,
-        byte_count=answered.size_bytes,
-        truncated=bool(answered.truncated_reason),
-        truncated_reason=answered.truncated_reason,
-        history_missing_reason=answered.history_missing_reason,
+        row_count=answer.rows,
+        byte_count=answer.size_bytes,
+        truncated=bool(answer.truncated_reason),
+        truncated_reason=answer.truncated_reason,
+        history_missing_reason=answer.history_missing_reason,
     )
-    summary.elapsed.FromNanoseconds(math.floor(answered.elapsed_seconds * 1e9))
-    summary.snapshot_time.FromMicroseconds(answered.taken_us)
+    summary.elapsed.FromNanoseconds(math.floor(answer.elapsed_seconds * 1e9))
+    summary.snapshot_time.FromMicroseconds(answer.taken_us)
     return summary
 
 
-def _refusal(error: messages.QueryError, folder: Path) -> tuple[str, Refusal]:
+def _service_error(error: messages.QueryError, folder: Path) -> tuple[str, ServiceError]:
     """Return the outcome for the log, and what to answer with: where on this machine *folder* is stays here."""
-    words = without_folder(str(error), folder)
+    message = without_folder(str(error), folder)
     if isinstance(error, messages.QueryRefused):
-        return "refused", Invalid("sql", words)
+        return "refused", InvalidArgument("sql", message)
     if isinstance(error, messages.TooManyQueries):
-        return "busy", TooMuch(words, RETRY_SECONDS)
+        return "busy", ResourceExhausted(message, RETRY_SECONDS)
     if isinstance(error, messages.QueryCutOff):
         if error.of_time:
-            return "time", TookTooLong(words)
-        return "memory", TooMuch(words, ROOM_SECONDS)
-    return "failed", NotReady(words)
+            return "time", DeadlineExceeded(message)
+        return "memory", ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
+    return "failed", ServiceUnavailable(message)

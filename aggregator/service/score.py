@@ -13,13 +13,20 @@ import numpy as np
 from ...contract.wire import score_pb2
 from ...contract.wire.score_pb2_grpc import ScoreServiceServicer
 from ..counter_deltas import Flags, Indexes, Times
-from ..errors import ROOM_SECONDS, Invalid, NotFound, NotReady, OutOfDate, TooMuch
-from ..model import SEVERITY, Snapshot, State
+from ..errors import (
+    CAPACITY_RETRY_SECONDS,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    ServiceUnavailable,
+)
+from ..model import SEVERITY, HealthState, Snapshot
 from ..scoring import score
 from ..scoring.evaluate import Judgement
 from ..scoring.results import Columns
 from ..scoring.score import HORIZON_HOURS
-from ..store.score_rows import differs
+from ..scoring.score_rows import differs
 from . import score_messages
 from .score_messages import packed
 from .validation import node_of, page_size_of
@@ -30,7 +37,7 @@ from .validation import node_of, page_size_of
 log = logging.getLogger(__name__)
 
 #: How often the snapshot is looked at while somebody watches.
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 #: Without any change, a bookmark is sent after so many versions: a watch that hears nothing is broken.
 QUIET_VERSIONS = 10
 WATCHERS_MAX = 1000
@@ -39,7 +46,7 @@ BOOKMARK_CHARACTERS_MAX = 64
 UPDATES_MAX = 16
 
 
-class Changes:
+class ScoreChanges:
     """What changed since any version. `take` is called with each snapshot; watchers wait for the next.
 
     Of each node the version is kept in which it last became another: that is all that is needed, however far behind
@@ -49,15 +56,15 @@ class Changes:
     def __init__(self) -> None:
         self.latest: Judgement | None = None
         #: What watchers are told: what no change is told of stays as it was.
-        self._told = Columns.none()
+        self._published = Columns.none()
         self._changed_in: Times = np.zeros(0, dtype=np.int64)
-        self._begun = 0
-        self._news_of: Judgement | None = (
+        self._first_version = 0
+        self._last_announced: Judgement | None = (
             None  # the last snapshot that there was anything to tell of
         )
         self._updates: dict[int, bytes] = {}  # until it, by the version after which they go on
         self._whole: tuple[Judgement, bytes] | None = None
-        self._news = asyncio.Event()
+        self._announced = asyncio.Event()
 
     def take(self, snapshot: Judgement) -> None:
         """Note what is other than what watchers were told; wake them if there is anything to tell."""
@@ -67,40 +74,40 @@ class Changes:
         if before is None or before.dictionary_version != snapshot.dictionary_version:
             self._begin(snapshot)
             return
-        changed = _changed(self._told, snapshot.columns)
-        self._told = self._told.followed_by(snapshot.columns, changed)
+        changed = _changed(self._published, snapshot.columns)
+        self._published = self._published.followed_by(snapshot.columns, changed)
         known = self._changed_in.size
         self._changed_in = np.where(
             changed, snapshot.version, np.pad(self._changed_in, (0, changed.size - known))
         )
-        assert self._news_of is not None
-        quiet_versions = snapshot.version - self._news_of.version
-        is_news = changed.any() or before.degraded_reason != snapshot.degraded_reason
-        if is_news or quiet_versions >= QUIET_VERSIONS:
-            self._tell(snapshot)
+        assert self._last_announced is not None
+        quiet_versions = snapshot.version - self._last_announced.version
+        is_announced = changed.any() or before.degraded_reason != snapshot.degraded_reason
+        if is_announced or quiet_versions >= QUIET_VERSIONS:
+            self._announce(snapshot)
 
     def _begin(self, snapshot: Judgement) -> None:
         """Begin an epoch: what was before is not known."""
-        self._told, self._begun = snapshot.columns, snapshot.version
-        self._changed_in = np.full(self._told.score.size, snapshot.version, dtype=np.int64)
-        self._tell(snapshot)
+        self._published, self._first_version = snapshot.columns, snapshot.version
+        self._changed_in = np.full(self._published.score.size, snapshot.version, dtype=np.int64)
+        self._announce(snapshot)
 
-    def _tell(self, snapshot: Judgement) -> None:
-        self._news_of = snapshot
+    def _announce(self, snapshot: Judgement) -> None:
+        self._last_announced = snapshot
         self._updates.clear()
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        announced, self._announced = self._announced, asyncio.Event()
+        announced.set()
 
     async def wait(self) -> None:
         """Return when there is news."""
-        await self._news.wait()
+        await self._announced.wait()
 
     def whole(self) -> tuple[int, bytes]:
         """Return (version, update) with all nodes, made once a version."""
         assert self.latest is not None
         if self._whole is None or self._whole[0] is not self.latest:
-            everyone = np.arange(self._told.score.size, dtype=np.intp)
-            update = message(self.latest, self._told, everyone, whole=True)
+            everyone = np.arange(self._published.score.size, dtype=np.intp)
+            update = update_message(self.latest, self._published, everyone, whole=True)
             self._whole = self.latest, update
         return self.latest.version, self._whole[1]
 
@@ -109,47 +116,51 @@ class Changes:
 
         An update is made once for all who go on from one version.
         """
-        now = self._news_of
-        if self.latest is None or now is None or not self._begun <= version <= self.latest.version:
+        now = self._last_announced
+        if (
+            self.latest is None
+            or now is None
+            or not self._first_version <= version <= self.latest.version
+        ):
             return None
         if version >= now.version:
             return version, b""
         update = self._updates.get(version)
         if update is None:
             nodes = np.flatnonzero(self._changed_in > version)
-            update = message(now, self._told, nodes, whole=False)
+            update = update_message(now, self._published, nodes, whole=False)
             if len(self._updates) < UPDATES_MAX:
                 self._updates[version] = update
         return now.version, update
 
 
-class Watching:
+class ScoreWatchers:
     """All watchers of one service, and the one task that looks for them."""
 
     def __init__(self, snapshot: Callable[[], Judgement]) -> None:
-        """*snapshot*: returns the last one, or raises NotReady."""
-        self._snapshot, self._changes = snapshot, Changes()
+        """*snapshot*: returns the last one, or raises ServiceUnavailable."""
+        self._snapshot, self._changes = snapshot, ScoreChanges()
         self._task: asyncio.Task[None] | None = None
         self.count = 0
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write updates until the caller is gone. Raises Invalid, NotReady, TooMuch."""
-        at = bookmarked(bookmark)
+        """Write updates until the caller is gone. Raises InvalidArgument, ServiceUnavailable, ResourceExhausted."""
+        at = parse_bookmark(bookmark)
         snapshot = self._snapshot()
         if self.count >= WATCHERS_MAX:
-            words = f"{WATCHERS_MAX} watch already; end some, or ask ScoreNodes"
-            raise TooMuch(words, ROOM_SECONDS)
+            reason = f"{WATCHERS_MAX} watch already; end some, or ask ScoreNodes"
+            raise ResourceExhausted(reason, CAPACITY_RETRY_SECONDS)
         self.count += 1
         try:
-            self._look(snapshot)
+            self._start_polling(snapshot)
             known = at[1] if at and at[0] == snapshot.dictionary_version else -1
             while True:
-                told = self._changes.since(known) if known >= 0 else None
-                if told is None:
+                changes = self._changes.since(known) if known >= 0 else None
+                if changes is None:
                     known, update = self._changes.whole()
                     await write(update)
                     continue
-                known, update = told
+                known, update = changes
                 if update:
                     await write(update)
                 else:
@@ -157,63 +168,67 @@ class Watching:
         finally:
             self.count -= 1
 
-    def _look(self, snapshot: Judgement) -> None:
+    def _start_polling(self, snapshot: Judgement) -> None:
         self._changes.take(snapshot)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look_always())
+            self._task = asyncio.create_task(self._poll())
 
-    async def _look_always(self) -> None:
+    async def _poll(self) -> None:
         while self.count:
             try:
                 self._changes.take(self._snapshot())
             except Exception:
                 log.exception("a snapshot could not be told to those who watch")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
-def bookmarked(bookmark: str) -> tuple[int, int] | None:
-    """Return (epoch, version) of a bookmark, None for the empty one. Raises Invalid."""
+def parse_bookmark(bookmark: str) -> tuple[int, int] | None:
+    """Return (epoch, version) of a bookmark, None for the empty one. Raises InvalidArgument."""
     if not bookmark:
         return None
     epoch, dash, version = bookmark.partition("-")
     if len(bookmark) > BOOKMARK_CHARACTERS_MAX or not (
         dash and epoch.isdecimal() and version.isdecimal()
     ):
-        raise Invalid("bookmark", f"{bookmark[:64]!r}, expected bookmark of an update, or none")
+        raise InvalidArgument(
+            "bookmark", f"{bookmark[:64]!r}, expected bookmark of an update, or none"
+        )
     return int(epoch), int(version)
 
 
-def _changed(told: Columns, now: Columns) -> Flags:
+def _changed(published: Columns, now: Columns) -> Flags:
     """Say which nodes are other than told; new ones are."""
     changed = np.ones(now.score.size, dtype=bool)
-    known = told.score.size
+    known = published.score.size
     head = now.head(known)
     # What is beneath a state has a say in the bucket, and comes and goes without it.
-    other = (told.ended != head.ended) | (told.bucket != head.bucket)
-    changed[:known] = differs(told, head) | other
+    other = (published.ended != head.ended) | (published.bucket != head.bucket)
+    changed[:known] = differs(published, head) | other
     return changed
 
 
-def message(snapshot: Judgement, told: Columns, nodes: Indexes, *, whole: bool) -> bytes:
+def update_message(
+    snapshot: Judgement, published: Columns, nodes: Indexes, *, whole: bool
+) -> bytes:
     """Return the update of *nodes*, serialised."""
     update = score_pb2.NodeScoresUpdate(
         snapshot=whole,
         bookmark=f"{snapshot.dictionary_version}-{snapshot.version}",
         dictionary_version=snapshot.dictionary_version,
         score_version=snapshot.version,
-        state=told.state[nodes].tobytes(),
-        bucket=told.bucket[nodes].tobytes(),
-        reason=told.reason[nodes].tobytes(),
-        ended=told.ended[nodes].tobytes(),
+        state=published.state[nodes].tobytes(),
+        bucket=published.bucket[nodes].tobytes(),
+        reason=published.reason[nodes].tobytes(),
+        ended=published.ended[nodes].tobytes(),
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
     )
     update.compute_time.FromNanoseconds(snapshot.computed_ns)
     repeated: dict[str, np.typing.NDArray[Any]] = {
         "node_index": nodes,
-        "score": told.score[nodes],
-        "hazard_per_hour": told.hazard_per_hour[nodes],
-        "relative_speed": told.relative_speed[nodes],
+        "score": published.score[nodes],
+        "hazard_per_hour": published.hazard_per_hour[nodes],
+        "relative_speed": published.relative_speed[nodes],
     }
     return update.SerializeToString() + packed(score_pb2.NodeScoresUpdate, repeated)
 
@@ -226,11 +241,14 @@ HORIZONS_MAX = 8
 BITMAP_BYTES_MAX = 1 << 20
 #: State -> its place, worst first; of no state it is the last.
 _SEVERITY = np.array(
-    [SEVERITY.index(State(code)) if code else len(SEVERITY) for code in range(len(State) + 1)]
+    [
+        SEVERITY.index(HealthState(code)) if code else len(SEVERITY)
+        for code in range(len(HealthState) + 1)
+    ]
 )
 
 
-class Holder(Protocol):
+class SnapshotSource(Protocol):
     """Where the last snapshot stands; swapped whole. None while loading."""
 
     @property
@@ -238,32 +256,35 @@ class Holder(Protocol):
 
 
 class ScoreService(ScoreServiceServicer):
-    """Its calls, as coroutines of grpc.aio. A `Refusal` becomes its status at the edge.
+    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge.
 
     A reply made of bytes is one that was serialised before; `errors.Errors` lets it pass as it is.
     """
 
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
         self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
         #: Of the last snapshot that was asked for: answers about all nodes, by horizon and whether with GPUs.
-        self._made_of: Judgement | None = None
-        self._made: dict[tuple[float, bool], bytes] = {}
+        self._replies_of: Judgement | None = None
+        self._replies: dict[tuple[float, bool], bytes] = {}
         #: Names, whether with those of GPUs: of how many nodes and GPUs of which epoch, and as bytes.
-        self._names: dict[bool, tuple[tuple[int, int, int], bytes]] = {}
-        self._watching = Watching(self._snapshot)
+        self._dictionaries: dict[bool, tuple[tuple[int, int, int], bytes]] = {}
+        self._watchers = ScoreWatchers(self._snapshot)
 
     async def GetNodeScore(
         self, request: score_pb2.GetNodeScoreRequest, context: Any
     ) -> score_pb2.NodeScore:
-        """Return one node's score. Raises NotFound, Invalid, NotReady."""
+        """Return one node's score. Raises NotFound, InvalidArgument, ServiceUnavailable."""
         snapshot, hours = self._snapshot(), _hours(request)
         name = node_of(request.name)
         if name not in snapshot.names:
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index = snapshot.names.index(name)
-        host, sources = score.over(snapshot.hosts[index], hours), snapshot.sources[index]
-        return score_messages.message(
+        host, sources = (
+            score.over_horizon(snapshot.hosts[index], hours),
+            snapshot.collector_statuses[index],
+        )
+        return score_messages.score_message(
             snapshot, host, hours, full=_is_full(request.view), sources=sources
         )
 
@@ -272,7 +293,7 @@ class ScoreService(ScoreServiceServicer):
     ) -> score_pb2.ListNodeScoresResponse:
         """Return a page of all nodes, worst first, but for simulated ones that have ended.
 
-        Raises Invalid, NotReady.
+        Raises InvalidArgument, ServiceUnavailable.
         """
         size = page_size_of(request.page_size)
         full, hours = _is_full(request.view), _hours(request)
@@ -284,9 +305,12 @@ class ScoreService(ScoreServiceServicer):
             alarms=snapshot.alarms,
         )
         for index in order[at : at + size]:
-            host, sources = score.over(snapshot.hosts[index], hours), snapshot.sources[index]
+            host, sources = (
+                score.over_horizon(snapshot.hosts[index], hours),
+                snapshot.collector_statuses[index],
+            )
             reply.node_scores.append(
-                score_messages.message(snapshot, host, hours, full=full, sources=sources)
+                score_messages.score_message(snapshot, host, hours, full=full, sources=sources)
             )
         if at + size < len(order):
             self._listings[snapshot.version] = snapshot, order
@@ -299,60 +323,62 @@ class ScoreService(ScoreServiceServicer):
     async def ScoreNodes(self, request: score_pb2.ScoreNodesRequest, context: Any) -> bytes:
         """Return packed columns; without a filter, bytes made once per snapshot.
 
-        Raises OutOfDate for a dictionary of another epoch, Invalid, NotReady.
+        Raises FailedPrecondition for a dictionary of another epoch, InvalidArgument, ServiceUnavailable.
         """
         snapshot = self._snapshot()
         wanted = request.dictionary_version
         if wanted not in (0, snapshot.dictionary_version):
-            raise OutOfDate(
+            raise FailedPrecondition(
                 f"dictionary_version {wanted}: node indexes began anew, the version is now "
                 f"{snapshot.dictionary_version}; call GetNodeDictionary again"
             )
         floor = request.score_floor
         if not 0.0 <= floor <= 1.0:  # also refuses NaN
-            raise Invalid("score_floor", f"{floor}, expected 0 to 1")
+            raise InvalidArgument("score_floor", f"{floor}, expected 0 to 1")
         hours = _hours(request)
         if floor or request.node_bitmap:
             chosen = _selected(snapshot, request.node_bitmap)
-            return score_messages.columns(snapshot, chosen, floor, hours, gpus=request.gpus)
+            return score_messages.columns_message(snapshot, chosen, floor, hours, gpus=request.gpus)
         return self._of_all(snapshot, hours, gpus=request.gpus)
 
     def _of_all(self, snapshot: Judgement, hours: float, *, gpus: bool) -> bytes:
-        if self._made_of is not snapshot:
-            self._made_of, self._made = snapshot, {}
-        reply = self._made.get((hours, gpus))
+        if self._replies_of is not snapshot:
+            self._replies_of, self._replies = snapshot, {}
+        reply = self._replies.get((hours, gpus))
         if reply is None:
             everyone = np.arange(len(snapshot.hosts), dtype=np.intp)
-            reply = score_messages.columns(snapshot, everyone, 0.0, hours, gpus=gpus)
-            others = sum(known != HORIZON_HOURS for known, _ in self._made)
+            reply = score_messages.columns_message(snapshot, everyone, 0.0, hours, gpus=gpus)
+            others = sum(known != HORIZON_HOURS for known, _ in self._replies)
             if hours == HORIZON_HOURS or others < HORIZONS_MAX:
-                self._made[hours, gpus] = reply
+                self._replies[hours, gpus] = reply
         return reply
 
     async def WatchNodeScores(
         self, request: score_pb2.WatchNodeScoresRequest, context: Any
     ) -> None:
-        """Stream all nodes, then what changes, within a second. Raises Invalid, NotReady, TooMuch."""
-        await self._watching.watch(request.bookmark, context.write)
+        """Stream all nodes, then what changes, within a second. Raises InvalidArgument, ServiceUnavailable, ResourceExhausted."""
+        await self._watchers.watch(request.bookmark, context.write)
 
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> bytes:
-        """Return all names; the position is the node index. Made once until there is another. Raises NotReady."""
+        """Return all names; the position is the node index. Made once until there is another. Raises ServiceUnavailable."""
         snapshot = self._snapshot()
         key = snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus)
-        made = self._names.get(request.gpus)
+        made = self._dictionaries.get(request.gpus)
         if made is None or made[0] != key:
             reply = score_pb2.NodeDictionary(version=key[0], names=snapshot.names)
             if request.gpus:
                 reply.gpus.extend(snapshot.gpus.names[at] for at in range(key[2]))
-            made = self._names[request.gpus] = key, reply.SerializeToString()
+            made = self._dictionaries[request.gpus] = key, reply.SerializeToString()
         return made[1]
 
     def _snapshot(self) -> Judgement:
-        snapshot = self._holder.snapshot
+        snapshot = self._source.snapshot
         if not isinstance(snapshot, Judgement):
-            raise NotReady("no snapshot yet: the first one comes within seconds of the start")
+            raise ServiceUnavailable(
+                "no snapshot yet: the first one comes within seconds of the start"
+            )
         return snapshot
 
     def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
@@ -365,10 +391,12 @@ class ScoreService(ScoreServiceServicer):
             return snapshot, worst_first(snapshot.columns), 0
         version, dash, at = token.partition("-")
         if not (dash and version.isdecimal() and at.isdecimal() and len(token) <= 40):
-            raise Invalid("page_token", f"{token[:40]!r}, expected next_page_token of a reply")
+            raise InvalidArgument(
+                "page_token", f"{token[:40]!r}, expected next_page_token of a reply"
+            )
         listing = self._listings.get(int(version))
         if listing is None:
-            raise Invalid("page_token", f"{token!r} has expired: begin again without one")
+            raise InvalidArgument("page_token", f"{token!r} has expired: begin again without one")
         return *listing, int(at)
 
 
@@ -383,7 +411,7 @@ def worst_first(columns: Columns) -> list[int]:
 
 def _is_full(view: int) -> bool:
     if view not in (score_pb2.VIEW_UNSPECIFIED, score_pb2.BASIC, score_pb2.FULL):
-        raise Invalid("view", f"{view}, expected BASIC or FULL")
+        raise InvalidArgument("view", f"{view}, expected BASIC or FULL")
     return view == score_pb2.FULL
 
 
@@ -392,12 +420,12 @@ def _hours(
     | score_pb2.ListNodeScoresRequest
     | score_pb2.ScoreNodesRequest,
 ) -> float:
-    """Return the horizon that is asked for; the default for none. Raises Invalid."""
+    """Return the horizon that is asked for; the default for none. Raises InvalidArgument."""
     if not request.HasField("horizon"):
         return HORIZON_HOURS
     seconds = request.horizon.seconds + request.horizon.nanos / 1e9
     if not score.SECONDS_MIN <= seconds <= score.SECONDS_MAX:
-        raise Invalid(
+        raise InvalidArgument(
             "horizon",
             f"{seconds:g} s, expected {score.SECONDS_MIN} to {score.SECONDS_MAX} (7 days), or none for "
             f"{HORIZON_HOURS:g} hours",
@@ -411,9 +439,11 @@ def _selected(snapshot: Judgement, bitmap: bytes) -> np.typing.NDArray[np.intp]:
     if not bitmap:
         return np.arange(count, dtype=np.intp)
     if len(bitmap) > BITMAP_BYTES_MAX:
-        raise Invalid("node_bitmap", f"{len(bitmap)} bytes, at most {BITMAP_BYTES_MAX}")
+        raise InvalidArgument("node_bitmap", f"{len(bitmap)} bytes, at most {BITMAP_BYTES_MAX}")
     bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
     chosen = np.flatnonzero(bits)
     if chosen.size and chosen[-1] >= count:
-        raise Invalid("node_bitmap", f"index {chosen[-1]} is set: there are {count} nodes, from 0")
+        raise InvalidArgument(
+            "node_bitmap", f"index {chosen[-1]} is set: there are {count} nodes, from 0"
+        )
     return chosen

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...contract.wire import score_pb2
 from ...contract.wire import telemetry_pb2 as wire
-from ..fleet.collector_status import Source
-from ..model import Evidence, GpuScore, HostScore, Snapshot, State
+from ..fleet.collector_status import CollectorStatus
+from ..model import Evidence, GpuScore, HealthState, HostScore, Snapshot
 from ..scoring.evaluate import Judgement
 from ..scoring.results import Gpus, Hosts
 from ..scoring.score import HORIZON_HOURS, scores_of
@@ -53,20 +53,25 @@ def varints(values: NDArray[Any]) -> bytes:
     wide = values.astype(np.uint64)
     longest = max(1, -(-int(wide.max(initial=0)).bit_length() // 7))
     shifted = wide[:, None] >> _SHIFTS[:longest]
-    there = shifted > 0
-    there[:, 0] = True
-    follows = np.zeros_like(there)
-    follows[:, :-1] = there[:, 1:]
+    is_present = shifted > 0
+    is_present[:, 0] = True
+    follows = np.zeros_like(is_present)
+    follows[:, :-1] = is_present[:, 1:]
     octets = (shifted & np.uint64(0x7F)).astype(np.uint8) | (follows.astype(np.uint8) << 7)
-    return octets[there].tobytes()
+    return octets[is_present].tobytes()
 
 
 #: A scheduler may use an answer for so long.
 VALID_SECONDS = 15
 
 
-def message(
-    snapshot: Judgement, host: HostScore, hours: float, *, full: bool, sources: tuple[Source, ...]
+def score_message(
+    snapshot: Judgement,
+    host: HostScore,
+    hours: float,
+    *,
+    full: bool,
+    sources: tuple[CollectorStatus, ...],
 ) -> score_pb2.NodeScore:
     """Return *host*, as it is over *hours*, for the wire; contributions and sources in the full view."""
     reply = score_pb2.NodeScore(
@@ -78,7 +83,7 @@ def message(
         hazard_per_hour=host.hazard_per_hour,
         relative_speed=host.relative_speed,
         reason=_number(host.reason),
-        reason_words=host.reason_words,
+        reason_words=host.reason_message,
         clears_when=host.clears_when,
         simulated=host.simulated,
         hazard_lower=host.hazard_interval[0],
@@ -90,20 +95,20 @@ def message(
         version=snapshot.version,
         job=snapshot.jobs.get(host.node_index, ""),
     )
-    waits_for = snapshot.waits.of(host.node_index)
+    waits_for = snapshot.gang_waits.evidence_for(host.node_index)
     if waits_for:
         reply.waits_for = f"nodes/{waits_for.device}"
-        reply.waits_for_job = snapshot.waits.job_of(host.node_index)
+        reply.waits_for_job = snapshot.gang_waits.job_of(host.node_index)
     reply.horizon.FromNanoseconds(round(hours * 3600e9))
-    if host.heard_ns:
-        reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
+    if host.last_received_ns:
+        reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.last_received_ns))
     if full:
         reply.contributions.extend(_contribution(e) for e in host.evidence)
         if waits_for:
             reply.contributions.append(_contribution(waits_for))
         reply.gpus.extend(map(_gpu, snapshot.gpus.of(host.node_index)))
         reply.sources.extend(
-            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_word, words=s.words)
+            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_name, words=s.message)
             for s in sources
         )
     return reply
@@ -147,7 +152,7 @@ def _number(value: int) -> Any:
     return value
 
 
-def columns(
+def columns_message(
     snapshot: Judgement,
     chosen: np.typing.NDArray[np.intp],
     floor: float,
@@ -156,17 +161,17 @@ def columns(
     gpus: bool,
 ) -> bytes:
     """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised."""
-    told = snapshot.columns
+    score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
-        hazards = told.hazard_per_hour.astype(np.float64)
-        told = told._replace(score=scores_of(hazards, hours).astype(np.float32))
-    allowed = told.allowed(floor)[chosen]
+        hazards = score_columns.hazard_per_hour.astype(np.float64)
+        score_columns = score_columns._replace(score=scores_of(hazards, hours).astype(np.float32))
+    allowed = score_columns.allowed(floor)[chosen]
     reply = score_pb2.ScoreNodesResponse(
         dictionary_version=snapshot.dictionary_version,
         score_version=snapshot.version,
-        state=told.state[chosen].tobytes(),
-        bucket=told.bucket[chosen].tobytes(),
-        reason=told.reason[chosen].tobytes(),
+        state=score_columns.state[chosen].tobytes(),
+        bucket=score_columns.bucket[chosen].tobytes(),
+        reason=score_columns.reason[chosen].tobytes(),
         allowed_bitmap=np.packbits(allowed, bitorder="little").tobytes(),
         valid_until=timestamp(snapshot.computed_ns + VALID_SECONDS * 1_000_000_000),
         degraded=bool(snapshot.degraded_reason),
@@ -175,9 +180,9 @@ def columns(
     reply.horizon.FromNanoseconds(round(hours * 3600e9))
     repeated: dict[str, np.typing.NDArray[Any]] = {
         "node_index": chosen,
-        "score": told.score[chosen],
-        "hazard_per_hour": told.hazard_per_hour[chosen],
-        "relative_speed": told.relative_speed[chosen],
+        "score": score_columns.score[chosen],
+        "hazard_per_hour": score_columns.hazard_per_hour[chosen],
+        "relative_speed": score_columns.relative_speed[chosen],
     }
     if gpus:
         wanted = np.zeros(len(snapshot.hosts), dtype=bool)
@@ -206,7 +211,7 @@ def _gpu_columns(
 # How judging finds a host, for the host's own agent, which shows it to people who ask there.
 
 REASON_CHARACTERS_MAX = 300
-HEALTHY = wire.HostVerdict(state=State.HEALTHY.name)
+HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
 
 
 def verdict_of(
@@ -217,7 +222,9 @@ def verdict_of(
     if snapshot is None or at is None or at >= len(snapshot.hosts):
         return None
     hosts = snapshot.hosts
-    told = hosts.told.get(at) if isinstance(hosts, Hosts) else hosts[at]
-    if told is None or told.state is State.HEALTHY:
+    host_score = hosts.computed_scores.get(at) if isinstance(hosts, Hosts) else hosts[at]
+    if host_score is None or host_score.state is HealthState.HEALTHY:
         return HEALTHY  # the score of a host that is well is not made for this
-    return wire.HostVerdict(state=told.state.name, reason=told.reason_words[:REASON_CHARACTERS_MAX])
+    return wire.HostVerdict(
+        state=host_score.state.name, reason=host_score.reason_message[:REASON_CHARACTERS_MAX]
+    )

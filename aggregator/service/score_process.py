@@ -14,11 +14,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..auth.access import Door
+from ..auth.access import AccessControl
 from ..config import AggregatorConfig
-from ..metrics import Calls
-from ..query.pool import environment
+from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
+from ..workers import environment
 from . import score_process_main, shared_snapshot
 
 log = logging.getLogger(__name__)
@@ -38,25 +38,29 @@ class ScoreProcessError(Exception):
 
 
 class ScoreProcess:
-    """Of one event loop. `start`, then `tell` of each snapshot, then `close`."""
+    """Of one event loop. `start`, then `publish` of each snapshot, then `close`."""
 
     def __init__(
-        self, config: AggregatorConfig, where: tuple[str, int], door: Door, calls: Calls
+        self,
+        config: AggregatorConfig,
+        endpoint: tuple[str, int],
+        access_control: AccessControl,
+        calls: CallCounters,
     ) -> None:
-        """*door*, *calls*: what the process counts is added to theirs."""
-        self._config, (self.address, self.port) = config, where
-        self._door, self._calls = door, calls
+        """*access_control*, *calls*: what the process counts is added to theirs."""
+        self._config, (self.address, self.port) = config, endpoint
+        self._access_control, self._calls = access_control, calls
         #: How often one was started.
         self.started_count = 0
         #: The version of the snapshot that it answers from; 0: none yet.
         self.version = 0
         self._latest: Judgement | None = None
-        self._news = asyncio.Event()
-        self._answers = asyncio.Queue[dict[str, Any]]()
+        self._updated = asyncio.Event()
+        self._replies = asyncio.Queue[dict[str, Any]]()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._dictionary: tuple[tuple[int, ...], int] | None = None  # of what it is, descriptor
         self._number = 0
 
@@ -72,58 +76,58 @@ class ScoreProcess:
         except BaseException:
             await self._end()
             raise
-        self._keeping = asyncio.create_task(self._keep())
+        self._supervisor = asyncio.create_task(self._supervise())
 
-    def tell(self, snapshot: Judgement) -> None:
+    def publish(self, snapshot: Judgement) -> None:
         """Let it answer from *snapshot*; of several that come while it takes one over, the last."""
         self._latest = snapshot
-        self._news.set()
+        self._updated.set()
 
     async def close(self) -> None:
         """End it."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
         await self._end()
         if self._dictionary is not None:
             os.close(self._dictionary[1])
             self._dictionary = None
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         rest = REST_SECONDS
         while True:
-            began, words = time.monotonic(), ""
+            started, reason = time.monotonic(), ""
             try:
                 if self._process is None:
                     await self._begin()
                 await self._hand_over()
             except (ScoreProcessError, OSError) as error:
-                words = str(error)
+                reason = str(error)
             except Exception:
                 log.exception("a snapshot cannot be handed to the score process")
             status = await self._end()
-            log.warning("%s (status %s); another is started", words or "it was ended", status)
-            if time.monotonic() - began >= SOON_SECONDS:
+            log.warning("%s (status %s); another is started", reason or "it was ended", status)
+            if time.monotonic() - started >= SOON_SECONDS:
                 rest = REST_SECONDS
             await asyncio.sleep(rest)
             rest = min(2 * rest, REST_SECONDS_MAX)
 
     async def _begin(self) -> None:
         control = self._spawn()
-        self._answers = asyncio.Queue()
-        self._listening = asyncio.create_task(self._listen(control, self._answers))
-        said = await self._answer(START_SECONDS_MAX)
-        if "port" not in said:
-            raise ScoreProcessError(f"the score process cannot serve: {said['error']}")
-        self.port = said["port"]
-        self._news.set()  # it has no snapshot yet
+        self._replies = asyncio.Queue()
+        self._listening = asyncio.create_task(self._listen(control, self._replies))
+        reply = await self._next_reply(START_SECONDS_MAX)
+        if "port" not in reply:
+            raise ScoreProcessError(f"the score process cannot serve: {reply['error']}")
+        self.port = reply["port"]
+        self._updated.set()  # it has no snapshot yet
 
     def _spawn(self) -> socket.socket:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._control, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", score_process_main.__name__],
-                stdin=theirs.fileno(),
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment(),
                 # Ctrl-C is for the aggregator; and Linux shares processors between sessions first (sched(7)): it has
@@ -131,7 +135,9 @@ class ScoreProcess:
                 start_new_session=True,
             )
         self.started_count += 1
-        settings = score_process_main.Settings(self._config, self.address, self.port, os.getpid())
+        settings = score_process_main.ScoreProcessSettings(
+            self._config, self.address, self.port, os.getpid()
+        )
         self._control.send(pickle.dumps(settings))
         self._control.setblocking(False)
         return self._control
@@ -142,28 +148,28 @@ class ScoreProcess:
             while data := await loop.sock_recv(control, score_process_main.PACKET_BYTES_MAX):
                 answers.put_nowait(json.loads(data))
         answers.put_nowait({})
-        self._news.set()
+        self._updated.set()
 
-    async def _answer(self, seconds: float) -> dict[str, Any]:
+    async def _next_reply(self, seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
-                said = await self._answers.get()
+                reply = await self._replies.get()
         except TimeoutError as error:
             raise ScoreProcessError(
                 f"the score process said nothing for {seconds:g} s and is killed"
             ) from error
-        if not said:
+        if not reply:
             raise ScoreProcessError(ENDED)
-        return said
+        return reply
 
     async def _hand_over(self) -> None:
         """Hand snapshots over until the process is no more. Raises ScoreProcessError, OSError."""
         assert self._control is not None
         while True:
-            await self._news.wait()
-            self._news.clear()
-            if not self._answers.empty():
-                await self._answer(0.0)  # nothing was asked: it has ended
+            await self._updated.wait()
+            self._updated.clear()
+            if not self._replies.empty():
+                await self._next_reply(0.0)  # nothing was asked: it has ended
             if (snapshot := self._latest) is None:
                 continue
             # Nobody changes it, and what is written is no state of ours but the names' file.
@@ -175,7 +181,7 @@ class ScoreProcess:
                 raise ScoreProcessError(ENDED) from error
             finally:
                 os.close(descriptor)
-            self._take(await self._answer(ANSWER_SECONDS_MAX))
+            self._add_counts(await self._next_reply(ANSWER_SECONDS_MAX))
 
     def _files(self, snapshot: Judgement) -> tuple[int, int]:
         """Return descriptors of the names, which is kept, and of the rest."""
@@ -187,12 +193,12 @@ class ScoreProcess:
             self._dictionary, self._number = (key, made), self._number + 1
         return self._dictionary[1], shared_snapshot.snapshot_file(snapshot)
 
-    def _take(self, said: dict[str, Any]) -> None:
-        self.version = said["version"]
-        self._calls.begun.update(said["begun"])
-        for name, code, count in said["failed"]:
+    def _add_counts(self, reply: dict[str, Any]) -> None:
+        self.version = reply["version"]
+        self._calls.started.update(reply["begun"])
+        for name, code, count in reply["failed"]:
             self._calls.failed[name, code] += count
-        self._door.refused_count += said["refused"]
+        self._access_control.refused_count += reply["refused"]
 
     async def _end(self) -> int | None:
         """End it, and return with what status it did; None where none was started."""
@@ -206,10 +212,10 @@ class ScoreProcess:
             await asyncio.wait([self._listening])
         self._control = self._listening = None
         self.version = 0
-        return await asyncio.to_thread(_bury, process) if process is not None else None
+        return await asyncio.to_thread(_reap, process) if process is not None else None
 
 
-def _bury(process: subprocess.Popen[bytes]) -> int:
+def _reap(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

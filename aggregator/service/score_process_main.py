@@ -3,7 +3,7 @@
 A process of its own, for in the aggregator's answers wait: for a judgement of all hosts, for frames that are read,
 for Python's lock. The service, its logins and its refusals are the same code. Nothing of the store is opened here.
 
-Its standard input is a socket of packets. The first is `Settings`; then `{"dictionary": 3}` for each snapshot, with two
+Its standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}` for each snapshot, with two
 descriptors (see `handed`). It answers `{"port": 7601}` once it listens, then for each snapshot what it has counted
 since: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. It ends with that socket, or with its parent.
 """
@@ -28,13 +28,13 @@ from grpc_health.v1 import health, health_pb2
 from ...contract.settings import SettingsError
 from ...ext import process
 from .. import metrics
-from ..auth.access import Door
+from ..auth.access import AccessControl
 from ..config import AggregatorConfig
-from ..metrics import Calls
+from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
 from .grpc_server import SCORE, make_server, serve_on
 from .score import ScoreService
-from .shared_snapshot import Dictionary, snapshot_of
+from .shared_snapshot import NameDictionary, snapshot_of
 
 PACKET_BYTES_MAX = 1 << 16
 #: Calls still running this long after the end are ended.
@@ -42,7 +42,7 @@ GRACE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScoreProcessSettings:
     """What the process is to be."""
 
     config: AggregatorConfig
@@ -54,31 +54,31 @@ class Settings:
 class ScoreServer:
     """The loop's side: snapshots in, answers out."""
 
-    def __init__(self, control: socket.socket, settings: Settings) -> None:
+    def __init__(self, control: socket.socket, settings: ScoreProcessSettings) -> None:
         """Raises SettingsError for certificates or tokens."""
         self.snapshot: Judgement | None = None
         self._control, self._settings = control, settings
-        self._calls, self._told = Calls(), _Counted()
-        self._door = Door(settings.config)
-        self._dictionary: tuple[int, Dictionary] | None = None
+        self._calls, self._reported = CallCounters(), _ReportedCounts()
+        self._access_control = AccessControl(settings.config)
+        self._dictionary: tuple[int, NameDictionary] | None = None
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def run(self) -> None:
         """Serve until the control socket ends. Raises RuntimeError when it cannot listen."""
         config, at = self._settings.config, self._settings
-        server = make_server(config, self._door, self._calls)
+        server = make_server(config, self._access_control, self._calls)
         serve_on(server, {SCORE: ScoreService(self)}, self._health)
-        port = self._door.bind(server, f"{at.address}:{at.port}")
-        self._door.listens([port])
-        await self._say_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
+        port = self._access_control.bind(server, f"{at.address}:{at.port}")
+        self._access_control.watch_ports([port])
+        await self._set_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
-        self._tell({"port": port})
-        watch = asyncio.create_task(self._door.watch())
+        self._send({"port": port})
+        watch = asyncio.create_task(self._access_control.watch())
         await self._listen()
         watch.cancel()
         await server.stop(GRACE_SECONDS)
 
-    async def _say_serving(self, status: Any) -> None:
+    async def _set_serving(self, status: Any) -> None:
         for name in ("", SCORE):
             await self._health.set(name, status)
 
@@ -95,38 +95,43 @@ class ScoreServer:
             if not data:
                 return
             try:
-                await self._take(json.loads(data)["dictionary"], *taken)
+                await self._load_snapshot(json.loads(data)["dictionary"], *taken)
             finally:
                 for each in taken:
                     os.close(each)
 
-    async def _take(self, number: int, names: int, descriptor: int) -> None:
+    async def _load_snapshot(self, number: int, names: int, descriptor: int) -> None:
         """Answer from the snapshot in *descriptor* from now on."""
         if self._dictionary is None or self._dictionary[0] != number:
-            self._dictionary = number, Dictionary(names)
+            self._dictionary = number, NameDictionary(names)
         first, self.snapshot = self.snapshot is None, snapshot_of(descriptor, self._dictionary[1])
         if first:
-            await self._say_serving(health_pb2.HealthCheckResponse.SERVING)
-        self._tell({"version": self.snapshot.version, **self._told.since(self._calls, self._door)})
+            await self._set_serving(health_pb2.HealthCheckResponse.SERVING)
+        self._send(
+            {
+                "version": self.snapshot.version,
+                **self._reported.since(self._calls, self._access_control),
+            }
+        )
 
-    def _tell(self, said: dict[str, Any]) -> None:
-        self._control.send(json.dumps(said).encode())
+    def _send(self, reply: dict[str, Any]) -> None:
+        self._control.send(json.dumps(reply).encode())
 
 
-class _Counted:
+class _ReportedCounts:
     """What of the counters was told already."""
 
     def __init__(self) -> None:
-        self._calls, self._refused = Calls(), 0
+        self._calls, self._refused = CallCounters(), 0
 
-    def since(self, calls: Calls, door: Door) -> dict[str, Any]:
-        begun, failed = calls.begun - self._calls.begun, calls.failed - self._calls.failed
-        refused = door.refused_count - self._refused
-        self._calls.begun += begun
+    def since(self, calls: CallCounters, access_control: AccessControl) -> dict[str, Any]:
+        started, failed = calls.started - self._calls.started, calls.failed - self._calls.failed
+        refused = access_control.refused_count - self._refused
+        self._calls.started += started
         self._calls.failed += failed
         self._refused += refused
         return {
-            "begun": begun,
+            "begun": started,
             "failed": [[name, code, count] for (name, code), count in failed.items()],
             "refused": refused,
         }
@@ -140,13 +145,13 @@ def main() -> int:
         signal.signal(each, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     control.setblocking(True)
-    settings: Settings = pickle.loads(control.recv(PACKET_BYTES_MAX))
+    settings: ScoreProcessSettings = pickle.loads(control.recv(PACKET_BYTES_MAX))
     process.die_with_parent()
     if os.getppid() != settings.parent:
         return 1
     process.name(b"gangline-score")
     process.be_small()
-    metrics.raise_limit()
+    metrics.raise_open_files_limit()
     control.setblocking(False)
     gc.freeze()
     try:

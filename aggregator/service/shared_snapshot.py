@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Generic, TypeVar, overload
 
-from ..fleet.collector_status import Source
+from ..fleet.collector_status import CollectorStatus
 from ..model import HostScore
 from ..scoring.evaluate import Judgement
-from ..scoring.features import Faults
-from ..scoring.restart import Before
+from ..scoring.features import FaultHistory
+from ..scoring.restart import RestartState
 
 One = TypeVar("One")
 
@@ -35,7 +35,7 @@ _PROTOCOL = 5
 _HOSTS, _GPUS = "hosts", "gpus"
 
 
-class Later(Sequence[One], Generic[One]):
+class LazySequence(Sequence[One], Generic[One]):
     """A sequence of known length that is loaded when a member is asked for."""
 
     def __init__(self, length: int, load: Callable[[], Sequence[One]]) -> None:
@@ -56,7 +56,7 @@ class Later(Sequence[One], Generic[One]):
         return self._loaded[at]
 
 
-class Dictionary:
+class NameDictionary:
     """All names, by node index and by GPU index; those of GPUs are loaded when one is asked for."""
 
     def __init__(self, descriptor: int) -> None:
@@ -64,7 +64,7 @@ class Dictionary:
         (first,), (second,) = _mapped(descriptor)
         self.names: tuple[str, ...]
         self.names, gpus = pickle.loads(first)
-        self.gpus = Later[str](gpus, lambda: pickle.loads(second))
+        self.gpus = LazySequence[str](gpus, lambda: pickle.loads(second))
 
 
 def dictionary_file(snapshot: Judgement) -> int:
@@ -75,25 +75,34 @@ def dictionary_file(snapshot: Judgement) -> int:
 
 def snapshot_file(snapshot: Judgement) -> int:
     """Return a descriptor of *snapshot*, without its names and what only judging needs. Raises OSError."""
-    told = replace(
-        snapshot, hosts=(), sources=(), holds={}, saw={}, before=Before(), faults=Faults()
+    reduced = replace(
+        snapshot,
+        hosts=(),
+        collector_statuses=(),
+        tracked_symptoms={},
+        rule_symptoms={},
+        restart_state=RestartState(),
+        faults=FaultHistory(),
     )
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
     names.pop(id(()), None)  # Python has but one empty tuple, for all that is none
     return _file(
-        [_pickled(told, names), _pickled((snapshot.hosts, tuple(snapshot.sources)), names)]
+        [
+            _pickled(reduced, names),
+            _pickled((snapshot.hosts, tuple(snapshot.collector_statuses)), names),
+        ]
     )
 
 
-def snapshot_of(descriptor: int, dictionary: Dictionary) -> Judgement:
+def snapshot_of(descriptor: int, dictionary: NameDictionary) -> Judgement:
     """Return the snapshot in *descriptor*, which stays the caller's."""
     first, second = _mapped(descriptor)
-    told: Judgement = _loaded(first, dictionary)
-    load: Callable[[], tuple[Sequence[HostScore], Sequence[tuple[Source, ...]]]]
+    loaded: Judgement = _loaded(first, dictionary)
+    load: Callable[[], tuple[Sequence[HostScore], Sequence[tuple[CollectorStatus, ...]]]]
     load = cache(lambda: _loaded(second, dictionary))
     count = len(dictionary.names)
-    hosts, sources = Later(count, lambda: load()[0]), Later(count, lambda: load()[1])
-    return replace(told, hosts=hosts, sources=sources)
+    hosts, sources = LazySequence(count, lambda: load()[0]), LazySequence(count, lambda: load()[1])
+    return replace(loaded, hosts=hosts, collector_statuses=sources)
 
 
 class _Pickler(pickle.Pickler):
@@ -106,7 +115,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, parts: Sequence[memoryview], dictionary: Dictionary) -> None:
+    def __init__(self, parts: Sequence[memoryview], dictionary: NameDictionary) -> None:
         super().__init__(io.BytesIO(parts[0]), buffers=parts[1:])
         self._dictionary = dictionary
 
@@ -121,7 +130,7 @@ def _pickled(value: object, names: Mapping[int, str] | None = None) -> list[memo
     return [file.getbuffer(), *(array.raw() for array in arrays)]
 
 
-def _loaded(parts: Sequence[memoryview], dictionary: Dictionary) -> Any:
+def _loaded(parts: Sequence[memoryview], dictionary: NameDictionary) -> Any:
     return _Unpickler(parts, dictionary).load()
 
 

@@ -12,44 +12,44 @@ import grpc
 from google.protobuf.message import Message
 
 from ...contract.wire import status_pb2
-from ..auth.access import around
+from ..auth.access import wrap_handler
 from ..errors import (
-    Changed,
-    DifferencesLost,
-    Invalid,
-    NameTaken,
-    NoLogin,
+    AlreadyExists,
+    DeadlineExceeded,
+    EtagMismatch,
+    FailedPrecondition,
+    InsufficientData,
+    InvalidArgument,
     NoSession,
-    NotAllowed,
     NotFound,
-    NotReady,
-    OutOfDate,
-    Refusal,
+    PermissionDenied,
+    ResourceExhausted,
+    ServiceError,
+    ServiceUnavailable,
+    StreamDesync,
     StreamRefused,
-    TookTooLong,
-    TooLittle,
-    TooMuch,
+    Unauthenticated,
 )
-from ..metrics import Calls
+from ..metrics import CallCounters
 
 log = logging.getLogger(__name__)
 
 #: Exception -> status. Nothing else in the house speaks of status codes.
-STATUS: dict[type[Refusal], grpc.StatusCode] = {
-    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
-    NameTaken: grpc.StatusCode.ALREADY_EXISTS,
-    NoLogin: grpc.StatusCode.UNAUTHENTICATED,
+STATUS: dict[type[ServiceError], grpc.StatusCode] = {
+    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     NoSession: grpc.StatusCode.UNAUTHENTICATED,
-    NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
-    OutOfDate: grpc.StatusCode.FAILED_PRECONDITION,
-    TooLittle: grpc.StatusCode.FAILED_PRECONDITION,
-    Changed: grpc.StatusCode.ABORTED,
-    TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    TookTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
-    NotReady: grpc.StatusCode.UNAVAILABLE,
+    FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
+    InsufficientData: grpc.StatusCode.FAILED_PRECONDITION,
+    EtagMismatch: grpc.StatusCode.ABORTED,
+    ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ServiceUnavailable: grpc.StatusCode.UNAVAILABLE,
     StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
-    DifferencesLost: grpc.StatusCode.DATA_LOSS,
+    StreamDesync: grpc.StatusCode.DATA_LOSS,
 }
 
 #: Where gRPC carries a status with details (google.rpc.Status), and the kinds of them: which field, and when again.
@@ -66,15 +66,15 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 Detail = tuple[str, Message]
 
 
-class Errors(grpc.aio.ServerInterceptor):
-    """Turns a Refusal into its status and words, anything else into INTERNAL and a log entry.
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a ServiceError into its status and words, anything else into INTERNAL and a log entry.
 
     It is the first of the interceptors, so that it answers for the guard too.
     """
 
-    def __init__(self, calls: Calls | None = None) -> None:
+    def __init__(self, calls: CallCounters | None = None) -> None:
         """*calls*: where they are counted."""
-        self._calls = calls or Calls()
+        self._calls = calls or CallCounters()
 
     async def intercept_service(
         self,
@@ -86,9 +86,9 @@ class Errors(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         answered = partial(
-            translated, calls=self._calls, name=short_name(handler_call_details.method)
+            with_error_status, calls=self._calls, name=short_name(handler_call_details.method)
         )
-        return around(handler, answered, serialised(handler.response_serializer))
+        return wrap_handler(handler, answered, serialised(handler.response_serializer))
 
 
 def pushback(seconds: float) -> Trailers:
@@ -103,9 +103,9 @@ def serialised(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byt
     return lambda reply: reply if isinstance(reply, bytes) else serializer(reply)
 
 
-def cut(words: str, bytes_max: int) -> str:
-    """Return so much of *words* as fits into *bytes_max* of UTF-8."""
-    return words.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+def cut_utf8(message: str, bytes_max: int) -> str:
+    """Return so much of *message* as fits into *bytes_max* of UTF-8."""
+    return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
 def short_name(method: str) -> str:
@@ -113,20 +113,20 @@ def short_name(method: str) -> str:
     return method.rpartition(".")[2]
 
 
-def translated(handler: Handler, calls: Calls, name: str) -> Handler:
+def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handler:
     """Return *handler* with its exceptions answered by the table, and counted as those of *name*."""
 
     async def answered(request: Any, context: Any) -> Any:
-        calls.begun[name] += 1
+        calls.started[name] += 1
         work = handler(request, context)
         # gRPC keeps the exception of an abort, and with it this frame and its context, until the garbage collector
         # comes by: what a caller sent must not wait for that.
         del request
         try:
             return await work
-        except Refusal as refusal:
-            words = cut(str(refusal), MESSAGE_BYTES_MAX)
-            answer = STATUS[type(refusal)], words, details_of(refusal)
+        except ServiceError as service_error:
+            message = cut_utf8(str(service_error), MESSAGE_BYTES_MAX)
+            answer = STATUS[type(service_error)], message, details_of(service_error)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -138,30 +138,30 @@ def translated(handler: Handler, calls: Calls, name: str) -> Handler:
     return answered
 
 
-def details_of(refusal: Refusal) -> Trailers:
+def details_of(service_error: ServiceError) -> Trailers:
     """Return the trailing metadata of a refusal: which field is wrong, and, in both customary forms, when to come again."""
-    details, seconds = list(_packed(refusal)), refusal.retry_seconds
+    details, seconds = list(_packed(service_error)), service_error.retry_seconds
     if not details:
         return ()
-    code = STATUS[type(refusal)].value[0]
+    code = STATUS[type(service_error)].value[0]
     again = pushback(seconds) if seconds else ()
-    return (*again, (DETAILS_KEY, status_with(code, str(refusal), details)))
+    return (*again, (DETAILS_KEY, status_with(code, str(service_error), details)))
 
 
-def _packed(refusal: Refusal) -> Iterator[Detail]:
-    if refusal.field:
-        words = cut(refusal.field_words, DETAIL_BYTES_MAX)
-        wrong = status_pb2.ErrorFieldViolation(field=refusal.field, description=words)
+def _packed(service_error: ServiceError) -> Iterator[Detail]:
+    if service_error.field:
+        message = cut_utf8(service_error.field_message, DETAIL_BYTES_MAX)
+        wrong = status_pb2.ErrorFieldViolation(field=service_error.field, description=message)
         yield BAD_REQUEST, status_pb2.ErrorBadRequest(field_violations=[wrong])
-    if refusal.retry_seconds:
+    if service_error.retry_seconds:
         retry = status_pb2.ErrorRetry()
-        retry.retry_delay.FromNanoseconds(round(refusal.retry_seconds * 1e9))
+        retry.retry_delay.FromNanoseconds(round(service_error.retry_seconds * 1e9))
         yield RETRY_INFO, retry
 
 
-def status_with(code: int, words: str, details: Iterable[Detail]) -> bytes:
+def status_with(code: int, message: str, details: Iterable[Detail]) -> bytes:
     """Return a google.rpc.Status with *details*, as gRPC carries it."""
-    status = status_pb2.ErrorStatus(code=code, message=cut(words, DETAIL_BYTES_MAX))
+    status = status_pb2.ErrorStatus(code=code, message=cut_utf8(message, DETAIL_BYTES_MAX))
     for kind, detail in details:
         status.details.add(type_url=kind, value=detail.SerializeToString())
     return status.SerializeToString()

@@ -14,27 +14,27 @@ from ...contract.frame import FrameError
 from ...contract.stream import LATE_FRAMES_MAX
 from ...contract.wire import telemetry_pb2 as wire
 from ...contract.wire.telemetry_pb2_grpc import TelemetryServiceServicer
-from ..auth.access import Pace
-from ..auth.principal import Caller, caller, is_name
+from ..auth.access import AgentRateLimit
 from ..config import AggregatorConfig
-from ..errors import NoSession, NotReady, StreamRefused, TooMuch
+from ..errors import NoSession, ResourceExhausted, ServiceUnavailable, StreamRefused
 from ..fleet.fleet import Fleet
 from ..ingest.backlog import (
     BACKLOG_FRAMES,
     BACKLOG_FRAMES_PRESSED,
     CREDIT_FRAMES_PRESSED,
     WAITING_BYTES_SHARE,
-    Admission,
-    HostPace,
-    Lane,
-    Late,
-    Spread,
+    BacklogQueue,
+    BacklogStream,
+    HostQuota,
+    ReconnectSpread,
+    RegistrationQueue,
 )
-from ..ingest.frame_reader import Incoming, check_late
-from ..ingest.ingest import Accepted, Ingest
+from ..ingest.frame_reader import FrameStreamReader, check_backlog
+from ..ingest.ingest import AcceptedFrame, Ingest
 from ..ingest.sessions import Session
+from ..principal import Principal, current_principal, is_name
 from ..store.store import Store
-from ..store.writer import joined
+from ..store.writer import range_set
 from .status import pushback
 
 # ----------------------------------------------------------------------
@@ -53,15 +53,15 @@ RECEIPTS_SECONDS = 0.005
 QUIET_SECONDS_MAX = 10.0
 
 
-class Stream(Lane, Protocol):
-    """What is asked of `telemetry.Stream`."""
+class AdmittedStream(BacklogStream, Protocol):
+    """What is asked of `telemetry.AdmittedStream`."""
 
-    def say_heard(self) -> None: ...
+    def send_credit(self) -> None: ...
     def wake(self) -> None: ...
     def quiet_since(self, since: float) -> bool: ...
 
 
-class Turns:
+class AdmissionControl:
     """Made in the loop whose thread owns it; `stop` ends its task."""
 
     def __init__(
@@ -70,20 +70,22 @@ class Turns:
         self._ingest, self._store, self._fleet = ingest, store, fleet
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        self.late = Late(config.queue_bytes_max // WAITING_BYTES_SHARE, now)
-        self.admission = Admission(config.reconnects_per_second, now)
-        self.streams: set[Stream] = set()
+        self.backlog = BacklogQueue(config.queue_bytes_max // WAITING_BYTES_SHARE, now)
+        self.registrations = RegistrationQueue(config.reconnects_per_second, now)
+        self.streams: set[AdmittedStream] = set()
         #: No more frames are read.
         self.stopping = False
         self._backlog_hertz = float(config.backlog_frames_per_second)
-        self._spread = Spread(config.reconnects_per_second)
+        self._spread = ReconnectSpread(config.reconnects_per_second)
         self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
         self._room: asyncio.Future[None] = self._loop.create_future()
-        self._receipted: deque[Stream] = deque()  # filled by the writer thread, emptied by the loop
-        self._telling = False
-        self._told_credit = self.credit_frames
-        self._looked = now
-        self._task = asyncio.create_task(self._look_always())
+        self._receipted: deque[AdmittedStream] = (
+            deque()
+        )  # filled by the writer thread, emptied by the loop
+        self._is_waking = False
+        self._sent_credit = self.credit_frames
+        self._checked = now
+        self._task = asyncio.create_task(self._poll_always())
 
     # What agents are told -------------------------------------------------------------------
 
@@ -91,12 +93,12 @@ class Turns:
     def credit_frames(self) -> int:
         """Frames a host may have on their way."""
         credit = self._ingest.credit_frames
-        return min(credit, CREDIT_FRAMES_PRESSED) if self.late.pressed else credit
+        return min(credit, CREDIT_FRAMES_PRESSED) if self.backlog.is_pressed else credit
 
     @property
     def backlog_frames(self) -> int:
         """How many of them may be late ones."""
-        return BACKLOG_FRAMES_PRESSED if self.late.pressed else BACKLOG_FRAMES
+        return BACKLOG_FRAMES_PRESSED if self.backlog.is_pressed else BACKLOG_FRAMES
 
     @property
     def reconnect_seconds(self) -> int:
@@ -107,43 +109,45 @@ class Turns:
         """Return when *host* is to come back if all are sent away now."""
         return self._spread.retry_seconds(host, len(self._fleet))
 
-    def pace(self, now: float) -> HostPace:
+    def new_quota(self, now: float) -> HostQuota:
         """Return the pace of a host whose first stream begins."""
-        return HostPace(self._backlog_hertz, now)
+        return HostQuota(self._backlog_hertz, now)
 
     def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
-        """Let an agent register, unless too many come at once. Raises TooMuch."""
+        """Let an agent register, unless too many come at once. Raises ResourceExhausted."""
         if not is_name(request.node):
             return  # refused at once: a name of megabytes is not remembered for its turn
-        who = request.node, request.run_id, request.boot_id, address
-        if self._ingest.sessions.speaks(*who):
+        identity = request.node, request.run_id, request.boot_id, address
+        if self._ingest.sessions.is_registered(*identity):
             return
-        wait = self.admission.wait_seconds(request.node, self._loop.time())
+        wait = self.registrations.wait_seconds(request.node, self._loop.time())
         if wait:
-            raise TooMuch(f"many agents register at once; this one's turn is in {wait:.1f} s", wait)
+            raise ResourceExhausted(
+                f"many agents register at once; this one's turn is in {wait:.1f} s", wait
+            )
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: AdmittedStream) -> None:
         """Forget a stream that has ended, and what waits of it."""
         self.streams.discard(stream)
-        self.late.drop(stream)
+        self.backlog.drop(stream)
 
     # Receipts -------------------------------------------------------------------------------
 
-    def receipted(self, stream: Stream) -> None:
+    def receipted(self, stream: AdmittedStream) -> None:
         """Called by the writer thread when a stream has receipts to send.
 
         The loop is woken once a commit: for each stream it would be as often, and send what is there by then.
         """
         self._receipted.append(stream)
-        if not self._telling:
-            self._telling = True
+        if not self._is_waking:
+            self._is_waking = True
             with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
                 self._loop.call_soon_threadsafe(
-                    self._loop.call_later, RECEIPTS_SECONDS, self._tell_receipted
+                    self._loop.call_later, RECEIPTS_SECONDS, self._wake_receipted
                 )
 
-    def _tell_receipted(self) -> None:
-        self._telling = False
+    def _wake_receipted(self) -> None:
+        self._is_waking = False
         while self._receipted:
             self._receipted.popleft().wake()
 
@@ -153,45 +157,45 @@ class Turns:
         """Return when the store may have room again, or cannot store now."""
         await asyncio.shield(self._room)
 
-    async def _look_always(self) -> None:
+    async def _poll_always(self) -> None:
         due = self._loop.time()
         while not self.stopping:
             due = max(due + TICK_SECONDS, self._loop.time())
             await asyncio.sleep(due - self._loop.time())
             now = self._loop.time()
             try:
-                self.look(now, now - due)
+                self.poll(now, now - due)
             except Exception:
                 log.exception("late frames and those who wait for room were not looked after")
 
-    def look(self, now: float, lag_seconds: float) -> None:
+    def poll(self, now: float, lag_seconds: float) -> None:
         """Do what is due. *lag_seconds*: how late the loop is with it."""
         room = self._store.room
         if room or not self._ingest.storing:
             before, self._room = self._room, self._loop.create_future()
             before.set_result(None)
-        self.late.step(now, lag_seconds, room)
-        for lane, frames in self.late.passed_over(self._sent_away_max):
-            lane.send_again(frames)
-        self._tell_credit()
-        if now - self._looked >= QUIET_SECONDS_MAX / 4:
-            self._looked = now
-            self._speak(now)
+        self.backlog.step(now, lag_seconds, room)
+        for stream, frames in self.backlog.passed_over(self._sent_away_max):
+            stream.request_resend(frames)
+        self._send_credit()
+        if now - self._checked >= QUIET_SECONDS_MAX / 4:
+            self._checked = now
+            self._send_keepalives(now)
 
-    def _tell_credit(self) -> None:
+    def _send_credit(self) -> None:
         """Tell all at once when credit has shrunk by half: no receipt may come for long to tell it with."""
         credit = self.credit_frames
-        if 2 * credit <= self._told_credit:
+        if 2 * credit <= self._sent_credit:
             for stream in self.streams:
-                stream.say_heard()
-            self._told_credit = credit
-        self._told_credit = max(self._told_credit, credit)
+                stream.send_credit()
+            self._sent_credit = credit
+        self._sent_credit = max(self._sent_credit, credit)
 
-    def _speak(self, now: float) -> None:
+    def _send_keepalives(self, now: float) -> None:
         """A slow disk is no dead aggregator: say a word where receipts are waited for."""
         for stream in self.streams:
             if stream.quiet_since(now - QUIET_SECONDS_MAX):
-                stream.say_heard()
+                stream.send_credit()
 
     def stop(self) -> None:
         """End the task; streams that end from now on are told when to come back."""
@@ -220,22 +224,22 @@ class TelemetryStream:
         self,
         ingest: Ingest,
         session: Session,
-        turns: Turns,
+        admission_control: AdmissionControl,
         permit: Callable[[], wire.Permit | None],
-        pace: Pace | None = None,
+        rate_limit: AgentRateLimit | None = None,
         verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
     ) -> None:
-        self._ingest, self._turns, self._permit = ingest, turns, permit
+        self._ingest, self._admission_control, self._permit = ingest, admission_control, permit
         self._verdict = verdict
-        self._allowed = pace
+        self._rate_limit = rate_limit
         self._session = session
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        if session.pace is None:
-            session.pace = turns.pace(now)
+        if session.quota is None:
+            session.quota = admission_control.new_quota(now)
         #: How fast the host's late frames are taken.
-        self.pace = session.pace
-        self._spoke = now
+        self.quota = session.quota
+        self._last_sent = now
         self._failure: Exception | None = None  # for which the stream ends
         # Ten thousand streams have these: an Event or a deque that is empty takes 0.7 kB.
         self._woken = False
@@ -244,11 +248,11 @@ class TelemetryStream:
         self._durable: list[int] = []  # filled by the writer thread, emptied by the loop
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
-        self._incoming = Incoming()
-        self._ready: Accepted | None = None  # a late frame for which the store had no room
+        self._incoming = FrameStreamReader()
+        self._ready: AcceptedFrame | None = None  # a late frame for which the store had no room
         self._unreceipted = 0
         self._passed_over = 0  # judged and not stored, for the disk is full
-        self._say_heard = False
+        self._is_credit_due = False
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self, requests: AsyncIterator[wire.TelemetryBatch], context: Any) -> None:
@@ -257,7 +261,7 @@ class TelemetryStream:
         self._reader.add_done_callback(lambda _: self.wake())
         try:
             while not self._reader.done():
-                await self._to_be_woken()
+                await self._wait_woken()
                 await self._answer(context)
                 if self._failure is not None:
                     raise self._failure
@@ -265,7 +269,7 @@ class TelemetryStream:
                 while self._unreceipted or self._refused:
                     await self._answer(context)
                     if self._unreceipted:
-                        await self._to_be_woken()
+                        await self._wait_woken()
         except TimeoutError:
             pass  # without receipt: the agent sends them again
         finally:
@@ -278,31 +282,31 @@ class TelemetryStream:
         if self._reader is not None:
             self._reader.cancel()
 
-    def say_heard(self) -> None:
+    def send_credit(self) -> None:
         """Send credit without a receipt soon."""
-        self._say_heard = True
+        self._is_credit_due = True
         self.wake()
 
     def quiet_since(self, since: float) -> bool:
         """Say whether the agent waits for receipts and had no word since then."""
-        waits = self._unreceipted > 0 or self._turns.late.waits(self)
-        return waits and self._spoke <= since
+        waits = self._unreceipted > 0 or self._admission_control.backlog.is_waiting(self)
+        return waits and self._last_sent <= since
 
     async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
         async for message in requests:
             while len(self._refused) + self._unreceipted >= UNREAD_MAX:
                 await asyncio.sleep(UNREAD_SECONDS)
             if message.backlog or message.late:
-                self._hold(message)
+                self._enqueue_backlog(message)
                 await self._hold_back(message, 0)
                 continue
-            self.pace.live_frames += 1
+            self.quota.live_frames += 1
             good = self._accept(message)
             await self._hold_back(message, good.cost_rows if good else 0)
             if good is not None and await self._submit(good):
                 self._unreceipted += 1
 
-    def _accept(self, message: wire.TelemetryBatch) -> Accepted | None:
+    def _accept(self, message: wire.TelemetryBatch) -> AcceptedFrame | None:
         """Return what is good of a message; None: it was refused."""
         try:
             good = self._ingest.accept(self._session, message, self._incoming)
@@ -312,25 +316,25 @@ class TelemetryStream:
         self._refused_in_row = 0
         return good
 
-    def _hold(self, message: wire.TelemetryBatch) -> None:
+    def _enqueue_backlog(self, message: wire.TelemetryBatch) -> None:
         """Let late frames wait for their turn, so that the live ones behind them do not. Raises StreamRefused."""
         if message.late:
-            check_late(message)
+            check_backlog(message)
         if message.differences:
             self._refuse(message.sequence, "a late frame goes whole, not as differences")
         else:
-            self._turns.late.hold(self, message)
+            self._admission_control.backlog.enqueue(self, message)
 
-    def send_again(self, frames: int) -> None:
+    def request_resend(self, frames: int) -> None:
         """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
-        words = f"{frames} late frames came when no more could wait: send them again"
-        self._fail(self._again(words))
+        reason = f"{frames} late frames came when no more could wait: send them again"
+        self._fail(self._resend_error(reason))
 
     def _fail(self, why: Exception) -> None:
         self._failure = why
         self.wake()
 
-    def take_late(self, message: wire.TelemetryBatch, frames_max: int) -> int:
+    def take_backlog(self, message: wire.TelemetryBatch, frames_max: int) -> int:
         """Take the next late frames of a message, whose turn it is; return how many, fewer if the store has no room."""
         for taken in range(frames_max):
             good, self._ready = self._ready, None
@@ -339,48 +343,48 @@ class TelemetryStream:
             except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
                 self._fail(error)
                 return frames_max
-            if good is not None and not self._submit_late(good):
+            if good is not None and not self._submit_backlog(good):
                 self._ready = good
                 return taken
         return frames_max
 
-    def _submit_late(self, good: Accepted) -> bool:
+    def _submit_backlog(self, good: AcceptedFrame) -> bool:
         stored = self._ingest.submit(self._session, good, self.durable)
-        if stored and self._allowed is not None:
-            self._allowed.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
+        if stored and self._rate_limit is not None:
+            self._rate_limit.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
         self._unreceipted += stored
         return stored
 
-    def _again(self, words: str) -> NotReady:
+    def _resend_error(self, reason: str) -> ServiceUnavailable:
         """Return what ends the stream, so that its agent sends again what has no receipt."""
-        refusal = NotReady(words)
-        refusal.retry_seconds = self._turns.retry_seconds(self._session.host)
+        refusal = ServiceUnavailable(reason)
+        refusal.retry_seconds = self._admission_control.retry_seconds(self._session.host)
         return refusal
 
     async def _hold_back(self, message: wire.TelemetryBatch, rows: int) -> None:
         """Read no further for as long as the agent has sent more than it may."""
-        if self._allowed is None:
+        if self._rate_limit is None:
             return
         size_bytes = len(message.frame) + len(message.differences) + sum(map(len, message.late))
-        if wait := self._allowed.take(len(message.late) or 1, size_bytes, rows):
-            self._ingest.held_back(self._session)
+        if wait := self._rate_limit.take(len(message.late) or 1, size_bytes, rows):
+            self._ingest.report_held_back(self._session)
             await asyncio.sleep(wait)
 
-    async def _submit(self, good: Accepted) -> bool:
+    async def _submit(self, good: AcceptedFrame) -> bool:
         """Queue a frame, once there is room. False: there will be none while the disk is full.
 
         The frame has been judged, and the agent keeps it; it sends it again on its next stream,
         which it is made to open once frames are stored again.
         """
         if self._passed_over and self._ingest.storing:
-            raise self._again(
+            raise self._resend_error(
                 f"frames are stored again; {self._passed_over} were judged only: send them again"
             )
         while not self._ingest.submit(self._session, good, self.durable):
             if not self._ingest.storing:
                 self._passed_over += 1
                 return False
-            await self._turns.room()
+            await self._admission_control.room()
         return True
 
     def _refuse(self, sequence: int, reason: str) -> None:
@@ -398,7 +402,7 @@ class TelemetryStream:
         self._durable.append(sequence)
         if not self._waking:
             self._waking = True
-            self._turns.receipted(self)
+            self._admission_control.receipted(self)
 
     def wake(self) -> None:
         """Send the receipts there are."""
@@ -406,7 +410,7 @@ class TelemetryStream:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
-    async def _to_be_woken(self) -> None:
+    async def _wait_woken(self) -> None:
         """Return once `wake` was called since `_answer`."""
         if not self._woken:
             self._sleeper = self._loop.create_future()
@@ -419,18 +423,18 @@ class TelemetryStream:
         self._waking = False
         refused, self._refused = self._refused, []
         ranges = self._receipts()
-        heard, self._say_heard = self._say_heard, False
-        if not ranges and not refused and not heard:
+        is_credit_due, self._is_credit_due = self._is_credit_due, False
+        if not ranges and not refused and not is_credit_due:
             return
-        self._spoke = self._loop.time()
+        self._last_sent = self._loop.time()
         await context.write(
             wire.IngestAck(
                 durable=ranges,
                 refused=refused,
                 credit_frames=self._credit_frames(),
                 permit=self._permit(),
-                reconnect_seconds=self._turns.reconnect_seconds,
-                backlog_frames=self._turns.backlog_frames,
+                reconnect_seconds=self._admission_control.reconnect_seconds,
+                backlog_frames=self._admission_control.backlog_frames,
                 verdict=self._verdict(self._session.host),
             )
         )
@@ -440,8 +444,10 @@ class TelemetryStream:
         is stored, nothing that has no receipt counts: judging needs live frames.
         """
         if self._ingest.storing:
-            late_frames = self._turns.late.frames_of(self)
-            return min(self._turns.credit_frames + late_frames, self._ingest.credit_frames)
+            late_frames = self._admission_control.backlog.frames_of(self)
+            return min(
+                self._admission_control.credit_frames + late_frames, self._ingest.credit_frames
+            )
         return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
 
     def _receipts(self) -> list[wire.SequenceRange]:
@@ -449,7 +455,7 @@ class TelemetryStream:
         del self._durable[: len(sequences)]  # not those that came meanwhile
         self._unreceipted -= len(sequences)
         self._ingest.receipts += len(sequences)
-        return [wire.SequenceRange(first=first, last=last) for first, last in joined(sequences)]
+        return [wire.SequenceRange(first=first, last=last) for first, last in range_set(sequences)]
 
 
 class TelemetryService(TelemetryServiceServicer):
@@ -458,16 +464,16 @@ class TelemetryService(TelemetryServiceServicer):
     def __init__(
         self,
         ingest: Ingest,
-        turns: Turns,
+        admission_control: AdmissionControl,
         permit: Callable[[], wire.Permit | None] = lambda: None,
-        pace: Callable[[Caller], Pace] | None = None,
+        rate_limit: Callable[[Principal], AgentRateLimit] | None = None,
         verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
     ) -> None:
         """*permit*: what each answer gives the host leave to; None takes it back.
-        *pace*: how fast who has logged in may send; None: as fast as it can.
+        *rate_limit*: how fast who has logged in may send; None: as fast as it can.
         *verdict*: how judging finds a host; None: not yet."""
-        self._ingest, self._turns, self._permit = ingest, turns, permit
-        self._pace, self._verdict = pace, verdict
+        self._ingest, self._admission_control, self._permit = ingest, admission_control, permit
+        self._rate_limit, self._verdict = rate_limit, verdict
         self._streams: set[TelemetryStream] = set()
 
     async def RegisterNode(
@@ -475,10 +481,10 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> wire.RegisterNodeResponse:
         """Who speaks, and what its signal ids mean."""
         address = _address(context.peer())
-        self._turns.admit(request, address)
-        response = self._ingest.register(request, address, caller(context))
-        response.reconnect_seconds = self._turns.reconnect_seconds
-        response.backlog_frames = self._turns.backlog_frames
+        self._admission_control.admit(request, address)
+        response = self._ingest.register(request, address, current_principal(context))
+        response.reconnect_seconds = self._admission_control.reconnect_seconds
+        response.backlog_frames = self._admission_control.backlog_frames
         response.late_frames_max = LATE_FRAMES_MAX
         if permit := self._permit():
             response.permit.CopyFrom(permit)
@@ -495,21 +501,27 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Frames in, receipts out."""
         session = self._session(context)
-        pace = self._pace(session.caller) if self._pace and session.caller.known else None
+        rate_limit = (
+            self._rate_limit(session.principal)
+            if self._rate_limit and session.principal.is_authenticated
+            else None
+        )
         stream = TelemetryStream(
-            self._ingest, session, self._turns, self._permit, pace, self._verdict
+            self._ingest, session, self._admission_control, self._permit, rate_limit, self._verdict
         )
         self._streams.add(stream)
-        self._turns.streams.add(stream)
+        self._admission_control.streams.add(stream)
         session.streams += 1
         try:
             await stream.run(request_iterator, context)
         finally:
             session.streams -= 1
             self._streams.discard(stream)
-            self._turns.leave(stream)
-        if self._turns.stopping:
-            context.set_trailing_metadata(pushback(self._turns.retry_seconds(session.host)))
+            self._admission_control.leave(stream)
+        if self._admission_control.stopping:
+            context.set_trailing_metadata(
+                pushback(self._admission_control.retry_seconds(session.host))
+            )
 
     @property
     def streams(self) -> int:
@@ -518,19 +530,19 @@ class TelemetryService(TelemetryServiceServicer):
 
     def stop_reading(self) -> None:
         """Read no further frames; each stream ends once its last receipt is sent, told when to come back."""
-        self._turns.stop()
+        self._admission_control.stop()
         for stream in self._streams:
             stream.stop_reading()
 
-    def say_not_stored(self) -> None:
+    def report_not_storing(self) -> None:
         """Tell every agent that it is heard though nothing can be stored: it goes on, and keeps all."""
         for stream in self._streams:
-            stream.say_heard()
+            stream.send_credit()
 
     def _session(self, context: Any) -> Session:
         for key, value in context.invocation_metadata() or ():
             if key == "gangline-session":
-                return self._ingest.sessions.get(str(value), caller(context))
+                return self._ingest.sessions.get(str(value), current_principal(context))
         raise NoSession("metadata gangline-session is missing: call RegisterNode first")
 
 

@@ -8,58 +8,62 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ..advisories.advisory import SECOND_NS
-from ..auth.principal import NAME_CHARACTERS_MAX, Caller
-from ..errors import Invalid
+from ..errors import InvalidArgument
+from ..principal import NAME_CHARACTERS_MAX, Principal
 
 ACTOR_CHARACTERS_MAX = 128
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 
-def bounded(field: str, text: str, characters_max: int) -> None:
+def check_text(field: str, text: str, characters_max: int) -> None:
     """Raise Invalid for a text that is too long, or is not one line."""
     if len(text) > characters_max:
-        raise Invalid(field, f"{len(text)} characters, at most {characters_max}")
+        raise InvalidArgument(field, f"{len(text)} characters, at most {characters_max}")
     if not (text or "-").isprintable():
-        raise Invalid(field, "one line of printable characters")
+        raise InvalidArgument(field, "one line of printable characters")
 
 
 def time_ns_of(field: str, time: Timestamp) -> int:
-    """Return a time in nanoseconds since 1970. Raises Invalid."""
+    """Return a time in nanoseconds since 1970. Raises InvalidArgument."""
     if not 0 <= time.seconds < 1 << 33 or not 0 <= time.nanos < SECOND_NS:
-        raise Invalid(field, "expected a time from 1970 to 2242")
+        raise InvalidArgument(field, "expected a time from 1970 to 2242")
     return time.seconds * SECOND_NS + time.nanos
 
 
-def actor_with_login(who: Caller, actor: str) -> str:
+def actor_with_login(who: Principal, actor: str) -> str:
     """Return *actor* with the login that it came by: another login does not end what it began."""
-    return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
+    return (
+        f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.is_authenticated else actor
+    )
 
 
-def told_once(field: str, ones: Iterable[Message], key: str) -> None:
+def check_unique(field: str, ones: Iterable[Message], key: str) -> None:
     """Raise Invalid where two of *ones*, which stand in *field*, have one *key* and are not the same."""
     first: dict[str, tuple[int, Message]] = {}
     for at, one in enumerate(ones):
         name: str = getattr(one, key)
         before, known = first.setdefault(name, (at, one))
         if known != one:
-            words = f"{name[:100]!r} is told of in {field}[{before}], otherwise; tell it once"
-            raise Invalid(f"{field}[{at}].{key}", words)
+            message = f"{name[:100]!r} is told of in {field}[{before}], otherwise; tell it once"
+            raise InvalidArgument(f"{field}[{at}].{key}", message)
 
 
 def node_of(name: str, field: str = "name") -> str:
-    """Return `a` of `nodes/a`, which stands in *field*. Raises Invalid for anything else."""
+    """Return `a` of `nodes/a`, which stands in *field*. Raises InvalidArgument for anything else."""
     collection, slash, node = name.partition("/")
     good = 0 < len(node) <= NAME_CHARACTERS_MAX and node.isprintable()
     if collection != "nodes" or not slash or not good:
         most = f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
-        raise Invalid(field, f"{name[:100]!r}, expected nodes/NODE{most}")
+        raise InvalidArgument(field, f"{name[:100]!r}, expected nodes/NODE{most}")
     return node
 
 
 def page_size_of(size: int) -> int:
-    """Return how many a page is to have; the default for 0. Raises Invalid."""
+    """Return how many a page is to have; the default for 0. Raises InvalidArgument."""
     if not 0 <= size <= PAGE_SIZE_MAX:
-        raise Invalid("page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default")
+        raise InvalidArgument(
+            "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
+        )
     return size or PAGE_SIZE_DEFAULT
 
 

@@ -60,7 +60,7 @@ def parse_header(head: bytes) -> Header | None:
     return Header(iteration, HEAD_BYTES + blocks * block_bytes)
 
 
-def read(path: Path) -> Header | None:
+def read_header(path: Path) -> Header | None:
     """Read and parse. Raises OSError.
 
     Never of a file that this process has open in DuckDB: to close it would end DuckDB's lock (POSIX).
@@ -69,26 +69,26 @@ def read(path: Path) -> Header | None:
         return parse_header(file.read(HEAD_BYTES))
 
 
-def read_descriptor(descriptor: int) -> Header | None:
+def read_open_header(descriptor: int) -> Header | None:
     """The same from an open file, which stays open. Raises OSError."""
     return parse_header(os.pread(descriptor, HEAD_BYTES, 0))
 
 
-FILE = "gangline.duckdb"
-LOCK = "lock"
-JOURNAL = "events.journal"
+STORE_FILE = "gangline.duckdb"
+LOCK_FILE = "lock"
+JOURNAL_FILE = "events.journal"
 #: Not `ops.duckdb`: DuckDB would name its catalog `ops`, and `ops.worst` would be ambiguous.
 OPS_FILE = "operators.duckdb"
 #: While a compacted file takes the place of the old one, that one is kept under this name.
 BEFORE_SWAP = "gangline-before.duckdb"
 #: A compacted file that is not in place yet.
-COMPACTED = "compacted-new.duckdb"
+COMPACTED_FILE = "compacted-new.duckdb"
 #: Where `gangline admin verify` puts the copy that it reads.
-SCRATCH = "gangline-verify-"
+VERIFY_SCRATCH_PREFIX = "gangline-verify-"
 #: Hard links to Parquet files while they are copied, a folder for each process that copies.
-HOLDS = "backup-holds"
+BACKUP_HOLDS_FOLDER = "backup-holds"
 #: A folder in which `gangline admin restore` puts what it has not put in its place yet.
-RESTORING = "restoring"
+RESTORE_FOLDER = "restoring"
 
 #: The oldest DuckDB that can read a new file. Left to itself DuckDB writes for 0.10, where statistics take 3 kB of each
 #: column, also of an empty one: 17 MB of an operators' file without a row. A file keeps the version that it was made with.
@@ -98,7 +98,7 @@ STORAGE_VERSION = "v1.2.0"
 #: small to share, and threads that wait for work cost a third of it.
 #: Blocks of a new file: what was inserted since a checkpoint is in memory by blocks, of each column of each table at
 #: least one. With DuckDB's own 256 KiB that is 280 MB for 33 hosts.
-CONFIG: dict[str, str | bool | int | float | list[str]] = {
+CONNECTION_CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "default_block_size": 16_384,
     "storage_compatibility_version": STORAGE_VERSION,
     "autoinstall_known_extensions": False,
@@ -107,9 +107,9 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
 }
 #: What the names of the threads begin with that may be in DuckDB, or in the disk.
-THREADS = "store-"
+THREAD_NAME_PREFIX = "store-"
 #: Where the store's connections put what memory has no room for.
-SPILL = "spill"
+SPILL_FOLDER = "spill"
 
 
 class StoreError(Exception):
@@ -117,49 +117,49 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class FolderLock:
     """A folder that is ours until `release`."""
 
     folder: Path
-    lock: IO[str]
-    new: bool
+    file: IO[str]
+    is_new: bool
 
     def release(self) -> None:
         """Let another have the folder."""
-        self.lock.close()
+        self.file.close()
 
-    def withdraw(self) -> None:
+    def discard(self) -> None:
         """Let go of a folder that turned out not to be ours, and leave in it nothing of ours."""
-        if self.new:
+        if self.is_new:
             with suppress(OSError):
-                (self.folder / LOCK).unlink()
-        self.lock.close()
+                (self.folder / LOCK_FILE).unlink()
+        self.file.close()
 
 
-def claim(folder: Path) -> Claim:
+def lock_folder(folder: Path) -> FolderLock:
     """Make *folder* if need be and lock it for this process. Raises StoreError."""
     try:
         # Who may read it reads all: hosts, jobs, users, whatever login the service asks for.
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        new = not (folder / LOCK).exists()
-        lock = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - held while we live
+        new = not (folder / LOCK_FILE).exists()
+        lock = open(folder / LOCK_FILE, "a+", encoding="ascii")  # noqa: SIM115 - held while we live
     except OSError as error:
         raise StoreError(
             f"{error.filename or folder}: the data folder cannot be used: {error.strerror}"
             f"{_folder_remedy(error, folder)}"
         ) from error
-    claimed = Claim(folder, lock, new)
+    folder_lock = FolderLock(folder, lock, new)
     try:
         _lock(folder, lock)
     except StoreError:
-        claimed.release()
+        folder_lock.release()
         raise
     try:
-        _sign(folder, lock)
+        _write_pid(folder, lock)
     except StoreError:
-        claimed.withdraw()
+        folder_lock.discard()
         raise
-    return claimed
+    return folder_lock
 
 
 def _folder_remedy(error: OSError, folder: Path) -> str:
@@ -170,7 +170,7 @@ def _folder_remedy(error: OSError, folder: Path) -> str:
     if error.errno == errno.ENOSPC:
         return "; make room there: nothing was written"
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
-        return f"; {LOCK} must be a file of ours, and all above it folders: move away what is there"
+        return f"; {LOCK_FILE} must be a file of ours, and all above it folders: move away what is there"
     return ""
 
 
@@ -184,7 +184,7 @@ def _lock(folder: Path, lock: IO[str]) -> None:
             f"{folder} is in use by another aggregator (process {owner}); stop it, "
             "or name another folder with --data"
         ) from error
-    if not _is_at(folder / LOCK, lock):
+    if not _is_at(folder / LOCK_FILE, lock):
         raise StoreError(f"{folder}: another aggregator was just refused it; start this one again")
 
 
@@ -196,7 +196,7 @@ def _is_at(path: Path, lock: IO[str]) -> bool:
         return False
 
 
-def _sign(folder: Path, lock: IO[str]) -> None:
+def _write_pid(folder: Path, lock: IO[str]) -> None:
     try:
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), f"{os.getpid()}\n".encode())
@@ -218,21 +218,23 @@ def cause(error: Exception, folder: Path) -> str:
 
 def open_store(path: Path) -> duckdb.DuckDBPyConnection:
     """Return a connection to the store at *path*, made or migrated as need be. Raises StoreError."""
-    if (path.parent / RESTORING).exists():
+    if (path.parent / RESTORE_FOLDER).exists():
         raise StoreError(
             f"{path.parent}: a restore into this folder has not ended; run it again: "
             f"gangline admin restore --from BACKUP --data {path.parent} --force"
         )
     if not path.exists():
-        _make(path)
-    short = check_file(path)
+        _create(path)
+    truncation = check_file(path)
     try:
         connection = _connect(path)
     except StoreError as error:
-        raise StoreError(f"{short}; {error}" if short else str(error)) from error
+        raise StoreError(f"{truncation}; {error}" if truncation else str(error)) from error
     try:
-        if short and (table := _unreadable(connection)):
-            raise StoreError(f"{short}, and {table} cannot be read: {damaged_words(path)}")
+        if truncation and (table := _unreadable_table(connection)):
+            raise StoreError(
+                f"{truncation}, and {table} cannot be read: {damaged_store_advice(path)}"
+            )
         _migrate(connection, path)
     except BaseException:
         connection.close()
@@ -240,7 +242,7 @@ def open_store(path: Path) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     """Make an empty store under another name, so that a kill meanwhile leaves no half of one."""
     new = path.with_name("gangline-new.duckdb")
     for each in (new, wal_of(new), wal_of(path)):  # a WAL without its file is of nobody
@@ -259,12 +261,12 @@ def wal_of(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a compaction or a copy left in *folder* that was killed. Never raises."""
-    for name in (BEFORE_SWAP, COMPACTED, f"{COMPACTED}.wal"):
+    for name in (BEFORE_SWAP, COMPACTED_FILE, f"{COMPACTED_FILE}.wal"):
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
-    for each in (folder / HOLDS, *folder.glob(f"{SCRATCH}*")):
+    for each in (folder / BACKUP_HOLDS_FOLDER, *folder.glob(f"{VERIFY_SCRATCH_PREFIX}*")):
         shutil.rmtree(each, ignore_errors=True)
 
 
@@ -272,39 +274,40 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         # Named here: replaying a log may spill, and after that DuckDB takes no other folder.
         return duckdb.connect(
-            str(path), config=CONFIG | {"temp_directory": str(path.parent / SPILL)}
+            str(path),
+            config=CONNECTION_CONFIG | {"temp_directory": str(path.parent / SPILL_FOLDER)},
         )
     except duckdb.Error as error:
-        words = cause(error, path.parent)
+        reason = cause(error, path.parent)
         raise StoreError(
-            f"{path}: DuckDB {duckdb.__version__} cannot open it: {words}{_remedy(words, path)}"
+            f"{path}: DuckDB {duckdb.__version__} cannot open it: {reason}{_remedy(reason, path)}"
         ) from error
 
 
-def _remedy(words: str, path: Path) -> str:
-    """Return what to do about a file that DuckDB does not open for these *words*, "" when they say it."""
+def _remedy(reason: str, path: Path) -> str:
+    """Return what to do about a file that DuckDB does not open for these *reason*, "" when they say it."""
     wal = wal_of(path)
-    if "WAL" in words:
+    if "WAL" in reason:
         return (
             f". Everything up to the last checkpoint is in {path.name} itself: restore a backup "
-            f"({restore_words(path)}), or move {wal} away and start again, which loses what it holds "
+            f"({restore_command(path)}), or move {wal} away and start again, which loses what it holds "
             f"({wal.stat().st_size if wal.exists() else 0} bytes of the last readings)"
         )
-    if any(sign in words for sign in ("orrupt", "not a valid", "read enough", "checksum")):
-        return f". It is damaged and left as it is: {damaged_words(path)}"
-    if "version number" in words:
+    if any(sign in reason for sign in ("orrupt", "not a valid", "read enough", "checksum")):
+        return f". It is damaged and left as it is: {damaged_store_advice(path)}"
+    if "version number" in reason:
         return (
             ". It was written by a newer DuckDB, and is left untouched: install that one into this "
-            f"environment (pip install 'duckdb>=2,<3'), or restore a backup from before: {restore_words(path)}"
+            f"environment (pip install 'duckdb>=2,<3'), or restore a backup from before: {restore_command(path)}"
         )
-    if "fsync" in words or "nput/output" in words:
-        return disk_words(path.parent)
-    if "ermission" in words or "Read-only" in words:
+    if "fsync" in reason or "nput/output" in reason:
+        return disk_failure_advice(path.parent)
+    if "ermission" in reason or "Read-only" in reason:
         return ". Give its folder to the user that the aggregator runs as (chown, or remount it writable)"
     return ""
 
 
-def disk_words(folder: Path) -> str:
+def disk_failure_advice(folder: Path) -> str:
     """Return what to do about a disk that fails."""
     return (
         f". The disk under {folder} fails: see the kernel's log (dmesg). What was receipted before is there; start "
@@ -313,15 +316,15 @@ def disk_words(folder: Path) -> str:
     )
 
 
-def restore_words(path: Path) -> str:
+def restore_command(path: Path) -> str:
     """Return the command that puts a backup in the place of the store at *path*."""
     return f"gangline admin restore --from BACKUP --data {path.parent} --force"
 
 
-def damaged_words(path: Path) -> str:
+def damaged_store_advice(path: Path) -> str:
     """Return what to do with a damaged store."""
     return (
-        f"restore a backup ({restore_words(path)}), see what is readable "
+        f"restore a backup ({restore_command(path)}), see what is readable "
         f"(gangline admin verify --data {path.parent}), or move it away to begin with an empty store"
     )
 
@@ -344,22 +347,22 @@ def check_file(path: Path) -> str:
     if len(head) >= 12 and head[8:12] != MAGIC:
         raise StoreError(
             f"{path} is not a DuckDB file, so it is not our store; it is left untouched: "
-            f"move it away, name another folder with --data, or restore a backup: {restore_words(path)}"
+            f"move it away, name another folder with --data, or restore a backup: {restore_command(path)}"
         )
     found = parse_header(head)
     wanted = found.size_bytes if found else HEAD_BYTES
     if size >= wanted:
         return ""
-    words = (
+    message = (
         f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (a copy that did not "
         "end, or a disk that lost its last writes)"
     )
     if found is None:
-        raise StoreError(f"{words}; it is left untouched: {damaged_words(path)}")
-    return words
+        raise StoreError(f"{message}; it is left untouched: {damaged_store_advice(path)}")
+    return message
 
 
-def _unreadable(connection: duckdb.DuckDBPyConnection) -> str:
+def _unreadable_table(connection: duckdb.DuckDBPyConnection) -> str:
     """Read every block; return the name of the first table that has one that cannot be read, "" when all can."""
     names = connection.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
     for schema, table in names:
@@ -447,24 +450,26 @@ def _some(names: set[str]) -> str:
 # may be of earlier, and then finds less. It never says more than was durable, for it is written
 # after the commit.
 
-FILE_NAME = "durable"
+MARK_FILE = "durable"
 #: Of the WAL's beginning so much is compared.
 _BEGIN_BYTES = 24
 _MARK = struct.Struct(f"<QQQ{_BEGIN_BYTES}sI")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DurabilityMark:
     """Where a store stood: its checkpoint, the WAL's length and beginning, and when (ns, wall)."""
 
     iteration: int
     wal_bytes: int
-    at_ns: int
+    written_ns: int
     wal_begin: bytes = b""
 
-    def lost(self, found: Header | None, wal_bytes: int, wal_begin: bytes, path: Path) -> str:
+    def loss_message(
+        self, found: Header | None, wal_bytes: int, wal_begin: bytes, path: Path
+    ) -> str:
         """Return in words what is gone of a store that is found so, "" when nothing is known to be."""
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.at_ns // 1_000_000_000))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.written_ns // 1_000_000_000))
         until = f"when the last receipt was given ({when} UTC)"
         if found is None:
             return f"{path} is not there, but was {until}: all that was stored before is gone"
@@ -486,23 +491,23 @@ class Mark:
         return ""
 
 
-def encode(mark: Mark) -> bytes:
+def encode_mark(mark: DurabilityMark) -> bytes:
     """Return *mark* as it stands on disk."""
-    body = _MARK.pack(mark.iteration, mark.wal_bytes, mark.at_ns, mark.wal_begin, 0)[:-4]
+    body = _MARK.pack(mark.iteration, mark.wal_bytes, mark.written_ns, mark.wal_begin, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def parse_mark(data: bytes) -> Mark | None:
+def parse_mark(data: bytes) -> DurabilityMark | None:
     """Return the mark, None when *data* is none (a write that was cut off, another version)."""
     if len(data) != _MARK.size:
         return None
     iteration, wal_bytes, at_ns, begin, crc = _MARK.unpack(data)
     if zlib.crc32(data[:-4]) != crc:
         return None
-    return Mark(iteration, wal_bytes, at_ns, begin)
+    return DurabilityMark(iteration, wal_bytes, at_ns, begin)
 
 
-class Marker:
+class MarkWriter:
     """Writes the mark of the store at *path*. Used by the writer thread only."""
 
     def __init__(self, path: Path) -> None:
@@ -511,7 +516,7 @@ class Marker:
         self._begin: tuple[int, bytes] = (-1, b"")
 
     def close(self) -> None:
-        """Let go of the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read`)."""
+        """Let go of the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._begin = -1, (-1, b"")
@@ -520,7 +525,7 @@ class Marker:
         """Return what the head of the file says now. Raises OSError."""
         if self._file < 0:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return read_descriptor(self._file)
+        return read_open_header(self._file)
 
     def write(self, now_ns: int) -> None:
         """Note that all until now is durable. Never raises: on a disk that takes nothing the mark is of earlier."""
@@ -528,37 +533,37 @@ class Marker:
             found, size = self.header(), size_of(self._wal)
             iteration = found.iteration if found else 0
             if size and self._begin[0] != iteration:
-                self._begin = iteration, begin(self._wal)
-            mark = Mark(iteration, size, now_ns, self._begin[1] if size else b"")
-            _put(self._path.with_name(FILE_NAME), encode(mark))
+                self._begin = iteration, wal_beginning(self._wal)
+            mark = DurabilityMark(iteration, size, now_ns, self._begin[1] if size else b"")
+            _write_bytes(self._path.with_name(MARK_FILE), encode_mark(mark))
 
 
-def begin(wal: Path) -> bytes:
+def wal_beginning(wal: Path) -> bytes:
     """Return how the WAL begins, padded."""
     with open(wal, "rb") as file:
         return file.read(_BEGIN_BYTES).ljust(_BEGIN_BYTES, b"\0")
 
 
-def lost(path: Path) -> str:
+def loss_message(path: Path) -> str:
     """Return in words what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
     try:
-        mark = parse_mark(path.with_name(FILE_NAME).read_bytes())
+        mark = parse_mark(path.with_name(MARK_FILE).read_bytes())
     except FileNotFoundError:
         return ""
     if mark is None:
         return ""
     wal = wal_of(path)
-    found = read(path) if path.exists() else None
+    found = read_header(path) if path.exists() else None
     size = size_of(wal)
-    return mark.lost(found, size, begin(wal) if size else b"", path)
+    return mark.loss_message(found, size, wal_beginning(wal) if size else b"", path)
 
 
-def forget(folder: Path) -> None:
+def remove_mark(folder: Path) -> None:
     """Another file is about to take the place of the one that was marked."""
-    (folder / FILE_NAME).unlink(missing_ok=True)
+    (folder / MARK_FILE).unlink(missing_ok=True)
 
 
-def _put(path: Path, data: bytes) -> None:
+def _write_bytes(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         os.pwrite(descriptor, data, 0)
@@ -583,11 +588,11 @@ def size_of(path: Path) -> int:
 # beneath and of what then stood: another version of ours, a view that somebody replaced by hand, or
 # a table with other columns is found by it, and all is made anew.
 
-NOTE = "scripts_run"
+DIGEST_VIEW = "scripts_run"
 #: Of `readings` the comments alone: they say which columns (`live_tables.py`). What is in Parquet comes and goes.
 _VIEWS = (
     "SELECT schema_name, view_name, comment, if(schema_name = 'readings', '', sql) FROM duckdb_views() "
-    f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{NOTE}'"
+    f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{DIGEST_VIEW}'"
 )
 _MACROS = (
     "SELECT schema_name, function_name, parameters, comment, macro_definition "
@@ -597,37 +602,38 @@ _TABLES = "SELECT table_name, comment, sql FROM duckdb_tables() WHERE schema_nam
 _WORD = re.compile(r"\w+")
 #: DuckDB writes the same text otherwise once it has read it from the file: other parentheses and quotes, another order
 #: of names, a comma or nothing for these, and a row of names for a lambda's.
-_EITHER_WAY = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
+_IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
 def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:
     """Run the scripts if need be, in the transaction of the caller; say whether they were. Raises duckdb.Error."""
     text = ";\n".join(scripts)
-    note = _note(connection)
-    if note and note == _digest(connection, text):
+    stored_digest = _stored_digest(connection)
+    if stored_digest and stored_digest == _digest(connection, text):
         return False
     connection.execute(text)
-    connection.execute(f"CREATE OR REPLACE VIEW {NOTE} AS SELECT 'its comment' AS digest")
-    connection.execute(f"COMMENT ON VIEW {NOTE} IS '{_digest(connection, text)}'")
+    connection.execute(f"CREATE OR REPLACE VIEW {DIGEST_VIEW} AS SELECT 'its comment' AS digest")
+    connection.execute(f"COMMENT ON VIEW {DIGEST_VIEW} IS '{_digest(connection, text)}'")
     return True
 
 
-def _note(connection: duckdb.DuckDBPyConnection) -> str:
+def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
     found = connection.execute(
-        "SELECT comment FROM duckdb_views() WHERE schema_name = 'main' AND view_name = ?", [NOTE]
+        "SELECT comment FROM duckdb_views() WHERE schema_name = 'main' AND view_name = ?",
+        [DIGEST_VIEW],
     ).fetchall()
     return found[0][0] or "" if found else ""
 
 
 def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
     """Return the digest of what there is to run, and of what stands."""
-    stands = [
-        (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _EITHER_WAY))
+    existing = [
+        (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)
         for *names, sql in connection.execute(query).fetchall()
     ]
-    told = duckdb.__version__, text, sorted(map(repr, stands))
-    return sha256(repr(told).encode()).hexdigest()
+    content = duckdb.__version__, text, sorted(map(repr, existing))
+    return sha256(repr(content).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------
@@ -643,7 +649,7 @@ CELLS_WAITING_MAX = 2_000_000
 NAMES_CELLS = 8
 #: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it goes on:
 #: with DuckDB's own size those of the widest tables alone are 80 MB. Full ones go to disk one by one.
-_CONFIG = CONFIG | {"memory_limit": "96MB", "write_buffer_row_group_count": 1}
+_NEW_FILE_CONFIG = CONNECTION_CONFIG | {"memory_limit": "96MB", "write_buffer_row_group_count": 1}
 ROW_GROUP_ROWS = 16_384
 
 
@@ -652,7 +658,7 @@ class NewFile:
     """A connection to the file. What it does comes after `begin`."""
 
     connection: duckdb.DuckDBPyConnection
-    _waiting_cells: int = 0
+    _uncommitted_cells: int = 0
 
     def insert(self, table: str, batches: Iterable[Any]) -> None:
         """Insert Arrow's record batches, each as it comes. Raises duckdb.Error."""
@@ -666,20 +672,20 @@ class NewFile:
     def run(self, insert: str, columns: int) -> None:
         """Run a statement that inserts rows of so many columns, and commit when much waits. Raises duckdb.Error."""
         ((count,),) = self.connection.execute(insert).fetchall()
-        self._waiting_cells += count * (columns + NAMES_CELLS)
-        if self._waiting_cells >= CELLS_WAITING_MAX:
-            self.put_down()
+        self._uncommitted_cells += count * (columns + NAMES_CELLS)
+        if self._uncommitted_cells >= CELLS_WAITING_MAX:
+            self.checkpoint()
             self.begin()
 
     def begin(self) -> None:
         """Begin a transaction."""
         self.connection.execute("BEGIN")
 
-    def put_down(self) -> None:
+    def checkpoint(self) -> None:
         """End the transaction, all in the file and none in a WAL. Raises duckdb.Error."""
         self.connection.execute("COMMIT")
         self.connection.execute("CHECKPOINT")
-        self._waiting_cells = 0
+        self._uncommitted_cells = 0
 
 
 @contextmanager
@@ -689,7 +695,9 @@ def new_file(path: Path) -> Iterator[NewFile]:
         "spill-operators"
     )  # DuckDB's own choice would be in the working directory
     rmtree(spill, ignore_errors=True)  # of one that was killed
-    connection = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(spill)})
+    connection = duckdb.connect(
+        ":memory:", config=_NEW_FILE_CONFIG | {"temp_directory": str(spill)}
+    )
     try:
         connection.execute(
             f"ATTACH {quoted(str(path))} AS operators (ROW_GROUP_SIZE {ROW_GROUP_ROWS})"
@@ -697,6 +705,6 @@ def new_file(path: Path) -> Iterator[NewFile]:
         connection.execute("USE operators")
         made = NewFile(connection)
         yield made
-        made.put_down()
+        made.checkpoint()
     finally:
         connection.close()

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..durable_file import sync_folder
-from ..errors import BEHIND_SECONDS, NotReady, TooMuch
+from ..errors import DISK_RETRY_SECONDS, ResourceExhausted, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ COMPACT_BYTES_MIN = 1 << 20
 #: No longer record is written. One that is there and whole is read: earlier versions wrote them.
 RECORD_BYTES_MAX = 1 << 20
 #: The file that takes the journal's place, until it does.
-NEW = ".new"
+NEW_SUFFIX = ".new"
 #: Beside the journal stands how far it was receipted, so that one that lost its end is found out.
-NOTE = ".noted"
+ACKNOWLEDGED_SUFFIX = ".noted"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-_NOTED = struct.Struct("<QI")
+_ACKNOWLEDGED = struct.Struct("<QI")
 _HEAD = struct.Struct("<II")
 _FRONT = struct.Struct("<HQQ")
 
@@ -71,46 +71,48 @@ class EventJournal:
         #: Position of the file's first byte, and up to which the store has all; size of the file.
         self._begin = self._stored = self._size = 0
         #: Whether the folder may not have the file that we write to, after a power cut.
-        self._folder_behind = False
-        self._failing = ""
-        path.with_name(path.name + NEW).unlink(missing_ok=True)
+        self._is_folder_unsynced = False
+        self._failure = ""
+        path.with_name(path.name + NEW_SUFFIX).unlink(missing_ok=True)
         self._descriptor = os.open(path, _FLAGS, 0o640)
         sync_folder(path.parent)
         data = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
-        records = list(parse(data))
+        records = list(parse_records(data))
         whole = records[-1][1] if records else 0
-        self._note = os.open(path.with_name(path.name + NOTE), _FLAGS, 0o640)
+        self._acknowledged_descriptor = os.open(
+            path.with_name(path.name + ACKNOWLEDGED_SUFFIX), _FLAGS, 0o640
+        )
         #: What of receipted events was damaged, in words; "" when nothing was.
-        self.lost_words = ""
-        if later := list(_salvaged(data, whole)):
-            self.lost_words = self._set_aside(path, data, whole, [size for _, size in later])
-            good = data[:whole] + b"".join(encode(event) for event, _ in later)
+        self.loss_message = ""
+        if later := list(_salvage_records(data, whole)):
+            self.loss_message = self._set_aside(path, data, whole, [size for _, size in later])
+            good = data[:whole] + b"".join(encode_record(event) for event, _ in later)
             self._replace(good)
             self._sync_folder()
-            data, records = good, list(parse(good))
+            data, records = good, list(parse_records(good))
         #: What was receipted and may not be in the store yet: for the store to take.
         self.replayed = [event for event, _ in records]
         self._size = records[-1][1] if records else 0
         #: Bytes at the end that were no record: a write that was cut off.
         self.torn_bytes = len(data) - self._size
-        if self._size < (noted := self._noted()) and not self.lost_words:
-            self.lost_words = f"{path} ends at byte {self._size}, and {noted} were receipted: the events in between are gone"
+        if self._size < (acknowledged := self._acknowledged_position()) and not self.loss_message:
+            self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were receipted: the events in between are gone"
         os.ftruncate(self._descriptor, self._size)
-        self._put_note(self._size)
+        self._write_acknowledged(self._size)
 
-    def _noted(self) -> int:
+    def _acknowledged_position(self) -> int:
         """Return up to where events were receipted, 0 where that is not known."""
-        noted = os.pread(self._note, _NOTED.size + 1, 0)
-        if len(noted) != _NOTED.size:
+        data = os.pread(self._acknowledged_descriptor, _ACKNOWLEDGED.size + 1, 0)
+        if len(data) != _ACKNOWLEDGED.size:
             return 0
-        position, crc = _NOTED.unpack(noted)
-        return position if crc == zlib.crc32(noted[:8]) else 0
+        position, crc = _ACKNOWLEDGED.unpack(data)
+        return position if crc == zlib.crc32(data[:8]) else 0
 
-    def _put_note(self, position: int) -> None:
+    def _write_acknowledged(self, position: int) -> None:
         """Never raises, never syncs: after a power cut it may be of earlier, and then finds less."""
         data = struct.pack("<Q", position)
         with contextlib.suppress(OSError):
-            os.pwrite(self._note, data + struct.pack("<I", zlib.crc32(data)), 0)
+            os.pwrite(self._acknowledged_descriptor, data + struct.pack("<I", zlib.crc32(data)), 0)
 
     @staticmethod
     def _set_aside(path: Path, data: bytes, at: int, later: Sequence[int]) -> str:
@@ -128,87 +130,91 @@ class EventJournal:
     def append(self, events: Sequence[StoredEvent]) -> int:
         """Write and fsync; return the position after them. They are durable when this returns.
 
-        Raises TooMuch when the store is so far behind that the journal is full, NotReady when the
+        Raises ResourceExhausted when the store is so far behind that the journal is full, ServiceUnavailable when the
         disk refuses, ValueError for an event that could not be read back; nothing of *events* is then in
         the journal.
         """
-        records = [encode(event) for event in events]
+        records = [encode_record(event) for event in events]
         if (longest := max(map(len, records), default=0)) > RECORD_BYTES_MAX:
             raise ValueError(f"an event of {longest} bytes, at most {RECORD_BYTES_MAX}")
         data = b"".join(records)
         with self._lock:
             waiting = self._begin + self._size - self._stored
             if waiting + len(data) > JOURNAL_BYTES_MAX:
-                words = f"{waiting} bytes of events wait for the store, at most {JOURNAL_BYTES_MAX}"
-                raise TooMuch(words, BEHIND_SECONDS)
+                message = (
+                    f"{waiting} bytes of events wait for the store, at most {JOURNAL_BYTES_MAX}"
+                )
+                raise ResourceExhausted(message, DISK_RETRY_SECONDS)
             try:
                 self._sync_folder()
                 _write_all(self._descriptor, data, self._size)
                 os.fsync(self._descriptor)
             except OSError as error:
-                self._cut()
-                raise NotReady(f"events cannot be written to disk: {error.strerror}") from error
+                self._truncate()
+                raise ServiceUnavailable(
+                    f"events cannot be written to disk: {error.strerror}"
+                ) from error
             self._size += len(data)
-            self._put_note(self._size)
+            self._write_acknowledged(self._size)
             return self._begin + self._size
 
-    def stored(self, position: int) -> None:
+    def mark_stored(self, position: int) -> None:
         """All up to *position* is in the store, and leaves the file once it is worth the writing. Never raises."""
         with self._lock:
             self._stored = max(self._stored, position)
-            gone = self._stored - self._begin
-            waiting = self._size - gone
+            stored_bytes = self._stored - self._begin
+            waiting = self._size - stored_bytes
             if not waiting and self._size:
                 self._begin, self._size = self._stored, 0
-                self._put_note(0)
-                self._cut()
-            elif gone >= max(waiting, COMPACT_BYTES_MIN):
-                self._compact(gone, waiting)
+                self._write_acknowledged(0)
+                self._truncate()
+            elif stored_bytes >= max(waiting, COMPACT_BYTES_MIN):
+                self._compact(stored_bytes, waiting)
 
-    def _compact(self, gone: int, waiting: int) -> None:
-        """Drop the first *gone* bytes of the file. After a failure it is as before, and tried again later."""
+    def _compact(self, stored_bytes: int, waiting: int) -> None:
+        """Drop the first *stored_bytes* bytes of the file. After a failure it is as before, and tried again later."""
         try:
-            data = os.pread(self._descriptor, waiting, gone)
+            data = os.pread(self._descriptor, waiting, stored_bytes)
             if len(data) != waiting:
                 raise OSError(errno.EIO, f"{len(data)} bytes read, not {waiting}")
             self._replace(data)
             self._begin, self._size = self._stored, waiting
             self._sync_folder()
         except OSError as error:
-            words = f"{self._path} cannot be made smaller: {error.strerror}"
-            if words != self._failing:
-                log.warning("%s; it is tried again after each commit", words)
-            self._failing = words
+            message = f"{self._path} cannot be made smaller: {error.strerror}"
+            if message != self._failure:
+                log.warning("%s; it is tried again after each commit", message)
+            self._failure = message
         else:
-            self._failing = ""
+            self._failure = ""
 
     def _replace(self, data: bytes) -> None:
         """Put a file of *data* in the journal's place. Raises OSError; then the one before is there.
 
         It lasts a power cut after `_sync_folder`.
         """
-        new = self._path.with_name(self._path.name + NEW)
+        new = self._path.with_name(self._path.name + NEW_SUFFIX)
         descriptor = os.open(new, _FLAGS | os.O_TRUNC, 0o640)
         try:
             _write_all(descriptor, data, 0)
             os.fsync(descriptor)
             # First: a note of more than the file has would tell of a loss that was none.
-            self._put_note(len(data))
-            os.fsync(self._note)
+            self._write_acknowledged(len(data))
+            os.fsync(self._acknowledged_descriptor)
             os.replace(new, self._path)
         except OSError:
             os.close(descriptor)
             raise
         os.close(self._descriptor)
-        self._descriptor, self._folder_behind = descriptor, True
+        self._descriptor, self._is_folder_unsynced = descriptor, True
 
     def _sync_folder(self) -> None:
         """Make the latest `_replace` last a power cut. Raises OSError: nothing may be receipted yet."""
-        if self._folder_behind:
+        if self._is_folder_unsynced:
             sync_folder(self._path.parent)
-            self._folder_behind = False
+            self._is_folder_unsynced = False
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         """Best effort: what stays past the end is overwritten, or replayed, which doubles nothing."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size)
@@ -231,10 +237,10 @@ class EventJournal:
     def close(self) -> None:
         """Close the files."""
         os.close(self._descriptor)
-        os.close(self._note)
+        os.close(self._acknowledged_descriptor)
 
 
-def encode(event: StoredEvent) -> bytes:
+def encode_record(event: StoredEvent) -> bytes:
     """Return the record of *event*."""
     host = event.host.encode()
     front = _FRONT.pack(len(host), event.received_ns, event.time_ns)
@@ -242,7 +248,7 @@ def encode(event: StoredEvent) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def parse(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]:
+def parse_records(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]:
     """Yield (event, where its record ends) from byte *at* on, up to the first record that is not whole."""
     while body := _body(data, at):
         at += _HEAD.size + len(body)
@@ -263,12 +269,12 @@ def _body(data: bytes, at: int) -> bytes:
     return body if zlib.crc32(body) == crc else b""
 
 
-def salvaged(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
+def salvage_events(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
     """Yield the events of whole records that follow a damage at byte *damaged_at*: an append that was cut off has none."""
-    return (event for event, _ in _salvaged(data, damaged_at))
+    return (event for event, _ in _salvage_records(data, damaged_at))
 
 
-def _salvaged(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent, int]]:
+def _salvage_records(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent, int]]:
     """Yield (event, size of its record).
 
     A record that is damaged, or cannot be understood, is skipped by its length where that is right. Else
@@ -278,7 +284,7 @@ def _salvaged(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent, int]]
     at = damaged_at
     while at + _HEAD.size < len(data):
         begin = at
-        for event, end in parse(data, at):
+        for event, end in parse_records(data, at):
             yield event, end - at
             at = damaged_at = end
         if at > begin:

@@ -23,16 +23,16 @@ from pathlib import Path
 
 import duckdb
 
-from ...contract.host_policy import Row, builtin
+from ...contract.host_policy import PolicyRow, builtin
 from ...contract.signals import FORMER_TABLES
 from ...contract.xid.policy import policy, sxid_policy
 from ..sql import quoted
 from .layout import COLUMNS, definitions
 from .parquet import segment_files
-from .parquet.segment_files import Segment
+from .parquet.segment_files import ParquetSegment
 from .parquet.views import columns_of, past_sources, union
 
-_FORMER = {name: former for former, name in FORMER_TABLES.items()}
+_CURRENT_NAMES = {name: former for former, name in FORMER_TABLES.items()}
 #: Ten digits are an hour of a version before this one.
 _NAME = re.compile(r"(?P<table>\w+?)__(?P<part>\d{10}(\d\d)?)$")
 HOUR_NS = 3600 * 1_000_000_000
@@ -53,34 +53,38 @@ def part_name(now_ns: int) -> str:
     return f"{time.strftime('%Y%m%d%H', at)}{at.tm_min // PART_MINUTES * PART_MINUTES:02}"
 
 
-class Hours:
+class LiveTables:
     """The live tables of one store. Used by the writer thread only, within its transactions."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
-        self._current = ""
+        self._current_part = ""
         self._ready: set[str] = set()
         self._parts: dict[str, dict[str, Types]] = {}  # table -> part -> its columns
-        self._segments: dict[str, list[Segment]] = {}  # table -> its readings in Parquet
-        self._marks: dict[str, int] = {}  # table -> what of it was recorded when they were read
-        self._made = _made(connection)  # view -> digest of what it was made of
+        self._segments: dict[str, list[ParquetSegment]] = {}  # table -> its readings in Parquet
+        self._table_hashes: dict[
+            str, int
+        ] = {}  # table -> what of it was recorded when they were read
+        self._view_digests = _stored_view_digests(
+            connection
+        )  # view -> digest of what it was made of
 
-    def open(self) -> None:
+    def reload(self) -> None:
         """Read what there is, and make anew the views of what has changed."""
-        self._current, self._ready = "", set()
+        self._current_part, self._ready = "", set()
         self._read_parts()
         self._read_segments()
         for table in [*self._parts, *(self._segments.keys() - self._parts.keys())]:
             self._make_views(table)
 
     def _read_segments(self) -> None:
-        marks = segment_files.marks(self._connection)
-        for table in self._marks.keys() | marks.keys():
-            if marks.get(table) != self._marks.get(table):
-                found = segment_files.recorded(self._connection, "raw", table)
+        hashes = segment_files.table_hashes(self._connection)
+        for table in self._table_hashes.keys() | hashes.keys():
+            if hashes.get(table) != self._table_hashes.get(table):
+                found = segment_files.recorded_segments(self._connection, "raw", table)
                 self._segments[table] = segment_files.readable(self._folder, found)
-        self._marks = marks
+        self._table_hashes = hashes
 
     def _read_parts(self) -> None:
         """In one query: DuckDB looks at all columns there are for those of one table."""
@@ -98,15 +102,15 @@ class Hours:
     def table_for(self, table: str, now_ns: int) -> str:
         """Return the name of the table of *table* for these five minutes, made if it is not there yet."""
         part = part_name(now_ns)
-        if part != self._current:
-            self._current, self._ready = part, set()
+        if part != self._current_part:
+            self._current_part, self._ready = part, set()
         name = f'hours."{table}__{part}"'
         if table not in self._ready:
-            self._make(table, part, name)
+            self._create_table(table, part, name)
             self._ready.add(table)
         return name
 
-    def _make(self, table: str, part: str, name: str) -> None:
+    def _create_table(self, table: str, part: str, name: str) -> None:
         columns = COLUMNS[table]
         if part not in self._parts[table]:
             self._connection.execute(f"CREATE TABLE {name} ({definitions(columns)})")
@@ -135,7 +139,7 @@ class Hours:
         return dropped
 
     def _make_views(self, table: str) -> None:
-        names = [table, _FORMER.get(table, "")]  # what a version before stored is there too
+        names = [table, _CURRENT_NAMES.get(table, "")]  # what a version before stored is there too
         live = {
             f'hours."{each}__{part}"': types
             for each in names
@@ -155,18 +159,18 @@ class Hours:
 
     def _make_view(self, view: str, body: str, made_of: str = "") -> None:
         digest = sha256(f"{duckdb.__version__} {body} {made_of}".encode()).hexdigest()
-        if self._made.get(view) != digest:
+        if self._view_digests.get(view) != digest:
             self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {body}")
             self._connection.execute(f"COMMENT ON VIEW {view} IS '{digest}'")
-            self._made[view] = digest
+            self._view_digests[view] = digest
 
     def _drop_views(self, table: str) -> None:
         for schema in ("latest", "readings", "past", "live"):
             self._connection.execute(f'DROP VIEW IF EXISTS {schema}."{table}"')
-            self._made.pop(f'{schema}."{table}"', None)
+            self._view_digests.pop(f'{schema}."{table}"', None)
 
 
-def _made(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+def _stored_view_digests(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     rows: list[tuple[str, str]] = connection.execute(
         """SELECT schema_name || '."' || view_name || '"', comment FROM duckdb_views() """
         "WHERE schema_name IN ('live', 'past', 'readings', 'latest') AND comment IS NOT NULL"
@@ -203,15 +207,15 @@ def actions() -> Iterator[Action]:
     for signal, rows in (("gpu.xid", policy()), ("nvswitch.sxid", sxid_policy())):
         source = f"{signal.partition('.')[2]}.toml"
         for code, one in rows.items():
-            said = one.action, one.scope, str(one.severity), str(one.clears)
-            yield one.name, signal, code, *said, source
+            policy_fields = one.action, one.scope, str(one.severity), str(one.clears)
+            yield one.name, signal, code, *policy_fields, source
     for row in builtin().rows:
         for exact in _codes(row) if row.action else ():
-            said = row.action, row.scope, str(row.severity), str(row.clears)
-            yield row.name, row.about, exact, *said, "policy.toml"
+            policy_fields = row.action, row.scope, str(row.severity), str(row.clears)
+            yield row.name, row.evidence_signal, exact, *policy_fields, "policy.toml"
 
 
-def _codes(row: Row) -> tuple[int | None, ...]:
+def _codes(row: PolicyRow) -> tuple[int | None, ...]:
     """Return the values of its event or its reading that a row is about; (None,) for any."""
     exact = row.when and row.when[0].compare in ("==", "in") and not row.when[0].other
     found = tuple(map(int, row.when[0].values)) if exact else row.codes

@@ -14,7 +14,14 @@ from ..model import Finding, HostScore, Snapshot
 from . import rows as records
 from .duckdb_file import StoreError
 from .journal import StoredEvent
-from .rows import NONE_FOREIGN, Foreign, HostFrame, HostRecord, OwnReading, ScoreOf
+from .rows import (
+    NO_FOREIGN_SIGNALS,
+    ForeignSignal,
+    HostFrame,
+    HostRecord,
+    OwnHealthReading,
+    SnapshotScore,
+)
 
 # ----------------------------------------------------------------------
 # What waits for the next commit.
@@ -34,12 +41,12 @@ class Pending:
     events: list[StoredEvent] = field(default_factory=list[StoredEvent])
     journal_position: int = 0
     hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
-    foreign: dict[int, Foreign] = field(default_factory=dict[int, Foreign])
-    scores: list[ScoreOf] = field(default_factory=list[ScoreOf])
+    foreign: dict[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
+    scores: list[SnapshotScore] = field(default_factory=list[SnapshotScore])
     findings: dict[tuple[str, str, str, int], Finding] = field(
         default_factory=dict[tuple[str, str, str, int], Finding]
     )
-    own: list[OwnReading] = field(default_factory=list[OwnReading])
+    own_health: list[OwnHealthReading] = field(default_factory=list[OwnHealthReading])
     #: When the first of `frames` came, by the monotonic clock.
     first_seconds: float = 0.0
 
@@ -47,15 +54,15 @@ class Pending:
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
         several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any(several) and not self.own
+        return not any(several) and not self.own_health
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What it is, and of whom."""
         several: dict[str, Sized] = {
             "frames": self.frames, "events": self.events, "registrations": self.hosts,
             "scores": self.scores, "findings": self.findings, "signals": self.foreign,
-            "readings of ourselves": self.own,
+            "readings of ourselves": self.own_health,
         }  # fmt: skip
         counts = ", ".join(f"{len(some)} {name}" for name, some in several.items() if some)
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
@@ -82,7 +89,10 @@ class Pending:
         for host, record in self.hosts.items():
             parts.setdefault(host, Pending()).hosts[host] = record
         rest = Pending(
-            foreign=self.foreign, scores=self.scores, findings=self.findings, own=self.own
+            foreign=self.foreign,
+            scores=self.scores,
+            findings=self.findings,
+            own_health=self.own_health,
         )
         return [*parts.values(), *([] if rest.empty else [rest])]
 
@@ -90,7 +100,7 @@ class Pending:
         several = (
             Pending(hosts=self.hosts), Pending(frames=self.frames, rows=self.rows),
             Pending(events=self.events), Pending(foreign=self.foreign), Pending(scores=self.scores),
-            Pending(findings=self.findings), Pending(own=self.own),
+            Pending(findings=self.findings), Pending(own_health=self.own_health),
         )  # fmt: skip
         return [one for one in several if not one.empty]
 
@@ -102,11 +112,11 @@ class Pending:
             return Pending(
                 frames=frames, rows=sum(frame.frame.rows for frame, _ in frames), events=self.events[part],
                 hosts=dict(list(self.hosts.items())[part]), foreign=dict(list(self.foreign.items())[part]),
-                scores=self.scores[part], findings=dict(list(self.findings.items())[part]), own=self.own[part],
+                scores=self.scores[part], findings=dict(list(self.findings.items())[part]), own_health=self.own_health[part],
             )  # fmt: skip
 
         kinds: tuple[Sized, ...] = (
-            self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own,
+            self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own_health,
         )  # fmt: skip
         middle = max(len(one) for one in kinds) // 2
         return [one for one in (half(slice(middle)), half(slice(middle, None))) if not one.empty]
@@ -121,7 +131,7 @@ EVENTS_WAITING_MAX = 100_000
 #: A commit costs much the same whatever is in it: of a small fleet, with fewer rows, it may be so many times as late.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
-OWN_WAITING_MAX = 10_000
+OWN_HEALTH_WAITING_MAX = 10_000
 
 
 class Queue:
@@ -132,8 +142,8 @@ class Queue:
         self._change = threading.Condition()
         self._pending = Pending()
         self._committing = Pending()
-        self._works: deque[Callable[[], None]] = deque()
-        self._closing = self._hurried = False
+        self._work_items: deque[Callable[[], None]] = deque()
+        self._closing = self._commit_requested = False
         #: Judgements left out because too many waited.
         self.dropped_scores = 0
         #: Findings left out because too many waited.
@@ -145,7 +155,7 @@ class Queue:
         frame: Received,
         time_offset_ns: int,
         on_durable: OnDurable,
-        foreign: Mapping[int, Foreign] = NONE_FOREIGN,
+        foreign: Mapping[int, ForeignSignal] = NO_FOREIGN_SIGNALS,
     ) -> bool:
         """Queue a frame. False: the queue is full, nothing was taken, try again later.
 
@@ -202,7 +212,7 @@ class Queue:
         """Whether so many events wait that no more should be taken."""
         return len(self._pending.events) >= EVENTS_WAITING_MAX
 
-    def submit_host(self, record: HostRecord, foreign: Mapping[int, Foreign]) -> None:
+    def submit_host(self, record: HostRecord, foreign: Mapping[int, ForeignSignal]) -> None:
         """Queue a host as it registered, and the signals that only it knows."""
         with self._change:
             self._pending.hosts[record.host] = record
@@ -211,10 +221,10 @@ class Queue:
 
     def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
         """Queue judgements with their evidence."""
-        told = records.of_snapshot(snapshot, changed)
+        snapshot_scores = records.snapshot_scores(snapshot, changed)
         with self._change:
             scores = self._pending.scores
-            scores += told
+            scores += snapshot_scores
             over = len(scores) - SCORES_WAITING_MAX
             if over > 0:
                 del scores[:over]
@@ -231,12 +241,12 @@ class Queue:
                 self.dropped_findings += 1
             self._change.notify_all()
 
-    def submit_own(self, readings: Sequence[OwnReading]) -> None:
+    def submit_own_health(self, readings: Sequence[OwnHealthReading]) -> None:
         """Queue the aggregator's readings of itself."""
         with self._change:
-            own = self._pending.own
-            own += readings
-            del own[: max(0, len(own) - OWN_WAITING_MAX)]
+            own_health = self._pending.own_health
+            own_health += readings
+            del own_health[: max(0, len(own_health) - OWN_HEALTH_WAITING_MAX)]
             self._change.notify_all()
 
     def _submit_events(self, events: Sequence[StoredEvent], position: int) -> None:
@@ -251,7 +261,7 @@ class Queue:
         with self._change:
             if self._closing:
                 raise StoreError("the store is closing")
-            self._works.append(work)
+            self._work_items.append(work)
             self._change.notify_all()
 
     def _submit_end(self) -> None:
@@ -260,27 +270,29 @@ class Queue:
             self._closing = True
             self._change.notify_all()
 
-    def hurry(self) -> None:
+    def request_commit(self) -> None:
         """Commit what waits now, not after `commit_seconds`."""
         with self._change:
-            self._hurried = True
+            self._commit_requested = True
             self._change.notify_all()
 
     # -- for the thread that takes ---------------------------------------------------------------
 
-    def _take(self) -> Pending | None:
+    def _take_pending(self) -> Pending | None:
         """Wait until a commit is due and take all that waits; None when closing and nothing does.
 
         Work for `in_transaction` ends the waiting too.
         """
         with self._change:
-            self._change.wait_for(lambda: self._closing or self._works or not self._pending.empty)
+            self._change.wait_for(
+                lambda: self._closing or self._work_items or not self._pending.empty
+            )
             self._wait_for_rows(self._config.commit_rows, self._config.commit_seconds)
             if self._pending.rows < FEW_ROWS:
                 few = min(FEW_ROWS, self._config.commit_rows)
                 self._wait_for_rows(few, (FEW_PERIODS - 1) * self._config.commit_seconds)
-            self._hurried = False
-            if self._pending.empty and not self._works:
+            self._commit_requested = False
+            if self._pending.empty and not self._work_items:
                 return None
             pending, self._pending = self._pending, Pending()
             self._committing = pending
@@ -289,11 +301,16 @@ class Queue:
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
         """Wait until so many rows wait, or there is a reason to commit before."""
         self._change.wait_for(
-            lambda: self._closing or self._hurried or self._works or self._pending.rows >= rows,
+            lambda: (
+                self._closing
+                or self._commit_requested
+                or self._work_items
+                or self._pending.rows >= rows
+            ),
             timeout=seconds_max,
         )
 
-    def _rest(self, seconds_max: float) -> None:
+    def _pause(self, seconds_max: float) -> None:
         """Wait, but not while there is other work, nor at the end."""
         with self._change:
-            self._change.wait_for(lambda: self._closing or self._works, timeout=seconds_max)
+            self._change.wait_for(lambda: self._closing or self._work_items, timeout=seconds_max)

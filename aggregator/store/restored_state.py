@@ -9,20 +9,26 @@ from typing import Any
 import duckdb
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ..fleet.known_gpus import EXPECTED_KIND
-from ..model import Evidence, Finding, HostScore, Reason, State
-from ..scoring.score import inputs_of_row
+from ..hazard.features import inputs_of_row
+from ..model import (
+    EXPECTED_KIND,
+    UNCHANGED_SCORE_SECONDS,
+    Evidence,
+    Finding,
+    HealthState,
+    HostScore,
+    Reason,
+)
 from .journal import StoredEvent
-from .score_rows import REPEAT_SECONDS
-from .snapshot_file import TOLD
-from .writer import STANDING_EVENTS
+from .snapshot_file import REPEATED_EVENTS
+from .writer import OPEN_FINDING_EVENTS
 
 #: Why a finding was cleared that nobody looked at again.
-NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
+NOT_REEVALUATED = "the aggregator started again; what is still so is found anew"
 #: Events of the last day are read again, so that a restart forgets no fault: so many of each kind (`_RECENT_EVENTS`).
 EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
 #: The scores of hosts are read again that were heard within this before the last score of all.
-HEARD_SECONDS = 86_400
+RECEIVED_SECONDS_MAX = 86_400
 
 Connection = duckdb.DuckDBPyConnection
 #: The last score of a host, and how many GPUs it registered with.
@@ -77,8 +83,13 @@ def last_scores(connection: Connection) -> list[LastScore]:
     ).fetchone()
     if newest is None:
         return []
-    back = {"readings": 600, "scores": 3600, "hosts": HEARD_SECONDS, "heard": -REPEAT_SECONDS}
-    since = {name: newest[0] - seconds * 1_000_000 for name, seconds in back.items()}
+    lookback_seconds = {
+        "readings": 600,
+        "scores": 3600,
+        "hosts": RECEIVED_SECONDS_MAX,
+        "heard": -UNCHANGED_SCORE_SECONDS,
+    }
+    since = {name: newest[0] - seconds * 1_000_000 for name, seconds in lookback_seconds.items()}
     found = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
     names = [column[0] for column in found.description or ()]
     return [_last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
@@ -91,8 +102,8 @@ def open_findings(connection: Connection) -> list[Finding]:
         "WHERE cleared IS NULL ORDER BY since"
     ).fetchall()
     return [
-        Finding(host, name, subject, words, since_us * 1000, 0, clears or "")
-        for host, name, subject, words, since_us, clears in rows
+        Finding(host, name, subject, message, since_us * 1000, 0, clears or "")
+        for host, name, subject, message, since_us, clears in rows
     ]
 
 
@@ -104,7 +115,7 @@ def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]
     ).fetchall()
     found: dict[str, list[tuple[str, int]]] = {}
     for host, subject, cleared_us, clears_when in rows:
-        if cleared_us is not None and clears_when != NOT_LOOKED_AT:
+        if cleared_us is not None and clears_when != NOT_REEVALUATED:
             found.setdefault(host, []).append((subject, cleared_us * 1000))
     return found
 
@@ -155,9 +166,9 @@ def _last_score(row: dict[str, Any]) -> LastScore:
         hazard_per_hour=row["hazard_per_hour"],
         relative_speed=_number(row["relative_speed"]),
         reason=_reason(row["reason"]),
-        reason_words=row["reason_words"],
+        reason_message=row["reason_words"],
         clears_when=row["clears_when"],
-        heard_ns=time_ns(row["heard"]),
+        last_received_ns=time_ns(row["heard"]),
         evidence=_in_order(row),
         speed_lower=_number(row["relative_speed_lower"]),
         speed_upper=_number(row["relative_speed_upper"]),
@@ -170,30 +181,34 @@ def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
     """Return the evidence in the order in which it was added, where that is known: the score computes again then."""
     evidence = [evidence_of(one) for one in row["evidence"]]
     order = row["log_hazard_deltas"] or []
-    places: dict[float, list[int]] = {}
+    positions_by_delta: dict[float, list[int]] = {}
     for at, delta in enumerate(order):
-        places.setdefault(delta, []).append(at)
-    taken = [(places.get(e.log_hazard_delta) or [len(order)]).pop(0) for e in evidence]
-    return tuple(e for _, e in sorted(zip(taken, evidence, strict=True), key=lambda pair: pair[0]))
+        positions_by_delta.setdefault(delta, []).append(at)
+    positions = [
+        (positions_by_delta.get(e.log_hazard_delta) or [len(order)]).pop(0) for e in evidence
+    ]
+    return tuple(
+        e for _, e in sorted(zip(positions, evidence, strict=True), key=lambda pair: pair[0])
+    )
 
 
 def evidence_of(row: dict[str, Any]) -> Evidence:
     """Return what `evidence` was given, from a row of it."""
-    own = {key: row[key] for key in Evidence.__slots__ if key in row}
-    own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
-    own["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
-    own["hazard_delta"] = _number(row.get("hazard_delta"))
-    own["shared_count"] = row.get("shared_count") or 1
-    return Evidence(**own, observed_ns=time_ns(row["observed"]))
+    fields = {key: row[key] for key in Evidence.__slots__ if key in row}
+    fields |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
+    fields["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
+    fields["hazard_delta"] = _number(row.get("hazard_delta"))
+    fields["shared_count"] = row.get("shared_count") or 1
+    return Evidence(**fields, observed_ns=time_ns(row["observed"]))
 
 
 def _number(value: float | None) -> float:
     return nan if value is None else value
 
 
-def _state(name: str) -> State:
+def _state(name: str) -> HealthState:
     """Return the state of that name; UNKNOWN for one that only a newer version knows."""
-    return State.__members__.get(name, State.UNKNOWN)
+    return HealthState.__members__.get(name, HealthState.UNKNOWN)
 
 
 def _reason(name: str) -> Reason:
@@ -217,13 +232,13 @@ _EVENT_FIELDS = (
 #: another without room. Parameters: microseconds since 1970, and how many of each.
 _RECENT_EVENTS = f"""
 WITH chosen AS (
-    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {TOLD}
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {REPEATED_EVENTS}
         ORDER BY received DESC LIMIT $most)
     UNION
-    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {TOLD}
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {REPEATED_EVENTS}
         ORDER BY received DESC LIMIT $most)
     UNION
-    (SELECT rowid FROM events WHERE rowid IN ({STANDING_EVENTS}) ORDER BY received DESC LIMIT $most)
+    (SELECT rowid FROM events WHERE rowid IN ({OPEN_FINDING_EVENTS}) ORDER BY received DESC LIMIT $most)
 )
 SELECT host, epoch_us(received), epoch_us(time), {", ".join(_EVENT_FIELDS)}
 FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid

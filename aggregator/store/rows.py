@@ -19,11 +19,10 @@ from ...contract.signals import SIGNALS
 from ...ext.columns import unpack
 from ...ext.intake import TIME_NS_MAX, Received, build
 from ...ext.intake import Rows as Built
+from ..hazard.features import SCORE_FEATURE_NAMES
 from ..model import Finding, HostScore, Snapshot
-from ..scoring.features import NAMES
 from .journal import StoredEvent
 from .layout import BY_NAME, LAYOUTS, Layout
-from .score_rows import with_gpu_states
 
 Cells = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.int32]
@@ -31,7 +30,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignSignal:
     """A signal that only the agent knows, from its dictionary."""
 
     name: str
@@ -39,7 +38,7 @@ class Foreign:
 
 
 #: Of an agent that knows nothing that we do not.
-NONE_FOREIGN: Mapping[int, Foreign] = MappingProxyType({})
+NO_FOREIGN_SIGNALS: Mapping[int, ForeignSignal] = MappingProxyType({})
 
 
 class HostFrame(NamedTuple):
@@ -48,7 +47,7 @@ class HostFrame(NamedTuple):
     host: str
     frame: Received
     time_offset_ns: int
-    foreign: Mapping[int, Foreign] = NONE_FOREIGN
+    foreign: Mapping[int, ForeignSignal] = NO_FOREIGN_SIGNALS
 
     @property
     def key(self) -> tuple[str, bytes, int]:
@@ -57,7 +56,7 @@ class HostFrame(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class CommitBatch:
     """What a commit inserts."""
 
     known: list[tuple[str, Any]]  # (table, pyarrow.Table)
@@ -71,30 +70,30 @@ class Batch:
 
 
 def plan(
-    name: str, signal_ids: tuple[int, ...], kept_in: int, kept: Sequence[int]
+    name: str, signal_ids: tuple[int, ...], fleet_table: int, fleet_columns: Sequence[int]
 ) -> tuple[Any, ...]:
     """Return the arguments of `intake.Columns`: where the columns of an agent's table are stored.
 
-    *kept_in*, *kept*: the same for the fleet.
+    *fleet_table*, *fleet_columns*: the same for the fleet.
     """
     layout = LAYOUTS.get(name)
     stored = [layout.index.get(each, -1) if layout else -1 for each in signal_ids]
     number = _NUMBERS[name] if layout else -1
     row_bytes = _ROW_BYTES + 8 * len(layout.signals) if layout else 0
-    row_bytes += STRANGE_CELL_BYTES * stored.count(-1)
-    return name, signal_ids, number, stored, kept_in, kept, -1 in stored, row_bytes
+    row_bytes += FOREIGN_CELL_BYTES * stored.count(-1)
+    return name, signal_ids, number, stored, fleet_table, fleet_columns, -1 in stored, row_bytes
 
 
 #: A row's host, device and times.
 _ROW_BYTES = 24
 #: A cell without a column is a row of `by_name`.
-STRANGE_CELL_BYTES = 64
+FOREIGN_CELL_BYTES = 64
 
 _NUMBERS = {table: number for number, table in enumerate(LAYOUTS)}
 _WIDTHS = [len(layout.signals) for layout in LAYOUTS.values()]
 
 
-def batch(frames: Iterable[HostFrame]) -> Batch:
+def batch(frames: Iterable[HostFrame]) -> CommitBatch:
     """Return the rows of *frames*. Odd content (unknown tables, signals) goes to `by_name`."""
     hosts: dict[str, int] = {}
     several = list(frames)
@@ -104,8 +103,10 @@ def batch(frames: Iterable[HostFrame]) -> Batch:
     names = pa.array(list(hosts), pa.string())
     built = zip(LAYOUTS.values(), build(pieces, _WIDTHS), strict=True)
     known = [(layout.table, _arrow(layout, rows, names)) for layout, rows in built if rows]
-    strangers = (piece for one in several if one.frame.strange for piece in _strangers(one))
-    return Batch(known, _by_name(strangers))
+    foreign_blocks = (
+        piece for one in several if one.frame.strange for piece in _foreign_blocks(one)
+    )
+    return CommitBatch(known, _by_name_table(foreign_blocks))
 
 
 def _arrow(layout: Layout, rows: Built, hosts: Any) -> Any:
@@ -133,14 +134,14 @@ def _column(kind: Any, count: int, values: bytearray) -> Any:
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
 
 
-class Piece(NamedTuple):
+class ForeignBlock(NamedTuple):
     """A table of a frame, unpacked."""
 
     host_frame: HostFrame
     block: Block
 
 
-def _strangers(host_frame: HostFrame) -> Iterable[Piece]:
+def _foreign_blocks(host_frame: HostFrame) -> Iterable[ForeignBlock]:
     """Yield the tables with signals that have no column."""
     frame = host_frame.frame
     for at, shape in enumerate(frame.shapes):
@@ -149,10 +150,10 @@ def _strangers(host_frame: HostFrame) -> Iterable[Piece]:
             block.offset_ns = frame.offset_ns(at)
             width = len(block.signal_ids)
             unpack(frame.packed_cells(at), block.cells, block.valid, width, block.rows)
-            yield Piece(host_frame, block)
+            yield ForeignBlock(host_frame, block)
 
 
-class Part(NamedTuple):
+class ForeignCells(NamedTuple):
     """Cells without a column, of one table of a frame: a value each, but for `time_us`, which is of all."""
 
     host: int
@@ -170,52 +171,54 @@ def _time_ns(host_frame: HostFrame, block: Block) -> int:
     return max(0, min(boottime + block.offset_ns + host_frame.time_offset_ns, TIME_NS_MAX))
 
 
-def _by_name(strangers: Iterable[Piece]) -> Any | None:
+def _by_name_table(foreign_blocks: Iterable[ForeignBlock]) -> Any | None:
     """Return the rows of all: made at once, for an agent may have as many signals as it likes."""
-    words: dict[str, int] = {}
+    name_codes: dict[str, int] = {}
     devices: list[str] = []
-    parts: list[Part] = []
-    for host_frame, block in strangers:
-        parts.append(_unknown_cells(host_frame, block, words, len(devices)))
+    parts: list[ForeignCells] = []
+    for host_frame, block in foreign_blocks:
+        parts.append(_foreign_cells(host_frame, block, name_codes, len(devices)))
         devices += block.devices
     counts = [len(part.raw) for part in parts]
     if not sum(counts):
         return None
-    names = pa.array(list(words), pa.string())
+    names = pa.array(list(name_codes), pa.string())
     is_float = np.concatenate([part.is_float for part in parts])
     raw = np.concatenate([part.raw for part in parts])
     times = np.repeat(np.array([part.time_us for part in parts], np.int64), counts)
     device = np.concatenate([part.first_device + part.devices for part in parts])
     return pa.table(
         {
-            "host": _named(np.repeat([part.host for part in parts], counts), names),
-            "device": _named(device, pa.array(devices, pa.string())),
+            "host": _dictionary_array(np.repeat([part.host for part in parts], counts), names),
+            "device": _dictionary_array(device, pa.array(devices, pa.string())),
             "time": pa.array(times, pa.timestamp("us")),
-            "signal": _named(np.concatenate([part.signals for part in parts]), names),
+            "signal": _dictionary_array(np.concatenate([part.signals for part in parts]), names),
             "value": pa.array(raw.view(np.float64), mask=~is_float),
             "raw": pa.array(raw, mask=is_float),
         }
     )
 
 
-def _named(places: npt.NDArray[Any], names: Any) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), names)
+def _dictionary_array(codes: npt.NDArray[Any], names: Any) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), names)
 
 
-def _unknown_cells(
-    host_frame: HostFrame, block: Block, words: dict[str, int], first_device: int
-) -> Part:
+def _foreign_cells(
+    host_frame: HostFrame, block: Block, name_codes: dict[str, int], first_device: int
+) -> ForeignCells:
     known = layout.index if (layout := LAYOUTS.get(block.table)) else {}
     unknown = [at for at, each in enumerate(block.signal_ids) if each not in known]
-    foreign = [_foreign(host_frame, block.signal_ids[at]) for at in unknown]
+    foreign = [_foreign_signal(host_frame, block.signal_ids[at]) for at in unknown]
     shape = (len(block.signal_ids), block.rows)
     valid = np.frombuffer(block.valid, np.uint8).reshape(shape)[unknown]
     columns, rows = np.nonzero(valid)
     cells = np.frombuffer(block.cells, np.uint64).reshape(shape)[unknown]
-    signals = np.array([words.setdefault(one.name, len(words)) for one in foreign], np.int32)
+    signals = np.array(
+        [name_codes.setdefault(one.name, len(name_codes)) for one in foreign], np.int32
+    )
     is_float = np.array([one.is_float for one in foreign], np.bool_)
-    return Part(
-        words.setdefault(host_frame.host, len(words)),
+    return ForeignCells(
+        name_codes.setdefault(host_frame.host, len(name_codes)),
         rows,
         first_device,
         _time_ns(host_frame, block) // 1000,
@@ -225,8 +228,8 @@ def _unknown_cells(
     )
 
 
-def _foreign(host_frame: HostFrame, signal_id: int) -> Foreign:
-    return host_frame.foreign.get(signal_id) or Foreign(f"signal.{signal_id}", False)
+def _foreign_signal(host_frame: HostFrame, signal_id: int) -> ForeignSignal:
+    return host_frame.foreign.get(signal_id) or ForeignSignal(f"signal.{signal_id}", False)
 
 
 # ----------------------------------------------------------------------
@@ -318,13 +321,23 @@ def signals() -> Any:
     return table(
         _SIGNAL_COLUMNS,
         [
-            (s.signal_id, s.name, s.kind, s.width_bits, s.table, s.unit, s.tells, s.source, True)
+            (
+                s.signal_id,
+                s.name,
+                s.kind,
+                s.width_bits,
+                s.table,
+                s.unit,
+                s.description,
+                s.source,
+                True,
+            )
             for s in SIGNALS
         ],
     )
 
 
-def foreign_signals(foreign: dict[int, Foreign]) -> Any:
+def foreign_signals(foreign: dict[int, ForeignSignal]) -> Any:
     """Rows of `signals`: what only agents know."""
     return table(
         _SIGNAL_COLUMNS,
@@ -365,19 +378,19 @@ def _event_row(s: StoredEvent) -> Row:
     )  # fmt: skip
 
 
-ScoreOf = tuple[Snapshot, HostScore]
+SnapshotScore = tuple[Snapshot, HostScore]
 #: When (ns), figure, value, what it tells.
-OwnReading = tuple[int, str, float, str]
+OwnHealthReading = tuple[int, str, float, str]
 
 
-def of_snapshot(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[ScoreOf]:
+def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[SnapshotScore]:
     """Return *chosen* with what is stored of their snapshot, and no more: while a disk is full they wait, and
     each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
-    return [(head, one) for one in with_gpu_states(snapshot, chosen)]
+    return [(head, one) for one in chosen]
 
 
-def scores(judged: Iterable[ScoreOf]) -> Any:
+def scores(judged: Iterable[SnapshotScore]) -> Any:
     """Rows of `scores`."""
     return table(
         "time:time host:str node_index:int simulated:bool version:int score:float "
@@ -391,7 +404,7 @@ def scores(judged: Iterable[ScoreOf]) -> Any:
             (
                 time_us(s.computed_ns), h.host, h.node_index, h.simulated, s.version, h.score,
                 h.score_lower, h.score_upper, h.state.name, h.hazard_per_hour, h.relative_speed,
-                h.reason.name, h.reason_words, h.clears_when, time_us(h.heard_ns), s.horizon_seconds,
+                h.reason.name, h.reason_message, h.clears_when, time_us(h.last_received_ns), s.horizon_seconds,
                 h.speed_lower, h.speed_upper, *_inputs(h),
             )
             for s, h in judged
@@ -401,20 +414,20 @@ def scores(judged: Iterable[ScoreOf]) -> Any:
 
 def _inputs(host: HostScore) -> Row:
     """Return what *host* was computed from, as its row bears it."""
-    known = host.inputs
-    if known is None:
+    inputs = host.inputs
+    if inputs is None:
         return (None,) * 11
-    named = zip(NAMES, known.features, strict=False)
+    feature_values = zip(SCORE_FEATURE_NAMES, inputs.features, strict=False)
     return (
-        known.model, known.log_hazard_base, [e.log_hazard_delta for e in host.evidence],
-        known.hazard_spread, known.measured_speed, known.speed_error,
+        inputs.model, inputs.log_hazard_base, [e.log_hazard_delta for e in host.evidence],
+        inputs.hazard_spread, inputs.measured_speed, inputs.speed_error,
         [e.relative_speed_factor for e in host.evidence],
-        [(name, None if isnan(value) else value) for name, value in named],
-        known.log_hazard_outcomes, known.log_hazard_one_cause, known.log_hazard_own_causes,
+        [(name, None if isnan(value) else value) for name, value in feature_values],
+        inputs.log_hazard_outcomes, inputs.log_hazard_one_cause, inputs.log_hazard_own_causes,
     )  # fmt: skip
 
 
-def evidence(judged: Iterable[ScoreOf]) -> Any:
+def evidence(judged: Iterable[SnapshotScore]) -> Any:
     """Rows of `evidence`."""
     return table(
         "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
@@ -433,7 +446,7 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
     )  # fmt: skip
 
 
-def own_health(readings: Iterable[OwnReading]) -> Any:
+def own_health(readings: Iterable[OwnHealthReading]) -> Any:
     """Rows of `own_health`."""
     return table(
         "time:time figure:str value:float tells:str",
@@ -447,7 +460,7 @@ def findings(found: Iterable[Finding]) -> Any:
         "host:str name:str subject:str words:str since:time cleared:time clears_when:str",
         [
             (
-                f.host, f.name, f.subject, f.words, time_us(f.since_ns), time_us(f.cleared_ns),
+                f.host, f.name, f.subject, f.message, time_us(f.since_ns), time_us(f.cleared_ns),
                 f.clears_when,
             )
             for f in found
@@ -468,7 +481,7 @@ class ClockRecord(NamedTuple):
     measured_ns: int
 
 
-def put(connection: duckdb.DuckDBPyConnection, records: Sequence[ClockRecord]) -> None:
+def put_clocks(connection: duckdb.DuckDBPyConnection, records: Sequence[ClockRecord]) -> None:
     """Write each host's clock in place of the one before. Raises duckdb.Error."""
     rows = [(r.host, r.offset_seconds, r.error_seconds, time_us(r.measured_ns)) for r in records]
     arrow = table("host:str offset_seconds:float error_seconds:float measured:time", rows)

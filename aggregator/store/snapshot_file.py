@@ -42,7 +42,7 @@ SCORES_SECONDS = 3600
 BEFORE_SECONDS = 600
 EVENTS_SECONDS = 86_400
 #: So are the aggregator's readings of itself: what a night began with is asked in the morning.
-OWN_SECONDS = 6 * 3600
+OWN_HEALTH_SECONDS = 6 * 3600
 #: Decisions about advice are looked back at by the month.
 ADVICE_DAYS = 30
 #: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
@@ -53,50 +53,50 @@ DAYS_SECONDS = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class TableCopy:
     """What is taken of a table of the live file: the newest *rows_max* of those of the last *seconds*."""
 
     table: str
     rows_max: int = 0  # 0: all
-    column: str = ""  # what tells how old a row is
+    age_column: str = ""  # what tells how old a row is
     seconds: int = 0  # 0: any age
-    also: str = "true"  # a further condition
+    condition: str = "true"  # a further condition
 
     def where(self, now_us: int) -> str:
         """Return the condition as of *now_us*."""
-        since = f"{self.column} > make_timestamp({now_us - self.seconds * 1_000_000})"
-        return f"({since if self.seconds else 'true'}) AND {self.also}"
+        since = f"{self.age_column} > make_timestamp({now_us - self.seconds * 1_000_000})"
+        return f"({since if self.seconds else 'true'}) AND {self.condition}"
 
 
 #: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
-TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
 #: A view and a table of the live file that the base holds, too.
-CLEARED = Copy("cleared_findings", 100_000, "cleared")
-DAYS = Copy("host_days", 100_000, "time", DAYS_SECONDS)
+CLEARED_FINDINGS = TableCopy("cleared_findings", 100_000, "cleared")
+HOST_DAYS = TableCopy("host_days", 100_000, "time", DAYS_SECONDS)
 #: What the base holds.
-STANDING: tuple[str, ...] = ("devices", "signals", "parts")
-COPIES: tuple[Copy, ...] = (
-    Copy("hosts"),
-    Copy("clocks"),
-    Copy("declared_versions"),
-    Copy("declared_places"),
-    Copy("declared_windows"),
-    Copy("declared_overrides"),
-    Copy("declared_expected"),
-    Copy("declared_thresholds"),
-    Copy("scores", 1_000_000, "time", SCORES_SECONDS + BEFORE_SECONDS),
-    Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
-    Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
-    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {TOLD}"),
-    Copy("events", 500_000, "received", EVENTS_SECONDS, TOLD),
-    Copy("own_health", 200_000, "time", OWN_SECONDS),
-    Copy("models", 1_000, "time"),
-    Copy("advisories", 100_000, "time", OUTCOMES_DAYS * 86_400),
-    Copy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
-    Copy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
-    Copy("hazard_calibration"),
-    Copy("unavailable"),
-    Copy("gangs"),
+BASE_TABLES: tuple[str, ...] = ("devices", "signals", "parts")
+COPIES: tuple[TableCopy, ...] = (
+    TableCopy("hosts"),
+    TableCopy("clocks"),
+    TableCopy("declared_versions"),
+    TableCopy("declared_places"),
+    TableCopy("declared_windows"),
+    TableCopy("declared_overrides"),
+    TableCopy("declared_expected"),
+    TableCopy("declared_thresholds"),
+    TableCopy("scores", 1_000_000, "time", SCORES_SECONDS + BEFORE_SECONDS),
+    TableCopy("evidence", 1_000_000, "time", SCORES_SECONDS),
+    TableCopy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
+    TableCopy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {REPEATED_EVENTS}"),
+    TableCopy("events", 500_000, "received", EVENTS_SECONDS, REPEATED_EVENTS),
+    TableCopy("own_health", 200_000, "time", OWN_HEALTH_SECONDS),
+    TableCopy("models", 1_000, "time"),
+    TableCopy("advisories", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    TableCopy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
+    TableCopy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    TableCopy("hazard_calibration"),
+    TableCopy("unavailable"),
+    TableCopy("gangs"),
 )
 
 
@@ -113,7 +113,7 @@ log = logging.getLogger(__name__)
 #: GPUs come and go). Their readings are stored.
 DEVICES_PER_HOST_MAX = 1024
 #: Devices not heard of for longer are left out.
-SECONDS_MAX = 86_400
+LATEST_SECONDS_MAX = 86_400
 #: What was read before the file before was written may be committed after, by the wait for a commit and by so much
 #: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
 #: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
@@ -125,7 +125,7 @@ CELLS_MAX = 400_000_000
 CELLS_AT_ONCE = CELLS_WAITING_MAX
 #: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
 #: has come again by then.
-FIRST_SECONDS = 300
+FIRST_LOOKBACK_SECONDS = 300
 
 #: What DuckDB says of a file that is not what was written.
 _DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
@@ -133,12 +133,12 @@ _DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
-class DamagedBefore(OSError):
+class DamagedPreviousError(OSError):
     """The file before was opened, and cannot be read."""
 
 
 @dataclass(slots=True)
-class Latest:
+class LatestTables:
     """The rows of every catalogue table, one by one: for a connection that writes the new file."""
 
     file: NewFile
@@ -147,15 +147,15 @@ class Latest:
     lag_seconds: float  # so long had readings waited for a commit when the file before was begun
     _since_us: int = 0
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _rows_before: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
+    _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
 
-    def attach(self, before: Path | None) -> None:
+    def attach(self, previous: Path | None) -> None:
         """Use the file before, if there is one that can be read. Call it outside a transaction."""
-        self._since_us = self.now_us - FIRST_SECONDS * 1_000_000
-        if before is None or not before.exists():
+        self._since_us = self.now_us - FIRST_LOOKBACK_SECONDS * 1_000_000
+        if previous is None or not previous.exists():
             return
         try:
-            self.file.connection.execute(f"ATTACH {quoted(str(before))} AS before (READ_ONLY)")
+            self.file.connection.execute(f"ATTACH {quoted(str(previous))} AS before (READ_ONLY)")
             (taken_us,) = self.file.connection.execute(
                 "SELECT min(epoch_us(taken)) FROM before.snapshot"
             ).fetchone() or (0,)
@@ -166,13 +166,13 @@ class Latest:
             for table, size in rows:
                 like = self.file.connection.execute(f'FROM before.latest."{table}" LIMIT 0')
                 self._columns[table] = [name for name, *_ in like.description or ()]
-                self._rows_before[table] = size
+                self._previous_rows[table] = size
         except duckdb.Error as error:
             log.warning(
                 "the operators' file before cannot be read; what it alone had goes: %s", error
             )
             self.file.connection.execute("DETACH DATABASE IF EXISTS before")
-            self._columns, self._rows_before = {}, {}
+            self._columns, self._previous_rows = {}, {}
             return
         late_us = round((LATE_SECONDS + self.lag_seconds) * 1e6)
         self._since_us = min(self.now_us, taken_us or 0) - late_us
@@ -193,68 +193,68 @@ class Latest:
             if room < 0 and rows:
                 left_out.append(f"latest.{table}: all {rows:,} rows")
                 continue
-            if table not in stored and table not in self._rows_before:
+            if table not in stored and table not in self._previous_rows:
                 continue
-            for some in self._pieces(table, hosts, is_stored=table in stored):
-                self._insert(table, some, is_stored=table in stored)
+            for condition in self._host_conditions(table, hosts, is_stored=table in stored):
+                self._insert(table, condition, is_stored=table in stored)
             left_out += self._thin_out(table)
         return left_out
 
-    def _pieces(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
+    def _host_conditions(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
         """Return conditions that part *hosts*, and all others, so that of each there are not many more cells to come
         than CELLS_AT_ONCE."""
-        rows = self._rows_before.get(table, 0)
+        rows = self._previous_rows.get(table, 0)
         if is_stored:
-            query = (
-                f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._new}"
-            )
+            query = f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._since_condition}"
             with self.cursor() as cursor:
                 rows = max(rows, cursor.execute(query).fetchall()[0][0])
         count = 1 + rows * len(LAYOUTS[table].columns) // CELLS_AT_ONCE
         firsts = sorted(
             {hosts[at * len(hosts) // count] for at in range(1, count)} if hosts else ()
         )
-        return between(firsts)
+        return host_ranges(firsts)
 
     @property
-    def _new(self) -> str:
+    def _since_condition(self) -> str:
         return f"WHERE time > make_timestamp({self._since_us})"
 
-    def _insert(self, table: str, some: str, *, is_stored: bool) -> None:
+    def _insert(self, table: str, condition: str, *, is_stored: bool) -> None:
         """Put in what came since, and what the file before had of devices that are not among it.
 
         By a join over names: a window over all columns takes more memory than there is for a large fleet's links.
-        Raises DamagedBefore.
+        Raises DamagedPreviousError.
         """
         connection, layout = self.file.connection, LAYOUTS[table]
-        came = self._came_since(table, some) if is_stored else ()
-        if len(came):
-            connection.register("came_since", came)
+        new_rows = self._rows_since(table, condition) if is_stored else ()
+        if len(new_rows):
+            connection.register("came_since", new_rows)
             once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"  # two of one moment
             self.file.run(
-                f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._is_double() else ''}",
+                f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._has_duplicates() else ''}",
                 len(layout.columns),
             )
         wanted = {name for name, _ in layout.columns}
-        both = ", ".join(f'"{name}"' for name in self._columns.get(table, ()) if name in wanted)
-        if both:
-            since_us = self.now_us - SECONDS_MAX * 1_000_000
-            others = "ANTI JOIN came_since USING (host, device)" if len(came) else ""
+        common_columns = ", ".join(
+            f'"{name}"' for name in self._columns.get(table, ()) if name in wanted
+        )
+        if common_columns:
+            since_us = self.now_us - LATEST_SECONDS_MAX * 1_000_000
+            others = "ANTI JOIN came_since USING (host, device)" if len(new_rows) else ""
             insert = (
-                f"INSERT INTO latest.{table} BY NAME FROM (SELECT {both} FROM before.latest.{table} "
-                f"WHERE time > make_timestamp({since_us}) AND {some}) {others}"
+                f"INSERT INTO latest.{table} BY NAME FROM (SELECT {common_columns} FROM before.latest.{table} "
+                f"WHERE time > make_timestamp({since_us}) AND {condition}) {others}"
             )
             try:
                 self.file.run(insert, len(layout.columns))
             except duckdb.Error as error:
                 if any(sign in str(error) for sign in _DAMAGE):
-                    raise DamagedBefore(
+                    raise DamagedPreviousError(
                         f"the one before cannot be read, what it alone had goes: {error}"
                     ) from error
                 raise
         connection.unregister("came_since")
 
-    def _is_double(self) -> bool:
+    def _has_duplicates(self) -> bool:
         query = "SELECT count(*) > count(DISTINCT (host, device)) FROM came_since"
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
@@ -276,8 +276,8 @@ class Latest:
             f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices heard of last"
         ]
 
-    def _came_since(self, table: str, some: str) -> Any:
-        new = f"FROM readings.{table} {self._new} AND {some}"
+    def _rows_since(self, table: str, condition: str) -> Any:
+        new = f"FROM readings.{table} {self._since_condition} AND {condition}"
         now = f"make_timestamp({self.now_us})"  # our clock may have been ahead, and been set back
         with self.cursor() as cursor:
             return cursor.sql(
@@ -288,7 +288,7 @@ class Latest:
             ).to_arrow_table()
 
 
-def between(firsts: Sequence[str]) -> list[str]:
+def host_ranges(firsts: Sequence[str]) -> list[str]:
     """Return conditions on `host`, of which each name meets one: before the first of *firsts* (sorted), from there to
     the second, and so on."""
     since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
@@ -324,21 +324,21 @@ BATCH_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecentRows:
     """The last *seconds* of a table with a column `time`, or as many of them as *rows_max* allow."""
 
     table: str
     seconds: int
     rows_max: int
 
-    def fitting(
-        self, of: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
+    def fitting_condition(
+        self, ops_file: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
     ) -> str:
         """Return the condition, and say in *left_out* when it is for less, or, below *seconds_min*, for nothing."""
         span_us = self.seconds * 1_000_000
         while True:
             where = f"WHERE time > make_timestamp({now_us - span_us})"
-            count = of.count(f"FROM {self.table} {where}")
+            count = ops_file.count(f"FROM {self.table} {where}")
             if count <= self.rows_max or not span_us:
                 break
             span_us = span_us * self.rows_max // count
@@ -360,10 +360,10 @@ class OpsFile:
     rows_max: int
     _hosts: tuple[Any, ...] = field(default=(), init=False)  # of which the base is
     _base_ns: int = field(default=0, init=False)
-    _devices: int = field(default=0, init=False)
-    _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
-    _lag_seconds: float = field(default=FIRST_SECONDS, init=False)  # as of the file before
-    _is_before_damaged: bool = field(default=False, init=False)
+    _base_devices: int = field(default=0, init=False)
+    _base_left_out: list[str] = field(default_factory=list[str], init=False)  # for, in the base
+    _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)  # as of the file before
+    _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
         """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
@@ -372,16 +372,18 @@ class OpsFile:
         """
         target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
         temporary = target.with_name("operators-new.duckdb")
-        left_out = self._renew(base, temporary, now_ns)
+        left_out = self._refresh_base(base, temporary, now_ns)
         try:
             copyfile(base, temporary)
             with new_file(temporary) as file:
-                before = None if self._is_before_damaged else target
-                _Filling(self, file, now_ns // 1000, left_out).fill(before, self._lag_seconds)
+                previous = None if self._is_previous_damaged else target
+                _OpsFileBuilder(self, file, now_ns // 1000, left_out).fill(
+                    previous, self._lag_seconds
+                )
             temporary.replace(target)
-            self._lag_seconds, self._is_before_damaged = lag_seconds, False
+            self._lag_seconds, self._is_previous_damaged = lag_seconds, False
         except BaseException as error:
-            self._is_before_damaged |= isinstance(error, DamagedBefore)
+            self._is_previous_damaged |= isinstance(error, DamagedPreviousError)
             _remove(temporary)  # on a full disk it would hold the little that is left
             _remove(base)  # nor is a base trusted that a file could not be made of
             raise
@@ -392,26 +394,26 @@ class OpsFile:
             _remove(self.folder / OPS_FILE)
             _remove(self.folder / BASE_FILE)
 
-    def _renew(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
+    def _refresh_base(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
         """Make the base anew where that is due; return what it has no room for or does not have yet."""
         ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
         age_seconds = abs(now_ns - self._base_ns) / 1e9
         same = (count, last) == self._hosts
-        wait = self._devices > DEVICES_AT_ONCE and age_seconds < DEVICES_SECONDS
+        wait = self._base_devices > DEVICES_AT_ONCE and age_seconds < DEVICES_SECONDS
         if base.exists() and (wait or (same and age_seconds < ROLLUPS_SECONDS)):
             old = [] if same else [f"devices: as they were {age_seconds:.0f} s before"]
-            return self._no_room + old
+            return self._base_left_out + old
         try:
             _remove(temporary)
             with new_file(temporary) as file:
-                made = _Base(self, file, now_ns // 1000, [])
-                self._devices = made.make()
+                builder = _BaseBuilder(self, file, now_ns // 1000, [])
+                self._base_devices = builder.build()
             temporary.replace(base)
         except BaseException:
             _remove(temporary)
             raise
-        self._hosts, self._base_ns, self._no_room = (count, last), now_ns, made.no_room
-        return list(self._no_room)
+        self._hosts, self._base_ns, self._base_left_out = (count, last), now_ns, builder.left_out
+        return list(self._base_left_out)
 
     def read(self, query: str) -> Any:
         """Return a query of the live file as a `pyarrow.Table`."""
@@ -435,26 +437,26 @@ class OpsFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
+class _BaseBuilder:
     """The base while it is made: every table and view, empty but for what stands."""
 
-    of: OpsFile
+    ops_file: OpsFile
     file: NewFile
     now_us: int
-    no_room: list[str]
+    left_out: list[str]
 
-    def make(self) -> int:
+    def build(self) -> int:
         """Return how many devices it holds."""
         self.file.begin()
         execute = self.file.connection.execute
         execute(_empty_tables())
-        comments = dict(self.of.fetch("SELECT table_name, comment FROM duckdb_tables()"))
-        for table in dict.fromkeys([*(copy.table for copy in COPIES), *STANDING]):
-            self._put(table, self.of.read(f"FROM {table} LIMIT 0"), comments.get(table))
-        for table in STANDING:
-            with self.of.rows(f"FROM {table}") as rows:
+        comments = dict(self.ops_file.fetch("SELECT table_name, comment FROM duckdb_tables()"))
+        for table in dict.fromkeys([*(copy.table for copy in COPIES), *BASE_TABLES]):
+            self._put(table, self.ops_file.read(f"FROM {table} LIMIT 0"), comments.get(table))
+        for table in BASE_TABLES:
+            with self.ops_file.rows(f"FROM {table}") as rows:
                 self.file.insert(table, rows)
-        for copy in (CLEARED, DAYS):
+        for copy in (CLEARED_FINDINGS, HOST_DAYS):
             self._put_newest(copy)
         self._put_rollups()
         execute(ops_script())
@@ -462,32 +464,32 @@ class _Base:
         ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
         return int(devices)
 
-    def _put_newest(self, copy: Copy) -> None:
+    def _put_newest(self, copy: TableCopy) -> None:
         """Copy what hazards are explained by: findings of the past, and what was measured each day."""
         query = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
-        if (count := self.of.count(query)) > copy.rows_max:
-            self.no_room.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
-        newest = f"{query} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
-        ((told,),) = self.of.fetch(_COMMENT.format(quoted(copy.table)))
-        self._put(copy.table, self.of.read(newest), told)
+        if (count := self.ops_file.count(query)) > copy.rows_max:
+            self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
+        newest = f"{query} ORDER BY {copy.age_column} DESC LIMIT {copy.rows_max}"
+        ((comment,),) = self.ops_file.fetch(_COMMENT.format(quoted(copy.table)))
+        self._put(copy.table, self.ops_file.read(newest), comment)
 
     def _put_rollups(self) -> None:
         """Copy the rollups that the live file has views of."""
         self.file.connection.execute("CREATE SCHEMA rollups")
-        for name, width in self.of.fetch(_ROLLUPS):
+        for name, width in self.ops_file.fetch(_ROLLUPS):
             if name in ROLLUPS:
-                span = Span(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
-                self._put(f"rollups.{name}", self._rollup(name, span), _OF_ROLLUPS)
+                span = RecentRows(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
+                self._put(f"rollups.{name}", self._rollup(name, span), _ROLLUPS_COMMENT)
 
-    def _rollup(self, name: str, span: Span) -> Any:
+    def _rollup(self, name: str, span: RecentRows) -> Any:
         """Return what is copied of a rollup; nothing of one with a file that is damaged: all else is needed now."""
         try:
-            where = span.fitting(self.of, self.now_us, self.no_room)
-            return self.of.read(f"FROM {span.table} {where}")
+            where = span.fitting_condition(self.ops_file, self.now_us, self.left_out)
+            return self.ops_file.read(f"FROM {span.table} {where}")
         except duckdb.Error as error:
-            words = cause(error, self.of.folder)
-            self.no_room.append(f"{span.table}: all, it cannot be read: {words}")
-            return self.of.read(rollup_view(name.rpartition("_")[0], {}))
+            reason = cause(error, self.ops_file.folder)
+            self.left_out.append(f"{span.table}: all, it cannot be read: {reason}")
+            return self.ops_file.read(rollup_view(name.rpartition("_")[0], {}))
 
     def _put(self, name: str, arrow: Any, comment: str | None) -> None:
         """Make a table of *arrow*."""
@@ -500,33 +502,33 @@ class _Base:
 
 
 @dataclass(frozen=True, slots=True)
-class _Filling:
+class _OpsFileBuilder:
     """A copy of the base while it is filled."""
 
-    of: OpsFile
+    ops_file: OpsFile
     file: NewFile
     now_us: int
     left_out: list[str]
 
-    def fill(self, before: Path | None, lag_seconds: float) -> None:
-        """Put in all but the base; *lag_seconds*: as of the file *before*. Raises duckdb.Error, DamagedBefore."""
-        latest = Latest(self.file, self.of.cursor, self.now_us, lag_seconds)
-        latest.attach(before)
-        stored = {name for (name,) in self.of.fetch(_HOURS)}
+    def fill(self, previous: Path | None, lag_seconds: float) -> None:
+        """Put in all but the base; *lag_seconds*: as of the file *previous*. Raises duckdb.Error, DamagedPreviousError."""
+        latest = LatestTables(self.file, self.ops_file.cursor, self.now_us, lag_seconds)
+        latest.attach(previous)
+        stored = {name for (name,) in self.ops_file.fetch(_STORED_TABLES)}
         self.file.begin()
-        self.left_out.extend(latest.insert(stored, dict(self.of.fetch(_DEVICES))))
+        self.left_out.extend(latest.insert(stored, dict(self.ops_file.fetch(_DEVICES))))
         for copy in COPIES:
             self._insert(copy.table, self._newest(copy))
         self._put_readings(stored)
-        self._tell()
+        self._write_snapshot_row()
 
-    def _newest(self, copy: Copy) -> str:
+    def _newest(self, copy: TableCopy) -> str:
         where = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
-        count = self.of.count(where) if copy.rows_max else 0
+        count = self.ops_file.count(where) if copy.rows_max else 0
         if count <= copy.rows_max:
             return where
         self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
-        return f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
+        return f"{where} ORDER BY {copy.age_column} DESC LIMIT {copy.rows_max}"
 
     def _put_readings(self, stored: set[str]) -> None:
         for table in sorted(COLUMNS.keys() & stored):
@@ -536,26 +538,28 @@ class _Filling:
             self._insert(f"latest.{BY_NAME}", _LATEST_BY_NAME.format(since))
 
     def _readings(self, table: str) -> str:
-        span = Span(f"readings.{table}", _seconds_of(table), self.of.rows_max)
-        where = span.fitting(self.of, self.now_us, self.left_out, READINGS_SECONDS_MIN)
+        span = RecentRows(f"readings.{table}", _seconds_of(table), self.ops_file.rows_max)
+        where = span.fitting_condition(
+            self.ops_file, self.now_us, self.left_out, READINGS_SECONDS_MIN
+        )
         return f"FROM readings.{table} {where}"
 
-    def _tell(self) -> None:
+    def _write_snapshot_row(self) -> None:
         since_us = self.now_us - READINGS_SECONDS * 1_000_000
-        self.file.connection.execute(taken_is(self.now_us))
+        self.file.connection.execute(taken_macro(self.now_us))
         self.file.connection.execute(
             "INSERT INTO snapshot VALUES (make_timestamp(?), make_timestamp(?), ?)",
             [self.now_us, since_us, self.left_out],
         )
 
     def _insert(self, name: str, query: str) -> None:
-        with self.of.rows(query) as rows:
+        with self.ops_file.rows(query) as rows:
             self.file.insert(name, rows)
 
 
-def taken_is(taken_us: int) -> str:
+def taken_macro(taken_us: int) -> str:
     """Return the SQL that lets `ops.taken()` be a constant."""
-    return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_IS}"
+    return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_COMMENT}"
 
 
 def _seconds_of(table: str) -> int:
@@ -571,43 +575,45 @@ _COMMENT = (
     "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
     "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
 )
-_OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
+_ROLLUPS_COMMENT = "readings by minute and by hour, as far back as there is room for"
 #: The rollups there are, and how many columns each has.
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
 )
 _DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
 #: Which tables of readings have any, in the live file (`live_tables.py`) or in Parquet.
-_HOURS = (
+_STORED_TABLES = (
     "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
     "WHERE schema_name = 'hours' UNION "
     "SELECT DISTINCT table_name FROM main.segments WHERE grain = 'raw' AND gone IS NULL"
 )
 
 
-_TAKEN_IS = (
+_TAKEN_COMMENT = (
     "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
 )
-_SNAPSHOT = "as of when everything here is, since when there are readings, and what had no room"
+_SNAPSHOT_COMMENT = (
+    "as of when everything here is, since when there are readings, and what had no room"
+)
 
 
 @cache
 def _empty_tables() -> str:
     """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
-    made = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
+    sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
         minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
         for schema, comment in (
             ("latest", "the last reading of each device"),
             ("readings", minutes),
         ):
-            made.append(f"CREATE TABLE {schema}.{table} ({definitions(columns)})")
-            made.append(f"COMMENT ON TABLE {schema}.{table} IS '{comment}'")
-    made.append(
+            sql_statements.append(f"CREATE TABLE {schema}.{table} ({definitions(columns)})")
+            sql_statements.append(f"COMMENT ON TABLE {schema}.{table} IS '{comment}'")
+    sql_statements.append(
         "CREATE TABLE snapshot (taken TIMESTAMP, readings_since TIMESTAMP, left_out VARCHAR[])"
     )
-    made.append(f"COMMENT ON TABLE snapshot IS '{_SNAPSHOT}'")
-    return ";\n".join(made)
+    sql_statements.append(f"COMMENT ON TABLE snapshot IS '{_SNAPSHOT_COMMENT}'")
+    return ";\n".join(sql_statements)
 
 
 def _remove(path: Path) -> None:

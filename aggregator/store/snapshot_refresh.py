@@ -1,7 +1,7 @@
 """When the operators' file is written: when somebody asks for one that is newer, and now and then without.
 
 A question names the moment that its file must cover. A process beside the aggregator, which has the data folder and no
-connection, asks through a file in that folder (`Requests`, `request`). How often a file is made is limited by what one costs.
+connection, asks through a file in that folder (`RequestFile`, `request`). How often a file is made is limited by what one costs.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ CHEAP_SECONDS = 6.0
 #: Without a question a cheap file is written once in so many periods (`ops_seconds`).
 IDLE_PERIODS = 8
 #: After a cheap file so many times its CPU pass before the next that somebody asks for: a third of a processor at most.
-REST_FACTOR = 2
+PAUSE_FACTOR = 2
 #: A question waits for a file for so long at most.
 WAIT_SECONDS_MAX = 8.0
 #: How often requests of other processes are looked for.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 #: Whose time of change is that of the last request. The aggregator holds a lock on it while it runs.
 REQUESTS_FILE = "operators.requests"
 
 
-def pause_seconds(period_seconds: float, took_seconds: float) -> float:
+def pause_seconds(period_seconds: float, write_seconds: float) -> float:
     """Return how long to wait after a file that took so long to write: until *period_seconds* have passed, or twice
     as many, so that a large fleet's file takes an eighth of a processor and no more."""
-    whole = max(period_seconds, min(2 * period_seconds, 8 * took_seconds))
-    return max(0.0, whole - took_seconds)
+    whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
+    return max(0.0, whole - write_seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RefreshCost:
     """What decides when a file may be written: the setting `ops_seconds`, and what the last one took of time and of CPU."""
 
     period_seconds: float
-    took_seconds: float = 0.0
+    write_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
-    def pause_seconds(self, *, asked: bool) -> float:
+    def pause_seconds(self, *, requested: bool) -> float:
         """Return how long after the end of the last file the next is due."""
         if self.cpu_seconds > CHEAP_SECONDS:
-            return pause_seconds(self.period_seconds, self.took_seconds)
-        if asked:
-            return REST_FACTOR * self.cpu_seconds
+            return pause_seconds(self.period_seconds, self.write_seconds)
+        if requested:
+            return PAUSE_FACTOR * self.cpu_seconds
         return IDLE_PERIODS * self.period_seconds
 
 
@@ -59,18 +59,18 @@ class Cost:
 class Refresh:
     """What the thread that writes the file waits for. Thread-safe; times of day in ns, *now* on a monotonic clock in seconds."""
 
-    cost: Cost
-    requests: Requests
+    cost: RefreshCost
+    requests: RequestFile
     #: As of when the last file is; 0: this process has not written one.
     taken_ns: int = 0
     _ended: float = float("-inf")
     _waiting: list[tuple[int, Future[None]]] = field(default_factory=list[tuple[int, Future[None]]])
-    _local: bool = False  # another process asks
+    _is_file_requested: bool = False  # another process asks
     _failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
 
-    def ask(self, moment_ns: int) -> Future[None]:
+    def request(self, moment_ns: int) -> Future[None]:
         """Return what is done when there is a file as of *moment_ns* or later, or one could not be written.
 
         With `ops_seconds` 0 no file is ever written, so it is done at once.
@@ -86,15 +86,15 @@ class Refresh:
 
     def expected_seconds(self, now: float) -> float:
         """Return in how many seconds a file that is asked for now is likely to be there."""
-        due = self._ended + self.cost.pause_seconds(asked=True)
-        return max(0.0, due - now) + self.cost.took_seconds
+        due = self._ended + self.cost.pause_seconds(requested=True)
+        return max(0.0, due - now) + self.cost.write_seconds
 
     def due_seconds(self, now: float) -> float:
         """Return in how many seconds the next file is due; 0: now."""
         with self._lock:
-            self._local |= self.requests.take()
-            asked = self._local or bool(self._waiting)
-        pause = self.cost.pause_seconds(asked=asked)
+            self._is_file_requested |= self.requests.poll()
+            requested = self._is_file_requested or bool(self._waiting)
+        pause = self.cost.pause_seconds(requested=requested)
         if self._failed:
             pause = self.cost.period_seconds
         return max(0.0, self._ended + pause - now)
@@ -106,19 +106,19 @@ class Refresh:
             due = self.due_seconds(monotonic())
             if not due:
                 return True
-            self._wake.wait(min(due, LOOK_SECONDS))
+            self._wake.wait(min(due, POLL_SECONDS))
         return False
 
     def wake(self) -> None:
         """Let `wait` look at *closing* at once."""
         self._wake.set()
 
-    def begun(self) -> None:
+    def started(self) -> None:
         """Take note that a file is begun: who asks from now on with `request` waits for the next."""
         with self._lock:
-            self._local = False
+            self._is_file_requested = False
 
-    def written(self, taken_ns: int, cost: Cost, now: float) -> None:
+    def written(self, taken_ns: int, cost: RefreshCost, now: float) -> None:
         """Take note that the file as of *taken_ns* is there."""
         self.taken_ns, self.cost, self._failed = taken_ns, cost, False
         self._end(now, taken_ns)
@@ -137,17 +137,17 @@ class Refresh:
                     self._waiting.append((moment_ns, done))
                 else:
                     done.set_result(None)
-            self._local |= self.requests.take()
-        self.requests.tell(self.cost)
+            self._is_file_requested |= self.requests.poll()
+        self.requests.publish_cost(self.cost)
 
 
-class Requests:
+class RequestFile:
     """The aggregator's side of the file through which other processes ask. Without it they read the file that is there."""
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
         """Make the file, and hold the lock that says that somebody looks at it; not *enabled*: do neither."""
         self._path = folder / REQUESTS_FILE
-        self._seen_ns = 0
+        self._last_request_ns = 0
         self._file: IO[str] | None = None
         if not enabled:
             return
@@ -156,7 +156,7 @@ class Requests:
             with suppress(OSError):
                 self._path.chmod(0o666)  # whoever may enter the folder may ask
 
-    def take(self) -> bool:
+    def poll(self) -> bool:
         """Return whether somebody has asked since the last call."""
         if self._file is None:
             return False
@@ -166,10 +166,10 @@ class Requests:
             changed_ns = os.fstat(self._file.fileno()).st_mtime_ns
         except OSError:
             return False
-        seen_ns, self._seen_ns = self._seen_ns, changed_ns
-        return bool(seen_ns) and changed_ns != seen_ns
+        previous_ns, self._last_request_ns = self._last_request_ns, changed_ns
+        return bool(previous_ns) and changed_ns != previous_ns
 
-    def tell(self, cost: Cost) -> None:
+    def publish_cost(self, cost: RefreshCost) -> None:
         """Write what decides whether to wait for a file. Never raises."""
         if self._file is None:
             return
@@ -178,7 +178,7 @@ class Requests:
             self._file.truncate()
             self._file.write(json.dumps(astuple(cost)))
             self._file.flush()
-            self._seen_ns = os.fstat(self._file.fileno()).st_mtime_ns
+            self._last_request_ns = os.fstat(self._file.fileno()).st_mtime_ns
 
     def close(self) -> None:
         """Look no more. The file goes: there is nobody to ask."""
@@ -190,15 +190,15 @@ class Requests:
             self._file = None
 
 
-def asked_of(folder: Path) -> Cost | None:
+def read_cost(folder: Path) -> RefreshCost | None:
     """Return what the aggregator that runs on *folder* says of its file; None: none runs, or it cannot be asked."""
     try:
         with open(folder / REQUESTS_FILE, encoding="ascii") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                period_seconds, took_seconds, cpu_seconds = map(float, json.loads(file.read(100)))
-                return Cost(period_seconds, took_seconds, cpu_seconds)
+                period_seconds, write_seconds, cpu_seconds = map(float, json.loads(file.read(100)))
+                return RefreshCost(period_seconds, write_seconds, cpu_seconds)
     except (OSError, ValueError, TypeError):
         pass
     return None

@@ -21,13 +21,22 @@ import duckdb
 from ..config import AggregatorConfig
 from ..metrics import Histogram
 from . import restored_state
-from .duckdb_file import FILE, JOURNAL, THREADS, StoreError, cause, claim, damaged_words, disk_words
+from .duckdb_file import (
+    JOURNAL_FILE,
+    STORE_FILE,
+    THREAD_NAME_PREFIX,
+    StoreError,
+    cause,
+    damaged_store_advice,
+    disk_failure_advice,
+    lock_folder,
+)
 from .journal import EventJournal, StoredEvent
 from .parquet.history import History
-from .parquet.segment_store import Doors
+from .parquet.segment_store import StoreAccess
 from .queue import Pending, Queue
 from .snapshot_file import OpsFile
-from .snapshot_refresh import Cost, Refresh, Requests
+from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
 # ----------------------------------------------------------------------
@@ -36,7 +45,7 @@ from .writer import Writer
 log = logging.getLogger(__name__)
 
 #: Failures of a commit that pass when the machine does better. Others are of what is in it.
-OF_THE_MACHINE = (
+TRANSIENT_ERRORS = (
     StoreError,
     duckdb.ConnectionException,
     duckdb.IOException,
@@ -49,51 +58,51 @@ OF_THE_MACHINE = (
 )
 
 
-def with_remedy(words: str, folder: Path) -> str:
-    """Return *words* on a store that opened and then could not be used, with what to do."""
-    if "no space left" in words:
-        return f"{words}; make room there: what was receipted is safe"
-    if any(sign in words for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
-        return f"{words}{disk_words(folder)}"
-    return f"{words}. It is left as it is: {damaged_words(folder / FILE)}"
+def with_remedy(message: str, folder: Path) -> str:
+    """Return *message* on a store that opened and then could not be used, with what to do."""
+    if "no space left" in message:
+        return f"{message}; make room there: what was receipted is safe"
+    if any(sign in message for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
+        return f"{message}{disk_failure_advice(folder)}"
+    return f"{message}. It is left as it is: {damaged_store_advice(folder / STORE_FILE)}"
 
 
-class Trouble:
+class DiskStatus:
     """Written by the writer thread, read by any. `words` is empty while commits succeed."""
 
     def __init__(self, folder: Path) -> None:
-        self.words = ""
+        self.message = ""
         self._folder = folder
         #: Since when, while `words` is not empty.
         self.since_ns = 0
         #: Commits that failed, since the start.
         self.failed_count = 0
 
-    def failed(self, error: Exception, now_ns: int) -> None:
+    def record_failure(self, error: Exception, now_ns: int) -> None:
         """A commit failed, and will be tried again. The first is logged."""
-        words = cause(error, self._folder)
+        message = cause(error, self._folder)
         self.failed_count += 1
-        if not self.words:
+        if not self.message:
             self.since_ns = now_ns
-            log.error("not storing, nothing is receipted, trying again each second: %s", words)
-        self.words = words
+            log.error("not storing, nothing is receipted, trying again each second: %s", message)
+        self.message = message
 
-    def succeeded(self, now_ns: int) -> None:
+    def record_success(self, now_ns: int) -> None:
         """A commit succeeded."""
-        if self.words:
+        if self.message:
             seconds = (now_ns - self.since_ns) / 1e9
-            log.warning("storing again, after %.0f s: %s", seconds, self.words)
-        self.words = ""
+            log.warning("storing again, after %.0f s: %s", seconds, self.message)
+        self.message = ""
 
-    def told(self, waiting: Sequence[Pending]) -> str:
+    def summary(self, waiting: Sequence[Pending]) -> str:
         """Return what an operator should know while commits fail, with what waits; else ""."""
-        if not self.words:
+        if not self.message:
             return ""
         since = time.strftime("%H:%M:%S", time.gmtime(self.since_ns // 1_000_000_000))
         rows = sum(one.rows for one in waiting)
-        return f"not storing since {since} UTC: {self.words}; {rows} readings wait"
+        return f"not storing since {since} UTC: {self.message}; {rows} readings wait"
 
-    def left(self, waiting: Sequence[Pending]) -> str:
+    def unstored_summary(self, waiting: Sequence[Pending]) -> str:
         """Return what a closed store lacks, "" when *waiting* holds nothing."""
         if all(one.empty for one in waiting):
             return ""
@@ -101,7 +110,7 @@ class Trouble:
         scores = sum(len(one.scores) for one in waiting)
         return (
             f"closed without storing {frames} frames and {scores} scores: "
-            f"{self.words or 'there was no time'}. The agents keep those frames and send them again"
+            f"{self.message or 'there was no time'}. The agents keep those frames and send them again"
         )
 
 
@@ -129,36 +138,40 @@ class Store(Queue):
         super().__init__(config)
         self._wall_ns = wall_ns
         self._folder = folder
-        self._claim = claim(folder)
+        self._claim = lock_folder(folder)
         try:
             self._open(folder)
         except duckdb.Error as error:
-            self._claim.withdraw()
+            self._claim.discard()
             raise StoreError(
                 f"{folder}: the store cannot be opened: {with_remedy(cause(error, folder), folder)}"
             ) from error
         except BaseException:
-            self._claim.withdraw()
+            self._claim.discard()
             raise
 
     def _open(self, folder: Path) -> None:
         self._writer = Writer(
-            folder / FILE,
+            folder / STORE_FILE,
             retention_hours=self._config.retention_hours,
             history_days=self._config.history_days,
         )
         try:
-            self._journal = EventJournal(folder / JOURNAL)
+            self._journal = EventJournal(folder / JOURNAL_FILE)
         except OSError as error:
             self._writer.close()
-            raise StoreError(f"{folder / JOURNAL}: cannot be used: {error.strerror}") from error
+            raise StoreError(
+                f"{folder / JOURNAL_FILE}: cannot be used: {error.strerror}"
+            ) from error
         self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
         #: When the operators' file is written, and as of when it is.
         period_seconds = self._config.ops_seconds
-        self.refresh = Refresh(Cost(period_seconds), Requests(folder, enabled=period_seconds > 0))
+        self.refresh = Refresh(
+            RefreshCost(period_seconds), RequestFile(folder, enabled=period_seconds > 0)
+        )
         self._give_up_at = float("inf")
-        self._trouble = Trouble(folder)
-        self._ops_failing, self._ops_writing = "", threading.Lock()
+        self._disk_status = DiskStatus(folder)
+        self._ops_failure, self._ops_lock = "", threading.Lock()
         #: Frames, and receipted events, that could not be stored for what is in them.
         self.set_aside_frames = self.set_aside_events = 0
         #: How long each commit took that succeeded.
@@ -169,12 +182,19 @@ class Store(Queue):
         self.ops_write_seconds = 0.0
         #: What leaves the live file for Parquet, and what is kept (`history_on`).
         self.history = History(
-            folder, self._config, Doors(self.in_transaction, self.reading), self.submit_findings
+            folder,
+            self._config,
+            StoreAccess(self.in_transaction, self.reading),
+            self.submit_findings,
         )
-        self._threads = [threading.Thread(target=self._write, name=THREADS + "writer", daemon=True)]
+        self._threads = [
+            threading.Thread(target=self._write, name=THREAD_NAME_PREFIX + "writer", daemon=True)
+        ]
         if period_seconds:
             self._threads.append(
-                threading.Thread(target=self._write_ops, name=THREADS + "ops", daemon=True)
+                threading.Thread(
+                    target=self._write_ops, name=THREAD_NAME_PREFIX + "ops", daemon=True
+                )
             )
         else:
             self._ops.remove()
@@ -192,13 +212,13 @@ class Store(Queue):
                 "event journal: %d bytes at its end were no record", self._journal.torn_bytes
             )
         #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
-        self.lost_words = "; ".join(
-            filter(None, (self._writer.lost_words, self._journal.lost_words))
+        self.loss_message = "; ".join(
+            filter(None, (self._writer.loss_message, self._journal.loss_message))
         )
-        if self.lost_words:
+        if self.loss_message:
             log.error(
                 "stored readings are gone: %s. A backup may have them: gangline admin restore",
-                self.lost_words,
+                self.loss_message,
             )
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position
@@ -214,7 +234,7 @@ class Store(Queue):
         self.recent_events += self._journal.replayed
         self._journal.replayed.clear()
 
-    def forget_before(self) -> None:
+    def release_restored_state(self) -> None:
         """Let go of what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
         self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
@@ -245,29 +265,29 @@ class Store(Queue):
     @property
     def failing_seconds(self) -> float:
         """For how long commits have failed; 0 while they succeed."""
-        if not self._trouble.words:
+        if not self._disk_status.message:
             return 0.0
-        return max(0.0, (self._wall_ns() - self._trouble.since_ns) / 1e9)
+        return max(0.0, (self._wall_ns() - self._disk_status.since_ns) / 1e9)
 
     @property
     def failed_commits(self) -> int:
         """Commits that failed, since the start; each is tried again."""
-        return self._trouble.failed_count
+        return self._disk_status.failed_count
 
     @property
     def failing(self) -> str:
         """Why commits fail, empty while they succeed."""
-        return self._trouble.words
+        return self._disk_status.message
 
     @property
-    def trouble(self) -> str:
+    def failure_summary(self) -> str:
         """What an operator should know of commits that fail: since when and why. "" when none do."""
-        return self._trouble.told((self._committing, self._pending))
+        return self._disk_status.summary((self._committing, self._pending))
 
     def append_events(self, events: Sequence[StoredEvent]) -> None:
         """Write events to the journal, fsync, and queue them: they are durable on return.
 
-        Blocks for the disk: call it from a thread that may. Raises TooMuch or NotReady; then none
+        Blocks for the disk: call it from a thread that may. Raises ResourceExhausted or ServiceUnavailable; then none
         of *events* was taken.
         """
         self._submit_events(events, self._journal.append(events))
@@ -278,9 +298,9 @@ class Store(Queue):
         Blocks until it is durable; also while commits fail, so that what makes room can run. Raises
         what *work* raises, and then nothing of it stays; StoreError when the store closes first.
         """
-        return self.between_commits(lambda writer: writer.transact(work))
+        return self.run_on_writer_thread(lambda writer: writer.transact(work))
 
-    def between_commits(self, work: Callable[[Writer], T]) -> T:
+    def run_on_writer_thread(self, work: Callable[[Writer], T]) -> T:
         """Run *work* with the writer, between two commits: nothing is stored until it returns.
 
         Blocks. Raises what *work* raises; StoreError when the store closes first.
@@ -300,8 +320,8 @@ class Store(Queue):
         """Return a context with a cursor for reading, beside the writer; for one thread."""
         return self._writer.cursor()
 
-    def held_journal(self) -> bytes:
-        """Return the journal's records. Within `between_commits`: those and the file are as of one moment."""
+    def journal_records(self) -> bytes:
+        """Return the journal's records. Within `run_on_writer_thread`: those and the file are as of one moment."""
         return self._journal.records()
 
     @property
@@ -314,21 +334,21 @@ class Store(Queue):
     def _write(self) -> None:
         going = True
         while going:
-            pending = self._take()
-            going = pending is not None and self._commit_at_last(pending)
-            self._run_works()
+            pending = self._take_pending()
+            going = pending is not None and self._commit_with_retries(pending)
+            self._run_work_items()
             if going:
                 self._committing = Pending()
 
-    def _run_works(self) -> None:
-        while self._works:
-            self._works.popleft()()
+    def _run_work_items(self) -> None:
+        while self._work_items:
+            self._work_items.popleft()()
 
-    def _commit_at_last(self, pending: Pending) -> bool:
+    def _commit_with_retries(self, pending: Pending) -> bool:
         """Commit, however often it takes. False when closing ended the attempts."""
         while not pending.empty and not self._commit(pending):
-            self._run_works()
-            self._rest(RETRY_SECONDS)
+            self._run_work_items()
+            self._pause(RETRY_SECONDS)
             if time.monotonic() > self._give_up_at:
                 return False
         return True
@@ -338,24 +358,24 @@ class Store(Queue):
         begin = time.monotonic()
         try:
             self._writer.commit(pending, self._wall_ns())
-        except OF_THE_MACHINE as error:
-            self._trouble.failed(error, self._wall_ns())
+        except TRANSIENT_ERRORS as error:
+            self._disk_status.record_failure(error, self._wall_ns())
             return False
         except Exception:
             log.exception("a commit failed for what is in it")
-            return self._commit_apart(pending)
-        self._trouble.succeeded(self._wall_ns())
+            return self._commit_in_parts(pending)
+        self._disk_status.record_success(self._wall_ns())
         self.commit_seconds.observe(time.monotonic() - begin)
         self.stored_frames += len(pending.frames)
         self.stored_rows += pending.rows
-        self._writer.mark(self._wall_ns())
+        self._writer.write_mark(self._wall_ns())
         if pending.journal_position:
-            self._journal.stored(pending.journal_position)
+            self._journal.mark_stored(pending.journal_position)
         for frame, on_durable in pending.frames:
             on_durable(frame.frame.sequence)
         return True
 
-    def _commit_apart(self, pending: Pending) -> bool:
+    def _commit_in_parts(self, pending: Pending) -> bool:
         """Commit part by part, so that what cannot be stored costs nothing else anything.
 
         A part is of one host, then of one kind, then half as much. What fails alone is set aside: counted,
@@ -365,11 +385,11 @@ class Store(Queue):
         if not parts:
             self.set_aside_frames += len(pending.frames)
             self.set_aside_events += len(pending.events)
-            log.error("set aside, for what is in it: %s", pending.words)
-        elif not all(self._commit_at_last(part) for part in parts):
+            log.error("set aside, for what is in it: %s", pending.description)
+        elif not all(self._commit_with_retries(part) for part in parts):
             return False  # what is left stays in the journal
         if pending.journal_position:
-            self._journal.stored(pending.journal_position)
+            self._journal.mark_stored(pending.journal_position)
         return True
 
     # -- the operators' file -------------------------------------------------------------------
@@ -378,31 +398,33 @@ class Store(Queue):
         while self.refresh.wait(lambda: self._closing, time.monotonic):
             with suppress(StoreError):  # it closes: `_close` writes the last file
                 # What was received is in the file, also where it waits for a commit.
-                self.between_commits(lambda _: None)
+                self.run_on_writer_thread(lambda _: None)
             self.write_ops()
 
     def write_ops(self) -> None:
         """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
         try:
             begin, cpu_begin = time.monotonic(), time.thread_time()
-            with self._ops_writing:
-                self.refresh.begun()
+            with self._ops_lock:
+                self.refresh.started()
                 now_ns = self._wall_ns()
                 self._ops.write(now_ns, self.lag_seconds)
             end = time.monotonic()
             self.ops_write_seconds = end - begin
-            cost = Cost(self._config.ops_seconds, end - begin, time.thread_time() - cpu_begin)
+            cost = RefreshCost(
+                self._config.ops_seconds, end - begin, time.thread_time() - cpu_begin
+            )
             self.refresh.written(now_ns, cost, end)
         except Exception as error:  # noqa: BLE001 - the store goes on without it
             self.refresh.failed(time.monotonic())
-            words = cause(error, self._folder)
-            if words != self._ops_failing:
-                log.warning("the operators' file is not written: %s", words)
-            self._ops_failing = words
+            reason = cause(error, self._folder)
+            if reason != self._ops_failure:
+                log.warning("the operators' file is not written: %s", reason)
+            self._ops_failure = reason
         else:
-            if self._ops_failing:
+            if self._ops_failure:
                 log.warning("the operators' file is written again")
-            self._ops_failing = ""
+            self._ops_failure = ""
 
     def close(self, seconds_max: float = 5.0) -> str:
         """Commit what waits, write the operators' file, and close, within about *seconds_max*.
@@ -420,18 +442,18 @@ class Store(Queue):
                 done.set_exception(error)
 
         # Whoever waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
-        threading.Thread(target=run, name=THREADS + "close", daemon=True).start()
+        threading.Thread(target=run, name=THREAD_NAME_PREFIX + "close", daemon=True).start()
         hangs = not wait([done], seconds_max + HANGING_SECONDS_MAX).done
         if not hangs:
             done.result()
-        left = self._trouble.left((self._committing, self._pending))
+        message = self._disk_status.unstored_summary((self._committing, self._pending))
         if hangs:
-            left = (
+            message = (
                 f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is left as it is: what "
-                f"was receipted is safe; look at the disk (dmesg, iostat -x 1){'; ' * bool(left)}{left}"
+                f"was receipted is safe; look at the disk (dmesg, iostat -x 1){'; ' * bool(message)}{message}"
             )
-            log.error("not closed: %s", left)
-        return left
+            log.error("not closed: %s", message)
+        return message
 
     def _close(self, end: float) -> None:
         self.history.stop((end - time.monotonic()) / 2)
@@ -440,7 +462,7 @@ class Store(Queue):
         self.refresh.wake()
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
-        has_time = time.monotonic() + self.refresh.cost.took_seconds < end - 1
+        has_time = time.monotonic() + self.refresh.cost.write_seconds < end - 1
         if self._config.ops_seconds and has_time and not self.failing:
             self.write_ops()
         self.refresh.requests.close()

@@ -15,29 +15,29 @@ from typing import Any, NamedTuple, TypeVar
 import duckdb
 
 from ..durable_file import sync_folder
-from ..errors import ROOM_SECONDS, TooMuch
+from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
+from ..hazard.features import OBSERVED_NAMES
 from ..model import Finding
-from ..scoring.features import OBSERVED
 from . import rows as records
 from .duckdb_file import (
     BEFORE_SWAP,
     Header,
-    Marker,
+    MarkWriter,
     StoreError,
-    forget,
-    lost,
+    loss_message,
     open_store,
     ops_script,
+    remove_leftovers,
+    remove_mark,
     run_scripts,
     script,
     size_of,
-    sweep,
     wal_of,
 )
-from .live_tables import HOUR_NS, Hours, hour_name
-from .parquet.views import put_rollup_views_right
+from .live_tables import HOUR_NS, LiveTables, hour_name
+from .parquet.views import repair_rollup_views
 from .queue import Pending
-from .rows import Batch, HostFrame, HostRecord, batch
+from .rows import CommitBatch, HostFrame, HostRecord, batch
 from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
 
 # ----------------------------------------------------------------------
@@ -57,7 +57,7 @@ RUNS_PER_HOST_MAX = 1000
 #: Host and run id.
 Run = tuple[str, bytes]
 #: (host, run id, first sequence, last sequence), inclusive: a row of the table `received`.
-Range = tuple[str, bytes, int, int]
+SequenceRange = tuple[str, bytes, int, int]
 
 
 class RangeSet:
@@ -100,30 +100,30 @@ class Ledger:
     """What has been received of the runs that send, in memory; the table `received` holds it of all.
 
     Owned by the writer thread. `add` only after the commit that holds both the rows and the ranges.
-    A run that is not in memory is taken from the table before its frames are asked for (`lacking`, `take`).
+    A run that is not in memory is taken from the table before its frames are asked for (`missing`, `load`).
     """
 
-    def __init__(self, rows: Iterable[Range] = ()) -> None:
+    def __init__(self, rows: Iterable[SequenceRange] = ()) -> None:
         self._runs: dict[str, dict[bytes, RangeSet]] = {}  # of each host the run last taken last
-        self._crowded: set[str] = set()  # hosts that may have too many runs in memory
+        self._hosts_to_trim: set[str] = set()  # hosts that may have too many runs in memory
         for row in rows:
             self.add(row)
-        self._crowded.update(self._runs)
+        self._hosts_to_trim.update(self._runs)
 
-    def add(self, row: Range) -> None:
+    def add(self, row: SequenceRange) -> None:
         """Take a range as received."""
         host, run_id, first, last = row
         self._runs.setdefault(host, {}).setdefault(run_id, RangeSet()).add(first, last)
 
-    def lacking(self, runs: Iterable[Run]) -> list[Run]:
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Return those of *runs* that are not in memory."""
         return [(host, run) for host, run in runs if run not in self._runs.get(host, ())]
 
-    def take(self, runs: Iterable[Run], rows: Iterable[Range]) -> None:
+    def load(self, runs: Iterable[Run], rows: Iterable[SequenceRange]) -> None:
         """Take *runs* into memory, with all *rows* that the table has of them."""
         for host, run_id in runs:
             self._runs.setdefault(host, {})[run_id] = RangeSet()
-            self._crowded.add(host)
+            self._hosts_to_trim.add(host)
         for row in rows:
             self.add(row)
 
@@ -131,7 +131,7 @@ class Ledger:
         """Return the runs that need no longer be in memory: of each host those before its last few."""
         return [
             (host, run)
-            for host in self._crowded
+            for host in self._hosts_to_trim
             for run in list(self._runs[host])[:-RUNS_IN_MEMORY]
         ]
 
@@ -139,9 +139,9 @@ class Ledger:
         """Leave *runs*, which `surplus` named, to the table."""
         for host, run in runs:
             self._runs[host].pop(run, None)
-        self._crowded.clear()
+        self._hosts_to_trim.clear()
 
-    def holds(self, host: str, run_id: bytes, sequence: int) -> bool:
+    def contains(self, host: str, run_id: bytes, sequence: int) -> bool:
         """Say whether the frame is durable; its run must be in memory."""
         run = self._runs.get(host, {}).get(run_id)
         return run is not None and sequence in run
@@ -150,7 +150,7 @@ class Ledger:
         """Return the runs in memory."""
         return [(host, run) for host, runs in self._runs.items() for run in runs]
 
-    def rows(self, chosen: Iterable[Run] | None = None) -> list[Range]:
+    def rows(self, chosen: Iterable[Run] | None = None) -> list[SequenceRange]:
         """Return all of *chosen* runs, or of all in memory, as the fewest rows."""
         return [
             (host, run, first, last)
@@ -159,16 +159,16 @@ class Ledger:
         ]
 
 
-def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[Range]:
+def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[SequenceRange]:
     """Return frames (host, run id, sequence) as the fewest ranges."""
     runs: dict[tuple[str, bytes], list[int]] = {}
     for host, run_id, sequence in keys:
         runs.setdefault((host, run_id), []).append(sequence)
-    found = ((host, run, joined(sequences)) for (host, run), sequences in runs.items())
+    found = ((host, run, range_set(sequences)) for (host, run), sequences in runs.items())
     return [(host, run, first, last) for host, run, spans in found for first, last in spans]
 
 
-def joined(sequences: Iterable[int]) -> RangeSet:
+def range_set(sequences: Iterable[int]) -> RangeSet:
     """Return sequences, in any order, as ranges."""
     ordered = sorted(sequences)
     spans, begin = RangeSet(), 0
@@ -185,14 +185,14 @@ def joined(sequences: Iterable[int]) -> RangeSet:
 
 DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
 #: Rows are kept, and looked for among scores, for so long.
-DAYS_KEPT = 400
+HOST_DAYS_RETAINED = 400
 
 #: Of the oldest score and of the newest day that has rows: scores that waited for a full disk may be of that one.
 _SPAN = """
 SELECT epoch_us(min(time)), (SELECT coalesce(epoch_us(max(day)), 0) FROM host_days) FROM scores
 """
 #: One day's, each host's first of the day. Who has its row is left out before any score's features are read.
-_FILL = f"""
+_FILL_HOST_DAYS = f"""
 INSERT INTO host_days BY NAME
 WITH lacking AS (
     SELECT host, min(time) AS time FROM scores
@@ -202,14 +202,14 @@ WITH lacking AS (
 )
 SELECT
     host, time::DATE AS day, time,
-    {", ".join(f"any_value(features['{name}']) AS {name}" for name in OBSERVED)}
+    {", ".join(f"any_value(features['{name}']) AS {name}" for name in OBSERVED_NAMES)}
 FROM scores JOIN lacking USING (host, time)
 WHERE time >= make_timestamp($begin) AND time < make_timestamp($end)
 GROUP BY host, time
 """
 
 
-def fill(connection: Any, now_us: int) -> None:
+def fill_host_days(connection: Any, now_us: int) -> None:
     """Add the rows of `host_days` that scores have and it lacks, of days whose first hour is over. Again, it adds nothing.
 
     Raises duckdb.Error.
@@ -217,10 +217,10 @@ def fill(connection: Any, now_us: int) -> None:
     ((oldest_us, newest_us),) = connection.execute(_SPAN).fetchall()
     if oldest_us is None:
         return
-    first = max(oldest_us // DAY_US, newest_us // DAY_US, now_us // DAY_US - DAYS_KEPT)
+    first = max(oldest_us // DAY_US, newest_us // DAY_US, now_us // DAY_US - HOST_DAYS_RETAINED)
     for day in range(first, (now_us - HOUR_US) // DAY_US + 1):
         span = {"begin": day * DAY_US, "end": day * DAY_US + HOUR_US}
-        connection.execute(_FILL, span)
+        connection.execute(_FILL_HOST_DAYS, span)
 
 
 # ----------------------------------------------------------------------
@@ -233,7 +233,7 @@ _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 #: Selects their `rowid`. By host, signal and device (`scoring/evaluate.py` puts a finding's subject together; the kernel
 #: names a GPU by its PCI address), and since the finding began: what came before that is over. All codes of the device: one
 #: may excuse another.
-STANDING_EVENTS = f"""
+OPEN_FINDING_EVENTS = f"""
 WITH open_findings AS (
     SELECT host, split_part(subject, ' ', 1) AS device, split_part(subject, ' ', 2) AS name, min(since) AS since
     FROM findings WHERE cleared IS NULL GROUP BY ALL
@@ -259,7 +259,7 @@ SEMI JOIN spelled AS s
 _DAY_US = 86_400_000_000
 
 
-class _Retained(NamedTuple):
+class _RetentionRule(NamedTuple):
     """A table, by which column what it has is known to be old, and for how many days that is kept."""
 
     table: str
@@ -268,22 +268,22 @@ class _Retained(NamedTuple):
     days_min: int = 0  # where `history_days` is fewer
 
 
-_TABLES: Iterable[_Retained] = (
-    _Retained("scores", "time"),
-    _Retained("evidence", "time"),
-    _Retained("events", "received"),
-    _Retained("findings", "cleared"),
-    _Retained("past_findings", "cleared", days=400),
-    _Retained("host_days", "time", days=DAYS_KEPT),
-    _Retained("own_health", "time"),
-    _Retained("advice_decisions", "time", days_min=ADVICE_DAYS),
-    _Retained("advisories", "time", days_min=OUTCOMES_DAYS),
-    _Retained("outcomes", "time", days=OUTCOMES_DAYS),
+_RETENTION_RULES: Iterable[_RetentionRule] = (
+    _RetentionRule("scores", "time"),
+    _RetentionRule("evidence", "time"),
+    _RetentionRule("events", "received"),
+    _RetentionRule("findings", "cleared"),
+    _RetentionRule("past_findings", "cleared", days=400),
+    _RetentionRule("host_days", "time", days=HOST_DAYS_RETAINED),
+    _RetentionRule("own_health", "time"),
+    _RetentionRule("advice_decisions", "time", days_min=ADVICE_DAYS),
+    _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
+    _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
 )
 #: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
-_KEPT = {"events": STANDING_EVENTS}
+_RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}
 #: What findings leave behind.
-_PAST = (
+_COPY_PAST_FINDINGS = (
     "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
     "WHERE cleared < make_timestamp(?)"
 )
@@ -293,13 +293,17 @@ def drop_old(connection: Any, now_ns: int, history_days: int) -> None:
     """Delete what is past its days, and keep what of it is learned from: times of findings, what was measured of each day."""
     now_us = now_ns // 1000
     # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
-    connection.execute(_PAST, [now_us - history_days * _DAY_US])
-    fill(connection, now_us)
-    for one in _TABLES:
+    connection.execute(_COPY_PAST_FINDINGS, [now_us - history_days * _DAY_US])
+    fill_host_days(connection, now_us)
+    for one in _RETENTION_RULES:
         days = one.days or max(one.days_min, history_days)
-        kept = f" AND rowid NOT IN ({_KEPT[one.table]})" if one.table in _KEPT else ""
+        exception = (
+            f" AND rowid NOT IN ({_RETAINED_LONGER[one.table]})"
+            if one.table in _RETAINED_LONGER
+            else ""
+        )
         connection.execute(
-            f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){kept}",
+            f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){exception}",
             [now_us - days * _DAY_US],
         )
 
@@ -317,11 +321,11 @@ CHECKPOINT_WAL = "128MB"
 #: Of a small fleet, whose commits have fewer rows than this: what waits for a checkpoint is the largest part of its memory.
 SMALL_COMMIT_ROWS, SMALL_CHECKPOINT_WAL = 32_768, "64MB"
 #: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
-HELD_WAL_BYTES = 1 << 40
+PINNED_WAL_BYTES_MAX = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PinnedFile:
     """A file that no checkpoint changes for now: up to `wal_bytes` of its WAL it is as of one moment."""
 
     path: Path
@@ -337,13 +341,13 @@ class Writer:
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
-        self._reading = threading.Lock()
-        self._doubtful = False
-        self._threshold = ""
+        self._cursor_lock = threading.Lock()
+        self._needs_reopen = False
+        self._saved_threshold = ""
         #: What the file has lost since the last receipt, in words; "" when nothing is known to be gone.
-        self.lost_words = _lost(path)
-        self._marker = Marker(path)
-        sweep(path.parent)
+        self.loss_message = _loss_message(path)
+        self._mark_writer = MarkWriter(path)
+        remove_leftovers(path.parent)
         self._open()
 
     def _open(self) -> None:
@@ -358,11 +362,11 @@ class Writer:
     def _prepare(self) -> None:
         self._checkpoint_wal = ""
         self._checkpoint_at(CHECKPOINT_WAL)
-        self._hour = ""
-        self._hours = Hours(self._connection, self._path.parent)
+        self._retention_hour = ""
+        self._live_tables = LiveTables(self._connection, self._path.parent)
         with self._transaction():
-            self._hours.open()
-            put_rollup_views_right(self._connection, self._path.parent)
+            self._live_tables.reload()
+            repair_rollup_views(self._connection, self._path.parent)
             scripts = script("live.sql"), ops_script(), script("history.sql")
             run_scripts(self._connection, scripts)
             self._put_signals()
@@ -370,7 +374,7 @@ class Writer:
 
     def _checkpoint_at(self, wal: str) -> None:
         """Let DuckDB fold the WAL in once it is so long; while the store is held it does not."""
-        if not self._threshold and wal != self._checkpoint_wal:
+        if not self._saved_threshold and wal != self._checkpoint_wal:
             self._connection.execute(f"SET checkpoint_threshold = '{wal}'")
             self._checkpoint_wal = wal
 
@@ -380,7 +384,7 @@ class Writer:
 
     def _load_ledger(self) -> None:
         """Take into memory the runs that hosts have now, and those that take more rows than they need."""
-        rows: list[Range] = self._connection.execute(
+        rows: list[SequenceRange] = self._connection.execute(
             "FROM received SEMI JOIN (SELECT host, run_id FROM hosts UNION SELECT host, run_id "
             "FROM received GROUP BY host, run_id HAVING count(*) > 1) USING (host, run_id)"
         ).fetchall()
@@ -390,25 +394,25 @@ class Writer:
             with self._transaction():
                 self._compact_received()
 
-    def mark(self, now_ns: int) -> None:
+    def write_mark(self, now_ns: int) -> None:
         """Note that receipts are given for all that was committed until now. Never raises."""
-        self._marker.write(now_ns)
+        self._mark_writer.write(now_ns)
 
-    def hold(self) -> Held:
-        """Let no checkpoint change the file until `release`; return where it and its WAL stand."""
-        if self._threshold:
-            words = "a backup holds the store already; end that one, or wait for it"
-            raise TooMuch(words, ROOM_SECONDS)
+    def hold_checkpoints(self) -> PinnedFile:
+        """Let no checkpoint change the file until `resume_checkpoints`; return where it and its WAL stand."""
+        if self._saved_threshold:
+            message = "a backup holds the store already; end that one, or wait for it"
+            raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
         ((threshold,),) = self._connection.execute(
             "SELECT current_setting('checkpoint_threshold')"
         ).fetchall()
-        self._connection.execute(f"SET checkpoint_threshold = '{HELD_WAL_BYTES}B'")
-        self._threshold = str(threshold)
-        return Held(self._path, self._marker.header(), size_of(wal_of(self._path)))
+        self._connection.execute(f"SET checkpoint_threshold = '{PINNED_WAL_BYTES_MAX}B'")
+        self._saved_threshold = str(threshold)
+        return PinnedFile(self._path, self._mark_writer.header(), size_of(wal_of(self._path)))
 
-    def release(self) -> None:
-        """End `hold`; the next commit folds in what came meanwhile."""
-        threshold, self._threshold = self._threshold, ""
+    def resume_checkpoints(self) -> None:
+        """End `hold_checkpoints`; the next commit folds in what came meanwhile."""
+        threshold, self._saved_threshold = self._saved_threshold, ""
         if threshold:
             self._connection.execute(f"SET checkpoint_threshold = '{threshold}'")
 
@@ -417,15 +421,15 @@ class Writer:
 
         After a failure, also to open the new one, the old one is there.
         """
-        self._doubtful = True
+        self._needs_reopen = True
         before = self._path.with_name(BEFORE_SWAP)
-        with self._reading:
+        with self._cursor_lock:
             self._connection.execute("CHECKPOINT")
             self._connection.close()
-            self._marker.close()
+            self._mark_writer.close()
             if size_of(wal_of(self._path)):
                 raise StoreError(f"{wal_of(self._path)} was not folded in; nothing was exchanged")
-            forget(self._path.parent)
+            remove_mark(self._path.parent)
             before.unlink(missing_ok=True)
             os.link(self._path, before)
             os.replace(new, self._path)
@@ -437,35 +441,35 @@ class Writer:
                 os.replace(before, self._path)
                 raise
             before.unlink()
-        self._doubtful = False
+        self._needs_reopen = False
 
     def commit(self, pending: Pending, now_ns: int) -> None:
         """Make all of *pending* durable, or nothing of it.
 
         Raises duckdb.Error, OSError or StoreError; the next call then begins by reading the file anew.
         """
-        if self._doubtful:
+        if self._needs_reopen:
             self._reopen()
-        self._doubtful = True
+        self._needs_reopen = True
         self._commit(pending, now_ns)
-        self._doubtful = False
+        self._needs_reopen = False
 
     def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """Run *work* in a transaction; what it does to the hours is seen from then on.
 
         Raises what *work* raises, duckdb.Error, OSError or StoreError; then nothing of it stays.
         """
-        if self._doubtful:
+        if self._needs_reopen:
             self._reopen()
-        self._doubtful = True
+        self._needs_reopen = True
         with self._transaction():
             result = work(self._connection)
-            self._hours.open()
-        self._doubtful = False
+            self._live_tables.reload()
+        self._needs_reopen = False
         return result
 
     def _commit(self, pending: Pending, now_ns: int) -> None:
-        self._take_runs({frame.key[:2] for frame, _ in pending.frames})
+        self._load_runs({frame.key[:2] for frame, _ in pending.frames})
         new = self._not_yet_received(pending)
         rows = batch(new.values())
         ranges = ranges_of(new)
@@ -473,7 +477,7 @@ class Writer:
         is_small = pending.rows < SMALL_COMMIT_ROWS
         self._checkpoint_at(SMALL_CHECKPOINT_WAL if is_small else CHECKPOINT_WAL)
         with self._transaction():
-            self._keep_house(now_ns)
+            self._apply_retention(now_ns)
             self._put_readings(rows, now_ns)
             self._put_ranges(ranges, surplus)
             self._put_records(pending)
@@ -486,15 +490,15 @@ class Writer:
         new: dict[tuple[str, bytes, int], HostFrame] = {}
         for frame, _ in pending.frames:
             key = frame.key
-            if key not in new and not self._ledger.holds(*key):
+            if key not in new and not self._ledger.contains(*key):
                 new[key] = frame
         return new
 
-    def _put_readings(self, rows: Batch, now_ns: int) -> None:
+    def _put_readings(self, rows: CommitBatch, now_ns: int) -> None:
         for table, arrow in rows.tables():
-            self._insert(self._hours.table_for(table, now_ns), arrow)
+            self._insert(self._live_tables.table_for(table, now_ns), arrow)
 
-    def _put_ranges(self, ranges: list[Range], surplus: list[Run]) -> None:
+    def _put_ranges(self, ranges: list[SequenceRange], surplus: list[Run]) -> None:
         """Note *ranges*; of the runs that leave memory the table keeps the fewest rows."""
         if self._received_grown > RECEIVED_GROWN_MAX:
             self._compact_received()
@@ -520,16 +524,16 @@ class Writer:
             )
         self._insert_ranges(self._ledger.rows(runs))
 
-    def _take_runs(self, runs: set[Run]) -> None:
+    def _load_runs(self, runs: set[Run]) -> None:
         """Take the runs into memory that are not there, so that their frames are known."""
-        if lacking := self._ledger.lacking(runs):
-            with self._registered(records.table("host:str run_id:bytes", lacking)) as name:
-                rows: list[Range] = self._connection.execute(
+        if missing := self._ledger.missing(runs):
+            with self._registered(records.table("host:str run_id:bytes", missing)) as name:
+                rows: list[SequenceRange] = self._connection.execute(
                     f"SELECT received.* FROM received SEMI JOIN {name} USING (host, run_id)"
                 ).fetchall()
-            self._ledger.take(lacking, rows)
+            self._ledger.load(missing, rows)
 
-    def _insert_ranges(self, ranges: list[Range]) -> None:
+    def _insert_ranges(self, ranges: list[SequenceRange]) -> None:
         columns = "host:str run_id:bytes first_sequence:int last_sequence:int"
         self._insert("received", records.table(columns, ranges))
 
@@ -545,8 +549,8 @@ class Writer:
             self._insert("evidence", records.evidence(pending.scores))
         if pending.findings:
             self._put_findings(list(pending.findings.values()))
-        if pending.own:
-            self._insert("own_health", records.own_health(pending.own))
+        if pending.own_health:
+            self._insert("own_health", records.own_health(pending.own_health))
 
     def _put_events(self, arrow: Any) -> None:
         """Store each event once: a later revision replaces its row, an earlier one changes nothing."""
@@ -600,12 +604,12 @@ class Writer:
         finally:
             self._connection.unregister("new_rows")
 
-    def _keep_house(self, now_ns: int) -> None:
+    def _apply_retention(self, now_ns: int) -> None:
         """Once an hour: drop what is past its time."""
-        if self._hour == hour_name(now_ns):
+        if self._retention_hour == hour_name(now_ns):
             return
-        self._hour = hour_name(now_ns)
-        if dropped := self._hours.drop_before(now_ns - self._retention_ns):
+        self._retention_hour = hour_name(now_ns)
+        if dropped := self._live_tables.drop_before(now_ns - self._retention_ns):
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
         drop_old(self._connection, now_ns, self._history_days)
@@ -623,16 +627,16 @@ class Writer:
 
     def _reopen(self) -> None:
         """Open anew and read what is durable: only then is known whether a failed COMMIT was."""
-        with self._reading:
+        with self._cursor_lock:
             with suppress(duckdb.Error):
                 self._connection.close()
-            self._marker.close()
+            self._mark_writer.close()
             self._open()
 
     @contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a cursor for reading from another thread, beside the writer."""
-        with self._reading:
+        with self._cursor_lock:
             cursor = self._connection.cursor()
             try:
                 yield cursor
@@ -641,17 +645,17 @@ class Writer:
 
     def close(self) -> None:
         """Fold the WAL into the file and close it. Never raises; what was committed is durable anyway."""
-        with self._reading:
+        with self._cursor_lock:
             try:
                 self._connection.execute("CHECKPOINT")
                 self._connection.close()
             except duckdb.Error as error:
                 log.warning("the store was closed without a checkpoint: %s", error)
-            self._marker.close()
+            self._mark_writer.close()
 
 
-def _lost(path: Path) -> str:
+def _loss_message(path: Path) -> str:
     try:
-        return lost(path)
+        return loss_message(path)
     except OSError:  # who opens it next says why
         return ""

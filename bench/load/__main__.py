@@ -17,7 +17,7 @@ from typing import Any
 
 from ..__main__ import machine
 from .fleet import GPUS
-from .fleet_run import Report, run
+from .fleet_run import LoadReport, run
 
 _BAR = 30
 
@@ -27,11 +27,11 @@ def progress(at: int, length: int, line: dict[str, Any]) -> None:
     at = min(at, length)
     done = "#" * (_BAR * at // length)
     waiting = line["flying"] + line["held"]
-    words = f"{line['active']} hosts, {waiting} frames without receipt"
-    print(f"\r[{done:<{_BAR}}] {at}/{length} s  {words:<46}", end="", file=sys.stderr, flush=True)
+    text = f"{line['active']} hosts, {waiting} frames without receipt"
+    print(f"\r[{done:<{_BAR}}] {at}/{length} s  {text:<46}", end="", file=sys.stderr, flush=True)
 
 
-def tables(report: Report) -> str:
+def tables(report: LoadReport) -> str:
     """Return what a run came to, as Markdown."""
     rows = [
         (
@@ -51,7 +51,7 @@ def tables(report: Report) -> str:
     return "\n".join([*rows, "", *_sums(report)])
 
 
-def _sums(report: Report) -> list[str]:
+def _sums(report: LoadReport) -> list[str]:
     last, figures = report.seconds[-1], report.figures
     grown = report.memory_connected_bytes - report.memory_before_bytes
     receipts, fresh = report.last["receipts"], report.probe.get("fresh", {})
@@ -62,22 +62,22 @@ def _sums(report: Report) -> list[str]:
         f"aggregator's CPU), {grown / report.connections / 1024:.0f} KiB of its memory each"),
         (f"memory: {last['memory_bytes'] / 1e6:.0f} MB at the end, {report.memory_peak_bytes / 1e6:.0f} MB at most (VmHWM), "
         "the operators' file being written, with its other processes"),
-        f"receipt after the reading: {_told(receipts)}",
-        f"visible in the API after the reading: {_told(fresh)}; not within 10 s: {report.probe.get('late', 0)}",
+        f"receipt after the reading: {_summary(receipts)}",
+        f"visible in the API after the reading: {_summary(fresh)}; not within 10 s: {report.probe.get('late', 0)}",
         (f"frames sent {last['frames']}, receipted {last['receipted']}, refused {last['refused']}, left out for "
         f"want of credit {last['dropped']}; broken streams {last['broken']} {last['words']}"),
         f"GPU rows receipted {last['receipted'] * GPUS}, in the store {report.stored_gpu_rows}",
         (f"commits: {commits:.0f}, {figures.get('commit_duration_seconds_total', 0) / commits:.3f} s each; "
         f"operators' file: {figures.get('snapshot_write_seconds', 0):.1f} s; judging: "
         f"{figures.get('judge_seconds', 0):.3f} s; loop late by {figures.get('loop_lag_seconds', 0):.2f} s"),
-        f"the generator was late by {_told(report.last['late'])}",
+        f"the generator was late by {_summary(report.last['late'])}",
     ]  # fmt: skip
     if (lost := last["receipted"] * GPUS - report.stored_gpu_rows) > 0:
         lines.append(f"LOST: {lost} rows were receipted and are not in the store")
     return lines
 
 
-def _told(found: dict[str, float]) -> str:
+def _summary(found: dict[str, float]) -> str:
     if not found.get("count"):
         return "nothing was measured"
     return f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, max {found['max']:.2f} s"

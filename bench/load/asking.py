@@ -28,14 +28,14 @@ QUESTIONS = (
 
 def main() -> int:
     """Ask until told to stop."""
-    file, asked = Path(sys.argv[1]) / "operators.duckdb", 0
+    file, queries = Path(sys.argv[1]) / "operators.duckdb", 0
     while not select.select([sys.stdin], [], [], 1 / PER_SECOND)[0]:
         if not file.exists():
             continue
         with duckdb.connect(str(file), read_only=True, config={"threads": 1}) as base:
-            base.execute(QUESTIONS[asked % len(QUESTIONS)]).fetchall()
-        asked += 1
-    print(asked)
+            base.execute(QUESTIONS[queries % len(QUESTIONS)]).fetchall()
+        queries += 1
+    print(queries)
     return 0
 
 

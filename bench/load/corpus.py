@@ -27,7 +27,7 @@ PLACES, BOMB_SECONDS = 4, 3
 _OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
-class Asker:
+class QueryClient:
     """Asks in threads until told to stop."""
 
     def __init__(self, address: str, seed: int) -> None:
@@ -60,7 +60,7 @@ def main() -> int:
     known = [one for path in sorted(FOLDER.glob("*.sql")) for one in statements(path.name)]
     bombs = [one for one in known if one.outcome in ("cut", "cut rows")]
     refused = [one for one in known if one.outcome == "refused"]
-    asker = Asker(sys.argv[1], int(sys.argv[2]))
+    asker = QueryClient(sys.argv[1], int(sys.argv[2]))
     kinds = [refused, *([bombs] * (PLACES - 1))]
     for number, kind in enumerate(kinds):
         threading.Thread(target=asker.ask, args=(kind, number), daemon=True).start()

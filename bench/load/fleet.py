@@ -12,7 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from gangline.agent.frame_builder import Framer, dictionary
+from gangline.agent.frame_builder import FrameBuilder, signal_dictionary
 from gangline.contract.frame import decode
 from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.simulator.runner import LiveWorld
@@ -32,7 +32,7 @@ UPTIME_NS = 3600 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class HostMessage:
     """What the hosts of one template say in one second."""
 
     head: bytes
@@ -41,7 +41,7 @@ class Said:
     gpu_rows: int
 
 
-class Who:
+class HostIdentity:
     """A host of the load by its number: its names, and its frames from its template's."""
 
     __slots__ = ("boot_id", "mark", "run_id")
@@ -51,13 +51,13 @@ class Who:
         made = hashlib.sha256(b"%d %d" % (seed, number)).digest()
         self.run_id, self.boot_id = made[:16], made[16:]
 
-    def frame(self, said: Said, sequence: int, boottime_ns: int, wall_ns: int) -> bytes:
+    def frame(self, message: HostMessage, sequence: int, boottime_ns: int, wall_ns: int) -> bytes:
         """Return the plain frame, byte for byte as the agent's framer would make it."""
         stamp = _STAMP.pack(self.run_id, self.boot_id, sequence, boottime_ns, wall_ns)
-        payload = said.payload.replace(_MARK, self.mark)
-        rest = said.head[_CRC_FROM:_STAMP_AT] + stamp
+        payload = message.payload.replace(_MARK, self.mark)
+        rest = message.head[_CRC_FROM:_STAMP_AT] + stamp
         crc = zlib.crc32(payload, zlib.crc32(rest))
-        return b"%b%b%b%b" % (said.head[:4], crc.to_bytes(4, "little"), rest, payload)
+        return b"%b%b%b%b" % (message.head[:4], crc.to_bytes(4, "little"), rest, payload)
 
     def registration(self, template: bytes, boottime_ns: int, wall_ns: int) -> bytes:
         """Return the RegisterNodeRequest, serialised."""
@@ -71,7 +71,7 @@ class Model:
 
     def __init__(self, seed: int, templates: int = TEMPLATES) -> None:
         self._world = LiveWorld(World("calm", seed, hosts=templates))
-        self._framers = [Framer(bytes(16), bytes(16)) for _ in range(templates)]
+        self._framers = [FrameBuilder(bytes(16), bytes(16)) for _ in range(templates)]
         self._renamed: set[int] = set()
         self._second = 0
         names = self._world.names
@@ -89,7 +89,7 @@ class Model:
         ]
         return wire.RegisterNodeRequest(
             protocol_version=1, node=_NAME, run_id=_RUN, boot_id=_BOOT, agent_version="load",
-            signals=dictionary(), devices=devices, labels={"simulated": "true"}, simulated=True,
+            signals=signal_dictionary(), devices=devices, labels={"simulated": "true"}, simulated=True,
         ).SerializeToString()  # fmt: skip
 
     def _marks(self, name: str) -> dict[str, str]:
@@ -97,11 +97,11 @@ class Model:
         uuids = [d.key for d in self._world.devices(name) if d.kind == "gpu"]
         return {u: f"GPU-{_MARK.decode()}-0000-4000-8000-{at:012d}" for at, u in enumerate(uuids)}
 
-    def second(self) -> list[Said]:
+    def second(self) -> list[HostMessage]:
         """Step by a second and return what each template says."""
         at, self._second = self._second, self._second + 1
         readings = self._world.step(1.0)
-        said: list[Said] = []
+        messages: list[HostMessage] = []
         for number, (name, blocks, _) in enumerate(readings):
             keys = self._marks(name) if any(id(b) not in self._renamed for b in blocks) else {}
             for block in blocks:
@@ -109,12 +109,12 @@ class Model:
                     self._renamed.add(id(block))
                     block.devices = tuple(_marked(device, keys) for device in block.devices)
             boottime_ns = UPTIME_NS + (at + number) * SECOND_NS
-            frame = self._framers[number].frame(1, boottime_ns, SECOND_NS, blocks)
+            frame = self._framers[number].build(1, boottime_ns, SECOND_NS, blocks)
             tables = decode(frame).blocks
             rows = sum(block.rows for block in tables)
             gpu_rows = sum(block.rows for block in tables if block.table == "gpu_1s")
-            said.append(Said(frame[:_PAYLOAD_AT], frame[_PAYLOAD_AT:], rows, gpu_rows))
-        return said
+            messages.append(HostMessage(frame[:_PAYLOAD_AT], frame[_PAYLOAD_AT:], rows, gpu_rows))
+        return messages
 
 
 def _marked(text: str, keys: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ from .aggregator import Running, aggregator
 #: longer than they are apart is to fall behind.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
 #: Of the frames that are due: a generator that says less measures itself.
-SAID_SHARE = 0.97
+SENT_SHARE = 0.97
 #: Where `bench` is found.
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ Progress = Callable[[int, int, dict[str, Any]], None]
 
 
 @dataclass
-class Report:
+class LoadReport:
     """What a run came to."""
 
     plan: list[tuple[int, int]]
@@ -65,22 +65,22 @@ class Report:
             middle, end = at + length // 2, at + length - 1
             spans = self.seconds[middle : end + 1]
             row = self.between(max(0, middle - 1), end)
-            told = [each["receipt"] for each in spans if each["receipt"]["count"]]
+            receipts = [each["receipt"] for each in spans if each["receipt"]["count"]]
             row["hosts"] = hosts
-            row["p50"] = max((each["p50"] for each in told), default=float("nan"))
-            row["p99"] = max((each["p99"] for each in told), default=float("nan"))
+            row["p50"] = max((each["p50"] for each in receipts), default=float("nan"))
+            row["p99"] = max((each["p99"] for each in receipts), default=float("nan"))
             row["flying"] = spans[-1]["flying"] + spans[-1]["held"]
             row["memory_bytes"] = spans[-1]["memory_bytes"]
-            row["sustained"] = float(kept_up(row, hosts / self.period_seconds))
+            row["sustained"] = float(is_sustained(row, hosts / self.period_seconds))
             rows.append(row)
             at += length
         return rows
 
 
-def kept_up(row: dict[str, float], due: float) -> bool:
+def is_sustained(row: dict[str, float], due: float) -> bool:
     """Return whether receipts came in time, no host waited for credit, and all frames that were *due* a second were said."""
     in_time = row["p99"] <= RECEIPT_SECONDS_MAX and row["flying"] <= RECEIPT_SECONDS_MAX * due
-    return in_time and not row["stalls"] and row["frames"] >= SAID_SHARE * due
+    return in_time and not row["stalls"] and row["frames"] >= SENT_SHARE * due
 
 
 def run(
@@ -92,11 +92,11 @@ def run(
     probe: bool = True,
     settings: Sequence[str] = (),
     folder: Path | None = None,
-    beside: Callable[[Running], None] | None = None,
+    background: Callable[[Running], None] | None = None,
     progress: Progress | None = None,
-) -> Report:
-    """Run the plan against an aggregator of its own. *beside* is called once the load has begun."""
-    report = Report(plan, period_seconds)
+) -> LoadReport:
+    """Run the plan against an aggregator of its own. *background* is called once the load has begun."""
+    report = LoadReport(plan, period_seconds)
     length = sum(seconds for _, seconds in plan)
     with aggregator(folder, *settings) as running:
         report.memory_before_bytes = running.memory_bytes()
@@ -118,8 +118,8 @@ def run(
                 assert prober.stdout and prober.stdout.readline() == "ready\n"
                 _go(prober)
             _go(generator)
-            if beside is not None:
-                beside(running)
+            if background is not None:
+                background(running)
             _follow(report, running, generator, length, progress)
             report.figures = running.figures()
             report.memory_peak_bytes = running.peak_bytes()
@@ -151,8 +151,8 @@ def _line(child: subprocess.Popen[str]) -> dict[str, Any]:
     line = child.stdout.readline()
     if not line:
         raise RuntimeError(f"{child.args!r} ended without a word")
-    said: dict[str, Any] = json.loads(line)
-    return said
+    row: dict[str, Any] = json.loads(line)
+    return row
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -168,7 +168,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def _follow(
-    report: Report,
+    report: LoadReport,
     running: Running,
     generator: subprocess.Popen[str],
     length: int,
@@ -187,7 +187,7 @@ def _follow(
             progress(len(report.seconds), length, line)
 
 
-def _stop_and_count(report: Report, running: Running, store: Path) -> None:
+def _stop_and_count(report: LoadReport, running: Running, store: Path) -> None:
     """Ask the aggregator to end, and count what its store holds of GPU rows."""
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + 60

@@ -16,14 +16,14 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from bench.load.fleet import SECOND_NS, UPTIME_NS, Model, Said, Who
+from bench.load.fleet import SECOND_NS, UPTIME_NS, HostIdentity, HostMessage, Model
 from bench.load.latency import Latencies
-from bench.load.link import Link, LinkError, batch
+from bench.load.link import LinkError, LoadLink, batch
 from gangline.contract.stream import Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
 #: Frames that a host keeps while it has no credit; beyond, the oldest go, and are counted.
-HELD_MAX = 64
+UNACKED_MAX = 64
 #: Who is due within this is sent at once: fewer wake-ups.
 GRAIN_SECONDS = 0.004
 #: After the last frame, receipts are waited for at most this long.
@@ -31,22 +31,24 @@ LAST_SECONDS = 20.0
 
 
 @dataclass(slots=True)
-class Host:
+class LoadHost:
     """One host's side of the protocol."""
 
     number: int
-    who: Who
-    link: Link
+    identity: HostIdentity
+    link: LoadLink
     sender: Sender
     credit: int
     sequence: int = 0
     flying: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    held: deque[tuple[Said, float]] = field(default_factory=deque[tuple[Said, float]])
+    unacked: deque[tuple[HostMessage, float]] = field(
+        default_factory=deque[tuple[HostMessage, float]]
+    )
     alive: bool = True
 
 
 @dataclass(slots=True)
-class Counts:
+class LoadCounts:
     """Since the start."""
 
     frames: int = 0
@@ -67,13 +69,13 @@ class Generator:
     def __init__(self, address: tuple[str, int], seed: int, period_seconds: int) -> None:
         self.model = Model(seed)
         self._address, self._seed, self._period = address, seed, period_seconds
-        self.hosts: list[Host] = []
-        self.counts = Counts()
-        self.words = ""
+        self.hosts: list[LoadHost] = []
+        self.counts = LoadCounts()
+        self.error_message = ""
         self.receipts, self.late = Latencies(), Latencies()
         self.span_receipts = Latencies()  # since the last line
         self._epoll = select.epoll()
-        self._by_descriptor: dict[int, Host] = {}
+        self._by_descriptor: dict[int, LoadHost] = {}
         self._begin_wall_ns = time.time_ns()
         self._begin = time.monotonic()
 
@@ -81,14 +83,14 @@ class Generator:
         """Open that many connections in all, one after another. Raises LinkError."""
         while len(self.hosts) < count:
             number = len(self.hosts)
-            who, link = Who(number, self._seed), Link(self._address)
+            identity, link = HostIdentity(number, self._seed), LoadLink(self._address)
             template = self.model.registrations[number % len(self.model.registrations)]
             answer = wire.RegisterNodeResponse.FromString(
-                link.register(who.registration(template, *self._clocks(time.monotonic())))
+                link.register(identity.registration(template, *self._clocks(time.monotonic())))
             )
             link.open(answer.session)
             sender = Sender(answer.stream_context_bytes)
-            host = Host(number, who, link, sender, answer.credit_frames)
+            host = LoadHost(number, identity, link, sender, answer.credit_frames)
             self.hosts.append(host)
             self._by_descriptor[link.socket.fileno()] = host
             self._epoll.register(link.socket, select.EPOLLIN)
@@ -104,21 +106,23 @@ class Generator:
         """Send; print a line a second. The first *warm* seconds are not counted as latencies."""
         second, seconds = 0, sum(length for _, length in plan)
         ends = [(count, sum(n for _, n in plan[: at + 1])) for at, (count, _) in enumerate(plan)]
-        said = self.model.second()
+        messages = self.model.second()
         begin = time.monotonic()
         while second < seconds:
             active = next(count for count, end in ends if second < end)
-            self._send_second(begin + second, active, second, said)
+            self._send_second(begin + second, active, second, messages)
             second += 1
             if second == warm:
                 self.receipts, self.late = Latencies(), Latencies()
-            self._tell(active)
-            said = self.model.second()
+            self._report(active)
+            messages = self.model.second()
         end = time.monotonic() + LAST_SECONDS
         while any(host.flying for host in self.hosts) and time.monotonic() < end:
             self._listen(0.1)
 
-    def _send_second(self, begin: float, active: int, second: int, said: list[Said]) -> None:
+    def _send_second(
+        self, begin: float, active: int, second: int, messages: list[HostMessage]
+    ) -> None:
         hosts = self.hosts[:active]
         hosts = hosts[second % self._period :: self._period]
         step = 1.0 / max(1, len(hosts))
@@ -131,25 +135,25 @@ class Generator:
             if not at % 64:
                 self._listen(0.0)
             self.late.add(now - due)
-            self._say(host, said[host.number % len(said)], due)
+            self._send_message(host, messages[host.number % len(messages)], due)
         while (rest := begin + 1.0 - time.monotonic()) > 0.001:
             self._listen(rest)
 
-    def _say(self, host: Host, said: Said, due: float) -> None:
+    def _send_message(self, host: LoadHost, message: HostMessage, due: float) -> None:
         if not host.alive:
             return
-        if host.held or len(host.flying) >= host.credit:
+        if host.unacked or len(host.flying) >= host.credit:
             self.counts.stalls += 1
-            if len(host.held) >= HELD_MAX:
-                host.held.popleft()
+            if len(host.unacked) >= UNACKED_MAX:
+                host.unacked.popleft()
                 self.counts.dropped += 1
-            host.held.append((said, due))
+            host.unacked.append((message, due))
             return
-        self._send(host, said, due)
+        self._send(host, message, due)
 
-    def _send(self, host: Host, said: Said, due: float) -> None:
+    def _send(self, host: LoadHost, said: HostMessage, due: float) -> None:
         host.sequence += 1
-        frame = host.who.frame(said, host.sequence, *self._clocks(due))
+        frame = host.identity.frame(said, host.sequence, *self._clocks(due))
         message = batch(host.sequence, host.sender.encode(frame))
         counts = self.counts
         counts.frames += 1
@@ -179,7 +183,7 @@ class Generator:
             except LinkError as error:
                 self._broken(host, error)
 
-    def _take(self, host: Host, ack: wire.IngestAck) -> None:
+    def _take(self, host: LoadHost, ack: wire.IngestAck) -> None:
         now, counts = time.monotonic(), self.counts
         host.credit = ack.credit_frames
         for each in ack.durable:
@@ -192,29 +196,29 @@ class Generator:
         for refused in ack.refused:
             counts.refused += 1
             host.flying.pop(refused.sequence, None)
-            self.words = self.words or f"refused: {refused.reason}"
-        while host.held and len(host.flying) < host.credit and host.alive:
-            self._send(host, *host.held.popleft())
+            self.error_message = self.error_message or f"refused: {refused.reason}"
+        while host.unacked and len(host.flying) < host.credit and host.alive:
+            self._send(host, *host.unacked.popleft())
 
-    def _broken(self, host: Host, error: LinkError) -> None:
+    def _broken(self, host: LoadHost, error: LinkError) -> None:
         if host.alive:
             host.alive = False
             self.counts.broken += 1
-            self.words = self.words or str(error)
+            self.error_message = self.error_message or str(error)
             self._epoll.unregister(host.link.socket)
             host.link.close()
             host.flying.clear()
 
-    def _tell(self, active: int) -> None:
-        counts = {name: getattr(self.counts, name) for name in Counts.__slots__}
+    def _report(self, active: int) -> None:
+        counts = {name: getattr(self.counts, name) for name in LoadCounts.__slots__}
         line = {
             "active": active,
             "cpu_seconds": time.process_time(),
             "flying": sum(len(host.flying) for host in self.hosts),
-            "held": sum(len(host.held) for host in self.hosts),
-            "receipt": self.span_receipts.told(),
+            "held": sum(len(host.unacked) for host in self.hosts),
+            "receipt": self.span_receipts.summary(),
             "receipt_milliseconds": self.span_receipts.counts(),
-            "words": self.words,
+            "words": self.error_message,
             **counts,
         }
         self.span_receipts = Latencies()
@@ -248,8 +252,8 @@ def main() -> int:
     print(json.dumps(connected), flush=True)
     sys.stdin.readline()
     made.run(options.plan, options.warm)
-    made._tell(0)
-    last = {"done": True, "receipts": made.receipts.told(), "late": made.late.told()}
+    made._report(0)
+    last = {"done": True, "receipts": made.receipts.summary(), "late": made.late.summary()}
     print(json.dumps(last), flush=True)
     sys.stdin.read()
     return 0

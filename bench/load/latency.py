@@ -23,14 +23,14 @@ class Latencies:
 
     def share(self, share: float) -> float:
         """Return the seconds that *share* of them took at most; NaN of none."""
-        wanted, seen = share * self.count, 0
+        wanted, cumulative = share * self.count, 0
         for at, count in enumerate(self._counts):
-            seen += count
-            if count and seen >= wanted:
+            cumulative += count
+            if count and cumulative >= wanted:
                 return (at + 1) / 1000
         return float("nan")
 
-    def told(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         """Return count, p50, p99 and max."""
         if not self.count:
             return {"count": 0}

@@ -19,7 +19,7 @@ _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5
 #: What we take without a word: receipts are small, and a run has an end.
-_TAKEN_BYTES_MAX = 1 << 30
+_RECEIVED_BYTES_MAX = 1 << 30
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/gangline.v1.TelemetryService/"
 
@@ -64,7 +64,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-class Link:
+class LoadLink:
     """Connects at once; `register`, then `open`, then `send`. `receive` yields the stream's messages."""
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -79,11 +79,11 @@ class Link:
         self._window, self._first_window, self._stream_window = 65535, 65535, 65535
         self._frame_max = 16384
         self._stream = 0
-        settings = struct.pack(">HI", _INITIAL_WINDOW, _TAKEN_BYTES_MAX)
+        settings = struct.pack(">HI", _INITIAL_WINDOW, _RECEIVED_BYTES_MAX)
         self.socket.sendall(
             _PREFACE
             + frame(_SETTINGS, 0, 0, settings)
-            + frame(_WINDOW, 0, 0, struct.pack(">I", _TAKEN_BYTES_MAX))
+            + frame(_WINDOW, 0, 0, struct.pack(">I", _RECEIVED_BYTES_MAX))
         )
 
     def register(self, request: bytes) -> bytes:
@@ -208,16 +208,16 @@ class Link:
         elif kind == _HEADERS:
             self._blocks.append(body)
             if flags & _END_STREAM and stream == 3:
-                raise LinkError(f"the stream ended: {self._words()}")
+                raise LinkError(f"the stream ended: {self._status_message()}")
             if flags & _END_STREAM and b"grpc-status" in body and stream not in self._message:
                 self._check_unary()
         elif kind in (_RST, _GOAWAY):
             raise LinkError(f"reset or going away: {body[8:200].decode(errors='replace')}")
 
     def _check_unary(self) -> None:
-        words = self._words()
-        if not words.startswith("0 "):
-            raise LinkError(f"RegisterNode: {words}")
+        message = self._status_message()
+        if not message.startswith("0 "):
+            raise LinkError(f"RegisterNode: {message}")
 
     def _settings(self, body: bytes) -> None:
         for number, value in struct.iter_unpack(">HI", body):
@@ -235,7 +235,7 @@ class Link:
             self._stream_window += step
         self._push()
 
-    def _words(self) -> str:
+    def _status_message(self) -> str:
         decoder, found = Decoder(), dict[str, str]()
         for block in self._blocks:
             found |= {str(n): str(v) for n, v in decoder.decode(block)}

@@ -13,7 +13,7 @@ import runpy
 import sys
 import time
 
-from gangline.aggregator.workers import go_last, let_session_go_last
+from gangline.aggregator.workers import lower_priority, lower_session_priority
 
 
 def main() -> None:
@@ -23,8 +23,8 @@ def main() -> None:
     if not burns:  # what it imports first: on a busy machine that would else take for ever
         importlib.import_module(sys.argv[0])
         del sys.modules[sys.argv[0]]
-    let_session_go_last()
-    go_last()
+    lower_session_priority()
+    lower_priority()
     if not burns:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return

@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 
-from bench.load.fleet import SECOND_NS, UPTIME_NS, Model, Who
+from bench.load.fleet import SECOND_NS, UPTIME_NS, HostIdentity, Model
 from bench.load.latency import Latencies
-from bench.load.link import Link, batch
+from bench.load.link import LoadLink, batch
 from gangline.contract.stream import Sender
 from gangline.contract.wire import score_pb2
 from gangline.contract.wire import telemetry_pb2 as wire
@@ -37,7 +37,7 @@ class Prober:
     def __init__(self, address: str, seed: int) -> None:
         host, _, port = address.rpartition(":")
         self._model = Model(seed, HOSTS)
-        self._said = self._model.second()
+        self._messages = self._model.second()
         self._channel = grpc.insecure_channel(address)
         self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self.fresh = Latencies()
@@ -48,12 +48,12 @@ class Prober:
 
     def _connect(
         self, address: tuple[str, int], at: int, seed: int
-    ) -> tuple[Who, Link, Sender, list[int]]:
-        who, link = Who(FIRST + at, seed), Link(address)
-        request = who.registration(self._model.registrations[at], UPTIME_NS, self._begin_ns)
+    ) -> tuple[HostIdentity, LoadLink, Sender, list[int]]:
+        host, link = HostIdentity(FIRST + at, seed), LoadLink(address)
+        request = host.registration(self._model.registrations[at], UPTIME_NS, self._begin_ns)
         answer = wire.RegisterNodeResponse.FromString(link.register(request))
         link.open(answer.session)
-        return who, link, Sender(answer.stream_context_bytes), [0]
+        return host, link, Sender(answer.stream_context_bytes), [0]
 
     def run(self, seconds: float) -> None:
         """Speak and look until the time is over or standard input ends."""
@@ -64,28 +64,30 @@ class Prober:
             for at in range(HOSTS):
                 if now >= due[at]:
                     due[at] += PERIOD_SECONDS
-                    self._say(at)
+                    self._send(at)
             for at in list(self._waiting):
-                self._look(at)
+                self._poll(at)
             for _, link, _, _ in self._hosts:
                 for _ in link.receive():
                     pass
             if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
                 return
 
-    def _say(self, at: int) -> None:
-        who, link, sender, sequence = self._hosts[at]
+    def _send(self, at: int) -> None:
+        host, link, sender, sequence = self._hosts[at]
         sequence[0] += 1
         now_ns = time.time_ns()
         boottime_ns = UPTIME_NS + now_ns - self._begin_ns
-        differences = sender.encode(who.frame(self._said[at], sequence[0], boottime_ns, now_ns))
+        differences = sender.encode(
+            host.frame(self._messages[at], sequence[0], boottime_ns, now_ns)
+        )
         link.send(batch(sequence[0], differences))
         if at in self._waiting:
             self.answered_late += 1  # not seen within a whole period
             self.fresh.add(PERIOD_SECONDS)
         self._waiting[at] = now_ns
 
-    def _look(self, at: int) -> None:
+    def _poll(self, at: int) -> None:
         """Ask the API for the host; note how old its last reading is when it is seen."""
         name = f"nodes/load-{FIRST + at:08x}"
         try:
@@ -94,8 +96,8 @@ class Prober:
             return
         if not score.HasField("data_age"):
             return
-        heard_ns = score.compute_time.ToNanoseconds() - score.data_age.ToNanoseconds()
-        if heard_ns >= self._waiting[at]:
+        received_ns = score.compute_time.ToNanoseconds() - score.data_age.ToNanoseconds()
+        if received_ns >= self._waiting[at]:
             self.fresh.add((time.time_ns() - self._waiting.pop(at)) / SECOND_NS)
 
 
@@ -113,7 +115,7 @@ def main() -> int:
     prober.run(options.warm)
     prober.fresh, prober.answered_late = Latencies(), 0
     prober.run(options.seconds - options.warm)
-    print(json.dumps({"fresh": prober.fresh.told(), "late": prober.answered_late}))
+    print(json.dumps({"fresh": prober.fresh.summary(), "late": prober.answered_late}))
     return 0
 
 

@@ -10,15 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.quality import captures, hazard
-from bench.quality.head import DATA_WORDS, Made, Section, Tree, changed, head, left_out, not_here
-from bench.quality.kept import Kept, Pieces
+from bench.quality.head import (
+    DATA_TEXT,
+    ReportHead,
+    Section,
+    Tree,
+    changed,
+    head,
+    left_out,
+    not_here,
+)
+from bench.quality.kept import Pieces, ScoreCache
 from bench.quality.progress import Bar
-from bench.quality.simulated import Plan
-from gangline.simulator.scenario import SettingsError
+from bench.quality.simulated import RunPlan
+from gangline.simulator.scenario import ScenarioError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
-KEPT = ROOT / "build" / "quality"
+CACHE_FOLDER = ROOT / "build" / "quality"
 #: Of what is published; each look at it is told in looks.md, and nothing is tuned on it.
 PUBLISHED_SEED = 24
 #: Causes of each class, or hours of the fleet: more would take days.
@@ -37,9 +46,9 @@ def sections() -> tuple[Section, ...]:
     )
 
 
-def _made(one: Section, seed: int, plan: Plan, pieces: Pieces | None) -> str:
+def _made(one: Section, seed: int, plan: RunPlan, pieces: Pieces | None) -> str:
     if one.is_left_out:
-        print(f"left out: {one.title}: its recordings are not in {DATA_WORDS}", file=sys.stderr)
+        print(f"left out: {one.title}: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return left_out(one)
     module = importlib.import_module(f".{one.name}", __package__)
     more = {"plan": plan, "pieces": pieces} if one.name == "simulated" else {}
@@ -61,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
     names = [one.name for one in parts]
     parser.add_argument("--only", choices=names, help="print this section; write nothing")
-    plan = Plan()
+    plan = RunPlan()
     parser.add_argument("--scenario", default=plan.scenario, help="of the simulated fleet")
     parser.add_argument(
         "--per-class", type=_count, default=plan.per_class, help="causes of each class"
@@ -78,23 +87,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="take what was made before, by the same settings from the same commit: sections, episodes of the simulated one",
     )
     options = parser.parse_args(arguments)
-    plan = Plan(options.scenario, options.per_class, options.hours)
-    made = Made.now(options.seed, _command(options.seed, plan), ROOT)  # before the page is another
+    plan = RunPlan(options.scenario, options.per_class, options.hours)
+    made = ReportHead.now(
+        options.seed, _command(options.seed, plan), ROOT
+    )  # before the page is another
     wanted = [one for one in parts if options.only in (None, one.name)]
     tree = Tree(ROOT, made.commit)
-    kept, texts = Kept(KEPT, made, plan.scenario, tree.is_same), list[str]()
+    cache, texts = ScoreCache(CACHE_FOLDER, made, plan.scenario, tree.is_same), list[str]()
     try:
         for one in wanted:
-            text = kept.read(one.name) if options.resume else None
+            text = cache.read(one.name) if options.resume else None
             if text is None:
-                pieces = kept.pieces(one.name)
+                pieces = cache.pieces(one.name)
                 if pieces and not options.resume:
                     pieces.forget()
                 text = _made(one, options.seed, plan, pieces)
                 if not one.missing:  # they may be there next time
-                    kept.write(one.name, text)
+                    cache.write(one.name, text)
             texts.append(text)
-    except SettingsError as error:
+    except ScenarioError as error:
         parser.error(str(error))
     if not tree.is_same():
         print(changed(tree.later), file=sys.stderr)
@@ -107,16 +118,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command(seed: int, plan: Plan) -> str:
+def _command(seed: int, plan: RunPlan) -> str:
     """Return what makes the same page again."""
-    usual = Plan()
-    told = [
+    default = RunPlan()
+    settings = [
         ("SEED", seed, PUBLISHED_SEED),
-        ("PER_CLASS", plan.per_class, usual.per_class),
-        ("HOURS", plan.hours, usual.hours),
+        ("PER_CLASS", plan.per_class, default.per_class),
+        ("HOURS", plan.hours, default.hours),
     ]
     return " ".join(
-        ["make evaluate", *(f"{name}={it}" for name, it, is_usual in told if it != is_usual)]
+        [
+            "make evaluate",
+            *(f"{name}={it}" for name, it, default_value in settings if it != default_value),
+        ]
     )
 
 

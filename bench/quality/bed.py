@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gangline.agent.collector import Outcome
-from gangline.agent.frame_builder import Framer
+from gangline.agent.collector import CollectOutcome
+from gangline.agent.frame_builder import FrameBuilder
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import received
-from gangline.aggregator.model import Evidence, State
-from gangline.aggregator.scoring.evaluate import Judgement, judge
-from gangline.aggregator.scoring.rules.agent import ENOUGH_SECONDS
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.model import Evidence, HealthState
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.aggregator.scoring.rules.agent import RECEIVED_SECONDS_MIN
 from gangline.contract.block import Block
 from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
@@ -40,10 +40,10 @@ class Bed:
     judgements: int = 0
     #: (what, device): signals of evidence, and names of findings.
     found: set[tuple[str, str]] = field(default_factory=set)
-    states: set[State] = field(default_factory=set)
+    states: set[HealthState] = field(default_factory=set)
     #: What the judge said of its own rules that failed, or of an outage.
     degraded: set[str] = field(default_factory=set)
-    _framer: Framer = field(default_factory=lambda: Framer(RUN_ID, BOOT_ID))
+    _framer: FrameBuilder = field(default_factory=lambda: FrameBuilder(RUN_ID, BOOT_ID))
     _sequence: int = 0
     _judged: Judgement | None = None
 
@@ -51,7 +51,7 @@ class Bed:
         self._register(())
         # A host is UNKNOWN until it was heard for a while: what comes after that is looked at. Its devices are
         # registered with their first reading, for GPUs of which none is read are UNKNOWN, too.
-        for _ in range(round(ENOUGH_SECONDS) + 1):
+        for _ in range(round(RECEIVED_SECONDS_MIN) + 1):
             self._pass([])
         self._register(self.devices)
 
@@ -88,17 +88,17 @@ class Bed:
     def _pass(self, blocks: Sequence[Block]) -> None:
         self.now_ns += SECOND_NS
         self._sequence += 1
-        data = self._framer.frame(self._sequence, self.boottime_ns, self.now_ns, blocks)
+        data = self._framer.build(self._sequence, self.boottime_ns, self.now_ns, blocks)
         if self._framer.left_out:
             raise ValueError(f"readings that a frame cannot carry: {self._framer.left_out}")
-        self.fleet.observe(HOST, received(data), self.now_ns)
-        self._judged = judge(self.fleet, self.now_ns, self._judged)
+        self.fleet.observe(HOST, read_frame(data), self.now_ns)
+        self._judged = evaluate(self.fleet, self.now_ns, self._judged)
 
     def event(self, event: telemetry_pb2.HealthEvent) -> None:
         """Hear of *event*, as of now."""
         self.events += 1
         event.boottime_ns, event.wall_time_ns = self.boottime_ns, self.now_ns
-        self.fleet.event(HOST, event, self.now_ns, self.now_ns)
+        self.fleet.observe_event(HOST, event, self.now_ns, self.now_ns)
 
     def _gather(self) -> None:
         assert self._judged is not None
@@ -111,13 +111,15 @@ class Bed:
             self.degraded.add(self._judged.degraded_reason)
 
 
-def outcome_name(outcome: Outcome) -> str:
+def outcome_name(outcome: CollectOutcome) -> str:
     """Return what is found where a collector's turn ends so: that it was not let see, and that it failed, are two things."""
     return f"{OUTCOME_SIGNAL} {outcome.name}"
 
 
 def _name(one: Evidence) -> str:
-    return outcome_name(Outcome(int(one.value))) if one.signal == OUTCOME_SIGNAL else one.signal
+    return (
+        outcome_name(CollectOutcome(int(one.value))) if one.signal == OUTCOME_SIGNAL else one.signal
+    )
 
 
 def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:

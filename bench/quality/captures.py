@@ -13,8 +13,8 @@ from bench.quality.feeding import GPUS
 from bench.quality.intervals import weighted_rate
 from bench.quality.markdown import table
 from bench.quality.progress import Progress
-from gangline.agent.collector import Outcome
-from gangline.aggregator.model import State
+from gangline.agent.collector import CollectOutcome
+from gangline.aggregator.model import HealthState
 from gangline.contract.wire import telemetry_pb2
 
 #: Recordings that are no part of the project: beside the checkout.
@@ -31,7 +31,7 @@ class Capture:
     #: What is found of which device (a pattern) -> why it is true.
     true: Mapping[tuple[str, str], str] = field(default_factory=dict)
     devices: tuple[telemetry_pb2.Device, ...] = ()
-    worst: State = State.HEALTHY  # it is truly in no other but this and HEALTHY
+    worst: HealthState = HealthState.HEALTHY  # it is truly in no other but this and HEALTHY
 
     def covers(self, key: tuple[str, str], found: tuple[str, str]) -> bool:
         """Say whether *found* is what is declared true under *key*."""
@@ -39,7 +39,7 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Told:
+class CaptureResult:
     """What came of one recording."""
 
     capture: Capture
@@ -56,8 +56,8 @@ class Told:
     def false(self) -> list[tuple[str, str]]:
         """What was found and is not so; a state that it is not in is one, too."""
         false = sorted(one for one in self.bed.found if not self._is_true(one))
-        false += [(words, "the judge itself") for words in sorted(self.bed.degraded)]
-        ill = self.bed.states - {State.HEALTHY, self.capture.worst}
+        false += [(message, "the judge itself") for message in sorted(self.bed.degraded)]
+        ill = self.bed.states - {HealthState.HEALTHY, self.capture.worst}
         return false + [(f"state {state.name}", "host") for state in sorted(ill)]
 
     @property
@@ -80,7 +80,7 @@ def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
 
 
 #: Of a collector's turns only that they were blind is true: one that fails or hangs does so here, too.
-_BLIND = outcome_name(Outcome.BLIND)
+_BLIND = outcome_name(CollectOutcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
     "every port's 4-bit counter of buffer overruns stands at 15 for ever, one of link_downed at 255"
@@ -94,7 +94,7 @@ CAPTURES = (
             ("gpu.xid", "0000:9b:00.0"): "five XID 119",
             ("gpu.driver_message", "0000:9b:00.0"): "what the driver says of it",
         },
-        worst=State.UNHEALTHY,
+        worst=HealthState.UNHEALTHY,
     ),
     Capture(
         "kernel_log/kmsg.1.log", "kernel log: an ordinary boot (leptonai/gpud, Apache-2.0)",
@@ -141,11 +141,11 @@ NOT_REACHED = (
 )  # fmt: skip
 
 
-def told_of(capture: Capture, data: Path = DATA) -> Told:
+def result_of(capture: Capture, data: Path = DATA) -> CaptureResult:
     """Return what comes of *capture*."""
     bed = Bed(capture.devices)
     read, unit = capture.feed(data / capture.path, bed)
-    return Told(capture, read, unit, bed)
+    return CaptureResult(capture, read, unit, bed)
 
 
 def section(seed: int, progress: Progress) -> str:
@@ -154,7 +154,7 @@ def section(seed: int, progress: Progress) -> str:
     found = []
     for at, capture in enumerate(there):
         progress(capture.path, at / len(there))
-        found.append(told_of(capture))
+        found.append(result_of(capture))
     return "\n".join((*_head(), *_table(found), ""))
 
 
@@ -174,7 +174,7 @@ def _head() -> list[str]:
     ]
 
 
-def _table(found: list[Told]) -> list[str]:
+def _table(found: list[CaptureResult]) -> list[str]:
     heads = ("recording", "read", "readings", "events", "judged", "true", "false", "state at worst")
     hours = sum(one.bed.now_ns - START_NS for one in found) / SECOND_NS / 3600
     false = sum(len(one.false) for one in found)
@@ -189,9 +189,9 @@ def _table(found: list[Told]) -> list[str]:
         for signal, device in one.missed
     ]
     why = {
-        f"{signal} of {device}: {words}"
+        f"{signal} of {device}: {message}"
         for one in found
-        for (signal, device), words in one.capture.true.items()
+        for (signal, device), message in one.capture.true.items()
     }
     return [
         table(heads, [_cells(one) for one in found]),
@@ -204,7 +204,7 @@ def _table(found: list[Told]) -> list[str]:
         *sorted(f"- {one}" for one in why),
         "",
         "Not reached:",
-        *(f"- `{path}`: {words}" for path, words in NOT_REACHED),
+        *(f"- `{path}`: {message}" for path, message in NOT_REACHED),
     ]  # fmt: skip
 
 
@@ -216,9 +216,9 @@ def _rate(hours: float) -> str:
     )
 
 
-def _cells(one: Told) -> tuple[str, ...]:
+def _cells(one: CaptureResult) -> tuple[str, ...]:
     bed = one.bed
-    worst = max(bed.states, key=lambda state: state.value) if bed.states else State.UNKNOWN
+    worst = max(bed.states, key=lambda state: state.value) if bed.states else HealthState.UNKNOWN
     return (
         f"`{one.capture.path}`: {one.capture.what}",
         f"{one.read:,} {one.unit}",

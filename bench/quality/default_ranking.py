@@ -17,17 +17,17 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.quality.captures import DATA
-from gangline.aggregator.commands.admin_store import Progress
-from gangline.aggregator.hazard.events import Faults, Floats, nodes_told, read_events
-from gangline.aggregator.hazard.features import SIMPLE, features_of
+from gangline.aggregator.commands.admin_store import ProgressBar
+from gangline.aggregator.hazard.events import FaultTable, Floats, nodes_in_file_name, read_events
+from gangline.aggregator.hazard.features import SIMPLE_FORMS, features_of
 from gangline.aggregator.hazard.history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of
 from gangline.aggregator.hazard.metrics import (
     BASELINES,
-    Calibrated,
-    Drawn,
-    Ranked,
-    bootstrapped,
-    isotonic,
+    BootstrapFigure,
+    CalibrationBins,
+    Ranking,
+    bootstrap,
+    fit_isotonic,
 )
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.training import fit
@@ -37,23 +37,23 @@ SPLIT_SHARE = 0.58
 #: Of a large fleet every other day is judged, or fewer.
 UNITS_MAX = 60_000
 DRAWS, SEED = 200, 23
-DEFAULT = SIMPLE[0].name
+DEFAULT = SIMPLE_FORMS[0].name
 #: What was the default before.
 BEFORE = "time since return"
 
 
-class Judged(NamedTuple):
+class JudgedRanking(NamedTuple):
     """One ranking of one machine, of faults of one outcome."""
 
     machine: str
     outcome: str
     ranking: str
-    auc: Drawn
-    recall: Drawn
-    ece: Drawn
+    auc: BootstrapFigure
+    recall: BootstrapFigure
+    ece: BootstrapFigure
 
 
-def judged(machine: str, faults: Faults, draws: int = DRAWS) -> Iterator[Judged]:
+def judged(machine: str, faults: FaultTable, draws: int = DRAWS) -> Iterator[JudgedRanking]:
     """Yield each simple ranking, calibrated on the days before the split and judged on those after it."""
     split = int(SPLIT_SHARE * faults.end_days)
     daily = units_of(faults.before(split + 1.0), 1)
@@ -62,38 +62,36 @@ def judged(machine: str, faults: Faults, draws: int = DRAWS) -> Iterator[Judged]
     after = after.take(after.day % (1 + len(after.day) // UNITS_MAX) == 0)
     nodes = len(faults.nodes)
     for outcome in (ALL, HARDWARE):
-        came = after.came(outcome)
+        occurred = after.positives(outcome)
         for name, rank_of in BASELINES.items():
             rank = rank_of(after.state)
             figures = (
-                Ranked(rank, came).auc,
-                Ranked(rank, came, after.day).recall,
-                Calibrated(_chance(name, daily, before, after, outcome), came).error,
+                Ranking(rank, occurred).auc,
+                Ranking(rank, occurred, after.day).recall,
+                CalibrationBins(_chance(name, daily, before, after, outcome), occurred).error,
             )
-            auc, recall, ece = (
-                bootstrapped(one, after.node, nodes, draws, SEED) for one in figures
-            )
-            yield Judged(machine, outcome, name, auc, recall, ece)
+            auc, recall, ece = (bootstrap(one, after.node, nodes, draws, SEED) for one in figures)
+            yield JudgedRanking(machine, outcome, name, auc, recall, ece)
 
 
 def _chance(name: str, daily: Units, before: Units, after: Units, outcome: str) -> Floats:
     """Return P(a fault within the window): of the default and of the one before by their forms, else by isotonic regression."""
     if name not in (DEFAULT, BEFORE):
         rank_of = BASELINES[name]
-        return isotonic(rank_of(before.state), before.came(outcome))(rank_of(after.state))
-    (form,) = (one for one in SIMPLE if one.name == name)
+        return fit_isotonic(rank_of(before.state), before.positives(outcome))(rank_of(after.state))
+    (form,) = (one for one in SIMPLE_FORMS if one.name == name)
     base, weights = fit(
-        features_of(daily.state), daily.came(outcome), form.ridge, form.names, form.ordered_by
+        features_of(daily.state), daily.positives(outcome), form.ridge, form.names, form.ordered_by
     )
     return HazardModel("", False, outcome, base, weights).probability(after.state, WINDOW_DAYS)
 
 
-def tables(found: Sequence[Judged]) -> list[str]:
+def tables(found: Sequence[JudgedRanking]) -> list[str]:
     """Return a table for each machine and outcome: figures with 90 % intervals, and the default's less each ranking's."""
     lines: list[str] = []
     for key in dict.fromkeys((one.machine, one.outcome) for one in found):
         rows = [one for one in found if (one.machine, one.outcome) == key]
-        (mine,) = (one for one in rows if one.ranking == DEFAULT)
+        (default_row,) = (one for one in rows if one.ranking == DEFAULT)
         lines += [
             f"**{key[0]}, {key[1]}**", "",
             "| ranking | AUC | recall, top 5 % a day | ECE | the default's AUC more | the default's recall more |",
@@ -101,27 +99,32 @@ def tables(found: Sequence[Judged]) -> list[str]:
         ]  # fmt: skip
         for one in rows:
             less = ("-", "-")
-            if one is not mine:
+            if one is not default_row:
                 less = (
-                    _told(mine.auc.less(one.auc), "+"),
-                    _told(mine.recall.less(one.recall), "+"),
+                    _estimate_text(default_row.auc.minus(one.auc), "+"),
+                    _estimate_text(default_row.recall.minus(one.recall), "+"),
                 )
-            figures = (_told(one.auc), _told(one.recall), _told(one.ece, ".4f"), *less)
-            name = f"{one.ranking} (the default)" if one is mine else one.ranking
+            figures = (
+                _estimate_text(one.auc),
+                _estimate_text(one.recall),
+                _estimate_text(one.ece, ".4f"),
+                *less,
+            )
+            name = f"{one.ranking} (the default)" if one is default_row else one.ranking
             lines.append(f"| {' | '.join((name, *figures))} |")
         lines.append("")
     return lines
 
 
-def _told(one: Drawn, form: str = "") -> str:
+def _estimate_text(one: BootstrapFigure, form: str = "") -> str:
     form = form if form.endswith("f") else f"{form}.3f"
-    told = one.estimate()
+    estimate = one.estimate()
     if form == ".4f":
-        return f"{told.value:.4f}, at most {told.upper:.4f}"
-    return f"{told.value:{form}} [{told.lower:{form}}, {told.upper:{form}}]"
+        return f"{estimate.value:.4f}, at most {estimate.upper:.4f}"
+    return f"{estimate.value:{form}} [{estimate.lower:{form}}, {estimate.upper:{form}}]"
 
 
-def left_out(found: Sequence[Judged]) -> list[str]:
+def left_out(found: Sequence[JudgedRanking]) -> list[str]:
     """Return, for each machine, which ranking the others would have chosen, and what it loses there."""
     machines = list(dict.fromkeys(one.machine for one in found))
     loss = {
@@ -153,10 +156,10 @@ def main() -> None:
     files = parser.parse_args().events or sorted((DATA / "faults").glob("*.json"))
     if not files:
         parser.error(f"no file of faults is at {DATA / 'faults'}: name some")
-    progress, found = Progress(), list[Judged]()
+    progress, found = ProgressBar(), list[JudgedRanking]()
     for path in files:
         faults = read_events(path)
-        faults = faults.among(nodes_told(path) or len(faults.nodes))
+        faults = faults.with_nodes(nodes_in_file_name(path) or len(faults.nodes))
         progress.begin(path.name, 0)
         found += judged(path.name.partition(f"_{len(faults.nodes)}_nodes")[0], faults)
     progress.end()

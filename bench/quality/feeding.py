@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.quality.bed import Bed, block_of, outcomes_of
-from gangline.agent.collector import take_turn
+from gangline.agent.collector import run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.hardware.files import Roots
-from gangline.agent.kernel_log.reader import Follower, Keeper, Stamps
-from gangline.agent.kernel_log.rules import Decoder
+from gangline.agent.kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
+from gangline.agent.kernel_log.rules import XidDecoder
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
 
@@ -40,21 +40,28 @@ class Stopped:
 def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
     """Feed a log, as /dev/kmsg gives it or as `dmesg -T` prints it, to what follows the kernel's log."""
     lines = path.read_bytes().splitlines()
-    heard: list[telemetry_pb2.HealthEvent] = []
+    received: list[telemetry_pb2.HealthEvent] = []
 
-    def tell(event: telemetry_pb2.HealthEvent) -> bool:
-        heard.append(event)
+    def publish(event: telemetry_pb2.HealthEvent) -> bool:
+        received.append(event)
         return True
 
     clock = Stopped()
-    follower = Follower(b"B" * 16, tell, Keeper(None), clock, Stamps(), Decoder(lambda: "").decode)
-    follower.opened()
+    follower = LogReader(
+        b"B" * 16,
+        publish,
+        CheckpointFile(None),
+        clock,
+        TimestampConverter(),
+        XidDecoder(lambda: "").decode,
+    )
+    follower.on_open()
     for line in _records(lines):
-        follower.take(line, live=False)
+        follower.feed(line, live=False)
         bed.second([])
-        for event in heard:
+        for event in received:
             bed.event(event)
-        heard.clear()
+        received.clear()
     follower.finish()
     bed.still(STILL_SECONDS)
     if follower.not_understood_count:
@@ -108,15 +115,15 @@ def _host(root: Path, bed: Bed) -> None:
     collectors = [
         make(roots) for name, make in COLLECTORS.items() if not name.startswith(NOT_FILES)
     ]
-    first = [take_turn(collector, Stopped()) for collector in collectors]
-    turns = [take_turn(collector, Stopped()) for collector in collectors]
+    first = [run_collector(collector, Stopped()) for collector in collectors]
+    turns = [run_collector(collector, Stopped()) for collector in collectors]
     # Of one that is blind to a part, what it sees goes out, as the agent sends it.
     blocks = [block for turn in turns for block in turn.blocks]
-    told = outcomes_of(
+    outcomes = outcomes_of(
         (turn.collector, max(before.outcome, turn.outcome))
         for before, turn in zip(first, turns, strict=True)
     )
-    bed.still(STILL_SECONDS, [*blocks, told])
+    bed.still(STILL_SECONDS, [*blocks, outcomes])
     for collector in collectors:
         getattr(collector, "close", lambda: None)()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.quality.captures import DATA
-from gangline.aggregator.hazard.evaluation import Terms, evaluate, markdown
-from gangline.aggregator.hazard.events import Faults, nodes_told, read_events
+from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate, markdown
+from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, read_events
 
 RECORDING = DATA / "faults/stepfun_400_nodes_days_0_208.json"
 TRAIN_UNTIL = 120
@@ -24,8 +24,8 @@ def section(seed: int, progress: Callable[[str, float], None], recording: Path =
     if not recording.exists():
         return "\n".join((*_head(), "The recording is not here.", ""))
     faults = read_events(recording)
-    faults = faults.among(nodes_told(recording) or len(faults.nodes))
-    terms = Terms(TRAIN_UNTIL, len(faults.nodes), LOST_HOURS, DRAWS, seed)
+    faults = faults.with_nodes(nodes_in_file_name(recording) or len(faults.nodes))
+    terms = EvaluationTerms(TRAIN_UNTIL, len(faults.nodes), LOST_HOURS, DRAWS, seed)
     found = evaluate(faults, terms, lambda what: progress(what, 0.0))
     return "\n".join((*_head(), markdown(found), *_controls(faults, terms, progress), ""))
 
@@ -43,13 +43,15 @@ def _head() -> list[str]:
     ]
 
 
-def shuffled(faults: Faults, seed: int) -> Faults:
+def shuffled(faults: FaultTable, seed: int) -> FaultTable:
     """Return the same faults, each given to a node drawn at random: nothing is left of who failed before."""
-    drawn = np.random.default_rng(seed).integers(0, len(faults.nodes), len(faults.node))
-    return replace(faults, node=drawn.astype(np.intp))
+    indexes = np.random.default_rng(seed).integers(0, len(faults.nodes), len(faults.node))
+    return replace(faults, node=indexes.astype(np.intp))
 
 
-def _controls(faults: Faults, terms: Terms, progress: Callable[[str, float], None]) -> list[str]:
+def _controls(
+    faults: FaultTable, terms: EvaluationTerms, progress: Callable[[str, float], None]
+) -> list[str]:
     """Return what the model makes of fleets in which no history tells anything."""
     rows = []
     for at in range(CONTROLS):
@@ -58,7 +60,7 @@ def _controls(faults: Faults, terms: Terms, progress: Callable[[str, float], Non
         found = evaluate(shuffled(faults, terms.seed * CONTROLS + at), few).tables[0]
         rows.append([getattr(found.rows[0], name).value for name in ("auc", "recall", "ece")])
     low, middle, high = np.quantile(rows, (0.05, 0.5, 0.95), axis=0)
-    told = [
+    texts = [
         f"{name} {m:.3f} [{a:.3f}, {b:.3f}]"
         for name, a, m, b in zip(("AUC", "recall", "ECE"), low, middle, high, strict=True)
     ]
@@ -66,5 +68,5 @@ def _controls(faults: Faults, terms: Terms, progress: Callable[[str, float], Non
         "### Negative control",
         "",
         f"The same faults, each given to a node drawn at random, learned and judged alike ({CONTROLS} drawings; middle, and where 90 % of them lie;",
-        f"all classes): {', '.join(told)}. Nothing to be found is AUC 0.5 and recall 0.05.",
+        f"all classes): {', '.join(texts)}. Nothing to be found is AUC 0.5 and recall 0.05.",
     ]  # fmt: skip

@@ -14,11 +14,11 @@ from pathlib import Path
 #: What figures may depend on.
 PACKAGES = ("numpy", "duckdb", "protobuf", "grpcio", "pyarrow")
 #: Where recordings are looked for, beside the checkout.
-DATA_WORDS = "../shared/data"
+DATA_TEXT = "../shared/data"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ReportHead:
     """When, from what, and with what a page was made."""
 
     date: str
@@ -28,7 +28,7 @@ class Made:
     versions: str
 
     @classmethod
-    def now(cls, seed: int, command: str, root: Path) -> Made:
+    def now(cls, seed: int, command: str, root: Path) -> ReportHead:
         """Return this run's. Never raises: what cannot be known is said to be unknown."""
         date = datetime.now(UTC).date().isoformat()
         return cls(date, commit_of(root), seed, command, versions())
@@ -73,11 +73,11 @@ class Section:
         return bool(self.needed) and len(self.missing) == len(self.needed)
 
 
-def head(made: Made, sections: Sequence[Section], later: str = "") -> str:
+def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
     """Return what the page begins with. *later*: the commit that its tree was found to be at before it was done, if another."""
     left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
     partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
-    told = [
+    facts = [
         changed(later),
         f"Left out here, as the recordings that they are of are not there: {', '.join(left_out)}." if left_out else "",
         f"Made of a part of their recordings: {', '.join(partly)}." if partly else "",
@@ -88,9 +88,9 @@ def head(made: Made, sections: Sequence[Section], later: str = "") -> str:
         f"Made on {made.date} from commit {made.commit} by `{made.command}` (seed {made.seed}), with {made.versions}; change nothing here by hand.",
         "Real data, injected faults and simulation stand apart, as they show different things; each section says what was tuned on what.",
         "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
-        f"The real recordings are others' and no part of the project; they are looked for in `{DATA_WORDS}`. Without them `make evaluate` says which section",
+        f"The real recordings are others' and no part of the project; they are looked for in `{DATA_TEXT}`. Without them `make evaluate` says which section",
         "it leaves out, and makes the others. What is injected and what is simulated needs nothing but what `make` installs.",
-        *(one for one in told if one),
+        *(one for one in facts if one),
     ]
     return "\n".join(lines) + "\n"
 
@@ -104,7 +104,7 @@ def changed(later: str) -> str:
 
 def left_out(one: Section) -> str:
     """Return what stands in place of a section whose recordings are not here: why, and what to do."""
-    files = [f"- `{_told(path)}`: {what}" for path, what in one.missing]
+    files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
     return "\n".join(
         [
             f"## {one.title}",
@@ -122,11 +122,11 @@ def not_here(one: Section) -> str:
     """Return what to add to a section that some recordings are missing of; "" for none."""
     if not one.missing or one.is_left_out:
         return ""
-    files = [f"- `{_told(path)}`: {what}" for path, what in one.missing]
+    files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
     return "\n".join(["Not here when this was made, and so not looked at:", *files, ""])
 
 
-def _told(path: Path) -> str:
+def _path_text(path: Path) -> str:
     """Return how a recording's path is shown: from the checkout, not from this machine's root."""
     parts = path.parts
     return "/".join(parts[parts.index("..") :]) if ".." in parts else path.name

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from .injected_faults import KINDS, Kind
+from .injected_faults import KINDS, InjectedKind
 from .injected_hosts import MEMORY, folder, prepare
-from .injected_stage import APART_SECONDS, LISTED_SECONDS, LOOK_SECONDS, Stage, Subject
+from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, InjectedHost, Stage
 from .markdown import counted, table
 from .progress import Bar, Progress
 
@@ -43,17 +43,19 @@ def section(seed: int, progress: Progress) -> str:
     return page(rounds(KINDS, seed, ROUNDS, progress), seed)
 
 
-class Round(NamedTuple):
+class RoundResult(NamedTuple):
     """What came of the hosts of a round; how often the API was asked, and how often it did not answer in time."""
 
-    subjects: Sequence[Subject]
-    asked: int
+    subjects: Sequence[InjectedHost]
+    requests: int
     unanswered: int
 
 
-def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> list[Round]:
+def rounds(
+    kinds: Sequence[InjectedKind], seed: int, count: int, progress: Progress
+) -> list[RoundResult]:
     """Play so many rounds."""
-    found: list[Round] = []
+    found: list[RoundResult] = []
     progress("injected faults", 0.0)
     prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -68,7 +70,7 @@ def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> 
     return found
 
 
-def round_of(kinds: Sequence[Kind], seed: int) -> Round:
+def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
     """Play all *kinds* side by side, each on a host of its own; kill the aggregator at the end, and look again."""
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
@@ -76,21 +78,21 @@ def round_of(kinds: Sequence[Kind], seed: int) -> Round:
         stage.play(WATCH_SECONDS)
         stage.ask_advice()
         stage.restart(RESTART_SECONDS)
-        return Round(stage.subjects, stage.asked, stage.unanswered)
+        return RoundResult(stage.subjects, stage.requests, stage.unanswered)
 
 
 # The page ----------------------------------------------------------------------------------------
 
 
-def page(played: Sequence[Round], seed: int) -> str:
+def page(played: Sequence[RoundResult], seed: int) -> str:
     """Return the section of what came of all rounds."""
     subjects = [subject for one in played for subject in one.subjects]
-    by_kind: dict[str, list[Subject]] = {}
+    by_kind: dict[str, list[InjectedHost]] = {}
     for each in subjects:
         by_kind.setdefault(each.kind.name, []).append(each)
     groups = list(by_kind.values())
     method = METHOD.format(
-        hosts=len(groups), rounds=len(played), seed=seed, watch=WATCH_SECONDS, look=LOOK_SECONDS
+        hosts=len(groups), rounds=len(played), seed=seed, watch=WATCH_SECONDS, look=POLL_SECONDS
     )
     parts = [
         "## Injected\n",
@@ -112,37 +114,38 @@ FAULTS_HEAD = (
 CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 
-def _fault(group: Sequence[Subject]) -> list[str]:
+def _fault(group: Sequence[InjectedHost]) -> list[str]:
     kind = group[0].kind
     delays = sorted(each.named_seconds for each in group if each.named_seconds is not None)
     named = Counter(f"{each.named.name}, {each.named_for.name}" for each in group if each.named_seconds is not None)  # fmt: skip
-    said = "; ".join(named) + ("" if kind.stands else f"; then {_over(group)}")
+    text = "; ".join(named) + ("" if kind.is_lasting else f"; then {_over(group)}")
     middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
     return [
-        kind.name, kind.boundary, counted(len(delays), len(group)), said, middle, most, _others(group),
+        kind.name, kind.boundary, counted(len(delays), len(group)), text, middle, most, _others(group),
     ]  # fmt: skip
 
 
-def _over(group: Sequence[Subject]) -> str:
+def _over(group: Sequence[InjectedHost]) -> str:
     """Say in which states hosts were in the end."""
     ends = Counter(each.played.name for each in group)
     return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
 
 
-def _control(group: Sequence[Subject]) -> list[str]:
+def _control(group: Sequence[InjectedHost]) -> list[str]:
     kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
     return [kind.name, kind.boundary, counted(wrong, len(group)), _others(group)]
 
 
-def _others(group: Sequence[Subject]) -> str:
+def _others(group: Sequence[InjectedHost]) -> str:
     """Say what else was held against hosts, and on how many."""
-    said = Counter(name for each in group for name in {one.name for one in each.others.values()})
+    counts = Counter(name for each in group for name in {one.name for one in each.others.values()})
     return (
-        "; ".join(f"{name} ({count} of {len(group)})" for name, count in said.items()) or "nothing"
+        "; ".join(f"{name} ({count} of {len(group)})" for name, count in counts.items())
+        or "nothing"
     )
 
 
-def _advice(subjects: Sequence[Subject]) -> str:
+def _advice(subjects: Sequence[InjectedHost]) -> str:
     """Say what was advised about hosts with a fault, and about those without."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
     wrong = counted(
@@ -156,26 +159,29 @@ def _advice(subjects: Sequence[Subject]) -> str:
     )
 
 
-def _restarts(subjects: Sequence[Subject]) -> str:
+def _restarts(subjects: Sequence[InjectedHost]) -> str:
     """Say what a restart of the aggregator changed: of faults that stood, and of hosts that were well."""
-    standing = [s for s in subjects if s.named_seconds is not None and s.kind.stands]
-    well = [s for s in subjects if s.kind.is_control]
-    changed = [s for s in subjects if s.changed and (s in standing or s in well)]
-    lost = counted(sum(s in standing for s in changed), len(standing))
-    false = counted(sum(s in well for s in changed), len(well))
-    words = [
+    lasting = [s for s in subjects if s.named_seconds is not None and s.kind.is_lasting]
+    healthy = [s for s in subjects if s.kind.is_control]
+    changed = [s for s in subjects if s.changed and (s in lasting or s in healthy)]
+    lost = counted(sum(s in lasting for s in changed), len(lasting))
+    false = counted(sum(s in healthy for s in changed), len(healthy))
+    texts = [
         f"Then the aggregator is killed (-9) and started again, and each host is looked at for {RESTART_SECONDS:.0f} s from its first answer (what is named",
         f"only now counts as not named): of faults that stood, {lost} changed state or reason, or were not listed {LISTED_SECONDS:.0f} s after that answer; of controls, {false}.",
     ]
-    words += [""] if changed else []
-    words += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
-    return "\n".join(words) + "\n"
+    texts += [""] if changed else []
+    texts += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
+    return "\n".join(texts) + "\n"
 
 
-def _answers(played: Sequence[Round]) -> str:
+def _answers(played: Sequence[RoundResult]) -> str:
     """Say how often the API left a question open: what it would have said then is not known."""
-    asked, unanswered = sum(one.asked for one in played), sum(one.unanswered for one in played)
-    return f"Of {asked:,} questions to the API {unanswered:,} were not answered within 5 s.\n"
+    requests, unanswered = (
+        sum(one.requests for one in played),
+        sum(one.unanswered for one in played),
+    )
+    return f"Of {requests:,} questions to the API {unanswered:,} were not answered within 5 s.\n"
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bench.quality.injected_hosts import CLOCK_MEGAHERTZ, USER, Host
-from gangline.aggregator.model import Reason, State
+from bench.quality.injected_hosts import CLOCK_MEGAHERTZ, USER, InjectedHostFolder
+from gangline.aggregator.model import HealthState, Reason
 from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
@@ -18,7 +18,7 @@ from tests.processes import with_group
 #: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
 #: to let pass before it goes on.
 Act = Iterator[float]
-Doing = Callable[[Host], Act]
+Doing = Callable[[InjectedHostFolder], Act]
 
 LINK = "sys/class/infiniband/{}/ports/1/{}"
 FUNCTION = "sys/bus/pci/devices/{}/{}"
@@ -33,27 +33,29 @@ POWER_CAP, HEAT = 0x4, 0x20 | 0x40
 
 
 @dataclass(frozen=True)
-class Kind:
+class InjectedKind:
     """One row. Without reasons nothing may be named: a control."""
 
     name: str
     boundary: str
     act: Doing
-    states: tuple[State, ...] = ()
+    states: tuple[HealthState, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    about: Callable[[Host], tuple[str, ...]] = lambda host: ()  # how its device may be called
-    stands: bool = True  # to the end of what is watched
+    about: Callable[[InjectedHostFolder], tuple[str, ...]] = (
+        lambda host: ()
+    )  # how its device may be called
+    is_lasting: bool = True  # to the end of what is watched
 
     @property
     def is_control(self) -> bool:
         return not self.reasons
 
 
-def _gpu(host: Host) -> tuple[str, ...]:
+def _gpu(host: InjectedHostFolder) -> tuple[str, ...]:
     return host.gpu.uuid, host.gpu.address
 
 
-def _port(host: Host) -> tuple[str, ...]:
+def _port(host: InjectedHostFolder) -> tuple[str, ...]:
     return (f"{host.rdma}/1",)
 
 
@@ -63,7 +65,7 @@ def _port(host: Host) -> tuple[str, ...]:
 def _shows(**values: Steps) -> Doing:
     """Have the GPU show these values from the injection on."""
 
-    def act(host: Host) -> Act:
+    def act(host: InjectedHostFolder) -> Act:
         _change(host.gpu, values)
         yield 0.0
         host.step()
@@ -95,7 +97,7 @@ SAME_FIELDS = {
 def _repairs(errors: int, seconds: float, times: int) -> Doing:
     """Have the GPU repair so many more bit errors each so many seconds."""
 
-    def act(host: Host) -> Act:
+    def act(host: InjectedHostFolder) -> Act:
         _change(host.gpu, {"ecc_corrected_volatile": [errors * (n + 1) for n in range(times)]})
         yield 0.0
         for _ in range(times):
@@ -105,27 +107,27 @@ def _repairs(errors: int, seconds: float, times: int) -> Doing:
     return act
 
 
-def _hangs(host: Host) -> Act:
+def _hangs(host: InjectedHostFolder) -> Act:
     call = host.source.choice(("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates"))  # fmt: skip
     host.gpu.lines.append(f"block {call} at 1 file {host.folder / 'never'}")
     yield 0.0
     host.step()
 
 
-def _falls_off(host: Host) -> Act:
+def _falls_off(host: InjectedHostFolder) -> Act:
     is_lost(host.gpu)
     yield 0.0
     host.step()
 
 
-def _narrows(host: Host) -> Act:
+def _narrows(host: InjectedHostFolder) -> Act:
     _change(host.gpu, {"pcie_width": 8})
     yield 0.0
     host.write(FUNCTION.format(host.gpu.address, "current_link_width"), "8")
     host.step()
 
 
-def _goes_idle(host: Host) -> Act:
+def _goes_idle(host: InjectedHostFolder) -> Act:
     idle: dict[str, Steps] = {
         "utilization": 0, "memory_utilization": 0, "power": 69_850, "sm_clock": 345, "event_reasons": 0x1,
         "pcie_generation": 1, "performance_state": 8, "temperature": 41, "graphics_clock": 345,
@@ -138,7 +140,7 @@ def _goes_idle(host: Host) -> Act:
     host.step()
 
 
-def _caps_power(host: Host) -> Act:
+def _caps_power(host: InjectedHostFolder) -> Act:
     """A rack at its power limit: every GPU a few percent slower, and each says why."""
     for gpu in host.gpus:
         _change(gpu, {"power": 698_000, "event_reasons": POWER_CAP, "sm_clock": round(0.95 * CLOCK_MEGAHERTZ)})  # fmt: skip
@@ -149,8 +151,8 @@ def _caps_power(host: Host) -> Act:
 # What the kernel says ------------------------------------------------------------------------------
 
 
-def _says(code: int, facility: int = 0) -> Doing:
-    def act(host: Host) -> Act:
+def _log_xid(code: int, facility: int = 0) -> Doing:
+    def act(host: InjectedHostFolder) -> Act:
         yield 0.0
         at = host.gpu.address.rpartition(".")[0]
         host.log.write(f"NVRM: Xid (PCI:{at}): {code}, {XIDS[code]}", facility)
@@ -164,7 +166,7 @@ def _says(code: int, facility: int = 0) -> Doing:
 def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> Doing:
     """Have a counter of the port rise."""
 
-    def act(host: Host) -> Act:
+    def act(host: InjectedHostFolder) -> Act:
         yield 0.0
         file = LINK.format(host.rdma, counter)
         before = int((host.folder / file).read_text())
@@ -175,14 +177,14 @@ def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> D
     return act
 
 
-def _port_down(host: Host) -> Act:
+def _port_down(host: InjectedHostFolder) -> Act:
     yield 0.0
     host.write(LINK.format(host.rdma, "phys_state"), "2: Polling")
     host.write(LINK.format(host.rdma, "state"), "1: DOWN")
 
 
-def _carrier(up: bool, changes: int) -> Callable[[Host], None]:
-    def write(host: Host) -> None:
+def _carrier(up: bool, changes: int) -> Callable[[InjectedHostFolder], None]:
+    def write(host: InjectedHostFolder) -> None:
         host.write("sys/class/net/eno1/carrier", str(int(up)))
         host.write("sys/class/net/eno1/carrier_changes", str(2 + changes))
         host.write("sys/class/net/eno1/operstate", "up" if up else "down")
@@ -190,12 +192,12 @@ def _carrier(up: bool, changes: int) -> Callable[[Host], None]:
     return write
 
 
-def _loses_carrier(host: Host) -> Act:
+def _loses_carrier(host: InjectedHostFolder) -> Act:
     yield 0.0
     _carrier(False, 1)(host)
 
 
-def _flaps(host: Host) -> Act:
+def _flaps(host: InjectedHostFolder) -> Act:
     yield 0.0
     for change in range(1, 9):
         _carrier(change % 2 == 0, change)(host)
@@ -205,12 +207,12 @@ def _flaps(host: Host) -> Act:
 # The agent, its machine and the way ----------------------------------------------------------------
 
 
-def _stopped(host: Host) -> Act:
+def _stopped(host: InjectedHostFolder) -> Act:
     yield 0.0
     with_group(host.agent.pid, signal.SIGSTOP)
 
 
-def _cut(host: Host) -> Act:
+def _cut(host: InjectedHostFolder) -> Act:
     host.lay_cable()
     yield 0.0
     assert host.cable
@@ -219,14 +221,14 @@ def _cut(host: Host) -> Act:
     host.cable.mend()
 
 
-def _clock_off(host: Host) -> Act:
+def _clock_off(host: InjectedHostFolder) -> Act:
     host.keep_clock()
     yield 0.0
     assert host.clock
     host.clock.set(clock_seconds=host.source.choice((-1, 1)) * host.source.uniform(5, 3600))
 
 
-def _killed(host: Host) -> Act:
+def _killed(host: InjectedHostFolder) -> Act:
     yield 0.0
     host.agent.kill()
     yield 1.0
@@ -234,14 +236,14 @@ def _killed(host: Host) -> Act:
     host.agent.start()
 
 
-def _restarted(host: Host) -> Act:
+def _restarted(host: InjectedHostFolder) -> Act:
     yield 0.0
     host.agent.stop()
     host.log.again()
     host.agent.start()
 
 
-def _rebooted(host: Host) -> Act:
+def _rebooted(host: InjectedHostFolder) -> Act:
     yield 0.0
     host.agent.stop()
     yield 5.0
@@ -249,42 +251,42 @@ def _rebooted(host: Host) -> Act:
     host.agent.start()
 
 
-def _nothing(host: Host) -> Act:
+def _nothing(host: InjectedHostFolder) -> Act:
     yield 0.0
 
 
-U, S, D, W = State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH
+U, S, D, W = HealthState.UNHEALTHY, HealthState.SUSPECT, HealthState.DEGRADED, HealthState.WATCH
 LOG, NVML, SYSFS = "kernel log (FIFO)", "fake NVML", "fake sysfs"
 KINDS = (
-    Kind("XID 48, uncorrectable memory error", LOG, _says(48), (U,), (Reason.ECC_TREND,), _gpu),
-    Kind("XID 79, off the bus", LOG, _says(79), (U,), (Reason.XID_FATAL,), _gpu),
-    Kind("XID 119, GSP does not answer", LOG, _says(119), (U,), (Reason.DRIVER_HUNG,), _gpu),
-    Kind("a GPU's calls do not return", NVML, _hangs, (U,), (Reason.DRIVER_HUNG,), _gpu),
-    Kind("every call says: GPU is lost", NVML, _falls_off, (U,), (Reason.XID_FATAL,), _gpu),
-    Kind("20 corrected bit errors a second", NVML, _repairs(10, 0.5, 40), (S, W), (Reason.ECC_TREND,), _gpu),
-    Kind("an uncorrected bit error, no XID", NVML, _shows(ecc_uncorrected_volatile=1), (S,), (Reason.ECC_TREND,), _gpu),
-    Kind("a row remap is pending", NVML, _shows(remap_pending=1, remapped_uncorrectable=1), (W,), (Reason.HBM_REMAP,), _gpu),
-    Kind("a row remap failed", NVML, _shows(remap_failed=1), (U,), (Reason.HBM_REMAP,), _gpu),
-    Kind("clock at 85 %, held by heat", NVML,
+    InjectedKind("XID 48, uncorrectable memory error", LOG, _log_xid(48), (U,), (Reason.ECC_TREND,), _gpu),
+    InjectedKind("XID 79, off the bus", LOG, _log_xid(79), (U,), (Reason.XID_FATAL,), _gpu),
+    InjectedKind("XID 119, GSP does not answer", LOG, _log_xid(119), (U,), (Reason.DRIVER_HUNG,), _gpu),
+    InjectedKind("a GPU's calls do not return", NVML, _hangs, (U,), (Reason.DRIVER_HUNG,), _gpu),
+    InjectedKind("every call says: GPU is lost", NVML, _falls_off, (U,), (Reason.XID_FATAL,), _gpu),
+    InjectedKind("20 corrected bit errors a second", NVML, _repairs(10, 0.5, 40), (S, W), (Reason.ECC_TREND,), _gpu),
+    InjectedKind("an uncorrected bit error, no XID", NVML, _shows(ecc_uncorrected_volatile=1), (S,), (Reason.ECC_TREND,), _gpu),
+    InjectedKind("a row remap is pending", NVML, _shows(remap_pending=1, remapped_uncorrectable=1), (W,), (Reason.HBM_REMAP,), _gpu),
+    InjectedKind("a row remap failed", NVML, _shows(remap_failed=1), (U,), (Reason.HBM_REMAP,), _gpu),
+    InjectedKind("clock at 85 %, held by heat", NVML,
          _shows(sm_clock=round(0.85 * CLOCK_MEGAHERTZ), event_reasons=HEAT, temperature=88, margin=1),
          (D,), (Reason.THERMAL_THROTTLE,), _gpu),
-    Kind("PCIe link at 8 of 16 lanes, at work", f"{NVML}, {SYSFS}", _narrows, (D,), (Reason.PCIE,), _gpu),
-    Kind("RDMA link_downed counts once", SYSFS, _counts("counters/link_downed", 1, times=1), (S,), (Reason.RAIL_DOWN,), _port),
-    Kind("100 RDMA symbol errors a second", SYSFS, _counts("counters/symbol_error", 50), (S, W), (Reason.FABRIC,), _port),
-    Kind("100 RDMA retransmissions a second", SYSFS, _counts("hw_counters/packet_seq_err", 50), (S,), (Reason.FABRIC,), _port),
-    Kind("an RDMA port is down", SYSFS, _port_down, (U,), (Reason.RAIL_DOWN,), _port),
-    Kind("Ethernet loses its carrier", SYSFS, _loses_carrier, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
-    Kind("Ethernet carrier flaps, 8 changes", SYSFS, _flaps, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
-    Kind("agent stopped (SIGSTOP)", "process", _stopped, (State.STALE,), (Reason.STALE_TELEMETRY,)),
-    Kind("network cut for 25 s, then backlog", "TCP relay", _cut, (State.STALE,), (Reason.STALE_TELEMETRY,), stands=False),
-    Kind("wall clock off by 5 s to an hour", "clock_gettime (LD_PRELOAD)", _clock_off, (W,), (Reason.CLOCK,)),
-    Kind("healthy, at work", "nothing", _nothing),
-    Kind("job ends: idle, PCIe links shrink", f"{NVML}, {SYSFS}", _goes_idle),
-    Kind("all GPUs at the power limit, 95 % clock", NVML, _caps_power),
-    Kind("XID 43, a program's own fault", LOG, _says(43)),
-    Kind("a user writes an XID 79 into the log", LOG, _says(79, USER)),
-    Kind("one corrected bit error each 5 s", NVML, _repairs(1, 5.0, 8)),
-    Kind("agent kill -9, started again", "process", _killed),
-    Kind("agent restarted", "process", _restarted),
-    Kind("planned reboot: stop, other boot id, start", "process", _rebooted),
+    InjectedKind("PCIe link at 8 of 16 lanes, at work", f"{NVML}, {SYSFS}", _narrows, (D,), (Reason.PCIE,), _gpu),
+    InjectedKind("RDMA link_downed counts once", SYSFS, _counts("counters/link_downed", 1, times=1), (S,), (Reason.RAIL_DOWN,), _port),
+    InjectedKind("100 RDMA symbol errors a second", SYSFS, _counts("counters/symbol_error", 50), (S, W), (Reason.FABRIC,), _port),
+    InjectedKind("100 RDMA retransmissions a second", SYSFS, _counts("hw_counters/packet_seq_err", 50), (S,), (Reason.FABRIC,), _port),
+    InjectedKind("an RDMA port is down", SYSFS, _port_down, (U,), (Reason.RAIL_DOWN,), _port),
+    InjectedKind("Ethernet loses its carrier", SYSFS, _loses_carrier, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
+    InjectedKind("Ethernet carrier flaps, 8 changes", SYSFS, _flaps, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
+    InjectedKind("agent stopped (SIGSTOP)", "process", _stopped, (HealthState.STALE,), (Reason.STALE_TELEMETRY,)),
+    InjectedKind("network cut for 25 s, then backlog", "TCP relay", _cut, (HealthState.STALE,), (Reason.STALE_TELEMETRY,), is_lasting=False),
+    InjectedKind("wall clock off by 5 s to an hour", "clock_gettime (LD_PRELOAD)", _clock_off, (W,), (Reason.CLOCK,)),
+    InjectedKind("healthy, at work", "nothing", _nothing),
+    InjectedKind("job ends: idle, PCIe links shrink", f"{NVML}, {SYSFS}", _goes_idle),
+    InjectedKind("all GPUs at the power limit, 95 % clock", NVML, _caps_power),
+    InjectedKind("XID 43, a program's own fault", LOG, _log_xid(43)),
+    InjectedKind("a user writes an XID 79 into the log", LOG, _log_xid(79, USER)),
+    InjectedKind("one corrected bit error each 5 s", NVML, _repairs(1, 5.0, 8)),
+    InjectedKind("agent kill -9, started again", "process", _killed),
+    InjectedKind("agent restarted", "process", _restarted),
+    InjectedKind("planned reboot: stop, other boot id, start", "process", _rebooted),
 )  # fmt: skip

@@ -58,13 +58,13 @@ SPREAD = 0.03
 NOT_OF_THE_FOLDER = ("filesystem_60s", "clock_10s", "nvme_60s")
 PORTS = ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
 #: The process in the folder's /proc that holds every GPU.
-HOLDER = 4242
+HOLDER_PID = 4242
 #: A host's folder stands there, as its /sys is on no disk either.
 MEMORY = Path("/dev/shm")
 KERNEL, USER = 0, 1
 
 
-class KernelLog:
+class KernelLogFile:
     """A FIFO in the place of /dev/kmsg: a record a read, as the kernel gives them."""
 
     def __init__(self, path: Path) -> None:
@@ -97,14 +97,14 @@ class KernelLog:
         os.close(self._descriptor)
 
 
-class Host:
+class InjectedHostFolder:
     """One host, of which a GPU (`gpu`) and a port (`port`) are chosen to become sick. Made, then `start`."""
 
     def __init__(self, folder: Path, name: str, port: int, source: random.Random) -> None:
         """*port*: of the aggregator on the loopback. *folder* is made."""
         self.name, self.folder, self.source, self.port = name, folder, source, port
         folder.mkdir()
-        self.gpus = well_gpus(source)
+        self.gpus = healthy_gpus(source)
         self.gpu = source.choice(self.gpus)
         self.rdma = source.choice(PORTS)
         self.cable: Cable | None = None
@@ -130,8 +130,8 @@ class Host:
             "collectors_off": list_of(NOT_OF_THE_FOLDER),
         }  # fmt: skip
         self.agent = RealAgent(self.folder, self.gpus, **(given | settings))
-        make_well(HostFolder(self.folder))
-        self.log = KernelLog(self.folder / "dev/kmsg")
+        make_healthy(HostFolder(self.folder))
+        self.log = KernelLogFile(self.folder / "dev/kmsg")
         self.agent.environment = self._environment
         self.boot()
         self.agent.start()
@@ -167,7 +167,7 @@ def list_of(names: tuple[str, ...]) -> str:
     return "[" + ",".join(f'"{name}"' for name in names) + "]"
 
 
-def well_gpus(source: random.Random) -> list[Gpu]:
+def healthy_gpus(source: random.Random) -> list[Gpu]:
     """Return the host's GPUs, at work and well; each can be given what it shows from step 1 on."""
     devices = copy.deepcopy(_model())
     for gpu in devices:
@@ -204,7 +204,7 @@ def _model() -> list[Gpu]:
             for number, (kind, steps) in gpu.fields.items()
         }
         lines = [_steady_line(line) for line in gpu.lines if not line.startswith("process ")]
-        gpu.lines = [*lines, process(HOLDER)]
+        gpu.lines = [*lines, process(HOLDER_PID)]
     return devices
 
 
@@ -218,11 +218,11 @@ def _steady(steps: Steps, at_work: bool) -> Steps:
 
 def _steady_line(line: str) -> str:
     """`scoped LINK FIELD TYPE VALUES`: the first value alone."""
-    words = line.split()
-    return " ".join(words[:5]) if words[0] == "scoped" else line
+    parts = line.split()
+    return " ".join(parts[:5]) if parts[0] == "scoped" else line
 
 
-def make_well(host: HostFolder) -> None:
+def make_healthy(host: HostFolder) -> None:
     """Take away what is wrong with the recorded folder: it was made to be read, not to be well."""
     root = host.root
     memory = root / "proc/meminfo"

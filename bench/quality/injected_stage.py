@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from bench.quality.injected_faults import Act, Kind
-from bench.quality.injected_hosts import Host
-from gangline.aggregator.commands.connection import Client, CommandError
-from gangline.aggregator.model import Reason, State
+from bench.quality.injected_faults import Act, InjectedKind
+from bench.quality.injected_hosts import InjectedHostFolder
+from gangline.aggregator.commands.connection import CommandError, ScoreClient
+from gangline.aggregator.model import HealthState, Reason
 from gangline.contract.wire import advisory_pb2
 from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
 #: How often the API is asked: delays are told to this.
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 #: Injections begin within so long of each other: each meets what comes every ten seconds at a moment of its own.
 APART_SECONDS = 5.0
 #: A listing that lacks a host is held against it. An aggregator that was started again has so long from its first answer:
@@ -37,53 +37,53 @@ UNLIMITED = {
     "advice_cluster_share_max": 1,
 }
 #: States in which nothing is held against a host.
-CALM = (State.HEALTHY, State.UNKNOWN)
+CALM = (HealthState.HEALTHY, HealthState.UNKNOWN)
 #: Before these have reported well nothing is known of a host's past: what is injected then was always so.
 READ_FIRST = ("gpu_1s", "gpu_10s", "rdma_1s", "net_1s", "pcie_10s")
 
 
-class Named(NamedTuple):
+class NamedHost(NamedTuple):
     """Something that is held against a host."""
 
     reason: Reason
     device: str
-    words: str
+    message: str
 
     @property
     def name(self) -> str:
         """Its reason; of a host that is not listed there is none."""
-        return self.reason.name if self.reason is not Reason.NONE else self.words
+        return self.reason.name if self.reason is not Reason.NONE else self.message
 
 
 @dataclass(eq=False)
-class Subject:
+class InjectedHost:
     """A host, what is done to it, and what came of it."""
 
-    kind: Kind
-    host: Host
+    kind: InjectedKind
+    host: InjectedHostFolder
     act: Act
     due: float  # of the next of its acts, monotonic; inf: no further one. Until it plays: a share of what lies between
     began: float = 0.0  # 0: not yet
     named_seconds: float | None = None
-    state: State = State.UNKNOWN  # as last seen
-    played: State = State.UNKNOWN  # as last seen before the aggregator was killed
+    state: HealthState = HealthState.UNKNOWN  # as last seen
+    played: HealthState = HealthState.UNKNOWN  # as last seen before the aggregator was killed
     reason: Reason = Reason.NONE
-    named: State = State.UNKNOWN  # in which state it was named,
+    named: HealthState = HealthState.UNKNOWN  # in which state it was named,
     named_for: Reason = Reason.NONE  # for which reason,
-    words: str = ""  # and in which words
-    others: dict[tuple[Reason, str], Named] = field(default_factory=dict)
+    message: str = ""  # and in which words
+    others: dict[tuple[Reason, str], NamedHost] = field(default_factory=dict)
     advised: list[str] = field(default_factory=list)  # actions that were proposed
     changed: list[str] = field(default_factory=list)  # after a restart of the aggregator
 
     @property
-    def stands(self) -> str:
+    def is_lasting(self) -> str:
         """Its state and reason, as last seen."""
         return f"{self.state.name} for {self.reason.name}"
 
-    def change(self, words: str) -> None:
+    def change(self, message: str) -> None:
         """Note that it is another than before the restart, each way once."""
-        if words not in self.changed:
-            self.changed.append(words)
+        if message not in self.changed:
+            self.changed.append(message)
 
     def is_about(self, device: str) -> bool:
         """Say whether *device* is the one that was made sick; of a host as a whole any is."""
@@ -91,16 +91,16 @@ class Subject:
         return not names or device in names
 
 
-def not_listed(subject: Subject) -> None:
+def not_listed(subject: InjectedHost) -> None:
     """Hold it against a host that the API answered without it: what is not shown cannot be well."""
-    subject.others.setdefault((Reason.NONE, ""), Named(Reason.NONE, "", NOT_LISTED))
+    subject.others.setdefault((Reason.NONE, ""), NamedHost(Reason.NONE, "", NOT_LISTED))
 
 
-def not_yet(_: Subject) -> None:
+def not_yet(_: InjectedHost) -> None:
     """A restarted aggregator may list it still."""
 
 
-def forgotten(subject: Subject) -> None:
+def forgotten(subject: InjectedHost) -> None:
     """A restarted aggregator has had its time to list it."""
     subject.change(NOT_LISTED)
 
@@ -109,7 +109,7 @@ class Stage:
     """The fleet. Within its context: `open`, `settle`, `play` as long as wanted, `restart`."""
 
     def __init__(
-        self, disk: Path, memory: Path, kinds: Sequence[Kind], seed: int, **settings: object
+        self, disk: Path, memory: Path, kinds: Sequence[InjectedKind], seed: int, **settings: object
     ) -> None:
         """*disk*: an empty folder for the aggregator. *memory*: one for the hosts, whose /sys is on no disk either.
 
@@ -119,26 +119,35 @@ class Stage:
         self.port = free_port()
         self._address = f"127.0.0.1:{self.port}"
         given = {"disk_free_share_min": 0} | UNLIMITED | settings
-        words = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
-        arguments = ["aggregator", "--data", str(disk / "data"), "--listen", self._address, *words]
+        options = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
+        arguments = [
+            "aggregator",
+            "--data",
+            str(disk / "data"),
+            "--listen",
+            self._address,
+            *options,
+        ]
         self.aggregator = Process(arguments, disk / "log")
         order = source.sample(range(len(kinds)), len(kinds))
         self.subjects = [
             self._subject(memory, kind, number, source)
             for kind, number in zip(kinds, order, strict=True)
         ]
-        self._client = Client(self._address)
+        self._client = ScoreClient(self._address)
         self._watched_until = 0.0  # monotonic
         #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
-        self.asked = self.unanswered = 0
+        self.requests = self.unanswered = 0
         self._left = ExitStack()  # what is to be ended
 
-    def _subject(self, place: Path, kind: Kind, number: int, source: random.Random) -> Subject:
+    def _subject(
+        self, place: Path, kind: InjectedKind, number: int, source: random.Random
+    ) -> InjectedHost:
         name = f"gpu-{number:03}"
-        host = Host(place / name, name, self.port, source)
+        host = InjectedHostFolder(place / name, name, self.port, source)
         act = kind.act(host)
         next(act)
-        return Subject(kind, host, act, source.random())
+        return InjectedHost(kind, host, act, source.random())
 
     def open(self, **settings: object) -> None:
         """Start the aggregator and all agents. *settings*: of the agents."""
@@ -164,9 +173,9 @@ class Stage:
         wanted = set(sources)
 
         def settled() -> bool:
-            scores = self._asked() or []
+            scores = self._request() or []
             return len(scores) == len(self.subjects) and all(
-                State(score.state) is State.HEALTHY
+                HealthState(score.state) is HealthState.HEALTHY
                 and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
                 for score in scores
             )
@@ -200,20 +209,20 @@ class Stage:
             for subject in self.subjects:
                 if now >= subject.due:
                     self._act(subject)
-            self.look()
-            time.sleep(max(0.0, min(now + LOOK_SECONDS, end) - time.monotonic()))
+            self.poll()
+            time.sleep(max(0.0, min(now + POLL_SECONDS, end) - time.monotonic()))
         self._watched_until = 0.0
 
     @staticmethod
-    def _act(subject: Subject) -> None:
+    def _act(subject: InjectedHost) -> None:
         began = time.monotonic()
         subject.began = subject.began or began
         seconds = next(subject.act, None)
         subject.due = float("inf") if seconds is None else began + seconds
 
-    def look(self, unlisted: Callable[[Subject], None] = not_listed) -> None:
+    def poll(self, unlisted: Callable[[InjectedHost], None] = not_listed) -> None:
         """Ask the API once, and note what it says; of a host that its answer lacks, by *unlisted*."""
-        scores = self._asked()
+        scores = self._request()
         if scores is None:
             return
         now = time.monotonic()
@@ -223,9 +232,9 @@ class Stage:
         for each in left.values():
             unlisted(each)
 
-    def _asked(self) -> list[NodeScore] | None:
+    def _request(self) -> list[NodeScore] | None:
         """Return the listing; None where it is not answered, which is counted: it is a result, too."""
-        self.asked += 1
+        self.requests += 1
         try:
             return self.listing()
         except CommandError:
@@ -244,7 +253,7 @@ class Stage:
 
     def restart(self, seconds: float) -> None:
         """Kill the aggregator and start it again; note of each host whether it stands as before, for so long."""
-        before = {each.host.name: each.stands for each in self.subjects}
+        before = {each.host.name: each.is_lasting for each in self.subjects}
         for each in self.subjects:
             each.played = each.state
         self.aggregator.kill()
@@ -252,39 +261,39 @@ class Stage:
         self.until_answered()
         began = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
-            self.look(forgotten if now >= began + LISTED_SECONDS else not_yet)
+            self.poll(forgotten if now >= began + LISTED_SECONDS else not_yet)
             for each in self.subjects:
-                if each.stands != before[each.host.name]:
-                    each.change(each.stands)
-            time.sleep(LOOK_SECONDS)
+                if each.is_lasting != before[each.host.name]:
+                    each.change(each.is_lasting)
+            time.sleep(POLL_SECONDS)
 
 
-def note(subject: Subject, score: NodeScore, now: float, *, is_watched: bool) -> None:
+def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: bool) -> None:
     """Take note of what the API says of a host. What is right is found while it *is_watched*, and not later."""
     kind = subject.kind
-    subject.state, subject.reason = State(score.state), Reason(score.reason)
+    subject.state, subject.reason = HealthState(score.state), Reason(score.reason)
     right = []
-    for each in held_against(score):
+    for each in named_hosts(score):
         if subject.began and each.reason in kind.reasons and subject.is_about(each.device):
             right.append(each)
         else:
             subject.others.setdefault((each.reason, each.device), each)
-    told = subject.state in kind.states and subject.reason in kind.reasons
-    if is_watched and right and told and subject.named_seconds is None:
+    is_expected = subject.state in kind.states and subject.reason in kind.reasons
+    if is_watched and right and is_expected and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
         subject.named, subject.named_for = subject.state, subject.reason
-        subject.words = score.reason_words
+        subject.message = score.reason_words
 
 
-def held_against(score: NodeScore) -> list[Named]:
+def named_hosts(score: NodeScore) -> list[NamedHost]:
     """Return what counts against a host, or is said to: blindness that costs nothing is not."""
     found = [
-        Named(Reason(each.reason), each.device, each.words)
+        NamedHost(Reason(each.reason), each.device, each.words)
         for each in score.contributions
         if _costs(each) or Reason(each.reason) is not Reason.BLIND
     ]
-    if State(score.state) not in CALM and not found:
-        found.append(Named(Reason(score.reason), "", score.reason_words))
+    if HealthState(score.state) not in CALM and not found:
+        found.append(NamedHost(Reason(score.reason), "", score.reason_words))
     return [each for each in found if each.reason is not Reason.NONE]
 
 

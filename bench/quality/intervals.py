@@ -69,6 +69,6 @@ def median(values: Sequence[float], seed: int) -> tuple[float, float, float]:
     """Return the median and its interval, drawn with replacement; NaN of nothing."""
     if not values:
         return nan, nan, nan
-    drawn = np.random.default_rng(seed).choice(np.array(values), (_DRAWS, len(values)))
-    low, high = np.quantile(np.median(drawn, axis=1), [_TAIL, 1 - _TAIL])
+    samples = np.random.default_rng(seed).choice(np.array(values), (_DRAWS, len(values)))
+    low, high = np.quantile(np.median(samples, axis=1), [_TAIL, 1 - _TAIL])
     return float(np.median(values)), float(low), float(high)

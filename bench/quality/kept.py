@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .head import Made
+from .head import ReportHead
 
 
 def _always() -> bool:
@@ -50,11 +50,11 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ScoreCache:
     """Sections in *folder*, each under a line that says from what it was made."""
 
     folder: Path
-    made: Made
+    made: ReportHead
     scenario: str
     #: Whether the tree is still that of `made`: what another one may have made is not kept under its name.
     is_same: Callable[[], bool] = _always

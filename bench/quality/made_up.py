@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gangline.aggregator.hazard.events import Faults
+from gangline.aggregator.hazard.events import FaultTable
 
 Floats = NDArray[np.float64]
 STEP_DAYS = 0.25
@@ -20,7 +20,7 @@ WANDER_DAYS, RACK_NODES = 40.0, 16
 
 
 @dataclass(frozen=True)
-class Kind:
+class SyntheticKind:
     """What makes hosts fail. Rates are of a day; assumed, around what is published of real fleets."""
 
     rate: float = 0.003
@@ -45,35 +45,35 @@ class Kind:
 
 
 KINDS = {
-    "all alike": Kind(),
-    "hosts differ": Kind(frailty_shape=0.5),
-    "hosts differ much": Kind(frailty_shape=0.15),
-    "lemons": Kind(lemon_share=0.05),
-    "recency, 1 / days": Kind(omori=30.0),
-    "recency, two days": Kind(burst=0.15),
-    "recency, 45 days": Kind(burst=0.02, burst_days=45.0),
-    "each fault adds": Kind(excited=0.015),
-    "recency and shocks": Kind(omori=30.0, shocks=0.06),
-    "recency and drift": Kind(omori=30.0, drift=True),
-    "hosts differ, recency": Kind(frailty_shape=0.5, omori=30.0),
-    "lemons, two days": Kind(lemon_share=0.05, burst=0.15),
-    "repair makes better": Kind(repaired=0.3),
-    "all of it": Kind(frailty_shape=0.5, omori=30.0, shocks=0.06, drift=True),
-    "two days, shocks, drift": Kind(burst=0.15, shocks=0.06, drift=True),
-    "differ much, 45 days": Kind(frailty_shape=0.15, burst=0.02, burst_days=45.0),
+    "all alike": SyntheticKind(),
+    "hosts differ": SyntheticKind(frailty_shape=0.5),
+    "hosts differ much": SyntheticKind(frailty_shape=0.15),
+    "lemons": SyntheticKind(lemon_share=0.05),
+    "recency, 1 / days": SyntheticKind(omori=30.0),
+    "recency, two days": SyntheticKind(burst=0.15),
+    "recency, 45 days": SyntheticKind(burst=0.02, burst_days=45.0),
+    "each fault adds": SyntheticKind(excited=0.015),
+    "recency and shocks": SyntheticKind(omori=30.0, shocks=0.06),
+    "recency and drift": SyntheticKind(omori=30.0, drift=True),
+    "hosts differ, recency": SyntheticKind(frailty_shape=0.5, omori=30.0),
+    "lemons, two days": SyntheticKind(lemon_share=0.05, burst=0.15),
+    "repair makes better": SyntheticKind(repaired=0.3),
+    "all of it": SyntheticKind(frailty_shape=0.5, omori=30.0, shocks=0.06, drift=True),
+    "two days, shocks, drift": SyntheticKind(burst=0.15, shocks=0.06, drift=True),
+    "differ much, 45 days": SyntheticKind(frailty_shape=0.15, burst=0.02, burst_days=45.0),
 }
 #: Kinds that had no part in how the rule was made: what it is checked on.
 UNSEEN = {
-    "levels wander": Kind(wander=1.2),
-    "levels wander, recency": Kind(wander=0.8, omori=20.0),
-    "parts wear": Kind(rate=0.006, wearing_days=40.0),
-    "new fleet settles": Kind(settling_days=60.0, frailty_shape=1.0),
-    "racks fail": Kind(rack_shocks=0.08, burst=0.05, burst_days=10.0),
-    "bad repairs, then swapped": Kind(burst=0.25, frailty_shape=0.5, swapped=0.2),
+    "levels wander": SyntheticKind(wander=1.2),
+    "levels wander, recency": SyntheticKind(wander=0.8, omori=20.0),
+    "parts wear": SyntheticKind(rate=0.006, wearing_days=40.0),
+    "new fleet settles": SyntheticKind(settling_days=60.0, frailty_shape=1.0),
+    "racks fail": SyntheticKind(rack_shocks=0.08, burst=0.05, burst_days=10.0),
+    "bad repairs, then swapped": SyntheticKind(burst=0.25, frailty_shape=0.5, swapped=0.2),
 }
 
 
-def made_up(name: str, nodes: int, days: int, seed: int) -> Faults:
+def made_up(name: str, nodes: int, days: int, seed: int) -> FaultTable:
     """Return the faults of a fleet of the kind *name*; the same for the same arguments."""
     source = np.random.default_rng([seed, crc32(name.encode()), nodes, days])
     rows = sorted(_faults({**KINDS, **UNSEEN}[name], nodes, days, source), key=lambda row: row[1])
@@ -81,23 +81,23 @@ def made_up(name: str, nodes: int, days: int, seed: int) -> Faults:
     hardware = source.random(len(node)) < HARDWARE_SHARE
     end = np.where(end < days, end, np.inf)
     names = tuple(f"node-{at}" for at in range(nodes))
-    return Faults(names, node.astype(np.intp), start, end, hardware, float(days))
+    return FaultTable(names, node.astype(np.intp), start, end, hardware, float(days))
 
 
 def _faults(
-    kind: Kind, nodes: int, days: int, source: np.random.Generator
+    kind: SyntheticKind, nodes: int, days: int, source: np.random.Generator
 ) -> Iterator[tuple[float, float, float]]:
     """Yield node, start, end."""
-    own = _own_rates(kind, nodes, source)
-    excited, level, own_level = np.zeros(nodes), 0.0, np.zeros(nodes)
+    individual = _individual_rates(kind, nodes, source)
+    excited, level, individual_level = np.zeros(nodes), 0.0, np.zeros(nodes)
     returned = np.full(nodes, -np.inf)  # in future: it is down
     failed = np.full(nodes, -np.inf)
     for at in np.arange(0.0, days, STEP_DAYS):
         level = 0.98 * level + source.normal(0.0, 0.13) if kind.drift else 0.0
         if kind.wander:
             fade = np.exp(-STEP_DAYS / WANDER_DAYS)
-            own_level = fade * own_level + kind.wander * np.sqrt(1.0 - fade**2) * source.normal(size=nodes)  # fmt: skip
-        hazard = own * np.exp(level + own_level) * _aged(kind, at, returned)
+            individual_level = fade * individual_level + kind.wander * np.sqrt(1.0 - fade**2) * source.normal(size=nodes)  # fmt: skip
+        hazard = individual * np.exp(level + individual_level) * _aged(kind, at, returned)
         hazard = hazard + excited + _after_return(kind, at - returned)
         chance = -np.expm1(-hazard * STEP_DAYS)
         if kind.rack_shocks and source.random() < kind.rack_shocks * STEP_DAYS:
@@ -109,16 +109,16 @@ def _faults(
             start = at + source.uniform(0.0, STEP_DAYS)
             repair = source.lognormal(np.log(REPAIR_MEDIAN_DAYS), REPAIR_SIGMA)
             if returned[node] == -np.inf:
-                own[node] *= kind.repaired
+                individual[node] *= kind.repaired
             elif start - failed[node] < 20.0:
-                own[node] *= kind.swapped
+                individual[node] *= kind.swapped
             failed[node] = start
             returned[node] = start + max(0.02, repair)
             excited[node] += kind.excited
             yield float(node), start, returned[node]
 
 
-def _own_rates(kind: Kind, nodes: int, source: np.random.Generator) -> Floats:
+def _individual_rates(kind: SyntheticKind, nodes: int, source: np.random.Generator) -> Floats:
     rates = np.full(nodes, kind.rate)
     if kind.frailty_shape:
         rates *= source.gamma(kind.frailty_shape, 1.0 / kind.frailty_shape, nodes)
@@ -127,7 +127,7 @@ def _own_rates(kind: Kind, nodes: int, source: np.random.Generator) -> Floats:
     return rates
 
 
-def _aged(kind: Kind, at: float, returned: Floats) -> Floats | float:
+def _aged(kind: SyntheticKind, at: float, returned: Floats) -> Floats | float:
     """Return by what a host's own rate is multiplied for how long it, or the fleet, has run."""
     if kind.wearing_days:
         since = np.maximum(at - np.maximum(returned, 0.0), 0.0)
@@ -135,6 +135,6 @@ def _aged(kind: Kind, at: float, returned: Floats) -> Floats | float:
     return 1.0 + 3.0 * np.exp(-at / kind.settling_days) if kind.settling_days else 1.0
 
 
-def _after_return(kind: Kind, since_days: Floats) -> Floats:
+def _after_return(kind: SyntheticKind, since_days: Floats) -> Floats:
     since = np.maximum(since_days, 0.0)
     return kind.rate * kind.omori / (since + 0.2) + kind.burst * np.exp(-since / kind.burst_days)

@@ -9,10 +9,12 @@ from typing import TypeVar
 from .intervals import wilson
 
 #: Words, or several: what a table counts.
-Words = TypeVar("Words", str, tuple[str, str, str])
+CellText = TypeVar("CellText", str, tuple[str, str, str])
 
 
-def most_common(counts: Mapping[Words, int], most: int | None = None) -> list[tuple[Words, int]]:
+def most_common(
+    counts: Mapping[CellText, int], most: int | None = None
+) -> list[tuple[CellText, int]]:
     """Return what was counted, the most first, and of as many by their words: a Counter leaves it to the order of sets."""
     return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]
 
@@ -36,13 +38,13 @@ def counted(hits: int, of: int) -> str:
     return f"{hits} of {of}, {hits / of:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def percent(hits: int, of: int, looks: int = 1) -> str:
+def percent(hits: int, of: int, evaluations: int = 1) -> str:
     """Return "3 of 74,014 [0.0016 %, 0.0099 %]": of a share that is small, its interval of 90 % (Wilson's).
 
-    *looks*: how often the same were looked at and counted. The interval is that of one look in the mean, as if each
+    *evaluations*: how often the same were looked at and counted. The interval is that of one look in the mean, as if each
     were what it is for good: more looks at the same tell nothing of others.
     """
-    low, high = wilson(hits / looks, of / looks)
+    low, high = wilson(hits / evaluations, of / evaluations)
     return f"{hits:,} of {of:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
 
 

@@ -17,11 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.quality.made_up import KINDS, UNSEEN, Kind, made_up
-from gangline.aggregator.commands.admin_store import Progress
-from gangline.aggregator.hazard.events import EventsError, Faults, Floats, nodes_told, read_events
+from bench.quality.made_up import KINDS, UNSEEN, SyntheticKind, made_up
+from gangline.aggregator.commands.admin_store import ProgressBar
+from gangline.aggregator.hazard.events import (
+    EventsError,
+    FaultTable,
+    Floats,
+    nodes_in_file_name,
+    read_events,
+)
 from gangline.aggregator.hazard.history import ALL, HARDWARE, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.metrics import BASELINES, Calibrated, Ranked
+from gangline.aggregator.hazard.metrics import BASELINES, CalibrationBins, Ranking
 from gangline.aggregator.hazard.training import GAINS_MIN, train
 
 #: Nodes, days, split.
@@ -45,27 +51,27 @@ def compared(kind: str, nodes: int, days: int, split: int, seed: int) -> Compare
     return judged(kind, made_up(kind, nodes, days, seed), split)
 
 
-def judged(kind: str, faults: Faults, split: int, outcome: str = ALL) -> Compared | None:
+def judged(kind: str, faults: FaultTable, split: int, outcome: str = ALL) -> Compared | None:
     """Learn from *faults* up to the day *split*, judge on those after. None where there are too few to."""
     units = units_of(faults)
     later = units.between(split + 1, int(units.day.max()))
-    came = later.came(outcome)
-    if not 0 < came.sum() < len(came):
+    occurred = later.positives(outcome)
+    if not 0 < occurred.sum() < len(occurred):
         return None
     try:
         model = train(faults.before(split + 1.0), outcome, "made up")
     except EventsError:
         return None
-    chance, even = model.probability(later.state, WINDOW_DAYS), np.ones(len(came))
+    chance, even = model.probability(later.state, WINDOW_DAYS), np.ones(len(occurred))
     ranks = {"model": chance, **{name: rank(later.state) for name, rank in BASELINES.items()}}
     figures = {
-        name: (Ranked(rank, came).auc(even), Ranked(rank, came, later.day).recall(even))
+        name: (Ranking(rank, occurred).auc(even), Ranking(rank, occurred, later.day).recall(even))
         for name, rank in ranks.items()
     }
-    return Compared(kind, figures, Calibrated(chance, came).error(even), model.source)
+    return Compared(kind, figures, CalibrationBins(chance, occurred).error(even), model.source)
 
 
-def earlier(faults: Faults, until: int, splits: Sequence[int]) -> Iterator[Compared]:
+def earlier(faults: FaultTable, until: int, splits: Sequence[int]) -> Iterator[Compared]:
     """Yield what comes of each of *splits*, in a recording that ends with the day *until*."""
     known = faults.before(until + 1.0)
     for outcome in (ALL, HARDWARE):
@@ -75,10 +81,10 @@ def earlier(faults: Faults, until: int, splits: Sequence[int]) -> Iterator[Compa
 
 
 def runs(
-    kinds: Mapping[str, Kind], first_seed: int, seeds: int, seconds: float
+    kinds: Mapping[str, SyntheticKind], first_seed: int, seeds: int, seconds: float
 ) -> Iterator[Compared]:
     """Yield what comes of all kinds and sizes, seed by seed, for so long."""
-    progress, began = Progress(), time.monotonic()
+    progress, began = ProgressBar(), time.monotonic()
     jobs = [
         (kind, *size, seed)
         for seed in range(first_seed, first_seed + seeds)
@@ -169,7 +175,7 @@ def main() -> None:
         if options.until is None or not options.splits:
             parser.error("with --recording: expected --until DAY and the splits")
         faults = read_events(options.recording)
-        faults = faults.among(nodes_told(options.recording) or len(faults.nodes))
+        faults = faults.with_nodes(nodes_in_file_name(options.recording) or len(faults.nodes))
         print(splits_table(list(earlier(faults, options.until, options.splits))))
         return
     kinds = UNSEEN if options.unseen else KINDS

@@ -17,13 +17,13 @@ import numpy as np
 from bench.quality.kept import Pieces
 from bench.quality.progress import Progress
 from bench.quality.simulated_feed import LIMITS, UNLIMITED, feed
-from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Case, Score
+from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Score, SimulatedCase
 from bench.quality.simulated_moments import passing
 from bench.quality.simulated_page import page
-from bench.quality.simulated_run import Run
+from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_score import score
-from bench.quality.simulated_truth import Truth, node_days
-from gangline.simulator.truth import BEFORE_SECONDS, Episode, eventful, hours
+from bench.quality.simulated_truth import GroundTruth, node_days
+from gangline.simulator.truth import BEFORE_SECONDS, SampledEpisode, fault_episodes, random_spans
 from gangline.simulator.world import World
 
 #: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes
@@ -34,7 +34,7 @@ STRIDE_HOSTS = 389
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """How much of what is judged."""
 
     scenario: str = "quarter"
@@ -44,46 +44,50 @@ class Plan:
 
 
 def section(
-    seed: int, progress: Progress, plan: Plan = Plan(), pieces: Pieces | None = None
+    seed: int, progress: Progress, plan: RunPlan = RunPlan(), pieces: Pieces | None = None
 ) -> str:
     """Return the section of docs/quality.md. *pieces*: what was judged before is taken from there, and what is judged put there."""
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
     scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)
-    run = Run(
+    run = SimulatedRun(
         plan.scenario,
         seed,
         plan.per_class,
         plan.hours,
         world.scenario.hosts,
         world.seconds / 86400.0,
-        world.settings.befalling(world.scenario),
+        world.settings.active_classes(world.scenario),
         tuple(scores),
         node_days(world),
     )
     return page(run)
 
 
-def planned(world: World, plan: Plan) -> Iterator[Case]:
+def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
     """Yield what is to be judged."""
     sorts = {each.name: each.sort for each in world.schedule.classes}
-    for episode in eventful(world, plan.per_class):
+    for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])
-    for one in hours(world, plan.hours):
-        yield Case("", "", -1, one.weight, one.hosts, one.begin, one.end)
+    for one in random_spans(world, plan.hours):
+        yield SimulatedCase("", "", -1, one.weight, one.hosts, one.begin, one.end)
 
 
-def _around(world: World, episode: Episode, sort: str) -> Case:
+def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
     rows = world.schedule.rows
-    mine = rows[rows["cause"] == episode.cause]
+    cause_rows = rows[rows["cause"] == episode.cause]
     near = episode.hosts[:NEAR_MAX]
-    struck = len({*mine["host"].tolist()} & {*near})
-    wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck)) - (len(near) - struck))
+    struck_hosts = len({*cause_rows["host"].tolist()} & {*near})
+    wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck_hosts)) - (len(near) - struck_hosts))
     # What is no fault is watched while it stands: advice waits for some of it. A fault that stands for ever
     # has nothing before it, and is watched for as long as others.
-    due = float(mine["begin"].min() + mine["onset"].max()) if sort == "faults" else float("inf")
+    due = (
+        float(cause_rows["begin"].min() + cause_rows["onset"].max())
+        if sort == "faults"
+        else float("inf")
+    )
     due = max(due, episode.begin + BEFORE_SECONDS)
-    return Case(
+    return SimulatedCase(
         class_name=episode.class_name,
         sort=sort,
         cause=episode.cause,
@@ -103,12 +107,12 @@ def _others(world: World, hosts: tuple[int, ...], count: int, number: int) -> tu
 
 
 #: What the processes work on: taken over from their parent as it was forked.
-_work: tuple[World, Sequence[Case]] | None = None
+_work: tuple[World, Sequence[SimulatedCase]] | None = None
 
 
 def judged(
     world: World,
-    cases: Sequence[Case],
+    cases: Sequence[SimulatedCase],
     progress: Progress,
     processes: int | None = None,
     pieces: Pieces | None = None,
@@ -131,7 +135,7 @@ def judged(
     return [done[at] for at in range(len(cases))]
 
 
-def _size(case: Case) -> float:
+def _size(case: SimulatedCase) -> float:
     return len(case.hosts) * (case.end - case.begin)
 
 
@@ -141,11 +145,11 @@ def _judge(at: int) -> tuple[int, Score]:
     return at, judge_case(world, cases[at])
 
 
-def judge_case(world: World, case: Case) -> Score:
+def judge_case(world: World, case: SimulatedCase) -> Score:
     """Return how the aggregator did in one episode, or in one hour."""
     is_hour = not case.class_name
-    said = feed(world, case.hosts, case.begin, case.end, UNLIMITED if is_hour else LIMITS)
-    truth = Truth(world, case.hosts, case.begin, case.end)
-    places = {world.names[host]: world.place(host) for host in case.hosts}
+    observed = feed(world, case.hosts, case.begin, case.end, UNLIMITED if is_hour else LIMITS)
+    truth = GroundTruth(world, case.hosts, case.begin, case.end)
+    places = {world.names[host]: world.location(host) for host in case.hosts}
     passed = list(passing(world, case.hosts, case.begin, case.end)) if is_hour else []
-    return score(case, said, truth, places, passed)
+    return score(case, observed, truth, places, passed)

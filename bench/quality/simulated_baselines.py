@@ -11,19 +11,19 @@ import numpy as np
 
 from gangline.aggregator.counter_deltas import Floats
 from gangline.aggregator.fleet.activity import UTILIZATION_MIN
-from gangline.aggregator.model import Reason, State
+from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.rules import events, fabric, gpu
-from gangline.aggregator.scoring.view import Present
+from gangline.aggregator.scoring.view import FleetView
 
 #: Host, what said so (a rule), device, how bad, why.
-Cry = tuple[str, str, str, State, Reason]
+Cry = tuple[str, str, str, HealthState, Reason]
 
 #: What the policy table decides alone: codes, and states that the driver or the kernel names.
 DETERMINISTIC = (
-    events.standing_xids, events.standing_sxids, events.standing_events, gpu.lost_gpus, gpu.recovery_actions,
+    events.active_xids, events.active_sxids, events.active_events, gpu.lost_gpus, gpu.recovery_actions,
     gpu.remaps, fabric.ports_down,
 )  # fmt: skip
-_GRAVE = (State.SUSPECT, State.UNHEALTHY)
+_GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 
 #: Of DCGM's passive health watches (NVIDIA/DCGM, dcgm_gpu_hardware_limits.h): replays a minute, CRC errors a second.
 PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
@@ -31,7 +31,7 @@ PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
 SLOW_RATIO = 0.90
 
 
-def policy_alone(present: Present) -> Iterator[Cry]:
+def policy_alone(present: FleetView) -> Iterator[Cry]:
     """Yield what the table of deterministic faults names, at once and without any model."""
     for rule in DETERMINISTIC:
         for one in rule(present):
@@ -39,7 +39,7 @@ def policy_alone(present: Present) -> Iterator[Cry]:
                 yield _cry(present, one.host, "policy", one.device)
 
 
-def thresholds(present: Present) -> Iterator[Cry]:
+def thresholds(present: FleetView) -> Iterator[Cry]:
     """Yield what fixed limits on each GPU by itself name, as a DCGM health check has them.
 
     Any time held down by heat or by power, memory errors and remaps, replays, NVLink errors.
@@ -62,7 +62,7 @@ def thresholds(present: Present) -> Iterator[Cry]:
     yield from _cries(present, "gpu_1s", lost.tolist())
 
 
-def slow_clock(present: Present) -> Iterator[Cry]:
+def slow_clock(present: FleetView) -> Iterator[Cry]:
     """Yield busy GPUs whose SM clock is below nine tenths of the fleet's median: utilisation alone says busy."""
     clock: Floats = present.gauge("gpu_1s", "sm_clock_hertz")
     busy = present.gauge("gpu_1s", "utilization_ratio") >= UTILIZATION_MIN
@@ -71,18 +71,18 @@ def slow_clock(present: Present) -> Iterator[Cry]:
         yield from _cries(present, "gpu_1s", np.flatnonzero(slow).tolist())
 
 
-def _cries(present: Present, table: str, rows: list[int]) -> Iterator[Cry]:
+def _cries(present: FleetView, table: str, rows: list[int]) -> Iterator[Cry]:
     for row in rows:
         host, device = present.name(table, row)
         yield _cry(present, host, "threshold", device)
 
 
-def _cry(present: Present, host: int, rule: str, device: str) -> Cry:
-    return present.fleet.names[host], rule, device, State.SUSPECT, Reason.NONE
+def _cry(present: FleetView, host: int, rule: str, device: str) -> Cry:
+    return present.fleet.names[host], rule, device, HealthState.SUSPECT, Reason.NONE
 
 
 #: Name -> what it names.
-BASELINES: dict[str, Callable[[Present], Iterator[Cry]]] = {
+BASELINES: dict[str, Callable[[FleetView], Iterator[Cry]]] = {
     "policy table alone": policy_alone,
     "fixed limits": thresholds,
     "slow clock": slow_clock,

@@ -12,7 +12,7 @@ from bench.quality.markdown import counted, most_common, number, percent, table
 from bench.quality.simulated_feed import JUDGE, LIMITS
 from bench.quality.simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
 from bench.quality.simulated_moments import KINDS
-from bench.quality.simulated_run import Run
+from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_truth import BACK_SECONDS
 from gangline.simulator.truth import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
@@ -24,7 +24,7 @@ BUDGET = 1.0
 TOGETHER_MAX = 2
 #: Kinds of false drains that are listed.
 LISTED_MAX = 12
-WORDS_CHARACTERS_MAX = 160
+TEXT_CHARACTERS_MAX = 160
 
 Wanted = Callable[[Wrong], bool]
 
@@ -33,7 +33,7 @@ from some {BEFORE_SECONDS / 60:.0f} minutes before it begins to {AFTER_SECONDS /
 moment of it at random."""
 
 
-def advice(run: Run) -> str:
+def advice(run: SimulatedRun) -> str:
     """Return the table of false advice, and what was behind it."""
     kinds: list[tuple[str, Wanted]] = [
         ("**drains, all**", is_drain),
@@ -47,7 +47,7 @@ def advice(run: Run) -> str:
         ("a shared cause that no two of its hosts share", lambda one: one.what == "cause"),
     ]  # fmt: skip
     rows = [
-        [name, str(rate.count), _told(rate), *_around(run, wanted)]
+        [name, str(rate.count), _rate_text(rate), *_around(run, wanted)]
         for name, wanted in kinds
         for rate in (rate_of(run, wanted),)
     ]
@@ -56,7 +56,7 @@ def advice(run: Run) -> str:
         "by how often these come, a 1,000 node-days",
     ]  # fmt: skip
     days = number(sum(one.days for one in run.sampled()))
-    text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all. Here: {_told(rate_of(run, is_drain))}.
+    text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all. Here: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
@@ -68,13 +68,13 @@ def advice(run: Run) -> str:
   and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come together, of one cause: those of
   an hour are one event that weighs as many as they are (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than
   {TOGETHER_MAX} (the most on record when it was fixed), or than the heaviest seen; where none is seen, the end is in proportion to that number. How often an hour has any at
-  all assumes no such thing, and has Garwood's exact interval: {_hours_told(run)}.
+  all assumes no such thing, and has Garwood's exact interval: {_hours_text(run)}.
 - No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. A judge meets the fleet anew each hour: what lasts
   counts each time, and so more often than in service; advice that waits for longer than an hour is not seen.
-- *Around causes*: {number(sum(one.days for one in run.around()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first.
+- *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first.
   But the limits are those in service: of advice as grave or graver (AVOID, too) {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have some at once, so that a judge who blames a whole gang
   is seen to blame no more. The last column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
-    return f"{text}\n\n{table(head, rows)}\n\n{_behind(run)}"
+    return f"{text}\n\n{table(head, rows)}\n\n{_causes_table(run)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def is_drain(one: Wrong) -> bool:
     return one.what == "drain"
 
 
-def rate_of(run: Run, wanted: Wanted) -> Rate:
+def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
     """Return how often the judge gave advice that was *wanted* to hosts on which no fault stood."""
     counts = [_count(one, wanted) for one in run.sampled()]
     days = sum(one.days for one in run.sampled())
@@ -105,7 +105,7 @@ def rate_of(run: Run, wanted: Wanted) -> Rate:
     return Rate(sum(counts), sum(counts) * scale, low * scale, high * scale, together)
 
 
-def _hours_told(run: Run) -> str:
+def _hours_text(run: SimulatedRun) -> str:
     """Return how many hours had a false drain, and how often such an hour comes."""
     hours = run.sampled()
     some = sum(_count(one, is_drain) > 0 for one in hours)
@@ -115,24 +115,24 @@ def _hours_told(run: Run) -> str:
     scale = 1000.0 / days
     low, high = intervals.weighted_rate([1.0] * some, 1.0)
     rate = Rate(some, some * scale, low * scale, high * scale)
-    return f"{some} of {len(hours)} hours, {_told(rate)} such hours a 1,000 node-days"
+    return f"{some} of {len(hours)} hours, {_rate_text(rate)} such hours a 1,000 node-days"
 
 
 def _count(score: Score, wanted: Wanted) -> int:
     return sum(one.by == JUDGE and wanted(one) for one in score.wrong)
 
 
-def _told(rate: Rate) -> str:
+def _rate_text(rate: Rate) -> str:
     return f"{number(rate.value)} [{number(rate.low)}, {number(rate.high)}]"
 
 
-def drains_told(run: Run) -> str:
+def drains_text(run: SimulatedRun) -> str:
     """Return false drains of the hours, with what they come to."""
     rate = rate_of(run, is_drain)
-    return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_told(rate)} a 1,000"
+    return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
 
 
-def verdict(run: Run) -> str:
+def verdict(run: SimulatedRun) -> str:
     """Say whether the budget is shown to be met, and what would show it."""
     rate = rate_of(run, is_drain)
     if rate.low > BUDGET:
@@ -140,74 +140,74 @@ def verdict(run: Run) -> str:
     if rate.high <= BUDGET:
         return f"**Met**, also at the upper end, if no more than {rate.together} come together."
     days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
-    none_seen = intervals.weighted_rate([], TOGETHER_MAX)[1]
-    enough = ceil(none_seen * 1000.0 / BUDGET / days) if days else 0
+    none_bound = intervals.weighted_rate([], TOGETHER_MAX)[1]
+    enough = ceil(none_bound * 1000.0 / BUDGET / days) if days else 0
     return (
         f"**Neither shown nor refuted here**: `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is "
         "below the budget."
     )
 
 
-def _around(run: Run, wanted: Wanted) -> tuple[str, str]:
+def _around(run: SimulatedRun, wanted: Wanted) -> tuple[str, str]:
     """Return what was seen around causes, and what it comes to by how many causes each episode stands for."""
-    counts = [(_count(one, wanted), one.weight) for one in run.around()]
-    stands_for = sum(count * weight for count, weight in counts)
-    return str(sum(count for count, _ in counts)), number(stands_for * 1000.0 / run.node_days)
+    counts = [(_count(one, wanted), one.weight) for one in run.fault_scores()]
+    weighted_count = sum(count * weight for count, weight in counts)
+    return str(sum(count for count, _ in counts)), number(weighted_count * 1000.0 / run.node_days)
 
 
-def _largest(run: Run) -> float:
+def _largest(run: SimulatedRun) -> float:
     """Return for how many causes an episode of the commonest class stands."""
-    return max((one.weight for one in run.around()), default=0.0)
+    return max((one.weight for one in run.fault_scores()), default=0.0)
 
 
-def _behind(run: Run) -> str:
+def _causes_table(run: SimulatedRun) -> str:
     """Say which reasons were behind false drains, around what, with the words of the first."""
     kinds: Counter[tuple[str, str, str]] = Counter()
-    words: dict[tuple[str, str, str], str] = {}
+    texts: dict[tuple[str, str, str], str] = {}
     for one in run.scores:
         for wrong in one.wrong:
             if is_drain(wrong):
                 where = f"around `{one.class_name}`" if one.class_name else "an hour of the fleet"
                 kind = wrong.rule, ", ".join(wrong.about) or "nothing", where
                 kinds[kind] += 1
-                words[kind] = min(words.get(kind, wrong.words), wrong.words)
+                texts[kind] = min(texts.get(kind, wrong.message), wrong.message)
     if not kinds:
         return "No false drain was seen."
     listed = most_common(kinds, LISTED_MAX)
-    rows = [[str(count), *kind, _cell(words[kind])] for kind, count in listed]
+    rows = [[str(count), *kind, _cell(texts[kind])] for kind, count in listed]
     head = ["false drains", "reason", "what stood on the host", "where", "for example"]
     more = len(kinds) - len(listed)
     return table(head, rows) + (f"\n\n{more} kinds more, of one or few each." if more > 0 else "")
 
 
-def _cell(words: str) -> str:
-    return words.replace("|", "/")[:WORDS_CHARACTERS_MAX]
+def _cell(text: str) -> str:
+    return text.replace("|", "/")[:TEXT_CHARACTERS_MAX]
 
 
-def look_alikes(run: Run) -> str:
+def look_alikes(run: SimulatedRun) -> str:
     """Return the table of benign classes."""
     text = (
         f"Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood. {_WATCHED}\n"
         "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing. Intervals are of episodes, as the hosts\n"
         "of one have a cause in common."
     )
-    return f"{text}\n\n{_struck(run, 'benign')}\n\n{_passing(run)}"
+    return f"{text}\n\n{_host_counts(run, 'benign')}\n\n{_passing(run)}"
 
 
-def _passing(run: Run) -> str:
+def _passing(run: SimulatedRun) -> str:
     """Return the table of what no class is: it passes on hosts everywhere."""
     rows = []
     for kind in KINDS:
-        said: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         grave = 0
         for one in run.sampled():
-            for (what, rule, state), count in one.said_in_passing.items():
+            for (what, rule, state), count in one.named_in_passing.items():
                 if what == kind:
-                    said[f"{rule} {state.name}"] += count
+                    counts[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
         times = sum(one.passed[kind] for one in run.sampled())
         # Two things may have been said of one.
-        rows.append([kind, f"{times:,}", _counted(said), percent(min(grave, times), times)])
+        rows.append([kind, f"{times:,}", _counted(counts), percent(min(grave, times), times)])
     text = (
         "And what passes in the hours of the fleet on hosts on which no fault stands and whose telling is right, with what was said while it\n"
         f"did, or within {PASSED_SECONDS:.0f} s, as rules about gangs say nothing of a job in its first minute and a half (the interval as if each\n"
@@ -216,25 +216,25 @@ def _passing(run: Run) -> str:
     return f"{text}\n\n{table(['what', 'times, by host', 'said in how many of them', 'DEGRADED or worse'], rows)}"
 
 
-def _counted(said: Counter[str]) -> str:
-    return ", ".join(f"{words} {count}" for words, count in most_common(said, 5)) or "nothing"
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{label} {count}" for label, count in most_common(counts, 5)) or "nothing"
 
 
-def telling(run: Run) -> str:
+def reporting(run: SimulatedRun) -> str:
     """Return the table of what goes wrong in the telling alone."""
     text = (
         "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers; a drain\n"
         f"is false, though a driver that hangs for half an hour may deserve one. {_WATCHED}"
     )
-    return f"{text}\n\n{_struck(run, 'monitoring')}"
+    return f"{text}\n\n{_host_counts(run, 'monitoring')}"
 
 
-def _struck(run: Run, sort: str) -> str:
+def _host_counts(run: SimulatedRun, sort: str) -> str:
     rows = []
     for each, scores in run.of_sort(sort):
         said: Counter[str] = Counter()
         for one in scores:
-            for (rule, state), count in one.said_of.items():
+            for (rule, state), count in one.named.items():
                 said[f"{rule} {state.name}"] += count
         counts = [_of_class(scores, each.name, what) for what in ("name", "drain", "avoid")]
         hosts = sum(one.hosts for one in scores)

@@ -14,32 +14,32 @@ from bench.quality.simulated_baselines import BASELINES, Cry
 from gangline.aggregator.advisories.advisory import (
     Action,
     Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
     Basis,
     Instruction,
-    Limits,
     Publish,
     Tick,
 )
-from gangline.aggregator.advisories.advisory import State as AdvisoryState
 from gangline.aggregator.advisories.observer import Observer
-from gangline.aggregator.advisories.state_machine import Machine
-from gangline.aggregator.advisories.workloads import Gangs, Works
+from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.advisories.workloads import ScheduledGangs, WorkloadLookup
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest import clocks
 from gangline.aggregator.ingest.frame_reader import CATALOGUE
-from gangline.aggregator.model import Finding, Reason, State
-from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.model import Finding, HealthState, Reason
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.results import Hosts
-from gangline.aggregator.scoring.view import Present
+from gangline.aggregator.scoring.view import FleetView
 from gangline.contract.frame import decode
 from gangline.contract.wire import telemetry_pb2
 from gangline.ext.intake import Reader
 from gangline.simulator.scenario import HOSTS_MAX
-from gangline.simulator.world import STEP_SECONDS, Delivery, Step
+from gangline.simulator.world import STEP_SECONDS, Delivery, WorldStep
 
 JUDGE = "judge"
 #: Hosts that fall within two seconds of each other may be seen to fall a step apart.
-LIMITS = replace(Limits(), shared_seconds=Limits().shared_seconds + STEP_SECONDS)
+LIMITS = replace(AdvisoryLimits(), shared_seconds=AdvisoryLimits().shared_seconds + STEP_SECONDS)
 #: The same, but that nothing holds advice back: a limit on how many hosts may be out must not hide a false drain.
 UNLIMITED = replace(
     LIMITS, rack_hosts_max=HOSTS_MAX, job_hosts_max=HOSTS_MAX, cluster_share_max=1.0, open_max=10 * HOSTS_MAX
@@ -55,25 +55,25 @@ class Outside(Protocol):
     def names(self) -> list[str]: ...
     def devices(self, host: int) -> list[telemetry_pb2.Device]: ...
     def labels(self, host: int) -> dict[str, str]: ...
-    def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[Step]: ...
+    def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[WorldStep]: ...
 
 
 @dataclass(slots=True)
-class Named:
+class NamedState:
     """Something was said of a host, without a break from *begin* to *end* (seconds of the world)."""
 
     by: str  # the judge, or one of the baselines
     host: str
     rule: str
     device: str
-    state: State
+    state: HealthState
     reason: Reason
     begin: float
     end: float
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class SimulatedAdvice:
     """Advice that was given, or became another. Of a shared cause `hosts` are many; `subject` says of what."""
 
     seconds: float
@@ -83,36 +83,38 @@ class Advised:
     action: Action
     basis: Basis
     reason: str
-    words: str
+    message: str
 
 
 @dataclass(slots=True)
-class Said:
+class Observed:
     """All that was said in an episode."""
 
-    named: list[Named] = field(default_factory=list[Named])
-    advised: list[Advised] = field(default_factory=list[Advised])
+    named: list[NamedState] = field(default_factory=list[NamedState])
+    advised: list[SimulatedAdvice] = field(default_factory=list[SimulatedAdvice])
     steps: int = 0
     #: Why the picture was in doubt, so that nothing was proposed -> for so many steps.
     degraded: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def feed(
-    world: Outside, hosts: Sequence[int], begin: float, end: float, limits: Limits = LIMITS
-) -> Said:
+    world: Outside, hosts: Sequence[int], begin: float, end: float, limits: AdvisoryLimits = LIMITS
+) -> Observed:
     """Let an aggregator that never saw them hear *hosts* from *begin* to *end*; return what it says."""
-    aggregator = Aggregator(world, hosts, limits)
+    aggregator = SimulatedAggregator(world, hosts, limits)
     for step in world.frames(hosts, begin, end):
         aggregator.step(step)
-    return aggregator.said
+    return aggregator.observed
 
 
-class Aggregator:
+class SimulatedAggregator:
     """Fleet, judge and advice over the hosts of one episode; of all others it hears that they are there, and
     nothing else, so that limits and outages are of a fleet's size."""
 
-    def __init__(self, world: Outside, hosts: Sequence[int], limits: Limits = LIMITS) -> None:
-        self.said = Said()
+    def __init__(
+        self, world: Outside, hosts: Sequence[int], limits: AdvisoryLimits = LIMITS
+    ) -> None:
+        self.observed = Observed()
         self._world, self._fleet = world, Fleet(epoch=1)
         names = world.names
         self._index = {name: host for host, name in enumerate(names)}
@@ -122,36 +124,38 @@ class Aggregator:
         self._readers: dict[str, Reader] = {}  # of each host's stream
         self._clocks: dict[str, clocks.HostClock] = {}
         self._judged: Judgement | None = None
-        self._machine = Machine(limits)
-        self._observer = Observer(lambda: self._fleet.declared, Works(self._fleet, Gangs()))
-        self._stands: dict[tuple[str, Cry], Named] = {}
+        self._machine = AdvisoryStateMachine(limits)
+        self._observer = Observer(
+            lambda: self._fleet.declared, WorkloadLookup(self._fleet, ScheduledGangs())
+        )
+        self._active: dict[tuple[str, Cry], NamedState] = {}
         self._advised: dict[str, tuple[Action, tuple[str, ...]]] = {}
 
-    def step(self, step: Step) -> None:
+    def step(self, step: WorldStep) -> None:
         """Take what came, judge, advise, and note what is said."""
         self._hear_others(step.now_ns)
         for delivery in step.deliveries:
             self._take(delivery, step.now_ns)
         fleet = self._fleet
-        fleet.declared = fleet.declared.with_told(fleet.told.settle())
-        self._judged = judge(fleet, step.now_ns, self._judged)
-        if words := self._judged.degraded_reason:
-            self.said.degraded[words] = self.said.degraded.get(words, 0) + 1
+        fleet.declared = fleet.declared.with_reported(fleet.reported_inventory.apply_changes())
+        self._judged = evaluate(fleet, step.now_ns, self._judged)
+        if reason := self._judged.degraded_reason:
+            self.observed.degraded[reason] = self.observed.degraded.get(reason, 0) + 1
         self._note(JUDGE, _cries(self._judged), step.seconds)
-        present = Present(fleet, step.now_ns)
+        present = FleetView(fleet, step.now_ns)
         for name, baseline in BASELINES.items():
             self._note(name, baseline(present), step.seconds)
         self._advise(self._judged, step)
-        self.said.steps += 1
+        self.observed.steps += 1
 
     def _hear_others(self, now_ns: int) -> None:
         fleet, count = self._fleet, len(self._others)
-        if not self.said.steps:
+        if not self.observed.steps:
             for name in self._others:
                 # Without GPUs: of what it is not told, a host with GPUs would be UNKNOWN.
-                fleet.restore(name, simulated=False, gpus=0, heard_ns=now_ns)
-            fleet.first_ns[:count] = now_ns - LONG_NS
-        fleet.heard_ns[:count] = now_ns
+                fleet.restore(name, simulated=False, gpus=0, last_received_ns=now_ns)
+            fleet.first_received_ns[:count] = now_ns - LONG_NS
+        fleet.last_received_ns[:count] = now_ns
 
     def _take(self, delivery: Delivery, now_ns: int) -> None:
         name, fleet = delivery.host, self._fleet
@@ -171,32 +175,32 @@ class Aggregator:
         clock = self._clocks.setdefault(name, clocks.HostClock())
         clock.observe(frame.boot_id, frame.boottime_ns, frame.wall_ns, now_ns)
         if abs(clock.error_seconds) > clocks.OFFSET_SECONDS_MAX:
-            words = clocks.words(clock.error_seconds)
-            fleet.find(Finding(name, "clock.offset", "", words, now_ns))
+            message = clocks.offset_message(clock.error_seconds)
+            fleet.add_finding(Finding(name, "clock.offset", "", message, now_ns))
         elif abs(clock.error_seconds) < clocks.CLEAR_SECONDS_MAX:
-            fleet.clear(name, "clock.offset")
+            fleet.clear_finding(name, "clock.offset")
         for event in delivery.events:
-            fleet.event(name, event, now_ns)
+            fleet.observe_event(name, event, now_ns)
 
     def _note(self, by: str, cries: Iterable[Cry], seconds: float) -> None:
         """Keep what is said now: it goes on, or begins."""
-        now: dict[tuple[str, Cry], Named] = {}
+        now: dict[tuple[str, Cry], NamedState] = {}
         for cry in cries:
             key = by, cry
-            known = self._stands.get(key)
+            known = self._active.get(key)
             if known is None or seconds - known.end > 1.5 * STEP_SECONDS:
-                known = self._stands[key] = Named(by, *cry, seconds, seconds)
-                self.said.named.append(known)
+                known = self._active[key] = NamedState(by, *cry, seconds, seconds)
+                self.observed.named.append(known)
             known.end = seconds
             now[key] = known
 
-    def _advise(self, judged: Judgement, step: Step) -> None:
+    def _advise(self, judged: Judgement, step: WorldStep) -> None:
         machine = self._machine
-        told: list[Instruction] = []
-        for event in [*self._observer.events(machine.memory, judged, self._fleet.gpus)]:
-            told += machine.step(event)
-        told += machine.step(Tick(step.now_ns))
-        for one in told:
+        instructions: list[Instruction] = []
+        for event in [*self._observer.events(machine.state, judged, self._fleet.gpus)]:
+            instructions += machine.step(event)
+        instructions += machine.step(Tick(step.now_ns))
+        for one in instructions:
             if isinstance(one, Publish) and one.advisory.state is AdvisoryState.PROPOSED:
                 self._proposed(one.advisory, step.seconds)
 
@@ -204,8 +208,8 @@ class Aggregator:
         what = one.action, one.hosts
         if self._advised.get(one.name) != what:
             self._advised[one.name] = what
-            self.said.advised.append(
-                Advised(
+            self.observed.advised.append(
+                SimulatedAdvice(
                     seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.words
                 )
             )  # fmt: skip
@@ -213,7 +217,7 @@ class Aggregator:
 
 def _cries(judged: Judgement) -> Iterator[Cry]:
     """Yield what counts against each host, by its rules."""
-    for host, holds in judged.holds.items():
+    for host, holds in judged.tracked_symptoms.items():
         for hold in holds.values():
             if hold.active:
                 worst = hold.worst
@@ -221,7 +225,7 @@ def _cries(judged: Judgement) -> Iterator[Cry]:
                 yield judged.names[host], worst.rule.name, worst.device, worst.host_state, reason
     assert isinstance(
         judged.hosts, Hosts
-    )  # as `judge` makes them: the well are not made one by one
-    for score in judged.hosts.told.values():
-        if score.state is State.STALE:
-            yield score.host, "host.silent", "host", State.STALE, Reason.STALE_TELEMETRY
+    )  # as `evaluate` makes them: the well are not made one by one
+    for score in judged.hosts.computed_scores.values():
+        if score.state is HealthState.STALE:
+            yield score.host, "host.silent", "host", HealthState.STALE, Reason.STALE_TELEMETRY

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
-from gangline.aggregator.model import Reason, State
+from gangline.aggregator.model import HealthState, Reason
 
 #: What takes a host from its work: for a host on which no fault stands, false. AVOID costs less, and is counted apart.
 DRAINS = frozenset(
@@ -25,8 +25,8 @@ AFTER_SECONDS = 60.0
 #: The same of what passes: rules about gangs know hosts of a job by so many windows, and say nothing before they are full.
 PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 #: States that keep work off a host.
-BLAMED = frozenset({State.DEGRADED, State.SUSPECT, State.UNHEALTHY})
-NOTHING_SAID = frozenset({State.HEALTHY, State.UNKNOWN})
+BLAMED = frozenset({HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY})
+NOT_REPORTED = frozenset({HealthState.HEALTHY, HealthState.UNKNOWN})
 
 #: Class -> the reasons under which it is rightly named. Classes that show nothing have none.
 RIGHT: dict[str, frozenset[Reason]] = {
@@ -67,7 +67,7 @@ DOMAIN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CaseFinding:
     """What became of one cause."""
 
     class_name: str
@@ -105,7 +105,7 @@ class Wrong:
     what: str  # "drain", "astray", "alone", "avoid", "look", "cause", or "name": a state that keeps work off it
     host: str
     rule: str
-    words: str
+    message: str
     about: tuple[str, ...]  # telling and look-alikes that stood on it
     is_mistold: bool
 
@@ -116,16 +116,18 @@ class Score:
 
     class_name: str  # "": an hour
     weight: float
-    found: Found | None = None
+    found: CaseFinding | None = None
     shared: Shared | None = None
     wrong: list[Wrong] = field(default_factory=list[Wrong])
     #: Of the hosts struck by what is no fault: rule and state -> hosts.
-    said_of: Counter[tuple[str, State]] = field(default_factory=Counter[tuple[str, State]])
+    named: Counter[tuple[str, HealthState]] = field(
+        default_factory=Counter[tuple[str, HealthState]]
+    )
     hosts: int = 0  # of those
     #: What passes on hosts on which nothing stands: kind -> how often; and what was said then.
     passed: Counter[str] = field(default_factory=Counter[str])
-    said_in_passing: Counter[tuple[str, str, State]] = field(
-        default_factory=Counter[tuple[str, str, State]]
+    named_in_passing: Counter[tuple[str, str, HealthState]] = field(
+        default_factory=Counter[tuple[str, str, HealthState]]
     )
     days: float = 0.0  # node-days on which no fault stood
     #: Of an hour: hosts on which no fault stood, and whose telling was right, from begin to end; named by whom.
@@ -138,7 +140,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulatedCase:
     """An episode with all that scoring needs."""
 
     class_name: str  # "": an hour of the whole fleet

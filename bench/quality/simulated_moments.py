@@ -16,7 +16,7 @@ CHECKPOINT, BEGINS, ENDS, IDLE = (
 KINDS = (CHECKPOINT, BEGINS, ENDS, IDLE)
 
 
-class Passing(NamedTuple):
+class PassingState(NamedTuple):
     """Something that passes on one host."""
 
     kind: str
@@ -25,28 +25,28 @@ class Passing(NamedTuple):
     end: float
 
 
-def passing(world: World, hosts: Sequence[int], begin: float, end: float) -> Iterator[Passing]:
+def passing(world: World, hosts: Sequence[int], begin: float, end: float) -> Iterator[PassingState]:
     """Yield what passes on *hosts* within a span."""
     schedule, names = world.schedule, world.names
     for host in hosts:
         name, busy = names[host], list[tuple[float, float]]()
-        for number in schedule.stints.get(host, []):
+        for number in schedule.jobs_by_host.get(host, []):
             job = schedule.jobs[number]
             if job.begin >= end or job.end <= begin:
                 continue
             busy.append((job.begin, job.end))
             for kind, at in ((BEGINS, job.begin), (ENDS, job.end)):
                 if begin < at < end:
-                    yield Passing(kind, name, at, at)
+                    yield PassingState(kind, name, at, at)
             for at, until in _checkpoints(
                 job.begin, job.checkpoint_every_seconds, job.checkpoint_seconds, end
             ):
                 if until > begin and until <= job.end:
-                    yield Passing(CHECKPOINT, name, at, until)
+                    yield PassingState(CHECKPOINT, name, at, until)
         at = begin
         for since, until in [*sorted(busy), (end, end)]:
             if since > at:
-                yield Passing(IDLE, name, at, since)
+                yield PassingState(IDLE, name, at, since)
             at = max(at, until)
 
 

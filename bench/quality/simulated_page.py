@@ -10,22 +10,22 @@ from bench.quality.markdown import counted, number
 from bench.quality.simulated_false import (
     BUDGET,
     advice,
-    drains_told,
+    drains_text,
     is_drain,
     look_alikes,
-    telling,
+    reporting,
     verdict,
 )
 from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, DOMAIN, NEAR_MAX, RIGHT
-from bench.quality.simulated_run import Run, is_missed
+from bench.quality.simulated_run import SimulatedRun, is_missed
 from bench.quality.simulated_tables import baselines, detection, not_detected, shared_causes
 from gangline.simulator.truth import BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
 
-LOOKS = Path(__file__).with_name("looks.md")
+EVALUATIONS = Path(__file__).with_name("looks.md")
 
 
-def page(run: Run) -> str:
+def page(run: SimulatedRun) -> str:
     """Return the section."""
     return "\n\n".join(
         [
@@ -42,15 +42,15 @@ def page(run: Run) -> str:
             "### What looks like a fault and is none",
             look_alikes(run),
             "### When only the telling goes wrong",
-            telling(run),
+            reporting(run),
             "### Causes that hosts share",
             shared_causes(run),
-            _looked(),
+            _evaluations(),
         ]
     )
 
 
-def _in_short(run: Run) -> str:
+def _in_short(run: SimulatedRun) -> str:
     """Return what a reader in a hurry is to know."""
     found = [one.found for one in run.scores if one.found]
     shown = [one for one in found if RIGHT[one.class_name]]
@@ -58,14 +58,14 @@ def _in_short(run: Run) -> str:
     gangs = [one for one in found if one.victims]
     single, single_around = (
         sum(one.what == "alone" for each in some for one in each.wrong)
-        for some in (run.sampled(), run.around())
+        for some in (run.sampled(), run.fault_scores())
     )
     shared = [one.shared for one in run.scores if one.shared and DOMAIN[one.shared.class_name]]
     shared = [one for one in shared if one.hosts > 1]
-    around = sum(is_drain(one) for each in run.around() for one in each.wrong)
+    around = sum(is_drain(one) for each in run.fault_scores() for one in each.wrong)
     causes, causes_around = (
         sum(one.what == "cause" for each in some for one in each.wrong)
-        for some in (run.sampled(), run.around())
+        for some in (run.sampled(), run.fault_scores())
     )
     missed = [f"`{each.name}`" for each, those in run.faults() if is_missed(those)]
     middle = float(np.median([one.delay_seconds for one in named])) if named else float("nan")
@@ -73,18 +73,18 @@ def _in_short(run: Run) -> str:
 
 - **Found**: {counted(len(named), len(shown))} of the causes drawn that show at all, as many of a rare class as of a common one; half of them within {number(middle)} s. Not detected: {", ".join(missed) or "no class"}.
 - **Victims blamed**: in {counted(sum(one.victims_blamed > 0 for one in gangs), len(gangs))} of the causes for which others had to wait.
-- **False drains**: in hours of the whole fleet {drains_told(run)}; the budget is {BUDGET:g}. {verdict(run)} Around the causes drawn, {around} seen.
+- **False drains**: in hours of the whole fleet {drains_text(run)}; the budget is {BUDGET:g}. {verdict(run)} Around the causes drawn, {around} seen.
 - **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share; {sum(one.right_domain for one in shared)} of them named the right thing.
   {single} drains of the hours, and {single_around} around causes, were of a single host for what it shares with others. {causes} advisories of the hours, and {causes_around} around causes, were for a cause that no two of their hosts share."""
 
 
-def _method(run: Run) -> str:
+def _method(run: SimulatedRun) -> str:
     steps = sum(one.steps for one in run.scores)
-    doubt = sum(sum(one.degraded.values()) for one in run.scores)
-    words = sorted({word for one in run.scores for word in one.degraded})
+    degraded_count = sum(sum(one.degraded.values()) for one in run.scores)
+    reasons = sorted({reason for one in run.scores for reason in one.degraded})
     doubts = (
-        f"In {doubt:,} of {steps:,} steps the picture was in doubt and nothing was proposed: {'; '.join(words[:3])}."
-        if doubt
+        f"In {degraded_count:,} of {steps:,} steps the picture was in doubt and nothing was proposed: {'; '.join(reasons[:3])}."
+        if degraded_count
         else f"In none of the {steps:,} steps was the picture in doubt."
     )
     return f"""    python -m bench.quality --only simulated --seed {run.seed} --scenario {run.scenario} --per-class {run.per_class} --hours {run.hours}
@@ -110,6 +110,6 @@ on seeds 1 to 9; which other seeds were looked at, and what was changed after, s
 - {doubts}"""
 
 
-def _looked() -> str:
+def _evaluations() -> str:
     """Return what is on record of looks at seeds that nothing was tuned on: written by hand, and nowhere else."""
-    return f"### What was looked at before\n\n{LOOKS.read_text().strip()}"
+    return f"### What was looked at before\n\n{EVALUATIONS.read_text().strip()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.quality.simulated_kinds import Found, Score
+from bench.quality.simulated_kinds import CaseFinding, Score
 from gangline.simulator.scenario import FaultClass
 
 #: Below this share of its causes a class is not detected, in words.
@@ -13,7 +13,7 @@ DETECTED_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """What the page is made of."""
 
     scenario: str
@@ -30,7 +30,7 @@ class Run:
         """Return the hours of the whole fleet."""
         return [one for one in self.scores if not one.class_name]
 
-    def around(self) -> list[Score]:
+    def fault_scores(self) -> list[Score]:
         """Return the episodes around causes."""
         return [one for one in self.scores if one.class_name]
 
@@ -40,12 +40,12 @@ class Run:
             if each.sort == sort:
                 yield each, [one for one in self.scores if one.class_name == each.name]
 
-    def faults(self) -> Iterator[tuple[FaultClass, list[Found]]]:
+    def faults(self) -> Iterator[tuple[FaultClass, list[CaseFinding]]]:
         """Yield each class of faults with what became of its causes."""
         for each, scores in self.of_sort("faults"):
             yield each, [one.found for one in scores if one.found]
 
 
-def is_missed(found: Sequence[Found]) -> bool:
+def is_missed(found: Sequence[CaseFinding]) -> bool:
     """Say whether a class is not detected."""
     return bool(found) and sum(bool(one.rule) for one in found) < DETECTED_RATIO * len(found)

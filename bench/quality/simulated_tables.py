@@ -11,11 +11,11 @@ from . import intervals
 from .markdown import counted, most_common, number, percent, table
 from .simulated_baselines import BASELINES
 from .simulated_feed import JUDGE, LIMITS
-from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
-from .simulated_run import Run, is_missed
+from .simulated_kinds import DOMAIN, RIGHT, CaseFinding, Shared
+from .simulated_run import SimulatedRun, is_missed
 
 
-def detection(run: Run) -> str:
+def detection(run: SimulatedRun) -> str:
     rows = []
     for each, found in run.faults():
         rows.append([f"`{each.name}`", *_detected(found, run.seed)])
@@ -26,7 +26,7 @@ def detection(run: Run) -> str:
     return table(head, rows)
 
 
-def _detected(found: Sequence[Found], seed: int) -> list[str]:
+def _detected(found: Sequence[CaseFinding], seed: int) -> list[str]:
     named = [one for one in found if one.rule]
     with_part = [one for one in named if one.has_part]
     delays = [one.delay_seconds for one in named]
@@ -49,15 +49,17 @@ def _detected(found: Sequence[Found], seed: int) -> list[str]:
     ]
 
 
-def not_detected(run: Run) -> str:
+def not_detected(run: SimulatedRun) -> str:
     """Name plainly what is not found."""
     missed = []
     for each, found in run.faults():
         if is_missed(found):
             why = "shows nothing, by design" if not RIGHT[each.name] else each.amount_is
-            seen = sum(one.is_blamed for one in found)
+            blamed = sum(one.is_blamed for one in found)
             other = (
-                f"; {seen} of {len(found)} were under suspicion for something else" if seen else ""
+                f"; {blamed} of {len(found)} were under suspicion for something else"
+                if blamed
+                else ""
             )
             missed.append(f"- `{each.name}` ({why}{other})")
     if not missed:
@@ -65,7 +67,7 @@ def not_detected(run: Run) -> str:
     return "**Not detected**, or in less than half of its causes:\n\n" + "\n".join(missed)
 
 
-def baselines(run: Run) -> str:
+def baselines(run: SimulatedRun) -> str:
     rows = []
     names = list(BASELINES)
     for each, found in run.faults():
@@ -86,19 +88,19 @@ counts anew in each hour; the intervals are of as many hosts as one hour has, as
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
-def _calm(run: Run, by: str) -> str:
+def _calm(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
     named, hosts = sum(one.calm_named[by] for one in hours), sum(one.calm_hosts for one in hours)
     return percent(named, hosts, max(len(hours), 1))
 
 
-def _plain(run: Run, by: str) -> str:
+def _plain(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
     named, hosts = sum(one.plain_named[by] for one in hours), sum(one.plain_hosts for one in hours)
     return percent(named, hosts, max(len(hours), 1))
 
 
-def shared_causes(run: Run) -> str:
+def shared_causes(run: SimulatedRun) -> str:
     rows = []
     for each, scores in run.of_sort("faults"):
         found = [one.shared for one in scores if one.shared and one.shared.hosts > 1]

@@ -10,8 +10,8 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from gangline.simulator.faults import EFFECTS, nothing
-from gangline.simulator.jobs import Job
+from gangline.simulator.faults import EFFECTS, no_effect
+from gangline.simulator.jobs import SimulatedJob
 from gangline.simulator.machine import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
 from gangline.simulator.scenario import FaultClass
 from gangline.simulator.world import STEP_SECONDS, World
@@ -29,7 +29,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class TrueFault:
     """One host as one cause struck it. `parts`: names under which the part may be told; () for the host."""
 
     host: str
@@ -41,12 +41,12 @@ class Struck:
     parts: tuple[str, ...]
     is_shared: bool  # the cause struck other hosts as well
 
-    def stands(self, seconds: float) -> bool:
+    def is_active(self, seconds: float) -> bool:
         """Say whether it stood at *seconds*, or so lately that it may still be told."""
-        return self.begin <= seconds <= self.told_until
+        return self.begin <= seconds <= self.reportable_until
 
     @property
-    def told_until(self) -> float:
+    def reportable_until(self) -> float:
         """Until when it may be told (seconds of the world): a fault that a repair or a restart ends, until its host is back."""
         is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
@@ -56,88 +56,95 @@ class Struck:
         return device.partition("/link")[0] in self.parts
 
 
-class Truth:
+class GroundTruth:
     """All that stood on some hosts within a span."""
 
     def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
         self._world, self._hosts, self._names = world, tuple(hosts), world.names
         self._begin, self._end = begin, end
         rows = world.schedule.rows
-        mine = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
-        near = np.flatnonzero(mine)
+        selected = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
+        near = np.flatnonzero(selected)
         near = near[np.isin(rows["host"][near], np.array(hosts))]
-        hosts_struck = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
-        found = (_struck(world, row, int(hosts_struck[int(row["cause"])])) for row in rows[near])
-        self.struck = tuple(one for one in found if one.told_until >= begin)
-        self.by_host: dict[str, list[Struck]] = {}
-        for one in self.struck:
+        host_counts = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
+        found = (_true_fault(world, row, int(host_counts[int(row["cause"])])) for row in rows[near])
+        self.faults = tuple(one for one in found if one.reportable_until >= begin)
+        self.by_host: dict[str, list[TrueFault]] = {}
+        for one in self.faults:
             self.by_host.setdefault(one.host, []).append(one)
 
     def has(self, host: str) -> bool:
         """Say whether *host* is one of these hosts."""
-        return host in self._own
+        return host in self._observed_hosts
 
-    def of_cause(self, cause: int) -> tuple[Struck, ...]:
+    def of_cause(self, cause: int) -> tuple[TrueFault, ...]:
         """Return whom *cause* struck, of these hosts."""
-        return tuple(one for one in self.struck if one.cause == cause)
+        return tuple(one for one in self.faults if one.cause == cause)
 
-    def standing(self, host: str, seconds: float, sort: str) -> list[Struck]:
+    def active_faults(self, host: str, seconds: float, sort: str) -> list[TrueFault]:
         """Return what of *sort* stood on *host*, or did lately."""
         found = self.by_host.get(host, ())
-        return [one for one in found if one.each.sort == sort and one.stands(seconds)]
+        return [one for one in found if one.each.sort == sort and one.is_active(seconds)]
 
     def is_ill(self, host: str, seconds: float) -> bool:
         """Say whether a fault stood on *host*, or did lately."""
-        return bool(self.standing(host, seconds, "faults"))
+        return bool(self.active_faults(host, seconds, "faults"))
 
     def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
         """Say whether one fault struck two of *hosts*, and stood then or did lately."""
-        causes = [{it.cause for it in self.standing(one, seconds, "faults")} for one in hosts]
+        causes = [{it.cause for it in self.active_faults(one, seconds, "faults")} for one in hosts]
         return any(one & other for one, other in combinations(causes, 2))
 
-    def victims(self, struck: Sequence[Struck]) -> set[str]:
-        """Return the hosts that had to wait for *struck* within this span, in jobs that none of these had killed before,
+    def victims(self, faults: Sequence[TrueFault]) -> set[str]:
+        """Return the hosts that had to wait for *faults* within this span, in jobs that none of these had killed before,
         and that no fault struck in it."""
-        if EFFECTS[struck[0].each.name] is nothing:
+        if EFFECTS[faults[0].each.name] is no_effect:
             return set()
-        begin = max(struck[0].begin, self._begin)
-        end = min(self._end, max(one.end for one in struck))
-        end = min(end, self.dies(struck))
-        jobs = [job for job in self._jobs(struck) if max(job.begin, begin) < min(job.end, end)]
+        begin = max(faults[0].begin, self._begin)
+        end = min(self._end, max(one.end for one in faults))
+        end = min(end, self.dies(faults))
+        jobs = [job for job in self._jobs(faults) if max(job.begin, begin) < min(job.end, end)]
         found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
-        ill = {one.host for one in self.struck if one.each.sort == "faults"}
+        ill = {one.host for one in self.faults if one.each.sort == "faults"}
         return {self._names[host] for host in found} - ill
 
-    def dies(self, struck: Sequence[Struck]) -> float:
-        """Return when a job died of the cause of *struck*; infinite for never."""
-        ends = [job.end for job in self._jobs(struck) if job.killed_by == struck[0].cause]
+    def dies(self, faults: Sequence[TrueFault]) -> float:
+        """Return when a job died of the cause of *faults*; infinite for never."""
+        ends = [job.end for job in self._jobs(faults) if job.killed_by == faults[0].cause]
         return min(ends, default=float("inf"))
 
-    def _jobs(self, struck: Sequence[Struck]) -> list[Job]:
+    def _jobs(self, faults: Sequence[TrueFault]) -> list[SimulatedJob]:
         schedule = self._world.schedule
-        numbers = {n for one in struck for n in schedule.stints.get(self._index[one.host], [])}
+        numbers = {
+            n for one in faults for n in schedule.jobs_by_host.get(self._index[one.host], [])
+        }
         return [schedule.jobs[number] for number in sorted(numbers)]
 
-    def well_seconds(self, times: Seconds, step: float) -> float:
+    def healthy_seconds(self, times: Seconds, step: float) -> float:
         """Return the host-seconds at *times* on which no fault stood on a host, and it was not away."""
-        return sum(float(self._well(host, times).sum()) * step for host in sorted(self._own))
+        return sum(
+            float(self._is_healthy(host, times).sum()) * step
+            for host in sorted(self._observed_hosts)
+        )
 
     def undisturbed(self, times: Seconds, *but: str) -> frozenset[str]:
         """Return the hosts on which no fault stood, nor anything of the sorts *but*, at all *times*."""
-        return frozenset(one for one in self._own if self._well(one, times, *but).all())
+        return frozenset(
+            one for one in self._observed_hosts if self._is_healthy(one, times, *but).all()
+        )
 
-    def _well(self, host: str, times: Seconds, *but: str) -> Flags:
+    def _is_healthy(self, host: str, times: Seconds, *but: str) -> Flags:
         """Say when *host* was there and no fault stood on it, nor anything of the sorts *but*."""
-        well = np.ones(times.shape, bool)
+        is_healthy = np.ones(times.shape, bool)
         for one in self.by_host.get(host, ()):
             if one.each.sort in ("faults", *but):
-                well &= ~((times >= one.begin) & (times <= one.told_until))
-        for away in self._world.schedule.absences.get(self._index[host], []):
-            well &= ~((times >= away.begin) & (times < away.end))
-        return well
+                is_healthy &= ~((times >= one.begin) & (times <= one.reportable_until))
+        for away in self._world.schedule.downtimes_by_host.get(self._index[host], []):
+            is_healthy &= ~((times >= away.begin) & (times < away.end))
+        return is_healthy
 
     @cached_property
-    def _own(self) -> frozenset[str]:
+    def _observed_hosts(self) -> frozenset[str]:
         return frozenset(self._names[host] for host in self._hosts)
 
     @cached_property
@@ -145,10 +152,10 @@ class Truth:
         return {name: host for host, name in enumerate(self._names)}
 
 
-def _struck(world: World, row: np.void, hosts_struck: int) -> Struck:
+def _true_fault(world: World, row: np.void, host_counts: int) -> TrueFault:
     each = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
-    return Struck(
+    return TrueFault(
         machine.name,
         int(row["cause"]),
         each,
@@ -156,7 +163,7 @@ def _struck(world: World, row: np.void, hosts_struck: int) -> Struck:
         begin + float(row["onset"]),
         float(row["end"]),
         _parts(machine.gpus, each, int(row["part"])),
-        hosts_struck > 1,
+        host_counts > 1,
     )
 
 
@@ -172,5 +179,5 @@ def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:
 
 def node_days(world: World) -> float:
     """Return for how long the hosts of *world* were there."""
-    away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.away)
+    away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.downtimes)
     return (world.scenario.hosts * world.seconds - away) / 86400.0

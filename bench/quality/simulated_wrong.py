@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.quality.simulated_feed import JUDGE, Advised, Named
+from bench.quality.simulated_feed import JUDGE, NamedState, SimulatedAdvice
 from bench.quality.simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
-from bench.quality.simulated_truth import Struck, Truth
+from bench.quality.simulated_truth import GroundTruth, TrueFault
 from gangline.aggregator.advisories.advisory import Action, Basis
 
 #: What advice about one host may be, the gravest last; "": right.
 GRAVITY = ("", "look", "avoid", "alone", "astray", "drain")
 
 
-def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
+def wrong_names(named: Sequence[NamedState], truth: GroundTruth) -> list[Wrong]:
     """Return each host that a state keeps work off without a fault: of each that says so, once an episode for all that
     stood on it at one time; who was named before something began may be named for it as well."""
     found: dict[tuple[str, str, tuple[str, ...]], Wrong] = {}
@@ -24,7 +24,7 @@ def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
     return list(found.values())
 
 
-def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
+def wrong_advice(advised: Sequence[SimulatedAdvice], truth: GroundTruth) -> list[Wrong]:
     """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was.
 
     And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's; as "alone",
@@ -36,8 +36,8 @@ def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
         if one.basis is Basis.SHARED_CAUSE:
             if not truth.share_a_cause(one.hosts, one.seconds):
                 host = one.hosts[0]
-                told = _wrong(truth, JUDGE, "cause", host, one.reason, one.words, one.seconds)
-                gravest.setdefault(one.name, told)
+                wrong = _wrong(truth, JUDGE, "cause", host, one.reason, one.message, one.seconds)
+                gravest.setdefault(one.name, wrong)
             continue
         if one.action is Action.RETURN_TO_SERVICE:
             continue
@@ -45,29 +45,31 @@ def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
         what = (
             "drain" if one.action in DRAINS else "avoid" if one.action is Action.AVOID else "look"
         )
-        if faults := truth.standing(host, one.seconds, "faults"):
+        if faults := truth.active_faults(host, one.seconds, "faults"):
             what = _of_ill(faults, one.reason) if what == "drain" else ""
         known = gravest[one.name].what if one.name in gravest else ""
         if truth.has(host) and GRAVITY.index(what) > GRAVITY.index(known):
-            gravest[one.name] = _wrong(truth, JUDGE, what, host, one.reason, one.words, one.seconds)
+            gravest[one.name] = _wrong(
+                truth, JUDGE, what, host, one.reason, one.message, one.seconds
+            )
     return list(gravest.values())
 
 
-def _of_ill(faults: Sequence[Struck], reason: str) -> str:
+def _of_ill(faults: Sequence[TrueFault], reason: str) -> str:
     """Return what a drain for *reason* is of a host on which *faults* stood; "" for right."""
-    meant = [one for one in faults if reason in {each.name for each in RIGHT[one.each.name]}]
-    if not meant:
+    intended = [one for one in faults if reason in {each.name for each in RIGHT[one.each.name]}]
+    if not intended:
         return "astray"
-    return "alone" if all(one.is_shared for one in meant) else ""
+    return "alone" if all(one.is_shared for one in intended) else ""
 
 
 def _wrong(
-    truth: Truth, by: str, what: str, host: str, rule: str, words: str, seconds: float
+    truth: GroundTruth, by: str, what: str, host: str, rule: str, message: str, seconds: float
 ) -> Wrong:
-    stands = [
+    active = [
         one.each.name
         for sort in ("monitoring", "benign")
-        for one in truth.standing(host, seconds, sort)
+        for one in truth.active_faults(host, seconds, sort)
     ]
-    mistold = bool(truth.standing(host, seconds, "monitoring"))
-    return Wrong(by, what, host, rule, words, tuple(sorted({*stands})), mistold)
+    mistold = bool(truth.active_faults(host, seconds, "monitoring"))
+    return Wrong(by, what, host, rule, message, tuple(sorted({*active})), mistold)

@@ -12,19 +12,19 @@ __all__ = [
     "BY_ID",
     "BY_NAME",
     "FORMER_TABLES",
-    "PARTS",
     "PERIOD_SECONDS",
     "SIGNALS",
+    "SIGNAL_GROUPS",
     "TABLES",
     "Kind",
     "Pace",
-    "Part",
     "Signal",
+    "SignalGroup",
     "index_of",
 ]
 
 
-class Part(NamedTuple):
+class SignalGroup(NamedTuple):
     """One kind of source: a section of docs/signals.md."""
 
     name: str
@@ -33,38 +33,38 @@ class Part(NamedTuple):
 
 
 #: In the order that tables are listed in.
-PARTS = (
-    Part("agent", agent.AGENT_TEXT, agent.AGENT_SIGNALS),
-    Part("probe", agent.PROBE_TEXT, agent.PROBE_SIGNALS),
-    Part("host", host.HOST_TEXT, host.HOST_SIGNALS),
-    Part("kernel log", host.KERNEL_LOG_TEXT, host.KERNEL_LOG_SIGNALS),
-    Part("cpu", host.CPU_TEXT, host.CPU_SIGNALS),
-    Part("clock", host.CLOCK_TEXT, host.CLOCK_SIGNALS),
-    Part("settings", host.SETTINGS_TEXT, host.SETTINGS_SIGNALS),
-    Part("numa", host.NUMA_TEXT, host.NUMA_SIGNALS),
-    Part("hugepages", host.HUGEPAGES_TEXT, host.HUGEPAGES_SIGNALS),
-    Part("pcie", pcie_storage.PCIE_TEXT, pcie_storage.PCIE_SIGNALS),
-    Part("disk", pcie_storage.DISK_TEXT, pcie_storage.DISK_SIGNALS),
-    Part("nvme", pcie_storage.NVME_TEXT, pcie_storage.NVME_SIGNALS),
-    Part("nfs", pcie_storage.NFS_TEXT, pcie_storage.NFS_SIGNALS),
-    Part("lustre", pcie_storage.LUSTRE_TEXT, pcie_storage.LUSTRE_SIGNALS),
-    Part("tasks", host.TASKS_TEXT, host.TASKS_SIGNALS),
-    Part("service", host.SERVICE_TEXT, host.SERVICE_SIGNALS),
-    Part("net", network.NET_TEXT, network.NET_SIGNALS),
-    Part("rdma", network.RDMA_TEXT, network.RDMA_SIGNALS),
-    Part("power", host.POWER_TEXT, host.POWER_SIGNALS),
-    Part("edac", host.EDAC_TEXT, host.EDAC_SIGNALS),
-    Part("gpu", gpu.GPU_TEXT, gpu.GPU_SIGNALS),
-    Part("gpu fabric", gpu.GPU_FABRIC_TEXT, gpu.GPU_FABRIC_SIGNALS),
-    Part("gpu fast", gpu.GPU_FAST_TEXT, gpu.GPU_FAST_SIGNALS),
-    Part("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
-    Part("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
-    Part("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
-    Part("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),
-    Part("nvlink", gpu.NVLINK_TEXT, gpu.NVLINK_SIGNALS),
-    Part("nvml events", gpu.NVML_EVENTS_TEXT, gpu.NVML_EVENTS_SIGNALS),
+SIGNAL_GROUPS = (
+    SignalGroup("agent", agent.AGENT_TEXT, agent.AGENT_SIGNALS),
+    SignalGroup("probe", agent.PROBE_TEXT, agent.PROBE_SIGNALS),
+    SignalGroup("host", host.HOST_TEXT, host.HOST_SIGNALS),
+    SignalGroup("kernel log", host.KERNEL_LOG_TEXT, host.KERNEL_LOG_SIGNALS),
+    SignalGroup("cpu", host.CPU_TEXT, host.CPU_SIGNALS),
+    SignalGroup("clock", host.CLOCK_TEXT, host.CLOCK_SIGNALS),
+    SignalGroup("settings", host.SETTINGS_TEXT, host.SETTINGS_SIGNALS),
+    SignalGroup("numa", host.NUMA_TEXT, host.NUMA_SIGNALS),
+    SignalGroup("hugepages", host.HUGEPAGES_TEXT, host.HUGEPAGES_SIGNALS),
+    SignalGroup("pcie", pcie_storage.PCIE_TEXT, pcie_storage.PCIE_SIGNALS),
+    SignalGroup("disk", pcie_storage.DISK_TEXT, pcie_storage.DISK_SIGNALS),
+    SignalGroup("nvme", pcie_storage.NVME_TEXT, pcie_storage.NVME_SIGNALS),
+    SignalGroup("nfs", pcie_storage.NFS_TEXT, pcie_storage.NFS_SIGNALS),
+    SignalGroup("lustre", pcie_storage.LUSTRE_TEXT, pcie_storage.LUSTRE_SIGNALS),
+    SignalGroup("tasks", host.TASKS_TEXT, host.TASKS_SIGNALS),
+    SignalGroup("service", host.SERVICE_TEXT, host.SERVICE_SIGNALS),
+    SignalGroup("net", network.NET_TEXT, network.NET_SIGNALS),
+    SignalGroup("rdma", network.RDMA_TEXT, network.RDMA_SIGNALS),
+    SignalGroup("power", host.POWER_TEXT, host.POWER_SIGNALS),
+    SignalGroup("edac", host.EDAC_TEXT, host.EDAC_SIGNALS),
+    SignalGroup("gpu", gpu.GPU_TEXT, gpu.GPU_SIGNALS),
+    SignalGroup("gpu fabric", gpu.GPU_FABRIC_TEXT, gpu.GPU_FABRIC_SIGNALS),
+    SignalGroup("gpu fast", gpu.GPU_FAST_TEXT, gpu.GPU_FAST_SIGNALS),
+    SignalGroup("gpu process", gpu.GPU_PROCESS_TEXT, gpu.GPU_PROCESS_SIGNALS),
+    SignalGroup("gpu job", gpu.GPU_JOB_TEXT, gpu.GPU_JOB_SIGNALS),
+    SignalGroup("kubelet", host.KUBELET_TEXT, host.KUBELET_SIGNALS),
+    SignalGroup("mig", gpu.MIG_TEXT, gpu.MIG_SIGNALS),
+    SignalGroup("nvlink", gpu.NVLINK_TEXT, gpu.NVLINK_SIGNALS),
+    SignalGroup("nvml events", gpu.NVML_EVENTS_TEXT, gpu.NVML_EVENTS_SIGNALS),
 )
-SIGNALS: tuple[Signal, ...] = tuple(signal for part in PARTS for signal in part.signals)
+SIGNALS: tuple[Signal, ...] = tuple(signal for part in SIGNAL_GROUPS for signal in part.signals)
 
 
 def _tables(signals: Iterable[Signal]) -> dict[str, tuple[Signal, ...]]:

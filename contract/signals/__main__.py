@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import PARTS, SIGNALS, TABLES, Kind, Part, Signal
+from . import SIGNAL_GROUPS, SIGNALS, TABLES, Kind, Signal, SignalGroup
 
 _HEAD = """# Signals
 
@@ -37,14 +37,14 @@ NVL72 rack (their trays' logs have them), what kind of HBM a GPU has.
 def _row(signal: Signal) -> str:
     width = f"{signal.width_bits} bits{', sticks' if signal.sticks else ''}"
     kind = signal.kind + (f", {width}" if signal.kind is Kind.COUNTER else "")
-    tells = signal.tells.replace("|", "\\|")
-    return f"| {signal.signal_id} | `{signal.column}` | {kind} | {signal.source} | {tells} |"
+    description = signal.description.replace("|", "\\|")
+    return f"| {signal.signal_id} | `{signal.column}` | {kind} | {signal.source} | {description} |"
 
 
 def page() -> str:
     """Return the whole page."""
     events = [signal for signal in SIGNALS if signal.kind is Kind.EVENT]
-    parts = [_HEAD, *map(_part, PARTS)]
+    parts = [_HEAD, *map(_group, SIGNAL_GROUPS)]
     parts.append(
         "## Events (fast lane)\n\nEach leaves the moment it is seen, and is receipted once it is on disk.\n"
     )
@@ -52,12 +52,12 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _part(part: Part) -> str:
+def _group(group: SignalGroup) -> str:
     """Return one kind of device: what its file says of it, and its tables."""
-    says = part.text.strip()
-    kinds = {signal.device_kind for signal in part.signals if signal.kind is not Kind.EVENT}
+    text = group.text.strip()
+    kinds = {signal.device_kind for signal in group.signals if signal.kind is not Kind.EVENT}
     tables = [name for name, signals in TABLES.items() if signals[0].device_kind in kinds]
-    return "\n".join([f"## {part.name}\n\n{says}\n", *(_table(t, TABLES[t]) for t in tables)])
+    return "\n".join([f"## {group.name}\n\n{text}\n", *(_table(t, TABLES[t]) for t in tables)])
 
 
 def _table(name: str, signals: Sequence[Signal]) -> str:

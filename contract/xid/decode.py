@@ -16,8 +16,8 @@ from typing import Any
 
 from .policy import (
     MESSAGE_CHARACTERS_MAX,
-    Reading,
-    Severity,
+    LineReading,
+    XidSeverity,
     driver_major,
     lookup,
     lookup_sxid,
@@ -36,7 +36,7 @@ NEWER_MAJOR = 575
 OLDER_BITS, NEWER_BITS = 10, 7
 #: Registers of XID 74 (Hopper).
 REGISTERS_74 = 7
-_WORD = 0xFFFFFFFF
+_MASK_32 = 0xFFFFFFFF
 
 _LINK5 = re.compile(
     r"(?:^|[,:])\s*([A-Za-z0-9_]{2,40}(?: Degraded)?)\s+(Fatal|Non-?fatal)\s+XC\s*([0-9]{1,3})\s+"
@@ -49,7 +49,7 @@ _LINK74 = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class NvLinkUnit:
     """A unit of NVLink 5 and what its error values cost; `older`, `newer`: its bits in IntrInfo."""
 
     xid: int
@@ -62,18 +62,18 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    units: tuple[Unit, ...]
+class _NvLinkFacts:
+    units: tuple[NvLinkUnit, ...]
     link_down: dict[int, tuple[str, bool]]  # reason -> words, needs a reset
     bits: dict[tuple[int, int], tuple[str, str]]  # register from 0, bit -> weight, words
 
 
 @cache
-def facts() -> _Facts:
+def nvlink_facts() -> _NvLinkFacts:
     """Return the tables of `xid_nvlink.toml`, read once."""
     text = Path(__file__).with_name("xid_nvlink.toml").read_text(encoding="utf-8")
     tables = tomllib.loads(text)
-    return _Facts(
+    return _NvLinkFacts(
         units=tuple(_unit(entry) for entry in tables["unit"]),
         link_down={
             reason: (entry["words"], entry.get("reset", True))
@@ -88,13 +88,13 @@ def facts() -> _Facts:
     )
 
 
-def _unit(entry: dict[str, Any]) -> Unit:
+def _unit(entry: dict[str, Any]) -> NvLinkUnit:
     costs = {
         int(status, 16): cost
         for cost in ("ignore", "restart", "reset", "promoted")
         for status in entry.get(cost, ())
     }
-    return Unit(
+    return NvLinkUnit(
         xid=entry["xid"],
         name=entry["name"],
         older_name=entry.get("older_name", entry["name"]),
@@ -105,7 +105,7 @@ def _unit(entry: dict[str, Any]) -> Unit:
     )
 
 
-def nvlink5(code: int, text: str, driver_version: str, reading: Reading) -> None:
+def decode_nvlink5(code: int, text: str, driver_version: str, reading: LineReading) -> None:
     """Read a line of XID 144 to 150 into *reading*. Never raises."""
     match = _LINK5.search(text)
     if match is None:
@@ -120,29 +120,31 @@ def nvlink5(code: int, text: str, driver_version: str, reading: Reading) -> None
     }
     numbers = registers(match[6] or "")
     if numbers:
-        reading.attributes["intrinfo"] = f"0x{numbers[0] & _WORD:08x}"
+        reading.attributes["intrinfo"] = f"0x{numbers[0] & _MASK_32:08x}"
     if len(numbers) > 1:
-        reading.attributes["error_status"] = f"0x{numbers[1] & _WORD:08x}"
+        reading.attributes["error_status"] = f"0x{numbers[1] & _MASK_32:08x}"
     link = "" if int(match[5]) < 0 else f" of link {int(match[5])}"
-    reading.words.append(
+    reading.details.append(
         f"{match[1]}{link}, which the line calls {reading.attributes['line_severity']}"
     )
     cost = _cost(code, match[1], numbers, driver_version, reading) if numbers else ""
-    _weigh(cost, reading, fatal=fatal)
+    _set_severity(cost, reading, fatal=fatal)
 
 
-def _cost(code: int, name: str, numbers: list[int], driver_version: str, reading: Reading) -> str:
+def _cost(
+    code: int, name: str, numbers: list[int], driver_version: str, reading: LineReading
+) -> str:
     """Return what the registers cost: ignore, restart, reset, down, or "" where nothing says it."""
-    intrinfo, status = numbers[0] & _WORD, (numbers[1] if len(numbers) > 1 else 0) & _WORD
+    intrinfo, status = numbers[0] & _MASK_32, (numbers[1] if len(numbers) > 1 else 0) & _MASK_32
     units = {
         newer: unit
         for newer in (False, True)
-        for unit in facts().units
-        if unit.xid == code and _speaks(unit, name, intrinfo, newer=newer)
+        for unit in nvlink_facts().units
+        if unit.xid == code and _matches_unit(unit, name, intrinfo, newer=newer)
     }
     if not units:
         reading.verified = False
-        reading.words.append("its bits are none that the catalogue lists")
+        reading.details.append("its bits are none that the catalogue lists")
         return ""
     major = driver_major(driver_version)
     stated = None if major is None else major >= NEWER_MAJOR
@@ -152,35 +154,39 @@ def _cost(code: int, name: str, numbers: list[int], driver_version: str, reading
         costs = {stated: costs[stated]}
     else:
         written = " or ".join("since" if newer else "before" for newer in costs)
-        reading.words.append(f"read as drivers {written} R{NEWER_MAJOR} write it, unverified")
+        reading.details.append(f"read as drivers {written} R{NEWER_MAJOR} write it, unverified")
     if units[next(iter(costs))].any == "link_down":
-        reading.attributes["reason"] = str(_reason(intrinfo))
-        reading.words.append(_why_down(intrinfo)[0])
+        reading.attributes["reason"] = str(_reason_bits(intrinfo))
+        reading.details.append(_link_down_reason(intrinfo)[0])
     return costs.popitem()[1] if len(set(costs.values())) == 1 else ""
 
 
-def _speaks(unit: Unit, name: str, intrinfo: int, *, newer: bool) -> bool:
+def _matches_unit(unit: NvLinkUnit, name: str, intrinfo: int, *, newer: bool) -> bool:
     """Say whether *intrinfo* is of *unit*, in one of the two layouts, and the line's name agrees."""
     width = NEWER_BITS if newer else OLDER_BITS
     if intrinfo & ((1 << width) - 1) != (unit.newer if newer else unit.older):
         return False
-    known = {each for u in facts().units if u.xid == unit.xid for each in (u.name, u.older_name)}
+    known = {
+        each for u in nvlink_facts().units if u.xid == unit.xid for each in (u.name, u.older_name)
+    }
     return name in (unit.name, unit.older_name) or name not in known
 
 
-def _reason(intrinfo: int) -> int:
+def _reason_bits(intrinfo: int) -> int:
     return intrinfo >> 20 & 0x3F
 
 
-def _why_down(intrinfo: int) -> tuple[str, bool]:
+def _link_down_reason(intrinfo: int) -> tuple[str, bool]:
     """Return why a link went down, in words, and whether that costs a reset."""
-    return facts().link_down.get(_reason(intrinfo), ("for a reason that the catalogue lacks", True))
+    return nvlink_facts().link_down.get(
+        _reason_bits(intrinfo), ("for a reason that the catalogue lacks", True)
+    )
 
 
-def _cost_of(unit: Unit, intrinfo: int, status: int, *, newer: bool) -> str:
+def _cost_of(unit: NvLinkUnit, intrinfo: int, status: int, *, newer: bool) -> str:
     if unit.any == "link_down":
-        return "reset" if _why_down(intrinfo)[1] else "down"
-    if _reason(intrinfo):
+        return "reset" if _link_down_reason(intrinfo)[1] else "down"
+    if _reason_bits(intrinfo):
         return ""  # the catalogue lists every other unit with 0 only
     cost = unit.any or unit.costs.get(status, "")
     if cost == "promoted":
@@ -188,46 +194,48 @@ def _cost_of(unit: Unit, intrinfo: int, status: int, *, newer: bool) -> str:
     return cost
 
 
-def _weigh(cost: str, reading: Reading, *, fatal: bool) -> None:
+def _set_severity(cost: str, reading: LineReading, *, fatal: bool) -> None:
     """Set severity and action from what the catalogue says and from the line's own word."""
     if cost:
         reading.attributes["catalogue"] = cost
     if cost == "reset" and fatal:
-        reading.severity = Severity.FATAL
+        reading.severity = XidSeverity.FATAL
         reading.action = "drain and reset the GPU"
     elif cost in ("", "down"):
-        reading.severity = Severity.HAZARD
+        reading.severity = XidSeverity.HAZARD
     elif fatal or cost == "reset":
-        reading.severity = Severity.HAZARD
-        reading.words.append("the line and the catalogue disagree on how bad it is")
+        reading.severity = XidSeverity.HAZARD
+        reading.details.append("the line and the catalogue disagree on how bad it is")
     elif cost == "restart":
-        reading.severity = Severity.APPLICATION
+        reading.severity = XidSeverity.APPLICATION
         reading.action = "restart the application, unless XID 154 beside it asks for more"
     else:
-        reading.severity = Severity.IGNORE
+        reading.severity = XidSeverity.IGNORE
         reading.action = "none; the link's counters say whether it goes on"
 
 
-def nvlink(text: str, reading: Reading) -> None:
+def decode_xid74(text: str, reading: LineReading) -> None:
     """Read a line of XID 74 into *reading*: link and registers. Never raises."""
     match = _LINK74.search(text)
     if match is None:
         return
     reading.attributes["link"] = str(int(match[1]))
-    reading.words.append(f"link {int(match[1])}")
+    reading.details.append(f"link {int(match[1])}")
     numbers = registers(match[2] or "")
     if len(numbers) != REGISTERS_74:
         return
     weights = set()
     for register, value in enumerate(numbers):
         for bit in (b for b in range(32) if value >> b & 1):
-            weight, words = facts().bits.get((register, bit), ("unknown", "not in the catalogue"))
+            weight, meaning = nvlink_facts().bits.get(
+                (register, bit), ("unknown", "not in the catalogue")
+            )
             weights.add(weight)
-            reading.words.append(f"register {register + 1} bit {bit}: {words}")
-    reading.attributes["registers"] = " ".join(f"0x{n & _WORD:x}" for n in numbers)
+            reading.details.append(f"register {register + 1} bit {bit}: {meaning}")
+    reading.attributes["registers"] = " ".join(f"0x{n & _MASK_32:x}" for n in numbers)
     reading.attributes["weight"] = " ".join(sorted(weights)) or "none"
     if weights == {"ignore"}:
-        reading.severity = Severity.IGNORE
+        reading.severity = XidSeverity.IGNORE
         reading.action = "none; the link's counters say whether it goes on"
 
 
@@ -239,17 +247,17 @@ PROCESS_ID_MAX = 4194304
 VALUE_CHARACTERS_MAX = 120
 
 #: nvmlDeviceGpuRecoveryAction_t (nvml.h) -> our word, severity, action.
-RECOVERY: dict[int, tuple[str, Severity, str]] = {
-    0: ("none", Severity.IGNORE, "none; the driver asks for nothing any more"),
-    1: ("reset", Severity.FATAL, "drain and reset the GPU"),
-    2: ("reboot", Severity.FATAL, "drain and reboot the host"),
-    3: ("drain peer-to-peer", Severity.HAZARD, "end the peer-to-peer work of that GPU"),
-    4: ("drain and reset", Severity.FATAL, "let the jobs end, start none, then reset the GPU"),
+RECOVERY_ACTIONS: dict[int, tuple[str, XidSeverity, str]] = {
+    0: ("none", XidSeverity.IGNORE, "none; the driver asks for nothing any more"),
+    1: ("reset", XidSeverity.FATAL, "drain and reset the GPU"),
+    2: ("reboot", XidSeverity.FATAL, "drain and reboot the host"),
+    3: ("drain peer-to-peer", XidSeverity.HAZARD, "end the peer-to-peer work of that GPU"),
+    4: ("drain and reset", XidSeverity.FATAL, "let the jobs end, start none, then reset the GPU"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedLine:
     """What one line says: the policy's row, refined.
 
     `process_id` 0 and `process_name` "": the line names none; who is named met the fault and need
@@ -260,7 +268,7 @@ class Decoded:
     """
 
     code: int
-    severity: Severity
+    severity: XidSeverity
     action: str
     words: str = ""
     process_id: int = 0
@@ -272,7 +280,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class XidLine:
     """A line of the kernel log that carries a code. `device`: PCI address as sysfs writes it."""
 
     table: str  # xid, sxid
@@ -337,7 +345,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
 }
 
 
-def split(line: str) -> Line | None:
+def parse_line(line: str) -> XidLine | None:
     """Return the code, device and message of a line of the kernel log; None where it has none."""
     match = _LINE.search(line[:MESSAGE_CHARACTERS_MAX])
     if match is None:
@@ -348,10 +356,10 @@ def split(line: str) -> Line | None:
     if "." not in device:
         device += ".0"
     message = line[match.end() : match.end() + MESSAGE_CHARACTERS_MAX]
-    return Line(match[1].lower(), int(match[3]), device, message)
+    return XidLine(match[1].lower(), int(match[3]), device, message)
 
 
-def decode(code: int, message: str, driver_version: str = "", table: str = "xid") -> Decoded:
+def decode(code: int, message: str, driver_version: str = "", table: str = "xid") -> DecodedLine:
     """Return what *message*, the line or what follows its code, says of *code*.
 
     `driver_version`: as NVML gives it, "575.57.08"; only NVLink 5 needs it. `table`: xid or sxid.
@@ -361,29 +369,29 @@ def decode(code: int, message: str, driver_version: str = "", table: str = "xid"
     text = _PROCESS_NAME.sub(
         "name=", text
     )  # a user chose it: it must not pass for the driver's words
-    reading = Reading()
-    _find(_ANYWHERE, text, reading)
+    reading = LineReading()
+    _find_attributes(_ANYWHERE, text, reading)
     if table == "sxid":
-        row, continuation = lookup_sxid(code), _switch(code, text, reading)
+        row, continuation = lookup_sxid(code), _nvswitch(code, text, reading)
     else:
         row, continuation = lookup(code), False
         if row.code in _NVLINK5:
-            nvlink5(code, text, driver_version, reading)
+            decode_nvlink5(code, text, driver_version, reading)
         elif decoder := _DECODERS.get(code):
             decoder(text, reading)
     if "caused_by" in reading.attributes:
-        reading.words.append(f"the driver says: because of XID {reading.attributes['caused_by']}")
+        reading.details.append(f"the driver says: because of XID {reading.attributes['caused_by']}")
     severity = row.severity if reading.severity is None else reading.severity
     action = reading.action or row.action
     if reading.severity is not None:
         reading.attributes["severity"] = severity.value
     if reading.action is not None:
         reading.attributes["action"] = action
-    return Decoded(
+    return DecodedLine(
         code=code,
         severity=severity,
         action=action,
-        words="; ".join(dict.fromkeys(reading.words)),
+        words="; ".join(dict.fromkeys(reading.details)),
         process_id=process_id,
         process_name=process_name,
         attributes={k: v[:VALUE_CHARACTERS_MAX] for k, v in reading.attributes.items()},
@@ -397,36 +405,36 @@ def _process(text: str) -> tuple[int, str]:
     """Return the process that the line names: 0 and "" where it names none, or "<unknown>"."""
     found = _PROCESS_ID.search(text)
     process_id = int(found[1]) if found else 0
-    named = _PROCESS_NAME.search(text)
-    name = printable(named[1]).strip().strip("'")[:NAME_CHARACTERS_MAX] if named else ""
+    name_match = _PROCESS_NAME.search(text)
+    name = printable(name_match[1]).strip().strip("'")[:NAME_CHARACTERS_MAX] if name_match else ""
     if name.startswith("<") and name.endswith(">"):
         name = ""
     return (process_id if process_id <= PROCESS_ID_MAX else 0), name
 
 
-def _find(patterns: dict[str, str], text: str, reading: Reading) -> None:
+def _find_attributes(patterns: dict[str, str], text: str, reading: LineReading) -> None:
     for name, pattern in patterns.items():
         if match := _PATTERNS[pattern].search(text):
             reading.attributes[name] = " ".join(match[1].split())
 
 
-def _memory(text: str, reading: Reading) -> None:
+def _memory(text: str, reading: LineReading) -> None:
     """48, 63, 64, 92, 94, 95, 156 to 161, 171, 172: where in the memory, and what is due."""
-    _find(_MEMORY, text, reading)
+    _find_attributes(_MEMORY, text, reading)
     found = reading.attributes
-    for name, asked in (
+    for name, detail in (
         ("reset_required", "the driver asks for a reset"),
         ("drain_and_reset", "the driver asks for a drain and a reset"),
         ("reboot_required", "the line asks for a reboot of the host"),
     ):
         if found.get(name) in ("Yes", "Node Reboot Required"):
-            reading.words.append(asked)
-    place = [f"{k.replace('_', ' ')} {found[k]}" for k in _PLACES if k in found]
+            reading.details.append(detail)
+    place = [f"{k.replace('_', ' ')} {found[k]}" for k in _MEMORY_PLACES if k in found]
     if place:
-        reading.words.append(", ".join(place))
+        reading.details.append(", ".join(place))
 
 
-_PLACES = (
+_MEMORY_PLACES = (
     "memory",
     "location",
     "partition",
@@ -437,57 +445,65 @@ _PLACES = (
 )
 
 
-def _mmu(text: str, reading: Reading) -> None:
+def _mmu(text: str, reading: LineReading) -> None:
     """31: which engine reached where."""
-    _find(_MMU, text, reading)
+    _find_attributes(_MMU, text, reading)
     if {"engine", "address"} <= reading.attributes.keys():
         found = reading.attributes
-        reading.words.append(f"engine {found['engine']} reached for {found['address']}")
+        reading.details.append(f"engine {found['engine']} reached for {found['address']}")
 
 
-def _graphics(text: str, reading: Reading) -> None:
+def _graphics(text: str, reading: LineReading) -> None:
     """13: which multiprocessor, and what it met."""
-    _find(_GRAPHICS, text, reading)
+    _find_attributes(_GRAPHICS, text, reading)
     if "sm" in reading.attributes:
-        reading.words.append(f"on {reading.attributes['sm']}")
+        reading.details.append(f"on {reading.attributes['sm']}")
 
 
-def _gsp(text: str, reading: Reading) -> None:
+def _gsp(text: str, reading: LineReading) -> None:
     """119, 120: how long the driver waited, for what."""
-    _find(_GSP, text, reading)
+    _find_attributes(_GSP, text, reading)
     found = reading.attributes
     if "waited_seconds" in found:
-        asked = f" for {found['function']}" if "function" in found else ""
-        reading.words.append(f"the driver waited {found['waited_seconds']} s{asked}")
+        awaited = f" for {found['function']}" if "function" in found else ""
+        reading.details.append(f"the driver waited {found['waited_seconds']} s{awaited}")
 
 
-def _recovery(text: str, reading: Reading) -> None:
+def _recovery(text: str, reading: LineReading) -> None:
     """154: the text is the action. Where number and text disagree, the text is believed."""
     match = _RECOVERY.search(text)
     if match is None:
         return
-    number, said = int(match[3], 16), printable(match[4]).strip()
-    action = _recovery_number(said)
+    number, driver_text = int(match[3], 16), printable(match[4]).strip()
+    action = _recovery_number(driver_text)
     if action is None:
-        action = number if number in RECOVERY else None
+        action = number if number in RECOVERY_ACTIONS else None
     if action is None:
-        reading.words.append(f"the driver asks for {said!r} (0x{number:x}), which we do not know")
-        reading.severity = Severity.HAZARD
+        reading.details.append(
+            f"the driver asks for {driver_text!r} (0x{number:x}), which we do not know"
+        )
+        reading.severity = XidSeverity.HAZARD
         reading.attributes |= {"recovery": "unknown", "recovery_number": str(number)}
         return
-    name, reading.severity, reading.action = RECOVERY[action]
-    reading.attributes |= {"recovery": name, "recovery_number": str(number), "recovery_text": said}
+    name, reading.severity, reading.action = RECOVERY_ACTIONS[action]
+    reading.attributes |= {
+        "recovery": name,
+        "recovery_number": str(number),
+        "recovery_text": driver_text,
+    }
     before = printable(match[2]).strip()
-    reading.words.append(f"the driver asks for: {name} ({said}); before: {before or 'not said'}")
+    reading.details.append(
+        f"the driver asks for: {name} ({driver_text}); before: {before or 'not said'}"
+    )
     if action != number:
-        reading.words.append(f"its number, {number}, stands for something else; the text counts")
+        reading.details.append(f"its number, {number}, stands for something else; the text counts")
     if action == 0:
         reading.cancels = (154,)
 
 
-def _recovery_number(said: str) -> int | None:
+def _recovery_number(driver_text: str) -> int | None:
     """Return NVML's number for the driver's text; None for one that we do not know."""
-    text = said.lower()
+    text = driver_text.lower()
     if "drain" in text:
         return 4 if "reset" in text else 3
     if "reboot" in text:
@@ -497,30 +513,37 @@ def _recovery_number(said: str) -> int | None:
     return 0 if text == "none" else None
 
 
-def _switch(code: int, text: str, reading: Reading) -> bool:
+def _nvswitch(code: int, text: str, reading: LineReading) -> bool:
     """Read a line of an NVSwitch; say whether it continues another line of the same code."""
     if link := _LINK.search(text):
         reading.attributes["link"] = str(int(link[1]))
-    word, numbered = _SXID_WORD.search(text), _SXID_SEVERITY.search(text)
-    if word is None and numbered is None:
+    severity_word, severity_number = _SXID_WORD.search(text), _SXID_SEVERITY.search(text)
+    if severity_word is None and severity_number is None:
         return _SXID_DATA.search(text) is not None
-    fatal = word[1].lower() == "fatal" if word else bool(numbered and numbered[1] == "1")
+    fatal = (
+        severity_word[1].lower() == "fatal"
+        if severity_word
+        else bool(severity_number and severity_number[1] == "1")
+    )
     reading.attributes["line_severity"] = "fatal" if fatal else "nonfatal"
     where = f", link {link[1]}" if link else ""
-    reading.words.append(f"the line says {'Fatal' if fatal else 'Non-fatal'}{where}")
-    standing = lookup_sxid(code).severity
-    if standing is not Severity.HAZARD and (standing is Severity.FATAL) != fatal:
-        reading.severity = Severity.HAZARD
-    return word is None
+    reading.details.append(f"the line says {'Fatal' if fatal else 'Non-fatal'}{where}")
+    default_severity = lookup_sxid(code).severity
+    if (
+        default_severity is not XidSeverity.HAZARD
+        and (default_severity is XidSeverity.FATAL) != fatal
+    ):
+        reading.severity = XidSeverity.HAZARD
+    return severity_word is None
 
 
 _NVLINK5 = frozenset(range(144, 151))
 #: XIDs of which one line may be harmless and the next not: by its link, unit or recovery action.
 VARYING = _NVLINK5 | {74, 154}
-_DECODERS: dict[int, Callable[[str, Reading], None]] = {
+_DECODERS: dict[int, Callable[[str, LineReading], None]] = {
     13: _graphics,
     31: _mmu,
-    74: nvlink,
+    74: decode_xid74,
     119: _gsp,
     120: _gsp,
     154: _recovery,

@@ -1,7 +1,7 @@
 """The policy of XIDs and SXIDs: what each code of NVIDIA's drivers means to us.
 
 The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
-What a line says beyond its code is `decode.py`'s to read; `refined` lays it over the row.
+What a line says beyond its code is `decode.py`'s to read; `refine` lays it over the row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Severity(StrEnum):
+class XidSeverity(StrEnum):
     """What a code means for the host, gravest first."""
 
     FATAL = "fatal"
@@ -43,7 +43,7 @@ class Companion:
 
     code: int
     words: str
-    severity: Severity | None = None
+    severity: XidSeverity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Xid:
     name: str
     action: str
     scope: str
-    severity: Severity
+    severity: XidSeverity
     clears: Clears
     catalogue: str = ""
     reason: str = "NONE"
@@ -70,15 +70,15 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class XidAssessment:
     """What a row means beside the codes that came with it.
 
     `waiting`: no companion has come yet and one still may; until then the row claims nothing.
     """
 
-    severity: Severity
+    severity: XidSeverity
     waiting: bool = False
-    words: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
 
 #: What an action touches, from small to large.
@@ -95,12 +95,12 @@ _KEYS = frozenset(Xid.__dataclass_fields__)
 _UNUSED: dict[str, Any] = {
     "action": "none; show it to NVIDIA if it comes again",
     "scope": "unknown",
-    "severity": Severity.UNKNOWN,
+    "severity": XidSeverity.UNKNOWN,
     "clears": Clears.TIME,
     "clear_seconds": UNKNOWN_SECONDS,
     "why": "no current driver is known to write this code",
 }
-_GRAVEST_FIRST = tuple(Severity)
+_GRAVEST_FIRST = tuple(XidSeverity)
 
 
 @cache
@@ -122,23 +122,23 @@ def _text(name: str) -> str:
 
 def lookup(code: int) -> Xid:
     """Return the row of XID *code*; a row that claims nothing where there is none."""
-    return policy().get(code) or _stranger(code, "read NVIDIA's XID catalogue")
+    return policy().get(code) or _unknown_row(code, "read NVIDIA's XID catalogue")
 
 
 def lookup_sxid(code: int) -> Xid:
     """Return the row of SXID *code*; a row that claims nothing where there is none."""
-    return sxid_policy().get(code) or _stranger(
+    return sxid_policy().get(code) or _unknown_row(
         code, "read NVIDIA's Fabric Manager user guide, appendix of SXIDs"
     )
 
 
-def _stranger(code: int, action: str) -> Xid:
+def _unknown_row(code: int, action: str) -> Xid:
     return Xid(
         code=code,
         name="a code that we have no policy for",
         action=action,
         scope="unknown",
-        severity=Severity.UNKNOWN,
+        severity=XidSeverity.UNKNOWN,
         clears=Clears.TIME,
         clear_seconds=UNKNOWN_SECONDS,
     )
@@ -149,55 +149,59 @@ def companions(code: int) -> tuple[Companion, ...]:
     return lookup(code).companions
 
 
-def settled(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> Settled:
+def assess(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> XidAssessment:
     """Return what *row* means now.
 
     `seconds_apart`: other codes of the same device -> seconds between them and this one, either
     way. `age_seconds`: since this one first came. A row without companions means what it says, at
     once; of several companions the gravest decides.
     """
-    beside = [c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds]
-    words = tuple(companion.words for companion in beside)
-    decided = [c.severity for c in beside if c.severity is not None]
+    matching = [
+        c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds
+    ]
+    details = tuple(companion.words for companion in matching)
+    decided = [c.severity for c in matching if c.severity is not None]
     if decided:
-        return Settled(min(decided, key=_GRAVEST_FIRST.index), words=words)
+        return XidAssessment(min(decided, key=_GRAVEST_FIRST.index), details=details)
     if age_seconds < row.wait_seconds:
-        return Settled(Severity.IGNORE, waiting=True, words=words)
-    return Settled(row.severity, words=words)
+        return XidAssessment(XidSeverity.IGNORE, waiting=True, details=details)
+    return XidAssessment(row.severity, details=details)
 
 
-def refined(row: Xid, attributes: Mapping[str, str]) -> Xid:
-    """Return *row* with what its line was decoded to say (`Decoded.attributes`) laid over it.
+def refine(row: Xid, attributes: Mapping[str, str]) -> Xid:
+    """Return *row* with what its line was decoded to say (`DecodedLine.attributes`) laid over it.
 
     Attributes that are missing, or that this version does not understand, change nothing.
     """
     try:
-        severity = Severity(attributes.get("severity", row.severity))
+        severity = XidSeverity(attributes.get("severity", row.severity))
     except ValueError:
         severity = row.severity
-    changed = replace(row, severity=severity, action=attributes.get("action") or row.action)
-    if severity not in (Severity.FATAL, Severity.HAZARD):
-        return replace(changed, hazard_factor=1.0, reason="NONE")
+    refined_row = replace(row, severity=severity, action=attributes.get("action") or row.action)
+    if severity not in (XidSeverity.FATAL, XidSeverity.HAZARD):
+        return replace(refined_row, hazard_factor=1.0, reason="NONE")
     factor = row.hazard_factor if row.hazard_factor > 1 else REFINED_HAZARD_FACTOR
-    changed = replace(changed, hazard_factor=factor if severity is Severity.HAZARD else 1.0)
+    refined_row = replace(
+        refined_row, hazard_factor=factor if severity is XidSeverity.HAZARD else 1.0
+    )
     if row.reason == "NONE":
         reason = "FABRIC" if row.code >= SXID_CODE_MIN else "XID_FATAL"
-        changed = replace(changed, reason=reason)
+        refined_row = replace(refined_row, reason=reason)
     if row.clears is Clears.TIME:
         reboot = attributes.get("recovery") == "reboot"
         clears = Clears.REBOOT if reboot else Clears.RESET
-        changed = replace(changed, clears=clears, clear_seconds=0.0)
-    return changed
+        refined_row = replace(refined_row, clears=clears, clear_seconds=0.0)
+    return refined_row
 
 
 def parse(text: str, table: str = "xid") -> list[Xid]:
     """Return the rows of *text*. Raises ValueError that names the code and what is wrong."""
     rows = [_row(entry, table) for entry in tomllib.loads(text).get(table, [])]
-    seen: set[int] = set()
+    codes: set[int] = set()
     for row in rows:
-        if row.code in seen:
+        if row.code in codes:
             raise ValueError(f"{table} {row.code}: stands in the table twice")
-        seen.add(row.code)
+        codes.add(row.code)
     return rows
 
 
@@ -212,14 +216,14 @@ def _row(entry: dict[str, Any], table: str) -> Xid:
         row = Xid(**entry | _converted(entry))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
-    if fault := _fault(row):
+    if fault := _contradiction(row):
         raise ValueError(f"{name}: {fault}")
     return row
 
 
 def _converted(entry: dict[str, Any]) -> dict[str, Any]:
     return {
-        "severity": Severity(entry["severity"]),
+        "severity": XidSeverity(entry["severity"]),
         "clears": Clears(entry["clears"]),
         "companions": tuple(_companion(one) for one in entry.get("companions", ())),
         "cancels": tuple(entry.get("cancels", ())),
@@ -227,16 +231,16 @@ def _converted(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _companion(entry: dict[str, Any]) -> Companion:
-    severity = Severity(entry["severity"]) if "severity" in entry else None
+    severity = XidSeverity(entry["severity"]) if "severity" in entry else None
     fields: dict[str, Any] = {**entry, "severity": severity}
     return Companion(**fields)
 
 
-def _fault(row: Xid) -> str:
+def _contradiction(row: Xid) -> str:
     """Return what of *row* contradicts itself; "" where nothing does."""
     if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
-    if (row.severity is Severity.HAZARD) != (row.hazard_factor > 1):
+    if (row.severity is XidSeverity.HAZARD) != (row.hazard_factor > 1):
         return "hazard_factor above 1 goes with severity = 'hazard'"
     if bool(row.companions) != (row.wait_seconds > 0):
         return "wait_seconds goes with companions, and only with them"
@@ -250,7 +254,7 @@ def _fault(row: Xid) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class ToolAction:
     """What one tool does on a code."""
 
     tool: str
@@ -265,17 +269,17 @@ def _tools() -> list[dict[str, Any]]:
     return tools
 
 
-def others(code: int) -> list[Other]:
+def tool_actions(code: int) -> list[ToolAction]:
     """Return what other tools do on XID *code*; a tool of which nothing is known is left out."""
     found = []
     for tool in _tools():
-        said = [says["words"] for says in tool["says"] if code in says["codes"]]
-        if words := (said[0] if said else tool.get("default", "")):
-            found.append(Other(tool["name"], words, tool["source"]))
+        texts = [says["words"] for says in tool["says"] if code in says["codes"]]
+        if text := (texts[0] if texts else tool.get("default", "")):
+            found.append(ToolAction(tool["name"], text, tool["source"]))
     return found
 
 
-def known_codes() -> set[int]:
+def tool_codes() -> set[int]:
     """Return every code that a tool is said to act on."""
     return {code for tool in _tools() for says in tool["says"] for code in says["codes"]}
 
@@ -291,12 +295,12 @@ _MAJOR = re.compile(r"\s*([0-9]{3,4})(?:\.|\s*$)", re.ASCII)
 
 
 @dataclass(slots=True)
-class Reading:
+class LineReading:
     """Filled by one decoder. `severity` and `action` stay None where the line adds nothing to them."""
 
     attributes: dict[str, str] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    severity: Severity | None = None
+    details: list[str] = field(default_factory=list)
+    severity: XidSeverity | None = None
     action: str | None = None
     cancels: tuple[int, ...] = ()
     verified: bool = True

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from gangline.agent.collector import Collector, Turn, take_turn
+from gangline.agent.collector import Collector, CollectResult, run_collector
 from gangline.agent.collectors import nvml_session
-from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.events import Teller
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
@@ -30,7 +30,7 @@ VERSION = (
 )
 
 
-Lane = TypeVar("Lane", bound=GpuLane)
+Lane = TypeVar("Lane", bound=NvmlCollector)
 
 
 class HandedClock:
@@ -57,9 +57,9 @@ class GpuHost:
         self.clock = HandedClock()
         self.begin()
         self.events: list[HealthEvent] = []
-        self.teller = Teller(self.clock, self, lambda: None)
+        self.teller = EventPublisher(self.clock, self, lambda: None)
         self._scenario = folder / "scenario"
-        self._lanes: list[GpuLane] = []
+        self._lanes: list[NvmlCollector] = []
         self._monkeypatch = monkeypatch
 
     def begin(self, *, anew: bool = True) -> None:
@@ -104,16 +104,16 @@ class GpuHost:
         return self._listening(GpuMinute(self.roots))
 
     def _listening(self, lane: Lane) -> Lane:
-        lane.listen(self.teller)
+        lane.start(self.teller)
         self._lanes.append(lane)
         return lane
 
-    def turn(self, lane: Collector, turns: int = 1) -> Turn:
+    def turn(self, lane: Collector, turns: int = 1) -> CollectResult:
         """Take so many turns, each a second after the one before, and return the last."""
         for _ in range(turns - 1):
             self.turn(lane)
         self.clock.now_ns += SECOND
-        return take_turn(lane, self.clock)
+        return run_collector(lane, self.clock)
 
     def read(self, lane: Collector) -> dict[str, dict[str, float | int | None]]:
         """Take a turn and return GPU -> column -> value."""

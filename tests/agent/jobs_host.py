@@ -6,10 +6,15 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gangline.agent.collector import Turn, take_turn
-from gangline.agent.collectors.change_events import ANEW
-from gangline.agent.collectors.gpu_processes import GpuJobs, Holding, Listing, held_of
-from gangline.agent.events import Teller
+from gangline.agent.collector import CollectResult, run_collector
+from gangline.agent.collectors.change_events import RESYNC_NAME
+from gangline.agent.collectors.gpu_processes import (
+    GpuJobs,
+    GpuProcess,
+    GpuProcessList,
+    process_listing_of,
+)
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.job_ranks import RankReader
 from gangline.agent.hardware.process_owner import HOST_PID_NAMESPACE
@@ -73,7 +78,7 @@ class JobsHost:
         self.events: list[HealthEvent] = []
         self.anew: list[HealthEvent] = []  # of them, those which say that all was told
         self.room: int | None = None  # how many more can be put; None: any
-        self._held = held_of(self.roots)
+        self._held = process_listing_of(self.roots)
         (self.proc / "self/ns").mkdir(parents=True)
         self.in_namespace(HOST_PID_NAMESPACE)
         (self.proc / "sys/kernel/random").mkdir(parents=True)
@@ -114,7 +119,7 @@ class JobsHost:
 
     def collector(self, ranks: RankReader | None = None) -> GpuJobs:
         made = GpuJobs(self.roots, self.clock, ranks)
-        made.listen(Teller(self.clock, self, lambda: None))
+        made.start(EventPublisher(self.clock, self, lambda: None))
         return made
 
     def put(self, event: HealthEvent) -> bool:
@@ -124,7 +129,7 @@ class JobsHost:
         self.room = None if self.room is None else self.room - 1
         copy = HealthEvent()
         copy.CopyFrom(event)
-        (self.anew if event.name == ANEW else self.events).append(copy)
+        (self.anew if event.name == RESYNC_NAME else self.events).append(copy)
         return True
 
     def told(self) -> list[HealthEvent]:
@@ -132,33 +137,36 @@ class JobsHost:
         told, self.events = self.events, []
         return told
 
-    def list(self, *holdings: Holding | int, gpus: Iterable[str] | None = None) -> None:
+    def list(self, *holdings: GpuProcess | int, gpus: Iterable[str] | None = None) -> None:
         """Let the driver list these; a number is a process on the first GPU with a gigabyte."""
         rows = [
-            h if isinstance(h, Holding) else Holding(GPU, h, None, None, 1 << 30) for h in holdings
+            h if isinstance(h, GpuProcess) else GpuProcess(GPU, h, None, None, 1 << 30)
+            for h in holdings
         ]
         answer = {GPU, OTHER_GPU, *(row.gpu for row in rows)} if gpus is None else gpus
-        self._held.put(Listing(tuple(sorted(answer)), tuple(rows)))
+        self._held.put(GpuProcessList(tuple(sorted(answer)), tuple(rows)))
 
-    def turn(self, collector: GpuJobs, *holdings: Holding | int, **more: Iterable[str]) -> Turn:
+    def turn(
+        self, collector: GpuJobs, *holdings: GpuProcess | int, **more: Iterable[str]
+    ) -> CollectResult:
         """Take a turn, a second after the one before, over what is listed."""
         self.list(*holdings, **more)
         self.clock.now_ns += SECOND
-        return take_turn(collector, self.clock)
+        return run_collector(collector, self.clock)
 
-    def turns(self, count: int, collector: GpuJobs, *holdings: Holding | int) -> Turn:
+    def turns(self, count: int, collector: GpuJobs, *holdings: GpuProcess | int) -> CollectResult:
         """Take so many turns over one list; return the last."""
         for _ in range(count - 1):
             self.turn(collector, *holdings)
         return self.turn(collector, *holdings)
 
-    def settle(self, collector: GpuJobs, *holdings: Holding | int) -> dict[str, str]:
+    def settle(self, collector: GpuJobs, *holdings: GpuProcess | int) -> dict[str, str]:
         """Take the turns until all is told; return the attributes of the last event."""
         for _ in range(3):
             self.turn(collector, *holdings)
         told = self.told()
         return dict(told[-1].attributes) if told else {}
 
-    def counts(self, turn: Turn, gpu: str = GPU) -> dict[str, float | int | None]:
+    def counts(self, turn: CollectResult, gpu: str = GPU) -> dict[str, float | int | None]:
         """Return a GPU's columns."""
         return read(turn.blocks)[gpu]

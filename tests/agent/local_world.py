@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gangline.agent.config import AgentConfig
-from gangline.agent.latest import Latest, Readings
-from gangline.agent.local.findings import Findings
-from gangline.agent.local.host_status import tables
+from gangline.agent.latest import LatestReadings, TableSnapshot
+from gangline.agent.local.findings import HostFindings
+from gangline.agent.local.host_status import judged_tables
 from gangline.contract.block import Block, is_float
 from gangline.contract.host_policy import Policy, builtin
 from gangline.contract.signals import BY_NAME
@@ -27,11 +27,13 @@ class Host:
 
     policy: Policy = field(default_factory=builtin)
     now_ns: int = START
-    latest: Latest = field(default_factory=lambda: Latest(tables(AgentConfig())))
+    latest: LatestReadings = field(
+        default_factory=lambda: LatestReadings(judged_tables(AgentConfig()))
+    )
 
     def __post_init__(self) -> None:
-        self.findings = Findings(self.policy, BOOT)
-        self.findings.know({GPU: ADDRESS})
+        self.findings = HostFindings(self.policy, BOOT)
+        self.findings.set_gpu_addresses({GPU: ADDRESS})
         self._cells: dict[str, dict[str, dict[str, float]]] = {}
         self._ids = 0
 
@@ -58,17 +60,17 @@ class Host:
             self.judge()
         return self.names()
 
-    def table(self, name: str) -> Readings:
+    def table(self, name: str) -> TableSnapshot:
         """Return what a table reads now."""
-        self.latest.take(self.now_ns, [_block(name, self._cells[name])])
+        self.latest.update(self.now_ns, [_block(name, self._cells[name])])
         return self.latest.tables[name]
 
     def judge(self) -> bool:
         for table, devices in self._cells.items():
             pace = int(re.search(r"_(\d+)s", table)[1])  # type: ignore[index]
             if self.now_ns // SECOND % pace == 0:
-                self.latest.take(self.now_ns, [_block(table, devices)])
-        return self.findings.turn(self.latest.tables, self.now_ns)
+                self.latest.update(self.now_ns, [_block(table, devices)])
+        return self.findings.evaluate(self.latest.tables, self.now_ns)
 
     def names(self) -> list[str]:
         return [finding.name for finding in self.findings.findings]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import take_turn
+from gangline.agent.collector import run_collector
 from gangline.agent.hardware.files import Roots
 from tests.fuzzing.hosts import Reading, look_around, reading_of
 from tests.hosts import NO_NVML
@@ -25,8 +25,8 @@ def roots_at(root: Path) -> Roots:
 def read_tree(roots: Roots) -> Reading:
     """Take two turns of every collector, and the inventory."""
     collectors = collectors_of(roots)
-    first = [take_turn(collector, StoppedClock()) for collector in collectors]
-    second = [take_turn(collector, StoppedClock()) for collector in collectors]
+    first = [run_collector(collector, StoppedClock()) for collector in collectors]
+    second = [run_collector(collector, StoppedClock()) for collector in collectors]
     reading = reading_of(first, second)
     look_around(roots, reading)
     for collector in collectors:

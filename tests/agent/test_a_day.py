@@ -12,10 +12,10 @@ import pytest
 
 from gangline.agent.collector import Collector
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.daemon import Daemon, Patience
-from gangline.agent.events import Teller
-from gangline.agent.frame_builder import Framer
-from gangline.agent.latest import Latest
+from gangline.agent.daemon import Daemon, LoopTimeouts
+from gangline.agent.events import EventPublisher
+from gangline.agent.frame_builder import FrameBuilder
+from gangline.agent.latest import LatestReadings
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from tests import hosts
@@ -59,7 +59,7 @@ class Host:
         (folder / "head").mkdir()
         self.spool = Spool.open(
             folder / "spool", bytes_max=1 << 24, boot_id=BOOT, owner="here",
-            head_folder=folder / "head", seconds=lambda: self.clock.now_ns / SECOND,
+            memory_folder=folder / "head", seconds=lambda: self.clock.now_ns / SECOND,
         )  # fmt: skip
         self.events = EventQueue.open(folder / "events")
         self.folder = folder
@@ -74,10 +74,10 @@ class Host:
             spool=self.spool,
             events=self.events,
             client=CountingClient(),
-            framer=Framer(RUN, BOOT),
-            teller=Teller(self.clock, self.events, lambda: None, boot_id=BOOT),
-            latest=Latest(),
-            patience=Patience(linger_seconds=0),
+            frame_builder=FrameBuilder(RUN, BOOT),
+            publisher=EventPublisher(self.clock, self.events, lambda: None, boot_id=BOOT),
+            latest=LatestReadings(),
+            timeouts=LoopTimeouts(frame_wait_seconds=0),
         )
         self._receipted = 0
 
@@ -108,7 +108,7 @@ class Host:
     def _receipt(self) -> None:
         done = self.spool.next_sequence() - 1 - LATE_FRAMES
         if done > self._receipted:
-            self.spool.receipt(self._receipted + 1, done)
+            self.spool.acknowledge(self._receipted + 1, done)
             self._receipted = done
 
     def held(self) -> Held:

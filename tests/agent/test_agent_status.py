@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline import cli
-from gangline.agent.collector import Outcome, Turn
+from gangline.agent.collector import CollectOutcome, CollectResult
 from gangline.agent.commands import check
 from gangline.agent.local import check as verdict
-from gangline.agent.local.host_status import GROUPS_MAX, SelfStatus, grouped
+from gangline.agent.local.host_status import GROUPS_MAX, SelfStatus, group_unread
 from gangline.contract.wire.telemetry_pb2 import HostVerdict, IngestAck, RegisterNodeResponse
 from tests.agent.local_world import SECOND, Host
 from tests.agent.test_check import answers, second, status
@@ -38,7 +38,7 @@ class World:
     write_errors: int = 0
     dropped_events: int = 0
     sequence: int = 1
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[CollectResult] = field(default_factory=list)
 
     def next_sequence(self) -> int:
         return self.sequence
@@ -51,7 +51,7 @@ def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[st
     """Return a host, its answers, and what the status file says of the agent."""
     host = Host()
     made = answers(host, tmp_path)
-    made.itself = SelfStatus(world, world, world, lambda: world.turns, host)
+    made.self_status = SelfStatus(world, world, world, lambda: world.turns, host)
 
     def read() -> dict[str, Any]:
         found: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())["agent"]
@@ -73,11 +73,13 @@ def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
     found = read()
     assert (found["connected"], found["since_ns"]) == (True, began + SECOND)
     assert (found["waiting_frames"], found["last_receipt_ns"]) == (2, began + SECOND)
-    world.turns = [Turn("kernel_log", (), 0.1, Outcome.BLIND, "closed to us")]
+    world.turns = [CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us")]
     second(host, made)
     assert read()["sources_unread"][0]["names"] == ["kernel_log"]
     writes = made.file.writes
-    world.turns = [Turn("kernel_log", (), 0.1, Outcome.BLIND, "closed to us, for 2 s")]
+    world.turns = [
+        CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us, for 2 s")
+    ]
     second(host, made, 3)
     assert made.file.writes == writes, "words that change each second cost a write each"
 
@@ -91,16 +93,16 @@ def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
     assert (read()["lost_frames"], read()["last_receipt_ns"]) == (15, None)
 
 
-@given(st.lists(st.tuples(st.sampled_from(Outcome), st.text(max_size=3)), max_size=60))
-def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[Outcome, str]]) -> None:
-    turns = [Turn(f"s{n}", (), 0.0, *one) for n, one in enumerate(outcomes)]
-    groups = grouped(turns)
+@given(st.lists(st.tuples(st.sampled_from(CollectOutcome), st.text(max_size=3)), max_size=60))
+def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[CollectOutcome, str]]) -> None:
+    turns = [CollectResult(f"s{n}", (), 0.0, *one) for n, one in enumerate(outcomes)]
+    groups = group_unread(turns)
     assert len(groups) <= GROUPS_MAX
-    assert [Outcome[one.outcome.upper()] for one in groups] == sorted(
-        (Outcome[one.outcome.upper()] for one in groups), reverse=True
+    assert [CollectOutcome[one.outcome.upper()] for one in groups] == sorted(
+        (CollectOutcome[one.outcome.upper()] for one in groups), reverse=True
     )
     named = [name for one in groups for name in one.names]
-    unread = {turn.collector for turn in turns if turn.outcome is not Outcome.OK}
+    unread = {turn.collector for turn in turns if turn.outcome is not CollectOutcome.OK}
     assert len(named) == len({*named}) and {*named} <= unread
     if len(groups) < GROUPS_MAX:
         assert {*named} == unread
@@ -223,16 +225,18 @@ def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
     host, made, read = shown(World(connected=True), tmp_path)
     second(host, made)
     writes = made.file.writes
-    made.take(RegisterNodeResponse())
-    made.take(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody")))
+    made.on_response(RegisterNodeResponse())
+    made.on_response(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody")))
     second(host, made)
     assert made.file.writes == writes + 1
     found = read()["verdict"]
     assert (found["state"], found["reason"]) == ("WATCH", "kept by nobody")
-    made.take(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody, for 9 s")))
+    made.on_response(
+        IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody, for 9 s"))
+    )
     second(host, made)
     assert made.file.writes == writes + 1, "words that change each second cost a write each"
-    made.take(IngestAck())  # an aggregator of an earlier version, or one that has not judged
+    made.on_response(IngestAck())  # an aggregator of an earlier version, or one that has not judged
     second(host, made)
     assert read()["verdict"] is None
 

@@ -14,8 +14,8 @@ from gangline.agent.hardware.process_owner import (
     owner_of,
     parse_cgroup,
     parse_ended,
-    parse_folder,
     parse_namespace_pid,
+    parse_pod_log_folder,
     parse_user_id,
 )
 
@@ -321,4 +321,4 @@ def test_only_a_whole_process_has_ended(state: str, threads: int, ended: bool) -
 )
 def test_a_pod_log_folder_names_its_pod(folder: str, expected: tuple[str, Pod] | None) -> None:
     """kubelet's own name for it, and nothing that resembles it."""
-    assert parse_folder(folder) == expected
+    assert parse_pod_log_folder(folder) == expected

@@ -22,11 +22,11 @@ from gangline import cli
 from gangline.agent import config as folder
 from gangline.agent.commands import check
 from gangline.agent.config import AgentConfig
-from gangline.agent.events import Teller
-from gangline.agent.latest import Latest
+from gangline.agent.events import EventPublisher
+from gangline.agent.latest import LatestReadings
 from gangline.agent.local import check as verdict
 from gangline.agent.local.check import StatusError
-from gangline.agent.local.host_status import Answers, tables
+from gangline.agent.local.host_status import HostStatus, judged_tables
 from gangline.contract.block import Block
 from gangline.contract.host_policy import builtin
 from gangline.contract.settings import SettingsError
@@ -103,7 +103,7 @@ NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 def test_the_full_set_is_enforced() -> None:
     """Named, deterministic, fresh, permitted: then, and only then, no job may start here."""
-    assert [one["name"] for one in verdict.enforced(status(), NOW)] == ["xid79"]
+    assert [one["name"] for one in verdict.enforced_findings(status(), NOW)] == ["xid79"]
 
 
 @pytest.mark.parametrize("case", NOT_ENFORCED)
@@ -111,8 +111,8 @@ def test_anything_less_is_not(case: str) -> None:
     """Each condition alone keeps the exit code at 0, and says that it does."""
     document, changed, words = NOT_ENFORCED[case]
     shown = status(findings=[finding(**changed)], **document)
-    assert verdict.enforced(shown, NOW) == []
-    assert words in verdict.withheld(shown, shown["findings"][0], NOW)
+    assert verdict.enforced_findings(shown, NOW) == []
+    assert words in verdict.not_enforced_reason(shown, shown["findings"][0], NOW)
     assert "Not enforced: " in verdict.summary(shown, NOW)
 
 
@@ -131,10 +131,11 @@ def test_a_mild_finding_does_not_hide_behind_an_enforced_one() -> None:
 def test_the_reason_speaks_slurms_grammar() -> None:
     """Others match the prefix, and only what is ours is ever resumed."""
     assert (
-        verdict.reason(finding()) == "gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0;ttl=3600"
+        verdict.drain_reason(finding())
+        == "gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0;ttl=3600"
     )
     hostile = finding(address="", device="x; rm -rf / #\n$(id)", name="a;b=c")
-    assert verdict.reason(hostile) == "gangline:v1;act=drain;cause=abc;dev=xrm-rf/id;ttl=3600"
+    assert verdict.drain_reason(hostile) == "gangline:v1;act=drain;cause=abc;dev=xrm-rf/id;ttl=3600"
 
 
 def test_a_document_is_read_as_it_was_written() -> None:
@@ -207,8 +208,8 @@ def faults_of(document: dict[str, Any]) -> list[str]:
     except StatusError as error:
         said, barred = [str(error)], []
     else:
-        barred = verdict.enforced(shown, NOW)
-        said = [verdict.summary(shown, NOW), *map(verdict.reason, barred)]
+        barred = verdict.enforced_findings(shown, NOW)
+        said = [verdict.summary(shown, NOW), *map(verdict.drain_reason, barred)]
         if barred and not shown["permit"]:
             said.append("enforced without a permit\n")
     right = {("node", "fatal")}
@@ -248,7 +249,7 @@ def test_the_command_says_no(
 ) -> None:
     """Exit code 10, and for Slurm's health check the reason alone."""
     where = shown()
-    assert run(where, "--for", "healthcheck") == check.BARRED == 10
+    assert run(where, "--for", "healthcheck") == check.BLOCKED == 10
     assert capsys.readouterr().out.startswith("gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0")
     assert run(where, "--for=prolog") == 10
     assert capsys.readouterr().out.count("\n") == 1
@@ -383,7 +384,7 @@ def test_a_fault_of_ours_is_exit_code_0(
     monkeypatch: pytest.MonkeyPatch, shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An exception of ours in the prolog would drain every host that runs the new version."""
-    monkeypatch.setattr(verdict, "enforced", lambda *_: 1 / 0)
+    monkeypatch.setattr(verdict, "enforced_findings", lambda *_: 1 / 0)
     assert run(shown()) == 0
     assert "the check itself failed: ZeroDivisionError" in capsys.readouterr().out
 
@@ -430,21 +431,21 @@ def test_the_command_is_light(shown: Callable[..., Path]) -> None:
 
 def test_command_and_agent_mean_the_same_folder() -> None:
     """The command looks where the agent writes, without importing what would tell it."""
-    assert (str(folder.SERVICE_FOLDER), str(folder.OWN_FOLDER)) == check.FOLDERS
-    assert check.FILE_NAME == folder.STATUS
+    assert (str(folder.SERVICE_RUN_FOLDER), str(folder.DEFAULT_RUN_FOLDER)) == check.FOLDERS
+    assert check.FILE_NAME == folder.STATUS_NAME
 
 
 # The agent's side ----------------------------------------------------------------------------
 
 
-def answers(host: Host, tmp_path: Path, **settings: Any) -> Answers:
+def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
     config = AgentConfig(
         host="gpu-017",
         state_folder=tmp_path / "state",
         run_folder=str(tmp_path / "run"),
         **settings,
     )
-    made = Answers(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
+    made = HostStatus(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
     host.findings = made.findings
     return made
 
@@ -453,12 +454,12 @@ def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
     """The tables of a host, copied each second for metrics that nobody had turned on; with them, or with a policy of
     the operator's own, any signal may be asked for."""
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
-    some, every = Latest(tables(AgentConfig())), Latest()
+    some, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
     for latest in (some, every):
-        latest.take(0, read)
+        latest.update(0, read)
     assert some.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
-    assert tables(AgentConfig(metrics_listen="127.0.0.1:9400")) is None
-    assert tables(AgentConfig(policy_file=str(tmp_path / "policy.toml"))) is None
+    assert judged_tables(AgentConfig(metrics_listen="127.0.0.1:9400")) is None
+    assert judged_tables(AgentConfig(policy_file=str(tmp_path / "policy.toml"))) is None
 
 
 def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
@@ -471,10 +472,10 @@ def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: P
     assert (tmp_path / "run/status.json").exists()
 
 
-def second(host: Host, made: Answers, seconds: int = 1) -> None:
+def second(host: Host, made: HostStatus, seconds: int = 1) -> None:
     for _ in range(seconds):
         host.now_ns += SECOND
-        made.look()
+        made.update()
 
 
 def ack(seconds: int = 60) -> IngestAck:
@@ -487,27 +488,27 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
     """Report-only, permitted, revoked with the next message, permitted again, and silence: each in turn."""
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.answer(["--no-slurm"]).success
+    assert made.health_check(["--no-slurm"]).success
     host.event("gpu.xid", 79)
     second(host, made)
-    healthy = made.answer()
+    healthy = made.health_check()
     assert (healthy.success, healthy.exit_code, healthy.error) == (True, 0, "")
     assert json.loads(healthy.output)["fail_count"] == 0
     assert json.loads(healthy.output)["findings"] == [f"xid79 {GPU}: GPU has fallen off the bus"]
-    made.permit.take(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
+    made.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
     second(host, made)
-    barred = made.answer()
+    barred = made.health_check()
     assert (barred.success, barred.exit_code) == (False, 1)
     said = json.loads(barred.output)
     assert (said["fail_count"], said["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
-    made.permit.take(ack(0))
+    made.permit.update(ack(0))
     second(host, made)
-    assert made.answer().success
-    made.permit.take(ack(4_000_000))  # an aggregator that grants weeks at once is not believed
+    assert made.health_check().success
+    made.permit.update(ack(4_000_000))  # an aggregator that grants weeks at once is not believed
     second(host, made)
-    assert not made.answer().success
+    assert not made.health_check().success
     second(host, made, 60)
-    assert made.answer().success
+    assert made.health_check().success
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
@@ -515,13 +516,13 @@ def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.take(ack())
+    made.permit.update(ack())
     second(host, made)
-    assert not made.answer().success
+    assert not made.health_check().success
     host.now_ns += 29 * SECOND
-    assert not made.answer().success
+    assert not made.health_check().success
     host.now_ns += SECOND
-    assert made.answer().success
+    assert made.health_check().success
 
 
 def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_path: Path) -> None:
@@ -561,7 +562,7 @@ def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> No
     host = Host()
     made = answers(host, tmp_path)
     second(host, made)
-    assert made.answer().success and "status.json" in made.file.last_error
+    assert made.health_check().success and "status.json" in made.file.last_error
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -609,7 +610,7 @@ def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
         later = Host(now_ns=host.now_ns + away * SECOND)
         restarted = answers(later, tmp_path, enforcing=("xid95", "xid79"))
         later.read(GPU, {"gpu.energy_joules": 6e6})
-        restarted.look()
+        restarted.update()
         seen = {one.name: one.enforceable for one in later.findings.findings}
         assert seen == {"xid95": sure, "xid79": True}, away
 
@@ -648,7 +649,7 @@ def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
     assert "line 3: row 'gpu_busy': no signal is called 'gpu.lots_state'" in note
     assert made.document["policy"] == "mine-1 over 1"
     made = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
-    made.look()
+    made.update()
     assert made.document is not None
     assert made.document["policy"] == "mine-1 over 1" and made.document["notes"]
 
@@ -687,16 +688,16 @@ def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
     """The aggregator withholds the permit by this count: it must not fall to 0 when it does."""
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.barring() == 0
+    assert made.blocking_findings() == 0
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
     second(host, made)
-    assert made.barring() == 1
-    made.permit.take(ack())
+    assert made.blocking_findings() == 1
+    made.permit.update(ack())
     second(host, made)
-    assert made.barring() == 1
+    assert made.blocking_findings() == 1
     host.now_ns += 31 * SECOND
-    assert made.barring() == 0, "the daemon hangs: nothing is known"
+    assert made.blocking_findings() == 0, "the daemon hangs: nothing is known"
 
 
 @pytest.mark.parametrize("make", ["missing", "folder", "fifo", "binary", "huge"])
@@ -729,19 +730,19 @@ class Stuck(IntEnum):
 class Hanging:
     """A device of the samplers that does not answer."""
 
-    lane: str = "gpu"
+    group: str = "gpu"
     device: str = "0000:9b:00.0"
     state: Stuck = Stuck.HUNG
     call: str = "nvmlDeviceGetFieldValues"
     hung_seconds: float = 3.04
-    words: str = "does not return"
+    message: str = "does not return"
 
 
 def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
     """Which device, in which call, for how long: at once when it begins, not every second while it lasts."""
     host, devices = Host(), [Hanging()]
     config = AgentConfig(host="h", state_folder=tmp_path / "s", run_folder=str(tmp_path / "r"))
-    made = Answers(config, host.latest, host, BOOT, devices=lambda: devices)
+    made = HostStatus(config, host.latest, host, BOOT, devices=lambda: devices)
     second(host, made)
     devices[0].hung_seconds = 4.0
     second(host, made, 2)
@@ -778,10 +779,10 @@ def _chokes(event: HealthEvent) -> None:
 def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
     """The findings choked on an event: it went to the aggregator all the same, and to the other observers."""
     host, queue, seen = Host(), Kept(), list[str]()
-    teller = Teller(host, queue, lambda: None, boot_id=BOOT)
+    teller = EventPublisher(host, queue, lambda: None, boot_id=BOOT)
     teller.observe(_chokes)
     teller.observe(lambda event: seen.append(event.event_id))
-    teller.tell(HealthEvent(name="gpu.xid", code=79))
+    teller.publish(HealthEvent(name="gpu.xid", code=79))
     assert [one.event_id for one in queue.events] == seen and seen[0]
     assert "an observer of events failed" in caplog.text
 
@@ -793,11 +794,11 @@ def test_a_judge_that_fails_does_not_end_the_daemon(
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.take(ack())
+    made.permit.update(ack())
     second(host, made)
-    monkeypatch.setattr(made.findings, "turn", lambda *_: 1 / 0)
+    monkeypatch.setattr(made.findings, "evaluate", lambda *_: 1 / 0)
     second(host, made)
-    assert "this host cannot be judged" in caplog.text and not made.answer().success
+    assert "this host cannot be judged" in caplog.text and not made.health_check().success
     host.now_ns += 30 * SECOND
-    made.look()
-    assert made.answer().success
+    made.update()
+    assert made.health_check().success

@@ -19,7 +19,7 @@ import pytest
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client, TargetError, parse_target
-from gangline.agent.transport.protocol import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
+from gangline.agent.transport.protocol import ACK_SECONDS_MAX, RESPONSE_SECONDS_MAX
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.stream import Receiver
@@ -185,24 +185,24 @@ class ToldRandom(random.Random):
 class ToldSpool(Spool):
     told: Told
 
-    def receipt(self, first: int, last: int) -> None:
-        super().receipt(first, last)
+    def acknowledge(self, first: int, last: int) -> None:
+        super().acknowledge(first, last)
         self.told.tell()
 
-    def refused(self, sequence: int, reason: str) -> None:
-        super().refused(sequence, reason)
+    def mark_refused(self, sequence: int, reason: str) -> None:
+        super().mark_refused(sequence, reason)
         self.told.tell()
 
 
 class ToldEvents(EventQueue):
     told: Told
 
-    def receipt(self, event_ids) -> None:  # type: ignore[no-untyped-def]
-        super().receipt(event_ids)
+    def acknowledge(self, event_ids) -> None:  # type: ignore[no-untyped-def]
+        super().acknowledge(event_ids)
         self.told.tell()
 
-    def refused(self, event_ids, reason: str) -> None:  # type: ignore[no-untyped-def]
-        super().refused(event_ids, reason)
+    def mark_refused(self, event_ids, reason: str) -> None:  # type: ignore[no-untyped-def]
+        super().mark_refused(event_ids, reason)
         self.told.tell()
 
 
@@ -355,7 +355,7 @@ def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
     send(3, 5, 6)
     told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
     assert sorted(aggregator.restored) == [1, 2, 5, 6]
-    whole = {b.sequence: frames.inflated(b.frame) for b in aggregator.batches if b.frame}
+    whole = {b.sequence: frames.inflate_frame(b.frame) for b in aggregator.batches if b.frame}
     assert aggregator.restored | whole == sent
 
 
@@ -416,12 +416,12 @@ def test_an_aggregator_that_sends_no_receipts_is_left(
     client.notify()
     told.until(lambda: aggregator.batches, "sent")
     aggregator.receipts = True
-    agent.clock.advance(RECEIPT_SECONDS_MAX)
+    agent.clock.advance(ACK_SECONDS_MAX)
     client.notify()
     told.until(lambda: agent.random.asked, "left")
     assert "no receipt within 30 s" in client.last_error
     told.until(lambda: aggregator.streams == 2, "came back")
-    agent.clock.advance(RECEIPT_SECONDS_MAX / 2)
+    agent.clock.advance(ACK_SECONDS_MAX / 2)
     client.notify()
     told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
     assert aggregator.sequences == [1, 1]
@@ -529,7 +529,7 @@ def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -
             client.notify()
         assert time.monotonic() - began < GUARD_SECONDS / 2
         while not agent.random.asked:
-            agent.clock.advance(ANSWER_SECONDS_MAX)
+            agent.clock.advance(RESPONSE_SECONDS_MAX)
             client.notify()
             with told.condition:
                 told.condition.wait_for(lambda: agent.random.asked, 0.2)

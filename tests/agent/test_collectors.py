@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import Collector, NoData, Outcome, take_turn
+from gangline.agent.collector import Collector, CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import COLLECTORS, net, pcie, power, rdma
 from gangline.agent.collectors.counter_files import (
     U64_MAX,
-    Device,
-    FolderCollector,
-    Listing,
-    Plan,
-    Source,
+    CollectorSpec,
+    CounterDevice,
+    CounterFileCollector,
+    FileField,
+    PeriodicListing,
 )
 from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.hardware.files import Roots
@@ -36,7 +36,7 @@ from tests.hosts.reading import StoppedClock, as_text, collectors_of, read_host,
 
 ROOT = Path(__file__).parents[2]
 #: What an RDMA collector knows without reading a file.
-NO_NUMBER = Source("", WORD)
+NO_NUMBER = FileField("", WORD)
 DATA = ROOT / "../shared/data/rdma"
 WITHOUT_DATA = pytest.mark.skipif(
     not DATA.exists(), reason="the recordings of ../shared/data are not here"
@@ -70,9 +70,9 @@ def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
     """A container without /sys was reported as fifteen broken sensors."""
     roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
     for name, make in COLLECTORS.items():
-        turn = take_turn(make(roots), StoppedClock())
-        assert (turn.outcome, turn.blocks) == (Outcome.NO_DATA, ()), (name, turn.words)
-        assert len(turn.words) > 10, name
+        turn = run_collector(make(roots), StoppedClock())
+        assert (turn.outcome, turn.blocks) == (CollectOutcome.NO_DATA, ()), (name, turn.message)
+        assert len(turn.message) > 10, name
 
 
 def test_this_machine_is_read_without_error() -> None:
@@ -80,9 +80,13 @@ def test_this_machine_is_read_without_error() -> None:
     collectors = [make(Roots()) for make in COLLECTORS.values()]
     for _ in range(2):
         for collector in collectors:
-            turn = take_turn(collector, SystemClock())
-            assert turn.outcome in (Outcome.OK, Outcome.NO_DATA, Outcome.BLIND), turn
-            assert bool(turn.words) == (turn.outcome is not Outcome.OK)
+            turn = run_collector(collector, SystemClock())
+            assert turn.outcome in (
+                CollectOutcome.OK,
+                CollectOutcome.NO_DATA,
+                CollectOutcome.BLIND,
+            ), turn
+            assert bool(turn.message) == (turn.outcome is not CollectOutcome.OK)
     assert {c.name for c in collectors} >= {"host_1s", "disk_1s"}
 
 
@@ -90,12 +94,12 @@ def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(tmp_path: Path) ->
     """Blocks are made once; a descriptor a turn would end the agent within the hour."""
     host = hosts.unpack("h100-ib", tmp_path)
     collectors = collectors_of(host.roots)
-    first = [take_turn(collector, StoppedClock()).blocks for collector in collectors]
+    first = [run_collector(collector, StoppedClock()).blocks for collector in collectors]
     assert sum(map(len, first)) > 30
     gc.collect()
     open_then = len(os.listdir("/proc/self/fd"))
     for _ in range(15):
-        again = [take_turn(collector, StoppedClock()).blocks for collector in collectors]
+        again = [run_collector(collector, StoppedClock()).blocks for collector in collectors]
         assert all(
             a is b for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)
         )
@@ -138,13 +142,13 @@ def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) 
     """The list named four ports; one went before its files were opened."""
     host = hosts.unpack("h100-ib", tmp_path)
 
-    def list_then_unplug() -> list[Device]:
+    def list_then_unplug() -> list[CounterDevice]:
         ports = rdma_ports(host.roots.sys)
         (host.roots.sys / "class/infiniband/mlx5_1").unlink()
-        return [Device(name, f"{folder}/", rdma.SOURCES) for name, folder in ports.items()]
+        return [CounterDevice(name, f"{folder}/", rdma.FIELDS) for name, folder in ports.items()]
 
-    plan = Plan("rdma_1s", Pace.SECOND, ("rdma_1s",), list_then_unplug, "no port")
-    rows = dict(rows_of(FolderCollector(plan).collect()[0]))
+    plan = CollectorSpec("rdma_1s", Pace.SECOND, ("rdma_1s",), list_then_unplug, "no port")
+    rows = dict(rows_of(CounterFileCollector(plan).collect()[0]))
     assert rows["mlx5_1/1"] is None
     assert rows["mlx5_0/1"] is not None and rows["mlx5_0/1"]["port_state"] == 4
     assert rows["mlx5_3/1"] is not None and rows["mlx5_3/1"]["port_state"] == 1
@@ -172,9 +176,9 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
             (zone / "energy_uj").chmod(0)
         collector = power.rapl_1s(host.roots)
         with as_nobody():
-            turn = take_turn(collector, StoppedClock())
-        assert turn.outcome is Outcome.BLIND
-        assert "CAP_DAC_READ_SEARCH" in turn.words and "chmod" in turn.words
+            turn = run_collector(collector, StoppedClock())
+        assert turn.outcome is CollectOutcome.BLIND
+        assert "CAP_DAC_READ_SEARCH" in turn.message and "chmod" in turn.message
         zones[0].joinpath("energy_uj").chmod(0o444)
         with as_nobody():
             assert [row and row["energy_joules"] for _, row in rows_of(collector.collect()[0])] == [
@@ -182,7 +186,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
                 None,
                 None,
             ]
-        assert "CAP_DAC_READ_SEARCH" in collector.blind_words  # of the two others
+        assert "CAP_DAC_READ_SEARCH" in collector.access_error  # of the two others
 
 
 def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
@@ -260,19 +264,19 @@ def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
             raise PermissionError(13, "Permission denied", point)
         return os.statvfs("/")
 
-    turn = take_turn(Filesystems(host.roots, statvfs), StoppedClock())
-    assert turn.outcome is Outcome.BLIND
-    assert "/scratch disk" in turn.words and "CAP_DAC_READ_SEARCH" in turn.words
+    turn = run_collector(Filesystems(host.roots, statvfs), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND
+    assert "/scratch disk" in turn.message and "CAP_DAC_READ_SEARCH" in turn.message
     assert dict(rows_of(turn.blocks[0]))["/"]
 
 
 def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
     """AMD's RAPL measures and cannot be capped: `no RAPL zone` stood beside its energy."""
     host = hosts.unpack("h200-roce", tmp_path)
-    assert take_turn(power.rapl_1s(host.roots), StoppedClock()).outcome is Outcome.OK
+    assert run_collector(power.rapl_1s(host.roots), StoppedClock()).outcome is CollectOutcome.OK
     assert (
         "no RAPL zone with a power cap"
-        in take_turn(power.rapl_10s(host.roots), StoppedClock()).words
+        in run_collector(power.rapl_10s(host.roots), StoppedClock()).message
     )
 
 
@@ -300,14 +304,15 @@ def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
 def test_a_list_is_made_again_after_its_turns() -> None:
     """Time is counted in turns: a collector at 10 s lists each minute, not each turn."""
     values = iter(([1], [1], [2]))
-    listing = Listing(lambda: next(values), Pace.TEN_SECONDS, seconds=60)
-    seen = [listing.renew() for _ in range(13)]
+    listing = PeriodicListing(lambda: next(values), Pace.TEN_SECONDS, seconds=60)
+    seen = [listing.refresh() for _ in range(13)]
     assert [turn for turn, changed in enumerate(seen) if changed] == [0, 12]
     assert listing.value == [2]
 
 
 @pytest.mark.parametrize(
-    "sources", [net.SOURCES, rdma.SOURCES, pcie.LINK, pcie.AER, pcie.AER_ROOT_PORT]
+    "sources",
+    [net.FIELDS, rdma.FIELDS, pcie.LINK_FIELDS, pcie.AER_FIELDS, pcie.AER_ROOT_PORT_FIELDS],
 )
 def test_sources_name_signals_of_the_catalogue(sources: dict[str, object]) -> None:
     """A misspelt signal would be found by the first host that has the device, far from here."""
@@ -326,7 +331,7 @@ def test_ports_of_a_real_h100_host_are_read_raw(tmp_path: Path) -> None:
     rows = dict(rows_of(blocks["rdma_1s_changes"]))
     assert len(rows) == 9
     assert rows["mlx5_1/1"] is not None and rows["mlx5_1/1"]["link_downed_events"] == 255
-    for signal, source in rdma.SOURCES.items():
+    for signal, source in rdma.FIELDS.items():
         if source.shape == WORD:
             continue  # read as the number of a word: tests/ext/test_counterfiles.py
         for device in rows:
@@ -352,7 +357,7 @@ def test_counters_of_recorded_files_are_numbers_or_missing(tmp_path: Path) -> No
         for block in make(roots).collect():
             for device, row in rows_of(block):
                 for column, value in (row or {}).items():
-                    if value is None or rdma.SOURCES.get(f"rdma.{column}", NO_NUMBER).shape == WORD:
+                    if value is None or rdma.FIELDS.get(f"rdma.{column}", NO_NUMBER).shape == WORD:
                         continue
                     values += 1
                     assert_as_written(roots, f"rdma.{column}", device, value)
@@ -361,7 +366,7 @@ def test_counters_of_recorded_files_are_numbers_or_missing(tmp_path: Path) -> No
 
 def assert_as_written(roots: Roots, signal: str, device: str, value: float) -> None:
     name, port = device.split("/")
-    source = rdma.SOURCES[signal]
+    source = rdma.FIELDS[signal]
     path = roots.sys / "class/infiniband" / name / "ports" / port / source.file
     word = path.read_text().replace(":", " ").split()[0]
     assert value == float(word) * source.scale, (signal, device)

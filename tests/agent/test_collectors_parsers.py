@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from gangline.agent.hardware import host, pci, storage
 from gangline.agent.hardware.files import (
     KEY_BYTES_MAX,
-    KeptFile,
+    OpenFile,
     device_key,
     names_in,
     parse_unsigned,
     read_text,
 )
-from gangline.contract.counters import BLANK_32, Nature, classify, counted
+from gangline.contract.counters import BLANK_32, CounterSpec, classify, counter_delta
 from gangline.ext.counterfiles import Meter
 from gangline.ext.hostfiles import CoreTimes, HostTimes, diskstats, line_numbers, pressure
 
@@ -234,7 +234,7 @@ def test_energy_is_never_invented(range_uj: int | None, readings: list[int | Non
     step rises by more than lay between the two readings on the way up or over the end."""
     meter, total, last = Meter(range_uj or 0), 0, None
     for reading in readings:
-        step = counted(last, reading, Nature(span=range_uj or 0))
+        step = counter_delta(last, reading, CounterSpec(wraps_after=range_uj or 0))
         sum_now = meter.add(reading)
         if reading is None or classify(reading) is not None or 0 < (range_uj or 0) < reading:
             assert sum_now is None
@@ -263,7 +263,7 @@ def test_chain_to_the_root_and_nearness(tmp_path: Path) -> None:
 def test_kept_file_outlives_its_file(tmp_path: Path) -> None:
     """Read from the start each time; a file that cannot be read is empty, and found when it comes."""
     path = tmp_path / "stat"
-    kept = KeptFile(path)
+    kept = OpenFile(path)
     assert kept.read() == b""
     assert not kept.denied
     path.write_text("one")

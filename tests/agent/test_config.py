@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.config import AgentConfig, check_address, check_host, unread
+from gangline.agent.config import AgentConfig, check_address, check_host, label_error
 from gangline.agent.main import read_labels
 from gangline.contract import topology
 from gangline.contract.settings import SettingsError, load
@@ -108,13 +108,15 @@ def test_a_label_of_ours_that_no_aggregator_reads() -> None:
     """A thousand hosts registered with `gangline.rak`, and stood nowhere: a dark rack was a dozen dark hosts."""
     for wrong in ("gangline.rak=r12", "gangline.=r12"):
         name = wrong.partition("=")[0]
-        assert unread(wrong).startswith(f"{name}: expected one of gangline.rack, gangline.power_d")
+        assert label_error(wrong).startswith(
+            f"{name}: expected one of gangline.rack, gangline.power_d"
+        )
     for long in ("rack=" + "x" * 129, "rails=" + "x" * 129, "rails=" + " ".join("x" * 65)):
         words = "at most 128 characters (of gangline.rails up to 64 such names)"
-        assert words in unread(topology.LABEL_PREFIX + long)
+        assert words in label_error(topology.LABEL_PREFIX + long)
     for good in ("rails=" + " ".join(["x" * 128] * 3), *(f"{name}=x" for name in topology.FIELDS)):
-        assert not unread(topology.LABEL_PREFIX + good)
-    assert not unread("site=a")
+        assert not label_error(topology.LABEL_PREFIX + good)
+    assert not label_error("site=a")
 
 
 def test_such_a_label_is_left_out_at_a_start(caplog: pytest.LogCaptureFixture) -> None:

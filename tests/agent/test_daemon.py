@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import NoData, Outcome, Turn
-from gangline.agent.daemon import Daemon, Patience, Skips
-from gangline.agent.events import Teller
-from gangline.agent.frame_builder import Framer
-from gangline.agent.sampler.messages import Timed
+from gangline.agent.collector import CollectOutcome, CollectResult, NoData
+from gangline.agent.daemon import Daemon, LoopTimeouts, SkipCounter
+from gangline.agent.events import EventPublisher
+from gangline.agent.frame_builder import FrameBuilder
+from gangline.agent.sampler.messages import TimedResult
 from gangline.agent.spool.spool import Spool
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -118,19 +118,19 @@ class Fixture:
         self.clock = HandedClock()
         self.spool, self.events, self.client = KeptFrames(), KeptEvents(), CountingClient()
         self.stop = threading.Event()
-        self.framer = Framer(RUN, BOOT)
+        self.framer = FrameBuilder(RUN, BOOT)
         ids = (f"event-{number}" for number in itertools.count(1))
         notify = self.client.notify
-        self.teller = Teller(self.clock, self.events, notify, lambda: next(ids), BOOT)
+        self.teller = EventPublisher(self.clock, self.events, notify, lambda: next(ids), BOOT)
         self.daemon = Daemon(
             collectors,
             clock=self.clock,
             spool=self.spool,
             events=self.events,
             client=self.client,
-            framer=self.framer,
-            patience=Patience(linger_seconds=linger_seconds),
-            teller=self.teller,
+            frame_builder=self.framer,
+            timeouts=LoopTimeouts(frame_wait_seconds=linger_seconds),
+            publisher=self.teller,
         )
 
     def run(self, seconds: int) -> None:
@@ -187,14 +187,14 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
     """One port of eight is a restricted function: seven good readings must not be thrown away for it."""
 
     class OneEyed(Numa):
-        blind_words = "mlx5_7/1 refuses its counters; give it to the host with: rdma system set"
+        access_error = "mlx5_7/1 refuses its counters; give it to the host with: rdma system set"
 
     made = Fixture(OneEyed())
     made.run(1)
     ((_, block),) = made.tables("numa_10s")
     assert block.rows == 2
     ((_, device, code, words),) = made.outcomes()
-    assert (device, code, words) == ("numa", Outcome.BLIND, OneEyed.blind_words)
+    assert (device, code, words) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
 
 
 def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
@@ -205,7 +205,7 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
     made = Fixture(inventory)
     made.run(1)
     for _ in range(25):
-        made.teller.renew_inventory("eth0 appeared")
+        made.teller.request_inventory("eth0 appeared")
         made.run(1)
     assert inventory.turns == 1 + 3
 
@@ -213,8 +213,8 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
     """An event without id could not be told from another; one without time is of no use at 3 a.m."""
     made = Fixture()
-    made.teller.tell(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
-    made.teller.tell(telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6))
+    made.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
+    made.teller.publish(telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6))
     first, second = made.events.events
     assert (first.event_id, first.boottime_ns, first.wall_time_ns) == (
         "event-1",
@@ -275,12 +275,12 @@ def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
     made.run(60)
     assert (healthy.turns, made.tables("numa_10s")) == (60, [])
     words = "ValueError: expected MemTotal, got ''"
-    assert made.outcomes() == [("event-1", "numa", Outcome.ERROR, words)]
+    assert made.outcomes() == [("event-1", "numa", CollectOutcome.ERROR, words)]
     event = made.events.events[0]
     assert (event.name, event.device_kind) == ("collector.outcome", "collector")
     assert (event.boottime_ns, event.wall_time_ns) == (START, START + 1_700_000_000 * SECOND)
     _, turns = made.tables("collector_10s")[-1]
-    assert [cell(turns, row, 1) for row in range(2)] == [Outcome.ERROR, Outcome.OK]
+    assert [cell(turns, row, 1) for row in range(2)] == [CollectOutcome.ERROR, CollectOutcome.OK]
 
 
 def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
@@ -293,8 +293,8 @@ def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
     made = Fixture(Numa(act))
     made.run(40)
     assert made.outcomes() == [
-        ("event-1", "numa", Outcome.NO_DATA, "no RDMA device"),
-        ("event-2", "numa", Outcome.OK, ""),
+        ("event-1", "numa", CollectOutcome.NO_DATA, "no RDMA device"),
+        ("event-2", "numa", CollectOutcome.OK, ""),
     ]
 
 
@@ -334,9 +334,9 @@ def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
     def refuse(*_: object) -> bytes:
         raise MemoryError("not now")
 
-    made.framer.frame = refuse  # type: ignore[method-assign, assignment]
+    made.framer.build = refuse  # type: ignore[method-assign, assignment]
     made.run(3)
-    del made.framer.frame
+    del made.framer.build
     made.run(2)
     assert host.turns == 5
     assert len(made.spool.frames) == 2
@@ -395,14 +395,17 @@ def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
 
 def test_turns_that_a_sampler_left_out_are_counted_from_when_it_took_the_others() -> None:
     """A takeover begins a schedule of its own, which knows nothing of the turns before it."""
-    skips = Skips({"gpu_1s": SECOND})
+    skips = SkipCounter({"gpu_1s": SECOND})
 
-    def turn(at: float, outcome: Outcome = Outcome.OK) -> int:
-        return skips.count(Timed(int(at * SECOND), Turn("gpu_1s", (), 0.0, outcome)))
+    def turn(at: float, outcome: CollectOutcome = CollectOutcome.OK) -> int:
+        return skips.count(TimedResult(int(at * SECOND), CollectResult("gpu_1s", (), 0.0, outcome)))
 
     assert [turn(at) for at in (10.01, 11.2, 12.0)] == [0, 0, 0]
-    assert turn(12.5, Outcome.HUNG) == 0  # said of it, not taken
+    assert turn(12.5, CollectOutcome.HUNG) == 0  # said of it, not taken
     assert turn(15.9) == 2
     assert [turn(at) for at in (15.95, 16.0, 17.99)] == [2, 2, 2]
-    assert [turn(at, Outcome.NO_DATA) for at in (18.0, 28.0)] == [2, 2]  # it has nothing to say
+    assert [turn(at, CollectOutcome.NO_DATA) for at in (18.0, 28.0)] == [
+        2,
+        2,
+    ]  # it has nothing to say
     assert [turn(at) for at in (38.0, 40.0)] == [2, 3]

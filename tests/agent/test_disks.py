@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import NoData, Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems, NvmeControllers, NvmeSmart
 from gangline.agent.hardware import storage
 from gangline.agent.inventory import host as kernel
@@ -275,9 +275,9 @@ def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None
     def refuse(device: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(device))
 
-    turn = take_turn(NvmeSmart(host.roots, refuse), StoppedClock())
-    assert turn.outcome is Outcome.BLIND
-    assert "nvme0" in turn.words and "CAP_SYS_ADMIN" in turn.words
+    turn = run_collector(NvmeSmart(host.roots, refuse), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND
+    assert "nvme0" in turn.message and "CAP_SYS_ADMIN" in turn.message
     drive = rows(turn.blocks[0])["nvme0"]
     assert drive and drive["temperature_celsius"] == 43.85 and drive["media_errors"] is None
 
@@ -293,9 +293,9 @@ def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_p
     def refuse(device: Path) -> bytes:
         raise OSError(code, os.strerror(code), str(device))
 
-    turn = take_turn(NvmeSmart(hosts.unpack("h100-ib", tmp_path).roots, refuse), StoppedClock())
-    assert turn.outcome is (Outcome.BLIND if words else Outcome.OK)
-    assert words in turn.words
+    turn = run_collector(NvmeSmart(hosts.unpack("h100-ib", tmp_path).roots, refuse), StoppedClock())
+    assert turn.outcome is (CollectOutcome.BLIND if words else CollectOutcome.OK)
+    assert words in turn.message
 
 
 def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
     assert found["nvme1"] is None
     drive = found["nvme0"]
     assert drive and (drive["temperature_celsius"], drive["media_errors"]) == (27.0, 3)
-    assert smart.blind_words == ""
+    assert smart.access_error == ""
     power = host.roots.sys / "class/nvme/nvme0/device/power"
     power.mkdir(parents=True)
     (power / "runtime_status").write_text("suspended\n")
@@ -386,7 +386,7 @@ def test_states_of_controllers(tmp_path: Path) -> None:
 @given(st.text(max_size=20))
 def test_any_word_is_a_state_or_none(word: str) -> None:
     """`N/A`, another kernel's word, another script: no code is invented."""
-    assert storage.parse_state(word) == storage.NVME_STATES.get(word)
+    assert storage.parse_nvme_state(word) == storage.NVME_STATES.get(word)
 
 
 def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> None:

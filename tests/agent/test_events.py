@@ -36,12 +36,12 @@ def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
     for number in range(5):
         queue.put(xid(number))
     queue.put(xid(3))  # the same again
-    queue.receipt(["event-0", "event-2", "unknown"])
+    queue.acknowledge(["event-0", "event-2", "unknown"])
     assert ids(queue) == ["event-1", "event-3", "event-4"]
     assert queue.pending(1) == [xid(1)]
     queue = reopened(queue)
     assert set(ids(queue)) >= {"event-1", "event-3", "event-4"}
-    queue.receipt(ids(queue))
+    queue.acknowledge(ids(queue))
     queue = reopened(queue)
     assert (ids(queue), queue.dropped_events) == ([], 0)
     queue.close()
@@ -102,7 +102,7 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     queue.put(xid(0))
     for number in range(1, 200):
         queue.put(xid(number, "x" * 2000))
-        queue.receipt([f"event-{number}"])
+        queue.acknowledge([f"event-{number}"])
     assert (tmp_path / "events" / "events").stat().st_size < 100_000
     queue = reopened(queue)
     assert "event-0" in ids(queue)
@@ -158,9 +158,9 @@ def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
     queue.put(revision(0, 1))
     assert queue.pending(9) == [revision(0, 1)]
     queue.put(revision(1, 20))
-    queue.receipt(["storm"])
+    queue.acknowledge(["storm"])
     assert queue.pending(9) == [revision(1, 20)]
-    queue.receipt(["storm"])
+    queue.acknowledge(["storm"])
     assert queue.pending(9) == []
     queue.put(revision(2, 30))
     assert queue.pending(9) == [revision(2, 30)]
@@ -245,9 +245,9 @@ def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
     queue.put(xid(0))
     assert [event.event_id for event in queue.pending(2)] == ["event-0", "job-0"]
     queue.put(of_job(0, revision=1))  # one that came since then goes on waiting
-    queue.receipt(["event-0", "job-0"])
+    queue.acknowledge(["event-0", "job-0"])
     assert ids(queue) == ["job-0", "job-1", "job-2"]
-    queue.receipt(ids(queue))
+    queue.acknowledge(ids(queue))
     queue.put(xid(1))
     assert ids(queue) == ["event-1"]
     queue.close()

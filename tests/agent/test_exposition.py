@@ -16,12 +16,17 @@ from hypothesis import strategies as st
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from gangline.agent.latest import Latest
+from gangline.agent.latest import LatestReadings
 from gangline.agent.local import metrics
-from gangline.agent.local.metrics import OWN_SERIES, Exposition, labels_for, name_of, unit_of
+from gangline.agent.local.metrics import META_SERIES, Exposition, labels_for, name_of, unit_of
 from gangline.contract import metrics_http
 from gangline.contract.block import Block, is_float
-from gangline.contract.metrics_http import Family, Form, number, text_of
+from gangline.contract.metrics_http import (
+    ExpositionFormat,
+    Family,
+    format_number,
+    render_exposition,
+)
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME, SIGNALS, TABLES
 
@@ -33,18 +38,18 @@ ABOUT = {"version": "0.1.0", "host": "gpu-017"}
 Sample = tuple[str, dict[str, str], float]
 
 
-def host(name: str) -> Latest:
+def host(name: str) -> LatestReadings:
     """The last readings of a host of `tests/hosts`, all taken at boot time 0."""
     tables: dict[str, dict[str, dict[str, Any] | None]] = json.loads(
         (HOSTS / f"{name}.json").read_text()
     )["tables"]
-    latest = Latest()
+    latest = LatestReadings()
     for table, rows in tables.items():
         block = Block(table, list(rows))
         for row, values in enumerate(rows.values()):
             for column, signal in enumerate(TABLES[table]):
                 put(block, column, row, (values or {}).get(signal.column))
-        latest.take(0, [block])
+        latest.update(0, [block])
     return latest
 
 
@@ -65,15 +70,17 @@ def reading(table: str, devices: list[str], **values: list[float | None]) -> Blo
     return block
 
 
-def exposition(latest: Latest, series_max: int = 400, **more: Any) -> Exposition:
+def exposition(latest: LatestReadings, series_max: int = 400, **more: Any) -> Exposition:
     arguments: dict[str, Any] = {"boottime_ns": lambda: 0, "attributes": dict} | more
-    return Exposition(latest, about=ABOUT, series_max=series_max, **arguments)
+    return Exposition(latest, info_labels=ABOUT, series_max=series_max, **arguments)
 
 
-def samples(families: list[Family], form: Form = Form.OPENMETRICS) -> list[Sample]:
+def samples(
+    families: list[Family], form: ExpositionFormat = ExpositionFormat.OPENMETRICS
+) -> list[Sample]:
     """What the parser of Prometheus' own Python client makes of the text."""
-    parse: Any = openmetrics_parser if form is Form.OPENMETRICS else plain_parser
-    text = text_of(families, form).decode()
+    parse: Any = openmetrics_parser if form is ExpositionFormat.OPENMETRICS else plain_parser
+    text = render_exposition(families, form).decode()
     return [
         (sample.name, sample.labels, sample.value)
         for family in parse.text_string_to_metric_families(text)
@@ -81,9 +88,9 @@ def samples(families: list[Family], form: Form = Form.OPENMETRICS) -> list[Sampl
     ]
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", ExpositionFormat)
 @pytest.mark.parametrize("name", ["h100-ib", "h200-roce", "gb200-nvl72", "plain-vm"])
-def test_every_host_is_parsed_by_prometheus_client(name: str, form: Form) -> None:
+def test_every_host_is_parsed_by_prometheus_client(name: str, form: ExpositionFormat) -> None:
     """One family that Prometheus cannot read costs it the whole scrape of the host."""
     families = exposition(host(name), series_max=100_000).families()
     read = samples(families, form)
@@ -97,7 +104,9 @@ def test_every_host_is_parsed_by_promtool(name: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (it is in Debian's package `prometheus`)")
-    text = text_of(exposition(host(name), series_max=100_000).families(), Form.TEXT)
+    text = render_exposition(
+        exposition(host(name), series_max=100_000).families(), ExpositionFormat.TEXT
+    )
     checked = subprocess.run(
         [promtool, "check", "metrics"], input=text, check=False, capture_output=True, timeout=60
     )
@@ -105,7 +114,7 @@ def test_every_host_is_parsed_by_promtool(name: str) -> None:
 
 
 def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
-    names = Counter(name_of(signal) for signal in metrics.IN_ORDER)
+    names = Counter(name_of(signal) for signal in metrics.SIGNALS_BY_PRIORITY)
     assert names.most_common(1)[0][1] == 1
     assert len(names) == sum(
         signal.kind is not Kind.EVENT and signal.column != "counter_epoch_count"
@@ -120,15 +129,15 @@ def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
     }
     for name, expected in named.items():
         assert (name_of(BY_NAME[name]), unit_of(BY_NAME[name])) == expected
-    for signal in metrics.IN_ORDER:
+    for signal in metrics.SIGNALS_BY_PRIORITY:
         assert name_of(signal).endswith(unit_of(signal))
 
 
 def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
     """A signal was renamed, and the alarm that stood on it lost its series to a fan's speed."""
-    assert len(set(metrics.NAMED)) == len(metrics.NAMED)
-    shown = [signal.name for signal in metrics.IN_ORDER]
-    assert shown[: len(metrics.NAMED)] == list(metrics.NAMED)
+    assert len(set(metrics.METRIC_PRIORITY)) == len(metrics.METRIC_PRIORITY)
+    shown = [signal.name for signal in metrics.SIGNALS_BY_PRIORITY]
+    assert shown[: len(metrics.METRIC_PRIORITY)] == list(metrics.METRIC_PRIORITY)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +174,9 @@ def test_a_device_is_known_by_what_stays(kind: str, key: str, labels: dict[str, 
 
 
 def test_values_keep_their_digits_and_missing_is_not_zero() -> None:
-    latest = Latest()
+    latest = LatestReadings()
     big = 2**64 - 1
-    latest.take(
+    latest.update(
         0,
         [
             reading("gpu_1s", ["GPU-a", "GPU-b"], sm_clock_hertz=[1.98e9, None]),
@@ -175,7 +184,11 @@ def test_values_keep_their_digits_and_missing_is_not_zero() -> None:
             reading("gpu_1s_changes", ["GPU-a"], violation_base_clocks_nanoseconds=[5_000_000_001]),
         ],
     )
-    lines = text_of(exposition(latest).families(), Form.OPENMETRICS).decode().splitlines()
+    lines = (
+        render_exposition(exposition(latest).families(), ExpositionFormat.OPENMETRICS)
+        .decode()
+        .splitlines()
+    )
     assert 'gangline_gpu_sm_clock_hertz{uuid="GPU-a"} 1980000000.0' in lines
     assert 'gangline_gpu_violation_base_clocks_seconds_total{uuid="GPU-a"} 5.000000001' in lines
     assert f'gangline_rdma_received_bytes_total{{device="mlx5_0",port="1"}} {big}' in lines
@@ -189,9 +202,9 @@ def test_values_keep_their_digits_and_missing_is_not_zero() -> None:
 def test_old_readings_are_left_out_and_counted() -> None:
     """A GPU had fallen off the bus an hour ago; its last temperature, a good one, was still shown."""
     now = [0]
-    latest = Latest()
-    latest.take(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
-    latest.take(0, [reading("rdma_10s", ["mlx5_0/1"], link_layer_code=[1])])
+    latest = LatestReadings()
+    latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
+    latest.update(0, [reading("rdma_10s", ["mlx5_0/1"], link_layer_code=[1])])
     made = exposition(latest, boottime_ns=lambda: now[0])
 
     def shown() -> tuple[set[str], float]:
@@ -219,7 +232,7 @@ def test_no_more_series_than_asked_for(name: str, series_max: int) -> None:
     left_out = {name: value for name, _, value in read}["gangline_metrics_left_out_series"]
     assert len(read) + left_out == everything
     if series_max == 400:
-        assert len(read) > 390 - sum(metrics.RESERVED.values())
+        assert len(read) > 390 - sum(metrics.RESERVED_SERIES.values())
 
 
 def test_what_fails_and_what_is_slow_comes_before_what_is_there() -> None:
@@ -238,17 +251,17 @@ def test_what_fails_and_what_is_slow_comes_before_what_is_there() -> None:
 def test_a_silent_device_makes_no_room_for_others() -> None:
     """Each time a GPU hung, eight other series appeared, and each alarm on an absent series rang."""
     gpus = [f"GPU-{n}" for n in range(4)]
-    latest = Latest()
+    latest = LatestReadings()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
-    latest.take(0, hot)
-    made = exposition(latest, OWN_SERIES + sum(metrics.RESERVED.values()) + 4)
+    latest.update(0, hot)
+    made = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
     before = {name for name, _, _ in samples(made.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before
     hung = reading(
         "gpu_1s", gpus, temperature_celsius=[None] * 3 + [50.0], memory_free_bytes=[1.0] * 4
     )
-    latest.take(0, [hung])
+    latest.update(0, [hung])
     after = samples(made.families())
     assert {name for name, _, _ in after} == before
     assert sum(name == "gangline_gpu_temperature_celsius" for name, _, _ in after) == 1
@@ -260,24 +273,35 @@ def test_what_begins_to_hang_moves_nothing_else() -> None:
     latest = host("h100-ib")
     made = exposition(latest)
     before = {name for name, _, _ in samples(made.families())}
-    latest.take(0, [reading("probe_1s", ["gpu 0000:9b:00.0"], hung_seconds=[3.5], state=[1])])
+    latest.update(0, [reading("probe_1s", ["gpu 0000:9b:00.0"], hung_seconds=[3.5], state=[1])])
     after = {name for name, _, _ in samples(made.families())}
     assert after == before | {"gangline_probe_hung_seconds", "gangline_probe_state"}
 
 
 def test_the_same_readings_are_the_same_text() -> None:
-    first = text_of(exposition(host("h200-roce")).families(), Form.OPENMETRICS)
-    assert text_of(exposition(host("h200-roce")).families(), Form.OPENMETRICS) == first
+    first = render_exposition(
+        exposition(host("h200-roce")).families(), ExpositionFormat.OPENMETRICS
+    )
+    assert (
+        render_exposition(exposition(host("h200-roce")).families(), ExpositionFormat.OPENMETRICS)
+        == first
+    )
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@given(WORDS, WORDS, st.floats(), st.sampled_from(Form))
-def test_any_words_come_back_as_they_were(label: str, words: str, value: float, form: Form) -> None:
+@given(WORDS, WORDS, st.floats(), st.sampled_from(ExpositionFormat))
+def test_any_words_come_back_as_they_were(
+    label: str, words: str, value: float, form: ExpositionFormat
+) -> None:
     """A file system was mounted on a folder with a quote in its name; the host vanished from all graphs."""
     family = Family(
-        "gangline_x", "gauge", "", words, [(metrics_http.labels_of({"a": label}), number(value))]
+        "gangline_x",
+        "gauge",
+        "",
+        words,
+        [(metrics_http.format_labels({"a": label}), format_number(value))],
     )
     ((name, labels, read),) = samples([family], form)
     assert (name, labels) == ("gangline_x", {"a": label})
@@ -286,8 +310,8 @@ def test_any_words_come_back_as_they_were(label: str, words: str, value: float, 
 
 def test_bytes_that_are_no_text_are_spelt_out() -> None:
     """Two mount points that differed in such a byte became one series twice, which Prometheus refuses."""
-    latest = Latest()
-    latest.take(0, [reading("filesystem_60s", ["/\udcff", "/\udcfe"], size_bytes=[1.0, 2.0])])
+    latest = LatestReadings()
+    latest.update(0, [reading("filesystem_60s", ["/\udcff", "/\udcfe"], size_bytes=[1.0, 2.0])])
     labels = [labels for _, labels, _ in samples(exposition(latest).families()) if labels]
     assert {"mountpoint": "/\\udcff"} in labels
     assert {"mountpoint": "/\\udcfe"} in labels

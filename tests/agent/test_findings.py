@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX, RECORDS_MAX
 from gangline.agent.local.findings_state import FindingsState
-from gangline.agent.local.policy_rules import UNSEEN_SECONDS_MAX
+from gangline.agent.local.policy_rules import UNREAD_SECONDS_MAX
 from gangline.agent.sampler.pool import ProbeTables
-from gangline.aggregator.fleet.active_events import ENDINGS
-from gangline.aggregator.model import State
-from gangline.aggregator.scoring.rules.events import KINDS
+from gangline.aggregator.fleet.active_events import EVENT_POLICY
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.rules.events import EVENT_KINDS
 from gangline.aggregator.scoring.rules.missing_gpus import MISSING
 from gangline.contract import host_policy
-from gangline.contract.host_policy import LOCAL_EVENTS, Policy, Severity, builtin
+from gangline.contract.host_policy import LOCAL_EVENTS, FindingSeverity, Policy, builtin
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
 from tests.agent.sampler.watched import GPUS, Watched
@@ -121,7 +121,7 @@ def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
     assert name in host.after(seconds)
     (finding,) = [one for one in host.findings.findings if one.name == name]
     assert finding.device == device and host.now_ns - finding.confirmed_ns <= 10 * SECOND
-    assert "{" not in finding.words
+    assert "{" not in finding.message
 
 
 @pytest.mark.parametrize("name", READINGS)
@@ -172,16 +172,18 @@ def test_the_aggregator_is_not_contradicted() -> None:
         if not row.event or row.policy:
             continue
         if row.event in LOCAL_EVENTS:  # its rule has no event to end
-            assert MISSING.state is State.UNHEALTHY and row.severity is Severity.FATAL
+            assert MISSING.state is HealthState.UNHEALTHY and row.severity is FindingSeverity.FATAL
             continue
-        ending = ENDINGS[row.event]
+        ending = EVENT_POLICY[row.event]
         assert row.clears.value == ending.clears.value, row.name
         assert row.clear_seconds == ending.seconds, row.name
         kinds = [
-            k for (n, c), k in KINDS.items() if n == row.event and (c in row.codes or not row.codes)
+            k
+            for (n, c), k in EVENT_KINDS.items()
+            if n == row.event and (c in row.codes or not row.codes)
         ]
-        fatal = {kind.rule.state is State.UNHEALTHY for kind in kinds}
-        assert fatal == {row.severity is Severity.FATAL}, row.name
+        fatal = {kind.rule.state is HealthState.UNHEALTHY for kind in kinds}
+        assert fatal == {row.severity is FindingSeverity.FATAL}, row.name
 
 
 def test_xids_follow_their_policy() -> None:
@@ -198,7 +200,7 @@ def test_xids_follow_their_policy() -> None:
     host.after(1)
     host.read(GPU, {"gpu.counter_epoch_count": 2})
     assert host.after(2) == ["xid79"]  # the reset ended 63, not what needs a boot
-    assert host.findings.cleared[-1].why == "the GPU was reset"
+    assert host.findings.cleared[-1].reason == "the GPU was reset"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> 
     assert host.findings.findings[0].severity == "application"
     host.event("host.out_of_memory", 0, "host", attributes={"constraint": "CONSTRAINT_NONE"})
     assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
-    host.findings.use(builtin())
+    host.findings.set_policy(builtin())
     assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
 
 
@@ -304,7 +306,7 @@ def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
     host.unread("gpu_1s")
     assert host.after(60, 10) == ["gpu_lost"]
     assert host.now_ns - host.findings.findings[0].confirmed_ns == 60 * SECOND
-    assert host.after(UNSEEN_SECONDS_MAX, 10) == []
+    assert host.after(UNREAD_SECONDS_MAX, 10) == []
 
 
 def test_a_gap_in_the_readings_is_no_duration() -> None:
@@ -361,8 +363,8 @@ def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
     for _ in range(seconds):
         host.run(1)
         local.now_ns = host.world.now_ns
-        local.latest.take(local.now_ns, tables.blocks(host.samplers.states(), (), str))
-        local.findings.turn(local.latest.tables, local.now_ns)
+        local.latest.update(local.now_ns, tables.blocks(host.samplers.states(), (), str))
+        local.findings.evaluate(local.latest.tables, local.now_ns)
     found = local.findings.findings
     return {
         name: tuple(f"{one.device}" for one in found if one.name == name) for name in local.names()
@@ -408,7 +410,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
     names = host.after(1)
     assert names[0] == "xid79" and len(names) <= FINDINGS_MAX
     assert host.findings.dropped_events == 2 * EVENTS_WAITING_MAX + 1
-    assert len(host.findings.reported.records) <= RECORDS_MAX
+    assert len(host.findings.event_findings.records) <= RECORDS_MAX
     assert len(host.findings.cleared) <= CLEARED_MAX
     for _ in range(100):
         host.event("gpu.xid", 79, event_id="the same", count=800_000)
@@ -427,11 +429,11 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     old = host.findings
     kept = FindingsState(
         BOOT,
-        old.reported.watched_since_ns,
+        old.event_findings.watched_since_ns,
         host.now_ns,
-        tuple(old.reported.events()),
-        old.resets.at_ns,
-        old.resets.energy_joules,
+        tuple(old.event_findings.events()),
+        old.reset_detector.last_reset_ns,
+        old.reset_detector.energy_joules,
         old.once_well(),
     )
     after = Host(now_ns=host.now_ns + 60 * SECOND)
@@ -451,7 +453,7 @@ def test_what_is_older_than_the_agent_is_not_enforced() -> None:
     host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
     host.after(1)
     seen = {one.name: one for one in host.findings.findings}
-    assert not seen["xid95"].enforceable and "a reset may have ended it" in seen["xid95"].words
+    assert not seen["xid95"].enforceable and "a reset may have ended it" in seen["xid95"].message
     assert seen["xid79"].enforceable  # only a boot ends it, and this is that boot
     assert seen["xid119"].enforceable
 
@@ -470,11 +472,11 @@ def test_an_event_told_again_does_not_come_back() -> None:
 def test_a_device_is_one_by_address_and_by_uuid() -> None:
     """The kernel names a GPU by address, before the inventory has said whose that is."""
     host = Host()
-    host.findings.know({})
+    host.findings.set_gpu_addresses({})
     host.event("gpu.xid", 79)
     host.after(1)
     assert host.findings.findings[0].device == ADDRESS
-    host.findings.know({GPU: ADDRESS.upper()})
+    host.findings.set_gpu_addresses({GPU: ADDRESS.upper()})
     host.after(1)
     (found,) = host.findings.findings
     assert found.device == GPU and host.findings.address_of(GPU) == ADDRESS
@@ -486,10 +488,10 @@ def test_another_policy_keeps_what_its_same_rows_know() -> None:
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
     host.after(3)
-    without = host_policy.laid_over(
+    without = host_policy.overlay(
         host_policy.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
     )
-    host.findings.use(without)
+    host.findings.set_policy(without)
     host.read(PORT, ONCE["rdma_port_down"][2])
     assert host.after(40) == ["rdma_port_down"]
 
@@ -531,12 +533,15 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
             if often is _OF_A_RESET and choice == 2:
                 each.event("gpu.xid", 95, device)
         for _ in range(seconds):
-            for table in thorough.findings.tables:
-                table.restless = table.lookers
+            for table in thorough.findings.table_triggers:
+                table.always_due = table.triggers
             host.after(1)
             thorough.after(1)
             assert host.findings.findings == thorough.findings.findings
-            assert host.findings.resets.at_ns == thorough.findings.resets.at_ns
+            assert (
+                host.findings.reset_detector.last_reset_ns
+                == thorough.findings.reset_detector.last_reset_ns
+            )
 
 
 def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
@@ -549,7 +554,7 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
     host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
     host.after(60)
     host.read(GPU, {"gpu.energy_joules": 6e6})
-    tables = {each.name: each for each in host.findings.tables}
+    tables = {each.name: each for each in host.findings.table_triggers}
     for name in ("gpu_1s", "gpu_1s_changes", "rdma_1s", "nvlink_10s_changes", "filesystem_60s"):
         assert not tables[name].due(host.table(name))
     host.read(GPU, {"gpu.lost_state": 1})
@@ -574,7 +579,7 @@ def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 2})
     host.table("gpu_1s_changes")
     host.now_ns += 3_600 * SECOND
-    host.findings.turn(host.latest.tables, host.now_ns)
+    host.findings.evaluate(host.latest.tables, host.now_ns)
     assert host.after(5) == ["gpu_ecc_uncorrected"]
 
 
@@ -602,4 +607,4 @@ def _with_row(lines: str) -> Policy:
         clears = "reading"
         source = "assumed"
     """
-    return host_policy.laid_over(host_policy.parse(text), builtin())
+    return host_policy.overlay(host_policy.parse(text), builtin())

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import Outcome, Turn, take_turn
-from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
+from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
+from gangline.agent.collectors.nvml_session import RETRY_SECONDS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import driver_gpus, parse_uuid
 from gangline.contract.block import Block, is_float
@@ -27,7 +27,7 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
 
-LANES: list[Callable[[Roots], GpuLane]] = [GpuSecond, GpuTenSeconds, GpuMinute]
+LANES: list[Callable[[Roots], NvmlCollector]] = [GpuSecond, GpuTenSeconds, GpuMinute]
 #: What the agent says of its own reading.
 OF_THE_AGENT = {
     "counter_epoch_count",
@@ -41,9 +41,9 @@ UNPROVEN = {
 }
 #: A wait that is longer than this is a failed test; nothing is timed by it.
 
-Lane = Callable[..., GpuLane]
+Lane = Callable[..., NvmlCollector]
 #: A lane's class, as the table of collectors calls it.
-LaneKind = Callable[[Roots], GpuLane]
+LaneKind = Callable[[Roots], NvmlCollector]
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def roots(tmp_path: Path, library: str) -> Roots:
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
     """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
-    made: list[GpuLane] = []
+    made: list[NvmlCollector] = []
 
-    def make(kind: LaneKind = GpuSecond) -> GpuLane:
+    def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
         made.append(kind(roots))
         return made[-1]
 
@@ -67,8 +67,8 @@ def lane(roots: Roots) -> Iterator[Lane]:
         each._session.close()
 
 
-def turn(collector: GpuLane) -> Turn:
-    return take_turn(collector, SystemClock())
+def turn(collector: NvmlCollector) -> CollectResult:
+    return run_collector(collector, SystemClock())
 
 
 def named(block: Block, row: int) -> dict[str, float | int | None]:
@@ -271,15 +271,15 @@ def test_names_paces_and_the_driver(roots: Roots) -> None:
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
     """Most machines that one tries this on have no GPU; that is not their error."""
     said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is Outcome.NO_DATA
-    assert said.words.startswith("no NVML: ")
+    assert said.outcome is CollectOutcome.NO_DATA
+    assert said.message.startswith("no NVML: ")
 
 
 def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
     """A test of a foreign /sys must not show the GPUs of the machine it runs on."""
     said = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
-    assert (said.outcome, said.words) == (
-        Outcome.NO_DATA,
+    assert (said.outcome, said.message) == (
+        CollectOutcome.NO_DATA,
         "this host is a folder: it has no driver",
     )
 
@@ -287,23 +287,23 @@ def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "outcome", "words"),
     [
-        ("", Outcome.NO_DATA, "has no GPU"),
-        ("error nvmlInitWithFlags 9", Outcome.NO_DATA, "driver is not loaded"),
-        ("error nvmlInitWithFlags 4", Outcome.BLIND, "let the agent open /dev/nvidiactl"),
-        ("error nvmlInitWithFlags 18", Outcome.ERROR, "the driver is being updated"),
-        ("error nvmlInitWithFlags 999", Outcome.ERROR, "Unknown Error"),
-        ("error nvmlDeviceGetCount_v2 999", Outcome.ERROR, "nvmlDeviceGetCount"),
-        ("error nvmlDeviceGetCount_v2 28", Outcome.NO_DATA, "has no GPU"),
+        ("", CollectOutcome.NO_DATA, "has no GPU"),
+        ("error nvmlInitWithFlags 9", CollectOutcome.NO_DATA, "driver is not loaded"),
+        ("error nvmlInitWithFlags 4", CollectOutcome.BLIND, "let the agent open /dev/nvidiactl"),
+        ("error nvmlInitWithFlags 18", CollectOutcome.ERROR, "the driver is being updated"),
+        ("error nvmlInitWithFlags 999", CollectOutcome.ERROR, "Unknown Error"),
+        ("error nvmlDeviceGetCount_v2 999", CollectOutcome.ERROR, "nvmlDeviceGetCount"),
+        ("error nvmlDeviceGetCount_v2 28", CollectOutcome.NO_DATA, "has no GPU"),
     ],
 )
 def test_a_driver_without_gpus_says_which_way(
-    host: str, outcome: Outcome, words: str, lane: Lane, play: Play
+    host: str, outcome: CollectOutcome, words: str, lane: Lane, play: Play
 ) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
     said = turn(lane())
     assert said.outcome is outcome
-    assert words in said.words
+    assert words in said.message
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -315,17 +315,17 @@ def test_what_was_absent_is_looked_for_again(
     collector = lane(kind)
     scenario = os.environ["GANGLINE_FAKE_NVML"]
     monkeypatch.delenv("GANGLINE_FAKE_NVML")
-    assert turn(collector).outcome is Outcome.NO_DATA
+    assert turn(collector).outcome is CollectOutcome.NO_DATA
     monkeypatch.setenv("GANGLINE_FAKE_NVML", scenario)
     clock = HandedClock()
     collector._session.clock = clock
     clock.now_ns = SystemClock().boottime_ns()
     period, outcomes = PERIOD_SECONDS[collector.pace], []
-    while Outcome.OK not in outcomes:
+    while CollectOutcome.OK not in outcomes:
         clock.now_ns += period * SECOND
         outcomes.append(turn(collector).outcome)
-    assert outcomes == [Outcome.NO_DATA] * (len(outcomes) - 1) + [Outcome.OK]
-    assert LOOK_AGAIN_SECONDS <= len(outcomes) * period <= LOOK_AGAIN_SECONDS + period
+    assert outcomes == [CollectOutcome.NO_DATA] * (len(outcomes) - 1) + [CollectOutcome.OK]
+    assert RETRY_SECONDS <= len(outcomes) * period <= RETRY_SECONDS + period
 
 
 # ---- sick GPUs ------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
     devices[4].lines.append("error * 0 15")
     scenario = play(devices)
     collector = lane()
-    assert turn(collector).outcome is Outcome.OK
+    assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
     fast, changes = turn(collector).blocks
     assert fast.devices == tuple(gpu.uuid for gpu in devices)
@@ -416,7 +416,7 @@ def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -
     assert sweep is not None
     with pytest.raises(NvmlError, match="let go of"):
         sweep.run()
-    assert turn(collector).outcome is Outcome.OK
+    assert turn(collector).outcome is CollectOutcome.OK
 
 
 def test_a_hang_names_gpu_and_call(lane: Lane, play: Play, tmp_path: Path) -> None:

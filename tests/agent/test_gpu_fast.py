@@ -325,7 +325,7 @@ def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
     fast = GpuFast(Roots(tmp_path, tmp_path, "no-nvml-here.so"))
     with pytest.raises(NoData, match="no NVML"):
         fast.collect()
-    fast.rest(SystemClock().boottime_ns() + int(GUARD_SECONDS * 1e9))  # nothing to do: at once
+    fast.idle(SystemClock().boottime_ns() + int(GUARD_SECONDS * 1e9))  # nothing to do: at once
 
 
 def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
@@ -334,7 +334,7 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
     fast, clock = GpuFast(roots), SystemClock()
     assert fast.collect() == ()
     until_ns = (clock.boottime_ns() // PERIOD_NS + 4) * PERIOD_NS
-    fast.rest(until_ns)
+    fast.idle(until_ns)
     assert clock.boottime_ns() >= until_ns
     (block,) = fast.collect()
     assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may be late for one
@@ -351,7 +351,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     place.use(memory)
     place.call(memory)
     far_ns = clock.boottime_ns() + int(GUARD_SECONDS * 1e9)
-    fast.rest(far_ns)
+    fast.idle(far_ns)
     assert clock.boottime_ns() < far_ns
     assert fast.samples.ring.count == 0  # who is called may be to ask a GPU no more
     assert (place.called(), place.called()) == (True, False)
@@ -371,7 +371,7 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     made = Lane.__new__(Lane)
     made.clock, made.fast = HandedClock(), GpuFast(roots)
     made.fast._session.clock = made.clock
-    made.fast.spare(frozenset({devices[1].address}))
+    made.fast.exclude(frozenset({devices[1].address}))
     made.fast.collect()
     made.second()
     (block,) = made.fast.collect()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Outcome, Turn, take_turn
-from gangline.agent.collectors.gpu import GpuLane, GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.gpu_parts import PartsLane
+from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
+from gangline.agent.collectors.gpu_parts import GpuPartsCollector
 from gangline.agent.collectors.gpu_processes import GpuProcesses
-from gangline.agent.collectors.mig import Mig
-from gangline.agent.collectors.nvlink import C2cLinks, GpuFabric, NvLinks
-from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
+from gangline.agent.collectors.mig import MigDevices
+from gangline.agent.collectors.nvlink import C2cLinkCollector, GpuFabric, NvLinkCollector
+from gangline.agent.collectors.nvml_session import RETRY_SECONDS
 from gangline.contract.signals import BY_ID
 from tests.agent.gpu_host import SECOND, GpuHost
 from tests.fake_nvml.parts_scenario import (
@@ -28,14 +28,14 @@ from tests.fake_nvml.parts_scenario import (
 )
 from tests.fake_nvml.scenario import Gpu, gpus
 
-Kind = Callable[[GpuHost], GpuLane | PartsLane]
+Kind = Callable[[GpuHost], NvmlCollector | GpuPartsCollector]
 KINDS: dict[str, Kind] = {
     "gpu_1s": lambda host: GpuSecond(host.roots, host.clock),
     "gpu_10s": lambda host: GpuTenSeconds(host.roots),
     "gpu_60s": lambda host: GpuMinute(host.roots),
-    "nvlink_10s": lambda host: NvLinks(host.roots),
-    "c2c_10s": lambda host: C2cLinks(host.roots),
-    "mig_10s": lambda host: Mig(host.roots),
+    "nvlink_10s": lambda host: NvLinkCollector(host.roots),
+    "c2c_10s": lambda host: C2cLinkCollector(host.roots),
+    "mig_10s": lambda host: MigDevices(host.roots),
     "gpu_process_1s": lambda host: GpuProcesses(host.roots),
     "gpu_fabric_1s": lambda host: GpuFabric(host.roots),
 }
@@ -81,7 +81,7 @@ def everything() -> list[Gpu]:
     return devices + [mig_device(i, 1) for i in range(2)]
 
 
-def cells(turn: Turn) -> Cells:
+def cells(turn: CollectResult) -> Cells:
     return {
         (block.table, key, BY_ID[number].column): value
         for block in turn.blocks
@@ -91,12 +91,12 @@ def cells(turn: Turn) -> Cells:
     }
 
 
-def turn(host: GpuHost, lane: GpuLane | PartsLane) -> Turn:
+def turn(host: GpuHost, lane: NvmlCollector | GpuPartsCollector) -> CollectResult:
     host.clock.now_ns += SECOND
-    return take_turn(lane, host.clock)
+    return run_collector(lane, host.clock)
 
 
-def rises(said: Turn) -> set[float | int | None]:
+def rises(said: CollectResult) -> set[float | int | None]:
     """Return the epochs of a turn's GPUs."""
     return {
         value
@@ -132,9 +132,9 @@ def test_a_fault_at_any_call_costs_cells_and_passes(
             assert not wrong, (call, wrong)
             assert rises(said) <= ({0} if code != LOST else {0, 1})
         said, turns = turn(host, lane), 0
-        while said.outcome is not Outcome.OK or cells(said) != well:
+        while said.outcome is not CollectOutcome.OK or cells(said) != well:
             said, turns = turn(host, lane), turns + 1
-            assert turns < LOOK_AGAIN_SECONDS + 3, (call, said.outcome, said.words)
+            assert turns < RETRY_SECONDS + 3, (call, said.outcome, said.message)
         lane._session.close()
         assert faulty.users() == 0, call
 
@@ -155,7 +155,7 @@ def test_a_gpu_without_a_name_is_asked_again(name: str, host: GpuHost, library: 
         host.begin()
         lane = KINDS[name](host)
         faulty.at(call, 999)
-        turns = [turn(host, lane) for _ in range(LOOK_AGAIN_SECONDS + 3)]
+        turns = [turn(host, lane) for _ in range(RETRY_SECONDS + 3)]
         seen |= {key for block in turns[0].blocks for key in block.devices}
         assert {key for block in turns[-1].blocks for key in block.devices} == uuids, call
         lane._session.close()

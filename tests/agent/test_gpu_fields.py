@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.collectors.gpu_field_check import (
     CONFIRMATIONS_MIN,
     REASONLESS_STEPS_MAX,
-    FieldProof,
     FieldState,
+    FieldValidator,
 )
 from gangline.ext import nvml
 from tests.agent.gpu_host import GpuHost
@@ -39,7 +39,7 @@ EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
 
 
 def sample(
-    proof: FieldProof, values: Sequence[int | None], flags: Sequence[int | None]
+    proof: FieldValidator, values: Sequence[int | None], flags: Sequence[int | None]
 ) -> list[int | None]:
     """Take a sample a second, and return what was published of each."""
     return [
@@ -48,13 +48,13 @@ def sample(
     ]
 
 
-def state(proof: FieldProof) -> FieldState:
+def state(proof: FieldValidator) -> FieldState:
     return proof.state
 
 
 def test_it_is_published_once_it_has_proved_itself() -> None:
     """At boot every candidate is zero, so that agreement proves nothing."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     assert state(proof) is FieldState.UNSUPPORTED  # never seen
     rest = sample(proof, [0, 0, 0], [4, 4, 4])
     assert (rest, state(proof)) == ([None] * 3, FieldState.UNVERIFIED)
@@ -77,7 +77,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("words", CONTRADICTIONS)
 def test_what_contradicts_is_out_for_good(words: str) -> None:
     """A setting that an operator lowered, a count of something else."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     values, flags = CONTRADICTIONS[words]
     sample(proof, list(values), list(flags))
     assert words in proof.contradiction
@@ -89,7 +89,7 @@ def test_what_contradicts_is_out_for_good(words: str) -> None:
 
 def test_a_jump_is_no_time_however_long_the_agent_runs() -> None:
     """A ramp rate was set to a billion: within what had passed since the start, but not within a second."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     sample(proof, [0] * 1000, [0] * 1000)
     assert not proof.observe(1001 * SECOND, 900 * SECOND, FLAG)
     assert "faster" in proof.contradiction
@@ -97,7 +97,7 @@ def test_a_jump_is_no_time_however_long_the_agent_runs() -> None:
 
 def test_a_count_that_comes_late_is_no_contradiction() -> None:
     """The driver renews its counts once a second: what was throttled shows when the flag is down again."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     values: list[int | None] = [0, 0]
     flags: list[int | None] = [0, 0]
     for episode in range(50):
@@ -110,7 +110,7 @@ def test_a_count_that_comes_late_is_no_contradiction() -> None:
 
 def test_in_months_of_throttling_chance_is_no_contradiction() -> None:
     """Three throttles in a year fell between two samples, and the field was out for good."""
-    proof, total = FieldProof(FLAG), 0
+    proof, total = FieldValidator(FLAG), 0
     values: list[int | None] = [0, 0]
     flags: list[int | None] = [0, 0]
     for minute in range(200):
@@ -125,7 +125,7 @@ def test_in_months_of_throttling_chance_is_no_contradiction() -> None:
 
 def test_after_a_reset_it_proves_itself_again() -> None:
     """A reset GPU counts from zero: that is no contradiction, when the reset was noticed."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     sample(proof, [0, 0, *(n * SECOND for n in range(1, 6))], [0, 0] + [FLAG] * 5)
     assert state(proof) is FieldState.VERIFIED
     proof.restart()
@@ -135,7 +135,7 @@ def test_after_a_reset_it_proves_itself_again() -> None:
 
 def test_a_value_that_is_missing_now_and_then_changes_nothing() -> None:
     """A field that fails once in a while must neither be judged by the gap nor forgotten."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     values = [0, None, 0, SECOND, None, 3 * SECOND, 4 * SECOND, None]
     published = sample(proof, values, [0, 0, 0, FLAG, FLAG, FLAG, FLAG, FLAG])
     assert published == [None] * 6 + [4 * SECOND, None]
@@ -145,7 +145,7 @@ def test_a_value_that_is_missing_now_and_then_changes_nothing() -> None:
 @given(EPISODES)
 def test_a_true_counter_is_never_taken_for_another(episodes: list[tuple[float, bool]]) -> None:
     """Short throttles fall between two samples of the flags; the counter is none the worse for it."""
-    proof, total = FieldProof(FLAG), 0
+    proof, total = FieldValidator(FLAG), 0
     values: list[int | None] = [0]
     flags: list[int | None] = [0]
     for share, seen in episodes:
@@ -161,7 +161,7 @@ def test_a_true_counter_is_never_taken_for_another(episodes: list[tuple[float, b
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, FLAG, None])), max_size=60))
 def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> None:
     """A value that was set, be it to what it may, and changed as often as there are confirmations less one."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     values: list[int | None] = []
     changed = 0
     for value, _ in changes:
@@ -178,7 +178,7 @@ def test_nothing_is_published_whose_reason_was_never_set(
     samples: list[tuple[int, int | None]],
 ) -> None:
     """Whatever it counts, it is not what the flag stands for."""
-    proof = FieldProof(FLAG)
+    proof = FieldValidator(FLAG)
     values: list[int | None] = [value for value, _ in samples]
     assert sample(proof, values, [flags for _, flags in samples]) == [None] * len(values)
 
@@ -261,7 +261,7 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
     for step in range(STEPS):
         scenario.step(step)
         turn = host.turn(lane)
-        assert turn.outcome is Outcome.OK
+        assert turn.outcome is CollectOutcome.OK
     said = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
     field = "gpu.violation_hw_thermal_nanoseconds is not published"
     assert said == [f"GPU {devices[0].uuid}: {field}: it fell, and nothing was reset"]

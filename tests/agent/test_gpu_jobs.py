@@ -10,31 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.collectors import change_events
 from gangline.agent.collectors.change_events import (
     AT_ONCE_MAX,
     REFILL_NS,
-    TELL_AGAIN_NS,
-    TellBudget,
+    REPEAT_NS,
+    EventRateLimit,
 )
 from gangline.agent.collectors.gpu_processes import (
-    _NAMESPACE_WORDS,
-    DEAD_LOOKS,
+    _NAMESPACE_REMEDY,
+    DEAD_OBSERVATIONS_MIN,
     FOREIGN,
     HIDDEN,
-    LOOK_AGAIN_TURNS,
     NO_GROUP,
+    RECHECK_TURNS,
     REUSED,
     GpuJobs,
-    Holding,
-    Listing,
-    Owners,
+    GpuProcess,
+    GpuProcessList,
+    ProcessTracker,
 )
 from gangline.agent.collectors.tasks import HIDEPID
 from gangline.agent.hardware import process_owner
-from gangline.agent.hardware.process_owner import Seen, State
-from gangline.agent.sampler.worker import AllBut
+from gangline.agent.hardware.process_owner import ProcessSnapshot, ProcessState
+from gangline.agent.sampler.worker import AllExcept
 from tests.agent.jobs_host import (
     CONTAINER,
     GPU,
@@ -81,7 +81,7 @@ def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
     """Found, the same again, ended: one id in rising revisions, so that it is one row at the aggregator."""
     host.process(4711, SESSION)
     collector = host.collector()
-    both = [Holding(GPU, 4711), Holding(OTHER_GPU, 4711)]
+    both = [GpuProcess(GPU, 4711), GpuProcess(OTHER_GPU, 4711)]
     host.settle(collector, *both)
     host.turn(collector, both[0])
     host.turn(collector)
@@ -112,7 +112,7 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
         return read(path, most)
 
     monkeypatch.setattr(process_owner, "_read", counted)
-    blocks = [host.turn(collector, 4711).blocks for _ in range(LOOK_AGAIN_TURNS - 2)]
+    blocks = [host.turn(collector, 4711).blocks for _ in range(RECHECK_TURNS - 2)]
     assert reads == []
     assert all(block is blocks[0][0] for (block,) in blocks)
     host.turn(collector, 4711)
@@ -126,8 +126,8 @@ def test_what_was_told_is_told_again(host: JobsHost) -> None:
     collector = host.collector()
     host.settle(collector, 4711)
     host.process(4711, SLURM.replace("job_123", "job_124"))  # adopted by another job meanwhile
-    host.clock.now_ns += TELL_AGAIN_NS
-    for _ in range(LOOK_AGAIN_TURNS + 1):
+    host.clock.now_ns += REPEAT_NS
+    for _ in range(RECHECK_TURNS + 1):
         host.turn(collector, 4711)
     [again] = host.told()
     assert again.attributes["job_id"] == "124"
@@ -151,7 +151,7 @@ def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: 
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     collector = host.collector()
     host.turn(collector, 4711)
-    for _ in range(LOOK_AGAIN_TURNS + 1):
+    for _ in range(RECHECK_TURNS + 1):
         host.turn(collector)
     assert host.told() == []
 
@@ -162,7 +162,7 @@ def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> N
     collector = host.collector()
     host.settle(collector, 4711)
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
-    last = host.turns(LOOK_AGAIN_TURNS + 1, collector, 4711)
+    last = host.turns(RECHECK_TURNS + 1, collector, 4711)
     said = host.told()[-1].attributes
     assert (said["source"], said["unknown"]) == ("unknown", REUSED)
     assert "unit" not in said and "job_id" not in said
@@ -182,7 +182,7 @@ def test_another_process_takes_the_number_while_we_look(
         return read(path, most)
 
     monkeypatch.setattr(process_owner, "_read_or_nothing", deal_again)
-    assert process_owner.look(host.proc, 4711) == Seen(State.CHANGED)
+    assert process_owner.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.CHANGED)
 
 
 @pytest.mark.parametrize("zombie", [True, False])
@@ -195,7 +195,7 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
         host.process(4711, SLURM, state="Z", threads=1)
     else:
         host.end(4711)
-    last = host.turns(LOOK_AGAIN_TURNS + DEAD_LOOKS, collector, 4711)
+    last = host.turns(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN, collector, 4711)
     counts = host.counts(last)
     assert (counts["dead_count"], counts["dead_memory_bytes"]) == (1, 1 << 30)
     assert (counts["unknown_count"], counts["in_jobs_count"]) == (0, 0)
@@ -211,9 +211,9 @@ def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
     collector = host.collector()
     host.settle(collector, 4711)
     host.process(4711, "0::/\n", state="Z", threads=1)
-    host.turns(LOOK_AGAIN_TURNS + DEAD_LOOKS, collector, 4711)
-    host.clock.now_ns += TELL_AGAIN_NS
-    host.turns(LOOK_AGAIN_TURNS, collector, 4711)
+    host.turns(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN, collector, 4711)
+    host.clock.now_ns += REPEAT_NS
+    host.turns(RECHECK_TURNS, collector, 4711)
     assert [(e.attributes["state"], e.attributes["job_id"]) for e in host.told()] == [
         ("dead", "123"),
         ("dead", "123"),
@@ -240,8 +240,8 @@ def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
     collector = host.collector()
     host.settle(collector, 4711)
     host.end(4711)
-    host.turn(collector, 4711, Holding(OTHER_GPU, 1))
-    last = host.turn(collector, Holding(OTHER_GPU, 1))
+    host.turn(collector, 4711, GpuProcess(OTHER_GPU, 1))
+    last = host.turn(collector, GpuProcess(OTHER_GPU, 1))
     assert host.counts(last)["dead_count"] == 0
     assert [e.attributes["state"] for e in host.told() if e.process_id == 4711] == ["ended"]
 
@@ -259,11 +259,11 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
     collector = host.collector()
     said = host.settle(collector, 4711)
     last = host.turn(collector, 4711)
-    for _ in range(LOOK_AGAIN_TURNS):
+    for _ in range(RECHECK_TURNS):
         host.turn(collector, 4711)
     said = said or dict(host.told()[-1].attributes)
     assert (said["source"], said["unknown"], said["state"]) == ("unknown", HIDDEN, "running")
-    assert (last.outcome, last.words) == (Outcome.BLIND, HIDEPID[:240])
+    assert (last.outcome, last.message) == (CollectOutcome.BLIND, HIDEPID[:240])
     assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
 
 
@@ -276,7 +276,7 @@ def test_a_stat_that_may_not_be_read_is_hidden(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(process_owner, "_read", refuse)
-    assert process_owner.look(host.proc, 4711) == Seen(State.HIDDEN)
+    assert process_owner.read_process(host.proc, 4711) == ProcessSnapshot(ProcessState.HIDDEN)
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
@@ -284,10 +284,10 @@ def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
     host.in_namespace("pid:[4026532761]")
     host.process(4711, SLURM)
     collector = host.collector()
-    last = host.turns(LOOK_AGAIN_TURNS + 2, collector, 4711)
+    last = host.turns(RECHECK_TURNS + 2, collector, 4711)
     said = host.told()[-1].attributes
     assert (said["source"], said["unknown"]) == ("unknown", FOREIGN)
-    assert (last.outcome, last.words) == (Outcome.BLIND, _NAMESPACE_WORDS)
+    assert (last.outcome, last.message) == (CollectOutcome.BLIND, _NAMESPACE_REMEDY)
     assert host.counts(last)["unknown_count"] == 1
 
 
@@ -299,7 +299,7 @@ def test_an_agent_in_a_container_sees_paths_from_where_it_is(host: JobsHost) -> 
     collector = host.collector()
     host.settle(collector, 4712)
     last = host.turn(collector, 4712)
-    assert last.outcome is Outcome.BLIND and "--cgroupns=host" in last.words
+    assert last.outcome is CollectOutcome.BLIND and "--cgroupns=host" in last.message
 
 
 def test_a_process_in_no_group_is_said_to_be(host: JobsHost) -> None:
@@ -313,7 +313,7 @@ def test_mig_instances_are_told_apart(host: JobsHost) -> None:
     host.process(4711, SLURM)
     host.process(4712, SLURM.replace("123", "124"))
     collector = host.collector()
-    rows = [Holding(GPU, 4711, 1, 0, 1), Holding(GPU, 4712, 2, 0, 1)]
+    rows = [GpuProcess(GPU, 4711, 1, 0, 1), GpuProcess(GPU, 4712, 2, 0, 1)]
     last = host.turns(3, collector, *rows)
     told = host.told()
     assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in told] == [
@@ -341,7 +341,7 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
     collector = host.collector()
     host.settle(collector, 4711)
     host.end(4711)
-    for _ in range(LOOK_AGAIN_TURNS + DEAD_LOOKS):
+    for _ in range(RECHECK_TURNS + DEAD_OBSERVATIONS_MIN):
         host.turn(collector, gpus=[OTHER_GPU])
     assert host.told() == []
     host.process(4711, SLURM.replace("123", "124"), start=90_000)
@@ -355,17 +355,17 @@ def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
     """A slow GPU has a sampler of its own that spares all else, by names known and unknown: /proc is no GPU."""
     host.process(4711, SLURM)
     collector = host.collector()
-    collector.spare(AllBut.of(GPU, [OTHER_GPU]))
-    assert host.turn(collector, 4711, gpus=[GPU]).outcome is Outcome.OK
+    collector.exclude(AllExcept.of(GPU, [OTHER_GPU]))
+    assert host.turn(collector, 4711, gpus=[GPU]).outcome is CollectOutcome.OK
 
 
 def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
     """A server's memory moved every second, and each second all was told and looked at anew."""
     host.process(4711, SLURM)
     collector = host.collector()
-    host.settle(collector, Holding(GPU, 4711, None, None, 1))
+    host.settle(collector, GpuProcess(GPU, 4711, None, None, 1))
     blocks = {
-        id(host.turn(collector, Holding(GPU, 4711, None, None, n)).blocks[0]) for n in range(5)
+        id(host.turn(collector, GpuProcess(GPU, 4711, None, None, n)).blocks[0]) for n in range(5)
     }
     assert len(blocks) == 1 and host.told() == []
 
@@ -375,9 +375,9 @@ def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
-    from gangline.agent.collector import take_turn
+    from gangline.agent.collector import run_collector
 
-    assert take_turn(collector, host.clock).outcome is Outcome.NO_DATA
+    assert run_collector(collector, host.clock).outcome is CollectOutcome.NO_DATA
     assert host.told() == []
 
 
@@ -385,10 +385,10 @@ def test_a_proc_that_held_a_sampler_is_left_alone(host: JobsHost) -> None:
     """The lock of all control groups was stuck, and one sampler after another with it."""
     host.process(4711, SLURM)
     collector = host.collector()
-    collector.spare(frozenset({process_owner.PLACE}))
-    assert host.turn(collector, 4711).outcome is Outcome.BLIND
-    collector.spare(frozenset())
-    assert host.turn(collector, 4711).outcome is Outcome.OK
+    collector.exclude(frozenset({process_owner.DEVICE_NAME}))
+    assert host.turn(collector, 4711).outcome is CollectOutcome.BLIND
+    collector.exclude(frozenset())
+    assert host.turn(collector, 4711).outcome is CollectOutcome.OK
 
 
 def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +402,7 @@ def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.M
         host.turn(collector, *range(2, 2 + many))
     assert len(host.told()) == 8
     host.clock.now_ns += 3 * REFILL_NS
-    for _ in range(LOOK_AGAIN_TURNS):
+    for _ in range(RECHECK_TURNS):
         host.turn(collector, *range(2, 2 + many))
     assert 3 <= len(host.told()) <= 6
 
@@ -425,7 +425,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
     assert (again.process_id, anew.device) == (4712, GPU)
     assert known < anew.boottime_ns < again.last_boottime_ns
     assert anew.revision > 0 and anew.event_id != other.event_id
-    host.turns(LOOK_AGAIN_TURNS + 1, after, 4712)
+    host.turns(RECHECK_TURNS + 1, after, 4712)
     assert len(host.anew) == 2  # once
 
 
@@ -442,7 +442,7 @@ def test_what_is_held_back_is_not_said_to_be_told(
         host.turn(collector, *many)
     assert {e.device for e in host.anew} == {OTHER_GPU}
     host.clock.now_ns += 4 * REFILL_NS
-    host.turns(LOOK_AGAIN_TURNS, collector, *many)
+    host.turns(RECHECK_TURNS, collector, *many)
     assert {e.device for e in host.anew} == {GPU, OTHER_GPU}
 
 
@@ -481,7 +481,7 @@ def test_who_shows_himself_later_stays_one_event(
     hidden = host.collector()
     host.settle(hidden, 4711)
     host.process(4711, SLURM)
-    host.turns(2 * LOOK_AGAIN_TURNS, hidden, 4711)
+    host.turns(2 * RECHECK_TURNS, hidden, 4711)
     host.turn(hidden)
     told = host.told()
     assert [e.attributes["source"] for e in told][-2:] == ["slurm", "slurm"]
@@ -504,15 +504,15 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 def test_of_this_machine() -> None:
     """The kernel itself, not our idea of it: this process, and one that is no more."""
-    me = process_owner.look(Path("/proc"), os.getpid())
-    assert (me.state, me.user_id) == (State.RUNNING, os.getuid())
+    me = process_owner.read_process(Path("/proc"), os.getpid())
+    assert (me.state, me.user_id) == (ProcessState.RUNNING, os.getuid())
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert process_owner.look(Path("/proc"), child).state is State.ZOMBIE
+    assert process_owner.read_process(Path("/proc"), child).state is ProcessState.ZOMBIE
     os.waitpid(child, 0)
-    assert process_owner.look(Path("/proc"), child).state is State.GONE
+    assert process_owner.read_process(Path("/proc"), child).state is ProcessState.GONE
 
 
 class World:
@@ -521,11 +521,11 @@ class World:
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
 
-    def look(self, pid: int) -> Seen:
+    def look(self, pid: int) -> ProcessSnapshot:
         start = self.starts.get(pid)
         if start is None:
-            return Seen(State.GONE)
-        return replace(Seen(State.RUNNING, start, "p", 0), user_id=start)
+            return ProcessSnapshot(ProcessState.GONE)
+        return replace(ProcessSnapshot(ProcessState.RUNNING, start, "p", 0), user_id=start)
 
 
 Steps = st.lists(
@@ -542,18 +542,20 @@ Steps = st.lists(
 def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
     """Whatever comes and goes: an identity is of a process seen under that number, and a dead one is not there."""
     world = World()
-    known = Owners(world.look, world.look)
+    known = ProcessTracker(world.look, world.look)
     assert isinstance(steps, list)
     for now, (starts, listed) in enumerate(steps):
         world.starts = starts
-        known.observe(Listing((GPU,), tuple(Holding(GPU, pid) for pid in sorted(listed))), now)
-        held = {one.holding.pid: one for one in known}
+        known.observe(
+            GpuProcessList((GPU,), tuple(GpuProcess(GPU, pid) for pid in sorted(listed))), now
+        )
+        held = {one.gpu_process.pid: one for one in known}
         assert held.keys() == listed
         for pid, one in held.items():
-            if one.identity and not one.is_unsettled and one.state is State.RUNNING:
-                assert one.looks >= 2
+            if one.identity and not one.is_unsettled and one.state is ProcessState.RUNNING:
+                assert one.observations >= 2
             if one.is_dead:
-                assert one.ended_looks >= DEAD_LOOKS and not one.is_reused
+                assert one.ended_observations >= DEAD_OBSERVATIONS_MIN and not one.is_reused
             if one.is_reused:
                 assert one.identity is None and one.source == ""
             assert one.identity is None or one.identity[0] == pid
@@ -562,7 +564,7 @@ def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=60))
 def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
     """In any span no more is told than what stood at its beginning and what came in since."""
-    budget, now, taken = TellBudget(), 0, 0
+    budget, now, taken = EventRateLimit(), 0, 0
     for wait in waits:
         now += wait
         budget.refill(now)
@@ -573,8 +575,8 @@ def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
 def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
     """A folder that has no /proc at all: no data, no error."""
     from gangline.agent.clock import SystemClock
-    from gangline.agent.collector import take_turn
+    from gangline.agent.collector import run_collector
     from gangline.agent.hardware.files import Roots
 
     made = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
-    assert take_turn(made, SystemClock()).outcome is Outcome.NO_DATA
+    assert run_collector(made, SystemClock()).outcome is CollectOutcome.NO_DATA

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import NoData, Outcome, StartAnew
-from gangline.agent.collectors.gpu import IDENTITY_SECONDS, Change, GpuSecond, Lifecycle
+from gangline.agent.collector import CollectOutcome, NoData, RestartRequired
+from gangline.agent.collectors.gpu import IDENTITY_SECONDS, GpuLifecycle, GpuSecond, GpuStateChange
 from gangline.agent.collectors.nvml_session import (
-    LOOK_AGAIN_SECONDS,
-    LOOK_SOON_SECONDS,
     REOPEN_SECONDS,
     REOPEN_SECONDS_MAX,
-    LookAgain,
-    Session,
+    RETRY_SECONDS,
+    RETRY_SOON_SECONDS,
+    NvmlSession,
+    RetryTimer,
 )
 from gangline.agent.hardware.nvidia import parse_kernel_driver_version
 from gangline.ext import nvml
@@ -65,12 +65,12 @@ def test_a_loss_is_told_at_once_and_once(host: GpuHost) -> None:
     assert told(host) == [("gpu.lost", devices[1].address, "lost")]
     assert host.events[0].attributes["uuid"] == devices[1].uuid
     assert (host.events[0].code, host.events[0].device_kind) == (0, "gpu")
-    assert "fell off the bus" in host.teller.inventory_wanted()
+    assert "fell off the bus" in host.teller.take_inventory_request()
     scenario.step(4)
     rows = host.read(lane)
     assert told(host)[1:] == [("gpu.lost", devices[1].address, "back")]
     assert epochs(rows) == {devices[0].uuid: 0, devices[1].uuid: 1, devices[2].uuid: 0}
-    assert "answers again" in host.teller.inventory_wanted()
+    assert "answers again" in host.teller.take_inventory_request()
     assert host.read(lane)[devices[1].uuid]["lost_state"] == 0
     assert len(host.events) == 2
 
@@ -108,7 +108,7 @@ def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None
         ("gpu.lost", devices[1].address, "lost"),
         ("gpu.lost", devices[1].address, "back"),
     ]
-    assert host.turn(slow).outcome is Outcome.OK
+    assert host.turn(slow).outcome is CollectOutcome.OK
 
 
 def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
@@ -121,13 +121,13 @@ def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
     host.list_in_proc(devices)
     lane = host.second()
     opened: list[int] = []
-    original = Session._find
+    original = NvmlSession._find
 
-    def noted(self: Session) -> None:
+    def noted(self: NvmlSession) -> None:
         opened.append(host.clock.now_ns // SECOND)
         original(self)
 
-    monkeypatch.setattr(Session, "_find", noted)
+    monkeypatch.setattr(NvmlSession, "_find", noted)
     for _ in range(3000):
         assert epochs(host.read(lane))[devices[0].uuid] == 0
     gaps = [after - before for before, after in pairwise(opened)]
@@ -152,7 +152,7 @@ def test_a_driver_that_was_loaded_again(code: int, host: GpuHost) -> None:
     scenario.step(1)
     gone = host.turn(lane)
     assert (gone.blocks, host.events) == ((), [])  # nothing stale, and nobody is lost
-    assert gone.outcome is (Outcome.NO_DATA if code == 9 else Outcome.ERROR)
+    assert gone.outcome is (CollectOutcome.NO_DATA if code == 9 else CollectOutcome.ERROR)
     fresh = gpus(2)
     for gpu in fresh:
         gpu.fields[83] = ("ull", 1000)
@@ -161,8 +161,8 @@ def test_a_driver_that_was_loaded_again(code: int, host: GpuHost) -> None:
     rows = host.read(lane)
     assert epochs(rows) == {gpu.uuid: 1 for gpu in devices}
     assert rows[devices[0].uuid]["energy_joules"] == 1.0
-    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
-    assert host.turn(slow).outcome is Outcome.OK
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.take_inventory_request()
+    assert host.turn(slow).outcome is CollectOutcome.OK
     assert host.events == []
 
 
@@ -177,20 +177,20 @@ def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
     host.turn(lane)
     scenario.step(1)
     updating = host.turn(lane)
-    assert updating.outcome is Outcome.ERROR
-    assert "the driver is being updated" in updating.words
-    assert "the kernel has 595.45.04 loaded" in updating.words
+    assert updating.outcome is CollectOutcome.ERROR
+    assert "the driver is being updated" in updating.message
+    assert "the kernel has 595.45.04 loaded" in updating.message
     host.play(devices, host="error nvmlInitWithFlags 18")
     for _ in range(3):
         still = host.turn(lane)
-        assert still.outcome is Outcome.BLIND
-        assert "the driver is being updated" in still.words
+        assert still.outcome is CollectOutcome.BLIND
+        assert "the driver is being updated" in still.message
         rows = read(still.blocks)
         assert [row["driver_updating_state"] for row in rows.values()] == [1, 1]
         assert [row["lost_state"] for row in rows.values()] == [None, None]
     host.play(gpus(2)).step(1)
-    done = host.turn(lane, LOOK_SOON_SECONDS)
-    assert done.outcome is Outcome.OK
+    done = host.turn(lane, RETRY_SOON_SECONDS)
+    assert done.outcome is CollectOutcome.OK
     assert [row["driver_updating_state"] for row in read(done.blocks).values()] == [0, 0]
     assert host.events == []
 
@@ -206,16 +206,16 @@ def test_the_new_library_is_taken_up_without_a_restart(
     host = GpuHost(tmp_path, str(installed), monkeypatch)
     host.play(gpus(1), host="driver 580.65.06")
     lane = host.second()
-    assert host.turn(lane).outcome is Outcome.OK
+    assert host.turn(lane).outcome is CollectOutcome.OK
     lane._session.close()  # the operator replaces the driver
     host.play(gpus(1), host="driver 590.48.01")
-    assert "is being updated" in host.turn(lane).words
+    assert "is being updated" in host.turn(lane).message
     shutil.copy(newer, tmp_path / "new")
     (tmp_path / "new").rename(installed)
-    for _ in range(LOOK_AGAIN_SECONDS - 1):
-        assert "is being updated" in host.turn(lane).words
-    assert host.turn(lane).outcome is Outcome.OK
-    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
+    for _ in range(RETRY_SECONDS - 1):
+        assert "is being updated" in host.turn(lane).message
+    assert host.turn(lane).outcome is CollectOutcome.OK
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.take_inventory_request()
     host.close()
 
 
@@ -227,16 +227,16 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     host = GpuHost(tmp_path, str(installed), monkeypatch)
     host.play(gpus(1), host="driver 580.65.06")
     lane = host.second()
-    assert host.turn(lane).outcome is Outcome.OK
+    assert host.turn(lane).outcome is CollectOutcome.OK
     held = ctypes.CDLL(str(installed))
     lane._session.close()
     host.play(gpus(1), host="driver 590.48.01")
-    with pytest.raises(StartAnew, match="cannot be unloaded"):
+    with pytest.raises(RestartRequired, match="cannot be unloaded"):
         host.turn(lane)
     fresh = GpuSecond(
         replace(host.roots, run=tmp_path), host.clock
     )  # as in a process that has just begun
-    assert "is being updated" in host.turn(fresh).words
+    assert "is being updated" in host.turn(fresh).message
     host.close()
     assert held.fake_nvml_users() == 0
 
@@ -256,17 +256,17 @@ def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repai
         due = [again.is_due((1000 + after) * SECOND) for after in range(seconds)]
         return due.index(True) if True in due else None
 
-    again = LookAgain(tmp_path)
-    again.begin(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
-    assert first_due(100) == LOOK_AGAIN_SECONDS
-    again.begin(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
+    again = RetryTimer(tmp_path)
+    again.start(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
+    assert first_due(100) == RETRY_SECONDS
+    again.start(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
     load("590.48.01")
     assert not again.is_due(1000 * SECOND + 1)  # looked at a moment ago
     assert first_due(100) == 1  # at once
-    again.begin(NvmlError("not yet", 9), 1000 * SECOND)
-    assert first_due(100) == LOOK_SOON_SECONDS
-    again.begin(NoData("the NVIDIA driver has no GPU"), 1000 * SECOND)
-    assert first_due(LOOK_AGAIN_SECONDS) is None
+    again.start(NvmlError("not yet", 9), 1000 * SECOND)
+    assert first_due(100) == RETRY_SOON_SECONDS
+    again.start(NoData("the NVIDIA driver has no GPU"), 1000 * SECOND)
+    assert first_due(RETRY_SECONDS) is None
 
 
 def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
@@ -279,7 +279,7 @@ def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
     host.list_in_proc(devices, "595.45.04")
     assert "the kernel has driver 595.45.04" in noticed(host, lane)
     assert epochs(host.read(lane)) == {devices[0].uuid: 1}
-    assert "the driver was loaded again" in host.teller.inventory_wanted()
+    assert "the driver was loaded again" in host.teller.take_inventory_request()
 
 
 # ---- other GPUs -----------------------------------------------------------------------------------
@@ -289,9 +289,9 @@ def noticed(host: GpuHost, lane: GpuSecond) -> str:
     """Take turns until who is where is looked at; return the words in which it was noticed."""
     for _ in range(IDENTITY_SECONDS):
         turn = host.turn(lane)
-        if turn.outcome is Outcome.ERROR:  # what was read in it is of nobody
+        if turn.outcome is CollectOutcome.ERROR:  # what was read in it is of nobody
             assert turn.blocks == ()
-            return turn.words
+            return turn.message
     raise AssertionError("not noticed")
 
 
@@ -315,7 +315,7 @@ def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
     after = [replace(before[0], address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
-    words = host.teller.inventory_wanted()
+    words = host.teller.take_inventory_request()
     assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in words
 
 
@@ -326,7 +326,7 @@ def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
     after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert set(rows) == {other, before[1].uuid}
-    words = host.teller.inventory_wanted()
+    words = host.teller.take_inventory_request()
     assert f"GPU {other} appeared" in words
     assert f"GPU {before[0].uuid} is gone" in words
 
@@ -355,7 +355,7 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
         scenario.step(step)
         seen.append([epochs(host.read(lane))[gpu.uuid] for gpu in devices])
     assert seen == [[0, 0], [0, 0], [1, 0], [1, 0]]
-    assert f"GPU {devices[0].uuid} was reset" in host.teller.inventory_wanted()
+    assert f"GPU {devices[0].uuid} was reset" in host.teller.take_inventory_request()
 
 
 @pytest.mark.parametrize("was_reset", [True, False])
@@ -369,7 +369,7 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
     host.list_in_proc(devices)
     lane = host.second()
     host.turn(lane)
-    host.session.spare(frozenset({devices[0].address}))
+    host.session.exclude(frozenset({devices[0].address}))
     rows = host.read(lane)
     assert rows[devices[0].uuid]["energy_joules"] is None
     fresh = gpus(2)
@@ -378,13 +378,13 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
     lane._session.close()
     host.begin(anew=False)  # another process goes on
     host.play(fresh).step(1)
-    host.session.spare(frozenset({devices[0].address}))
+    host.session.exclude(frozenset({devices[0].address}))
     lane = host.second()
     host.turn(lane, 2)
-    host.session.spare(frozenset())
+    host.session.exclude(frozenset())
     host.turn(lane)
     assert epochs(host.read(lane)) == {devices[0].uuid: int(was_reset), devices[1].uuid: 0}
-    assert ("was reset" in host.teller.inventory_wanted()) is was_reset
+    assert ("was reset" in host.teller.take_inventory_request()) is was_reset
 
 
 def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHost) -> None:
@@ -398,7 +398,7 @@ def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHo
     host.play(devices, host="driver 590.48.01")
     rows = host.read(host.second())
     assert set(epochs(rows).values()) == {1}
-    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.take_inventory_request()
 
 
 def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> None:
@@ -409,7 +409,7 @@ def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> No
     lane = host.second()
     host.turn(lane)
     calls = nvml.account(devices[1].address).calls
-    host.session.spare(frozenset({devices[1].address}))
+    host.session.exclude(frozenset({devices[1].address}))
     host.turn(lane)
     fresh = gpus(3)
     for gpu in fresh:
@@ -425,7 +425,7 @@ def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> No
         gpu.fields[83] = ("ull", 2000)
     host.session.close()
     host.play(well, host="driver 590.48.01")
-    host.session.spare(frozenset())
+    host.session.exclude(frozenset())
     host.turn(lane)
     assert epochs(host.read(lane)) == {gpu.uuid: 1 for gpu in devices}
     assert host.events == []
@@ -459,9 +459,9 @@ def test_a_gpu_that_nvml_does_not_show_is_said(host: GpuHost) -> None:
     host.list_in_proc(devices)
     host.play(devices[:2])
     turn = host.turn(host.second())
-    assert turn.outcome is Outcome.BLIND
+    assert turn.outcome is CollectOutcome.BLIND
     assert (
-        turn.words
+        turn.message
         == f"NVML does not show GPU {devices[2].address}; let the agent open /dev/nvidia[0-9]*"
     )
     assert turn.blocks[0].devices == tuple(gpu.uuid for gpu in devices[:2])
@@ -473,11 +473,12 @@ def test_a_refused_call_is_blind_with_the_line_that_opens_it(host: GpuHost) -> N
     devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4")
     host.play(devices)
     turn = host.turn(host.ten_seconds())
-    assert turn.outcome is Outcome.BLIND
+    assert turn.outcome is CollectOutcome.BLIND
     assert (
-        f"GPU {devices[1].address}: no permission for nvmlDeviceGetSramEccErrorStatus" in turn.words
+        f"GPU {devices[1].address}: no permission for nvmlDeviceGetSramEccErrorStatus"
+        in turn.message
     )
-    assert "CAP_SYS_ADMIN" in turn.words
+    assert "CAP_SYS_ADMIN" in turn.message
     assert len(turn.blocks) == 2
 
 
@@ -494,16 +495,16 @@ def test_a_split_gpu_names_the_capability_to_grant(host: GpuHost) -> None:
     slow, fast = host.ten_seconds(), host.second()
     for lane in (slow, fast):
         turn = host.turn(lane)
-        assert turn.outcome is Outcome.BLIND
-        assert f"GPU {devices[1].address} is split (MIG)" in turn.words
-        assert "driver/nvidia/capabilities/mig/monitor" in turn.words
+        assert turn.outcome is CollectOutcome.BLIND
+        assert f"GPU {devices[1].address} is split (MIG)" in turn.message
+        assert "driver/nvidia/capabilities/mig/monitor" in turn.message
     monitor = host.roots.proc / "driver/nvidia/capabilities/mig/monitor"
     monitor.parent.mkdir(parents=True)
     monitor.write_text("DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
     node = host.roots.dev / "nvidia-caps/nvidia-cap2"
     node.parent.mkdir(parents=True)
     node.touch()  # granted: what is missing now is not ours to ask for
-    assert "MIG" not in host.turn(fast).words
+    assert "MIG" not in host.turn(fast).message
     scenario.step(1)
 
 
@@ -514,12 +515,15 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
     scenario = host.play(devices)
     slow = host.ten_seconds()
     host.turn(slow)
-    assert host.teller.inventory_wanted() == ""
+    assert host.teller.take_inventory_request() == ""
     scenario.step(1)
     host.turn(slow)
-    assert host.teller.inventory_wanted() == f"MIG was switched on or off at GPU {devices[0].uuid}"
+    assert (
+        host.teller.take_inventory_request()
+        == f"MIG was switched on or off at GPU {devices[0].uuid}"
+    )
     host.turn(slow)
-    assert host.teller.inventory_wanted() == ""
+    assert host.teller.take_inventory_request() == ""
 
 
 # ---- the machine ----------------------------------------------------------------------------------
@@ -534,14 +538,14 @@ def test_epochs_never_fall_and_losses_alternate(
     history: list[dict[str, str] | dict[str, bool]],
 ) -> None:
     """An epoch that fell would let two different counts be subtracted."""
-    machine, seen, states = Lifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
+    machine, seen, states = GpuLifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
     for step in history:
         if any(isinstance(value, bool) for value in step.values()):
-            for change in machine.looked_at({key: bool(lost) for key, lost in step.items()}):
+            for change in machine.update_lost({key: bool(lost) for key, lost in step.items()}):
                 assert change.state != states[change.key]
                 states[change.key] = change.state
         else:
-            machine.found({key: str(at) for key, at in step.items()}, "590.48.01", 0)
+            machine.update({key: str(at) for key, at in step.items()}, "590.48.01", 0)
         for key, epoch in machine.epochs.items():
             assert epoch >= seen[key]
             seen[key] = epoch
@@ -549,20 +553,22 @@ def test_epochs_never_fall_and_losses_alternate(
 
 def test_finds_in_words() -> None:
     """What an operator reads in the log when a board was moved."""
-    machine = Lifecycle()
-    assert machine.found({"GPU-a": "1", "GPU-b": "2"}, "580.65.06", 0) == []
-    assert machine.found({"GPU-b": "2", "GPU-a": "1"}, "580.65.06", 0) == []
-    assert machine.found({"GPU-a": "2", "GPU-c": "1"}, "580.65.06", 0) == [
+    machine = GpuLifecycle()
+    assert machine.update({"GPU-a": "1", "GPU-b": "2"}, "580.65.06", 0) == []
+    assert machine.update({"GPU-b": "2", "GPU-a": "1"}, "580.65.06", 0) == []
+    assert machine.update({"GPU-a": "2", "GPU-c": "1"}, "580.65.06", 0) == [
         "GPU GPU-a moved from 1 to 2",
         "GPU GPU-c appeared at 1",
         "GPU GPU-b is gone from 2",
     ]
-    assert machine.found({"GPU-a": "2"}, "590.48.01", 1) == [
+    assert machine.update({"GPU-a": "2"}, "590.48.01", 1) == [
         "driver 580.65.06 is now 590.48.01",
         "the driver was loaded again",
         "GPU GPU-c is gone from 1",
     ]
-    assert machine.looked_at({"GPU-a": True, "GPU-b": False}) == [Change("GPU-a", "2", "lost")]
+    assert machine.update_lost({"GPU-a": True, "GPU-b": False}) == [
+        GpuStateChange("GPU-a", "2", "lost")
+    ]
     assert machine.epochs == {"GPU-a": 2, "GPU-b": 0, "GPU-c": 1}
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors.gpu import GpuSecond
 from gangline.agent.config import AgentConfig
+from gangline.agent.gpu_list import FILE_NAME, GpuInventory, GpuList, parse_gpus
 from gangline.agent.hardware.files import Roots
-from gangline.agent.inventory import Device, Inventory
-from gangline.agent.latest import Latest
-from gangline.agent.local.gpu_list import FILE_NAME, GpuList, View, parse
-from gangline.agent.local.host_status import Answers, tables
+from gangline.agent.inventory import HostDevice, Inventory
+from gangline.agent.latest import LatestReadings
+from gangline.agent.local.host_status import HostStatus, judged_tables
 from gangline.agent.registration import Registration
-from gangline.contract.host_policy import Severity
+from gangline.contract.host_policy import FindingSeverity
 from tests.agent.local_world import BOOT, SECOND
 from tests.fake_nvml.scenario import Scenario, gpus
 
@@ -55,25 +55,25 @@ class Machine:
     def start(self) -> None:
         boot_id = bytes([self.boots]) * 16
         self.registration = Registration("h", b"r" * 16, boot_id, self.clock)
-        self.answers = Answers(
-            self._config, Latest(tables(self._config)), self.clock, boot_id,
-            gpus=self.registration.names, view=self.registration.view,
+        self.answers = HostStatus(
+            self._config, LatestReadings(judged_tables(self._config)), self.clock, boot_id,
+            gpus=self.registration.known_gpus, gpu_inventory=self.registration.gpu_inventory,
         )  # fmt: skip
-        self.registration.remember(self.answers.gpu_list.expected)
+        self.registration.restore_gpus(self.answers.gpu_list.expected)
 
     def finds(
-        self, gpus: Mapping[str, str], *others: Device, words: str = "", **more: object
+        self, gpus: Mapping[str, str], *others: HostDevice, words: str = "", **more: object
     ) -> None:
         """Its inventory finds these, and a disk."""
-        found = [Device("gpu", key, {"pci_address": at}) for key, at in gpus.items()]
-        devices = (*found, *others, Device("disk", "sda"))
+        found = [HostDevice("gpu", key, {"pci_address": at}) for key, at in gpus.items()]
+        devices = (*found, *others, HostDevice("disk", "sda"))
         self.registration.update(Inventory(devices, {}, words, **more))  # type: ignore[arg-type]
 
     def after(self, minutes: float) -> list[str]:
         """Let time pass; return the GPUs that stand as missing."""
         for _ in range(round(minutes * 6)):
             self.clock.now_ns += 10 * SECOND
-            self.answers.look()
+            self.answers.update()
         return [one.device for one in self.answers.findings.findings if one.name == "gpu_missing"]
 
 
@@ -106,7 +106,7 @@ def test_a_gpu_that_was_there_before_is_missing(
     gone = {f"GPU-{number}" for number in numbers}
     assert set(machine.after(2)) == gone
     first = machine.answers.findings.findings[0]
-    assert (first.severity, first.enforceable) == (Severity.FATAL, True)
+    assert (first.severity, first.enforceable) == (FindingSeverity.FATAL, True)
     machine.start()
     machine.finds(without(*numbers))
     assert set(machine.after(1)) == gone, "another agent of the same boot says so at once"
@@ -141,12 +141,12 @@ def _is_released(machine: Machine) -> None:
 def _is_hidden(machine: Machine) -> None:
     machine.boot()
     told = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
-    machine.finds(without(3), Device("gpu", "GPU-3", told))
+    machine.finds(without(3), HostDevice("gpu", "GPU-3", told))
 
 
 def _is_passed_through(machine: Machine) -> None:
     machine.boot()
-    machine.finds(without(3), Device("pcie", EIGHT["GPU-3"], {"driver": "vfio-pci"}))
+    machine.finds(without(3), HostDevice("pcie", EIGHT["GPU-3"], {"driver": "vfio-pci"}))
 
 
 def _boots_slowly(machine: Machine) -> None:
@@ -193,11 +193,11 @@ def test_what_looks_like_a_missing_gpu_and_is_not(
 def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
     """Half a file after a power cut must not cost the agent its start."""
     with pytest.raises(ValueError):
-        parse(content)
+        parse_gpus(content)
     (tmp_path / FILE_NAME).write_bytes(content)
     made = GpuList(tmp_path)
-    assert made.last_error and not list(made.look(View(EIGHT), (), UPTIME))
-    assert parse((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not made.last_error
+    assert made.last_error and not list(made.check(GpuInventory(EIGHT), (), UPTIME))
+    assert parse_gpus((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not made.last_error
 
 
 def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
@@ -207,11 +207,11 @@ def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
     assert machine.registration.gpu_key(address) == "GPU-3"
     machine.finds(without(3))
     assert machine.registration.gpu_key(address) == "GPU-3"
-    assert machine.registration.names()["GPU-3"] == address
+    assert machine.registration.known_gpus()["GPU-3"] == address
     assert "GPU-3" not in machine.registration.gpus()
     # The driver lists it, and never learned its UUID.
     machine.finds(
-        without(3), Device("gpu", address, {"pci_address": address, "problem": "no answer"})
+        without(3), HostDevice("gpu", address, {"pci_address": address, "problem": "no answer"})
     )
     keys = [key for kind, key in machine.registration.attributes() if kind == "gpu"]
     assert sorted(keys) == sorted(EIGHT)
@@ -232,15 +232,15 @@ def function(sys: Path, address: str, driver: str = "", vendor: str = "0x10de") 
 @pytest.mark.parametrize(
     ("functions", "outcome", "words"),
     [
-        ({}, Outcome.NO_DATA, ""),
-        ({"0000:17:00.0": ""}, Outcome.BLIND, "1 NVIDIA GPUs are on the PCI bus, the first at 0000:17:00.0"),
-        ({"0000:17:00.0": "nouveau"}, Outcome.BLIND, "bound to nouveau"),
-        ({"0000:17:00.0": "vfio-pci"}, Outcome.NO_DATA, "passed through to virtual machines (vfio-pci)"),
-        ({"0000:17:00.0": "vfio-pci", "0000:18:00.0": ""}, Outcome.BLIND, "the first at 0000:18:00.0"),
+        ({}, CollectOutcome.NO_DATA, ""),
+        ({"0000:17:00.0": ""}, CollectOutcome.BLIND, "1 NVIDIA GPUs are on the PCI bus, the first at 0000:17:00.0"),
+        ({"0000:17:00.0": "nouveau"}, CollectOutcome.BLIND, "bound to nouveau"),
+        ({"0000:17:00.0": "vfio-pci"}, CollectOutcome.NO_DATA, "passed through to virtual machines (vfio-pci)"),
+        ({"0000:17:00.0": "vfio-pci", "0000:18:00.0": ""}, CollectOutcome.BLIND, "the first at 0000:18:00.0"),
     ],
 )  # fmt: skip
 def test_gpus_on_the_bus_without_a_driver_are_blind(
-    why: str, functions: dict[str, str], outcome: Outcome, words: str, library: str,
+    why: str, functions: dict[str, str], outcome: CollectOutcome, words: str, library: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A host whose driver did not come up had "none of it", and was the soundest of the fleet."""
@@ -251,8 +251,8 @@ def test_gpus_on_the_bus_without_a_driver_are_blind(
     Scenario(tmp_path / "scenario", gpus(0), host=why if why.startswith("error") else "")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     nvml = str(tmp_path / "none.so") if why == "no library" else library
-    turn = take_turn(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), Clock())
-    assert turn.outcome is outcome and words in turn.words
+    turn = run_collector(GpuSecond(Roots(sys, tmp_path / "proc", nvml)), Clock())
+    assert turn.outcome is outcome and words in turn.message
 
 
 assert BOOT and MINUTE

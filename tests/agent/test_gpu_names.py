@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.hardware.nvidia import (
-    Holder,
+    OpenHandle,
+    agent_processes,
     blocking,
     every_process,
-    holders,
     node_of,
     nodes_of,
+    open_handles,
     open_nodes,
-    own_processes,
     parse_gpu_minor,
 )
 from gangline.agent.local.agent_service import (
     NAMES_MAX,
     NotAGpu,
     addresses_of,
-    canonical,
+    canonical_name,
     known_gpus,
 )
 
@@ -50,7 +50,7 @@ KNOWN = {"0000:1b:00.0": UUID, "0000:9b:00.0": ""}
     ],
 )
 def test_every_spelling_that_a_tool_shows_is_understood(typed: str, name: str) -> None:
-    assert canonical(typed) == name
+    assert canonical_name(typed) == name
 
 
 @pytest.mark.parametrize(
@@ -69,18 +69,18 @@ def test_every_spelling_that_a_tool_shows_is_understood(typed: str, name: str) -
 def test_what_names_no_gpu_is_said_with_what_would(typed: str, words: str) -> None:
     """`release 0` on a host whose GPU 0 fell off the bus would take another job's GPU."""
     with pytest.raises(NotAGpu, match=re.escape(words)) as raised:
-        canonical(typed)
+        canonical_name(typed)
     assert len(str(raised.value)) < 300
 
 
 @given(st.text(max_size=80))
 def test_whatever_is_typed_is_a_name_or_refused(typed: str) -> None:
     try:
-        name = canonical(typed)
+        name = canonical_name(typed)
     except NotAGpu as error:
         assert str(error).isprintable()
     else:
-        assert canonical(name) == name
+        assert canonical_name(name) == name
 
 
 def test_names_become_addresses_of_this_host() -> None:
@@ -142,10 +142,10 @@ def test_a_process_that_holds_a_node_is_found_and_named(tmp_path: Path) -> None:
         assert child.stdin and child.stdout
         assert child.stdout.readline() == "open\n"
         assert open_nodes(proc, child.pid, dev) == {"nvidia5"}
-        own = list(own_processes(proc))
+        own = list(agent_processes(proc))
         assert own[0] == os.getpid() and child.pid in own
         assert child.pid in set(every_process(proc))
-        found = holders(proc, dev, iter(own)).found
+        found = open_handles(proc, dev, iter(own)).found
         assert [(h.process_id, h.node) for h in found] == [(child.pid, "nvidia5")]
         child.stdin.write("\n")
         child.stdin.flush()
@@ -153,7 +153,7 @@ def test_a_process_that_holds_a_node_is_found_and_named(tmp_path: Path) -> None:
         assert open_nodes(proc, child.pid, dev) == set()
         child.stdin.write("\n")
     assert open_nodes(proc, child.pid, dev) == set(), "gone"
-    assert child.pid not in list(own_processes(proc))
+    assert child.pid not in list(agent_processes(proc))
 
 
 def test_what_we_may_not_see_is_counted_and_no_error(
@@ -165,13 +165,13 @@ def test_what_we_may_not_see_is_counted_and_no_error(
         raise PermissionError(13, "not for you")
 
     monkeypatch.setattr(os, "listdir", closed)
-    assert holders(tmp_path, tmp_path, iter([12])) == ((), 1)
+    assert open_handles(tmp_path, tmp_path, iter([12])) == ((), 1)
 
 
 def test_who_is_in_the_way_depends_on_what_is_to_be_done() -> None:
     """Resetting one GPU needs that one; unloading the driver needs all, and the control node too."""
     nodes = {"nvidia0": "0000:1b:00.0", "nvidia1": "0000:9b:00.0"}
-    found = tuple(Holder(7, "python", node) for node in ("nvidia0", "nvidiactl", "nvidia-uvm"))
+    found = tuple(OpenHandle(7, "python", node) for node in ("nvidia0", "nvidiactl", "nvidia-uvm"))
     assert blocking(found, nodes, frozenset(("0000:1b:00.0",))) == [(found[0], "0000:1b:00.0")]
     assert blocking(found, nodes, frozenset(("0000:9b:00.0",))) == []
     assert [address for _, address in blocking(found, nodes, None)] == ["0000:1b:00.0", "", ""]

@@ -15,19 +15,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import WORDS_CHARACTERS_MAX, Outcome, Turn, take_turn
+from gangline.agent.collector import (
+    MESSAGE_CHARACTERS_MAX,
+    CollectOutcome,
+    CollectResult,
+    run_collector,
+)
 from gangline.agent.collectors import gpu_processes
-from gangline.agent.collectors.gpu_parts import PartsLane
+from gangline.agent.collectors.gpu_parts import GpuPartsCollector
 from gangline.agent.collectors.gpu_processes import (
-    SAME_TURNS_MAX,
+    UNCHANGED_TURNS_MAX,
     GpuProcesses,
-    merged,
+    merge_processes,
     process_key,
 )
-from gangline.agent.collectors.mig import Mig
-from gangline.agent.collectors.nvlink import C2cLinks, GpuFabric, NvLinks, health, values_of
-from gangline.agent.collectors.nvml_session import LOOK_AGAIN_SECONDS
-from gangline.agent.events import Listening, Teller
+from gangline.agent.collectors.mig import MigDevices
+from gangline.agent.collectors.nvlink import (
+    C2cLinkCollector,
+    GpuFabric,
+    NvLinkCollector,
+    health,
+    values_of,
+)
+from gangline.agent.collectors.nvml_session import RETRY_SECONDS
+from gangline.agent.events import EventPublisher, EventSource
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import (
     mig_monitor_line,
@@ -35,7 +46,7 @@ from gangline.agent.hardware.nvidia import (
     parse_is_administrator,
     sees_all_mig_instances,
 )
-from gangline.agent.hardware.processes import Task
+from gangline.agent.hardware.processes import TaskStat
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID, TABLES
 from gangline.ext import place
@@ -58,9 +69,9 @@ from tests.processes import GUARD_SECONDS
 
 #: A wait that is longer than this is a failed test; nothing is timed by it.
 
-LaneKind = Callable[[Roots], PartsLane]
-LANES: list[LaneKind] = [NvLinks, C2cLinks, Mig, GpuProcesses, GpuFabric]
-Lane = Callable[[LaneKind], PartsLane]
+LaneKind = Callable[[Roots], GpuPartsCollector]
+LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
+Lane = Callable[[LaneKind], GpuPartsCollector]
 
 
 @pytest.fixture
@@ -86,9 +97,9 @@ def roots(tmp_path: Path, library: str) -> Roots:
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
     """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
-    made: list[PartsLane] = []
+    made: list[GpuPartsCollector] = []
 
-    def make(kind: LaneKind) -> PartsLane:
+    def make(kind: LaneKind) -> GpuPartsCollector:
         made.append(kind(roots))
         return made[-1]
 
@@ -97,11 +108,11 @@ def lane(roots: Roots) -> Iterator[Lane]:
         each._session.close()
 
 
-def turn(collector: PartsLane) -> Turn:
-    return take_turn(collector, SystemClock())
+def turn(collector: GpuPartsCollector) -> CollectResult:
+    return run_collector(collector, SystemClock())
 
 
-def rows(said: Turn, table: str) -> dict[str, dict[str, float | int | None]]:
+def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:
     """Return a table's values by device and column."""
     block = next(block for block in said.blocks if block.table == table)
     return {device: named(block, row) for row, device in enumerate(block.devices)}
@@ -132,7 +143,7 @@ def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> N
     play(everything())
     collector = lane(kind)
     said = turn(collector)
-    assert (said.outcome, said.words) == (Outcome.OK, "")
+    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
     device_kind = collector.name.rpartition("_")[0]
     tables = {n for n, signals in TABLES.items() if signals[0].device_kind == device_kind}
     assert {block.table for block in said.blocks} == tables
@@ -145,16 +156,16 @@ def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> N
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
     """Most machines that one tries this on have no GPU; that is not their error."""
     said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is Outcome.NO_DATA
-    assert said.words.startswith("no NVML: ")
+    assert said.outcome is CollectOutcome.NO_DATA
+    assert said.message.startswith("no NVML: ")
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (NvLinks, "no GPU has an NVLink"),
-        (C2cLinks, "no GPU has a C2C link to a CPU"),
-        (Mig, "no GPU can be cut into MIG instances"),
+        (NvLinkCollector, "no GPU has an NVLink"),
+        (C2cLinkCollector, "no GPU has a C2C link to a CPU"),
+        (MigDevices, "no GPU can be cut into MIG instances"),
         (GpuFabric, "no GPU is part of an NVLink fabric"),
     ],
 )
@@ -167,10 +178,10 @@ def test_a_gpu_without_the_part_is_no_data(
         gpu.values.pop("mig_mode", None)
     play(devices)
     collector = lane(kind)
-    assert (turn(collector).outcome, turn(collector).words) == (Outcome.NO_DATA, words)
+    assert (turn(collector).outcome, turn(collector).message) == (CollectOutcome.NO_DATA, words)
     counted = ctypes.CDLL(library).fake_nvml_calls
     before = counted(b"nvmlDeviceGetHandleByPciBusId_v2")
-    assert turn(collector).words == words
+    assert turn(collector).message == words
     assert counted(b"nvmlDeviceGetHandleByPciBusId_v2") == before
 
 
@@ -182,17 +193,17 @@ def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
     devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
     scenario = play(devices)
     collector = lane(GpuFabric)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CollectOutcome] = {}
     for second in range(62):
-        if not collector.passes():
+        if not collector.skip():
             outcomes[second] = turn(collector).outcome
         scenario.step(1)
-    nothing = dict.fromkeys(range(0, LOOK_AGAIN_SECONDS, 10), Outcome.NO_DATA)
-    assert outcomes == nothing | {60: Outcome.OK, 61: Outcome.OK}
+    nothing = dict.fromkeys(range(0, RETRY_SECONDS, 10), CollectOutcome.NO_DATA)
+    assert outcomes == nothing | {60: CollectOutcome.OK, 61: CollectOutcome.OK}
     scenario.step(2)
     for _ in range(3):
-        assert not collector.passes()  # one GPU fails: the other goes on
-        assert turn(collector).outcome is Outcome.BLIND
+        assert not collector.skip()  # one GPU fails: the other goes on
+        assert turn(collector).outcome is CollectOutcome.BLIND
 
 
 def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
@@ -201,10 +212,10 @@ def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
     """The driver was loaded again, with the fabric manager this time."""
     play(gpus(1))
     collector = lane(GpuFabric)
-    assert (collector.passes(), turn(collector).outcome) == (False, Outcome.NO_DATA)
-    assert collector.passes()
-    collector._session.open_anew(driver_loaded=True)
-    assert not collector.passes()
+    assert (collector.skip(), turn(collector).outcome) == (False, CollectOutcome.NO_DATA)
+    assert collector.skip()
+    collector._session.reopen(driver_loaded=True)
+    assert not collector.skip()
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -214,10 +225,10 @@ def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -
     devices[1].lines.append("error * 0 15")
     scenario = play(devices)
     collector = lane(kind)
-    assert turn(collector).outcome is Outcome.OK
+    assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
     said = turn(collector)
-    assert (said.outcome, said.words) == (Outcome.OK, "")
+    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
     for block in said.blocks:
         values = {d: present(named(block, row)) for row, d in enumerate(block.devices)}
         of_lost = [v for d, v in values.items() if "00000001" in d]
@@ -235,8 +246,8 @@ def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, p
     turn(collector)
     scenario.step(1)
     said = turn(collector)
-    assert said.outcome is Outcome.BLIND and len(said.blocks) > 0
-    assert said.words.startswith(f"GPU {devices[1].address}: nvml")
+    assert said.outcome is CollectOutcome.BLIND and len(said.blocks) > 0
+    assert said.message.startswith(f"GPU {devices[1].address}: nvml")
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
@@ -247,8 +258,8 @@ def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Pla
     collector = lane(GpuFabric)
     for _ in range(3):
         said = turn(collector)
-        assert said.outcome is Outcome.BLIND and said.blocks[0].rows == 2
-        assert said.words.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
+        assert said.outcome is CollectOutcome.BLIND and said.blocks[0].rows == 2
+        assert said.message.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -262,7 +273,7 @@ def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: 
     first = turn(collector)
     scenario.step(1)
     turns = [turn(collector) for _ in range(61 if collector.pace == "1s" else 7)]
-    assert all(said.outcome is Outcome.OK for said in turns)
+    assert all(said.outcome is CollectOutcome.OK for said in turns)
     assert len(first.blocks[0].devices) < len(turns[-1].blocks[0].devices)
 
 
@@ -288,7 +299,7 @@ def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
     play(devices)
     memory = bytearray(place.SIZE_BYTES)
     place.use(memory)
-    thread = threading.Thread(target=turn, args=(lane(Mig),), daemon=True)
+    thread = threading.Thread(target=turn, args=(lane(MigDevices),), daemon=True)
     thread.start()
     held = os.open(fifo, os.O_WRONLY)
     seen = place.read(memory)
@@ -304,7 +315,7 @@ def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
 def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
     """Eight GPUs with eighteen links: 144 rows, in the units of their names."""
     play(hgx()).step(1)
-    said = turn(lane(NvLinks))
+    said = turn(lane(NvLinkCollector))
     changes = rows(said, "nvlink_10s_changes")
     assert len(changes) == len(rows(said, "nvlink_10s")) == 144
     key = "GPU-00000003-1111-2222-3333-444444444444/link17"
@@ -325,7 +336,7 @@ def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
 def test_nvlink_5_is_read_whole(lane: Lane, play: Play) -> None:
     """Blackwell has other counters: recoveries, error ratios, a history of the error correction."""
     play([with_links(gpus(1)[0], 18, BLACKWELL)]).step(1)
-    said = turn(lane(NvLinks))
+    said = turn(lane(NvLinkCollector))
     key = "GPU-00000000-1111-2222-3333-444444444444/link0"
     errors = rows(said, "nvlink_10s_changes")[key]
     assert (errors["malformed_packets_errors"], errors["transmit_discards_packets"]) == (0, 6)
@@ -350,7 +361,7 @@ def test_an_older_driver_has_the_links_in_its_own_way(lane: Lane, play: Play) ->
     }
     gpu.lines.append("link_state 7 0")
     play([gpu])
-    links = list(rows(turn(lane(NvLinks)), "nvlink_10s_changes").values())
+    links = list(rows(turn(lane(NvLinkCollector)), "nvlink_10s_changes").values())
     assert (links[0]["replay_errors"], links[11]["replay_errors"]) == (1, 2)
     assert (links[5]["recovery_errors"], links[0]["crc_flit_errors"]) == (3, 4)
     assert [link["speed_bytes_per_second"] for link in links] == [25e9] * 12
@@ -363,7 +374,7 @@ def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
     gpu.lines = [line for line in gpu.lines if not line.startswith("scoped 1 165")]
     gpu.lines.append("scoped 1 165 uint 1 0")
     scenario = play([gpu])
-    collector = lane(NvLinks)
+    collector = lane(NvLinkCollector)
     turn(collector)
     scenario.step(1)
     states = [row["link_state"] for row in rows(turn(collector), "nvlink_10s_changes").values()]
@@ -375,22 +386,22 @@ def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, 
     devices = [with_links(gpu, 2) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetFieldValues 4 0")
     scenario = play(devices)
-    collector = lane(NvLinks)
+    collector = lane(NvLinkCollector)
     for _ in range(2):
         said = turn(collector)
-        assert said.outcome is Outcome.BLIND
-        assert f"GPU {devices[0].address}: no permission" in said.words
+        assert said.outcome is CollectOutcome.BLIND
+        assert f"GPU {devices[0].address}: no permission" in said.message
         assert len(said.blocks[0].devices) == 2
     scenario.step(1)
     said = [turn(collector) for _ in range(8)][-1]
-    assert said.outcome is Outcome.OK
+    assert said.outcome is CollectOutcome.OK
     assert len(said.blocks[0].devices) == 4
 
 
 def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
     """Grace and its GPU hang together by links of their own, which fail by themselves."""
     play([with_c2c(gpus(1)[0], 10)])
-    links = rows(turn(lane(C2cLinks)), "c2c_10s_changes")
+    links = rows(turn(lane(C2cLinkCollector)), "c2c_10s_changes")
     assert len(links) == 10
     assert links["GPU-00000000-1111-2222-3333-444444444444/c2c9"] == {
         "link_state": 1,
@@ -409,7 +420,7 @@ class Asked:
     """Takes what a collector tells."""
 
     def __init__(self) -> None:
-        self.teller = Teller(SystemClock(), self, lambda: None)
+        self.teller = EventPublisher(SystemClock(), self, lambda: None)
 
     def put(self, event: object) -> None:
         raise AssertionError("MIG tells no events")
@@ -421,7 +432,7 @@ def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
     with_mig(devices[0])
     with_mig(devices[1], 0, 1)
     play([*devices, mig_device(0, 1), mig_device(0, 2, profile=14, start=4)]).step(1)
-    said = turn(lane(Mig))
+    said = turn(lane(MigDevices))
     assert len(rows(said, "mig_10s")) == 2
     second = "MIG-00000000-0002-0014-0000-000000000000"
     assert present(rows(said, "mig_10s")[second]) == {"memory_used_bytes": float(1 << 30)}
@@ -445,7 +456,7 @@ def test_nothing_is_looked_up_where_the_mode_is_off(lane: Lane, play: Play, libr
     counted = ctypes.CDLL(library).fake_nvml_calls
     names = (b"nvmlDeviceGetMigDeviceHandleByIndex", b"nvmlDeviceGetMaxMigDeviceCount")
     before = [counted(name) for name in names]
-    assert turn(lane(Mig)).outcome is Outcome.OK
+    assert turn(lane(MigDevices)).outcome is CollectOutcome.OK
     assert [counted(name) for name in names] == before
 
 
@@ -455,31 +466,31 @@ def test_a_reconfiguration_is_noticed_and_leaves_no_stale_rows(lane: Lane, play:
     scenario = play(
         [gpu, mig_device(0, 1, last=0), mig_device(0, 2), mig_device(0, 1, first=1, profile=5)]
     )
-    collector, asked = lane(Mig), Asked()
-    assert isinstance(collector, Listening)
-    collector.listen(asked.teller)
+    collector, asked = lane(MigDevices), Asked()
+    assert isinstance(collector, EventSource)
+    collector.start(asked.teller)
     first = turn(collector)
     assert turn(collector).blocks[0] is first.blocks[0]  # nothing changed: the same memory
-    assert asked.teller.inventory_wanted() == ""
+    assert asked.teller.take_inventory_request() == ""
     before = set(rows(first, "mig_10s"))
     scenario.step(1)
     after = set(rows(turn(collector), "mig_10s"))
     assert before - after == {"MIG-00000000-0001-0009-0000-000000000000"}
     assert after - before == {"MIG-00000000-0001-0005-0000-000000000000"}
-    assert "MIG" in asked.teller.inventory_wanted()
+    assert "MIG" in asked.teller.take_inventory_request()
     collector.close()
 
 
 def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Play) -> None:
     """A GPU was put into MIG mode: as a whole it is no longer to be had."""
     scenario = play([with_mig(gpus(1)[0], (0, 1), 1), mig_device(0, 1)])
-    collector, asked = lane(Mig), Asked()
-    assert isinstance(collector, Mig)
-    collector.listen(asked.teller)
+    collector, asked = lane(MigDevices), Asked()
+    assert isinstance(collector, MigDevices)
+    collector.start(asked.teller)
     turn(collector)
     scenario.step(1)
     assert len(rows(turn(collector), "mig_10s")) == 1
-    assert asked.teller.inventory_wanted()
+    assert asked.teller.take_inventory_request()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -494,12 +505,12 @@ def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     else:
         device.lines.append("error nvmlDeviceGetMemoryInfo 4")
     play([gpu, device])
-    said = turn(lane(Mig))
-    assert said.outcome is Outcome.BLIND
-    assert f"GPU {gpu.address}" in said.words
-    assert len(said.words) <= WORDS_CHARACTERS_MAX
+    said = turn(lane(MigDevices))
+    assert said.outcome is CollectOutcome.BLIND
+    assert f"GPU {gpu.address}" in said.message
+    assert len(said.message) <= MESSAGE_CHARACTERS_MAX
     line = mig_monitor_line(replace(roots, proc=Path("/proc"), dev=Path("/dev")))
-    assert len(f"GPU {gpu.address}: MIG: no permission; {line}") <= WORDS_CHARACTERS_MAX
+    assert len(f"GPU {gpu.address}: MIG: no permission; {line}") <= MESSAGE_CHARACTERS_MAX
     assert bool(said.blocks) != whole
 
 
@@ -594,7 +605,7 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
     collector, starts = lane(GpuProcesses), []
     for ticks in (100, 900):
         list_in_proc(roots, 4242, ticks)
-        said = [turn(collector) for _ in range(SAME_TURNS_MAX + 1)]  # NVML's list is the same
+        said = [turn(collector) for _ in range(UNCHANGED_TURNS_MAX + 1)]  # NVML's list is the same
         row = rows(said[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
         starts.append(row["start_nanoseconds"])
     assert starts[0] != starts[1]
@@ -612,11 +623,11 @@ def test_what_could_not_be_filled_is_filled_the_next_second(
     scenario.step(1)
     with monkeypatch.context() as patch:
         patch.setattr(gpu_processes, "read_tasks", _no_descriptor)
-        assert turn(collector).outcome is Outcome.ERROR
+        assert turn(collector).outcome is CollectOutcome.ERROR
     assert turn(collector).blocks[0].devices == (f"{gpu.uuid}/2",)
 
 
-def _no_descriptor(*_: object) -> list[Task]:
+def _no_descriptor(*_: object) -> list[TaskStat]:
     raise OSError(errno.EMFILE, "Too many open files")
 
 
@@ -637,7 +648,7 @@ def test_no_process_is_an_empty_table_not_no_data(lane: Lane, play: Play) -> Non
     """An idle GPU has no process; that is known, not unknown."""
     play(gpus(2))
     said = turn(lane(GpuProcesses))
-    assert said.outcome is Outcome.OK and said.blocks[0].rows == 0
+    assert said.outcome is CollectOutcome.OK and said.blocks[0].rows == 0
 
 
 def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> None:
@@ -659,7 +670,7 @@ def test_a_garbage_count_costs_its_gpu_only(lane: Lane, play: Play) -> None:
     devices[1].lines.append(process(9))
     play(devices)
     said = turn(lane(GpuProcesses))
-    assert said.outcome is Outcome.BLIND and "4294967294 processes" in said.words
+    assert said.outcome is CollectOutcome.BLIND and "4294967294 processes" in said.message
     assert said.blocks[0].devices == (f"{devices[1].uuid}/9",)
 
 
@@ -676,7 +687,7 @@ PROCESSES = st.builds(
 @given(st.lists(PROCESSES))
 def test_merging_loses_no_process_and_adds_no_memory(processes: list[Process]) -> None:
     """A process in two lists holds its memory once."""
-    whole = merged(processes)
+    whole = merge_processes(processes)
     places = [(p.pid, p.gpu_instance, p.compute_instance) for p in whole]
     assert len(places) == len(set(places))
     assert set(places) == {(p.pid, p.gpu_instance, p.compute_instance) for p in processes}

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome, Resting, Sparing, Warming
+from gangline.agent.collector import CollectOutcome, SupportsExclude, SupportsIdle, SupportsWarmUp
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.nvlink import NvLinks
+from gangline.agent.collectors.nvlink import NvLinkCollector
 from gangline.agent.hardware.nvidia import is_bound, pci_gpus
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.ext.nvml import Rows
@@ -43,7 +43,7 @@ def calls(library: str) -> Callable[[str], int]:
 
 
 def spare(host: GpuHost, *devices: Gpu) -> None:
-    host.session.spare(frozenset(gpu.address for gpu in devices))
+    host.session.exclude(frozenset(gpu.address for gpu in devices))
 
 
 # ---- seams ----------------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
     """A sampler that took over left seven GPUs out because one collector could not spare the eighth."""
     collector = COLLECTORS[name](host.roots)
-    assert isinstance(collector, Sparing) and collector.enters_driver
-    assert isinstance(collector, Resting) == (name == "gpu_fast_1s")
-    assert isinstance(collector, Warming) == (name == "gpu_1s")
+    assert isinstance(collector, SupportsExclude) and collector.enters_driver
+    assert isinstance(collector, SupportsIdle) == (name == "gpu_fast_1s")
+    assert isinstance(collector, SupportsWarmUp) == (name == "gpu_1s")
 
 
 def test_nothing_that_sets_anything_is_even_looked_up() -> None:
@@ -88,12 +88,12 @@ def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str
     host.play(gpus(2))
     before = calls("nvmlDeviceGetHandleByPciBusId_v2") + calls("nvmlDeviceGetHandleByIndex_v2")
     lane = host.second()
-    lane.warm()
-    lane.warm()
+    lane.warm_up()
+    lane.warm_up()
     assert host.session.nvml is not None and not host.session.gpus
     attached = calls("nvmlDeviceGetHandleByPciBusId_v2") + calls("nvmlDeviceGetHandleByIndex_v2")
     assert attached == before
-    assert host.turn(lane).outcome is Outcome.OK
+    assert host.turn(lane).outcome is CollectOutcome.OK
 
 
 def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
@@ -161,7 +161,7 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
     devices = [with_links(gpu, 2) for gpu in gpus(3)]
     host.play(devices)
     host.list_in_proc(devices)
-    lane, links = host.second(), NvLinks(host.roots)
+    lane, links = host.second(), NvLinkCollector(host.roots)
     everyone = host.read(lane)
     assert host.turn(links).blocks[0].rows == 6
     users = ctypes.CDLL(library).fake_nvml_users
@@ -190,7 +190,7 @@ def test_when_all_are_left_alone_nvml_is_not_even_opened(
     devices = gpus(2)
     host.play(devices, host="block nvmlInitWithFlags crash -")
     host.list_in_proc(devices)
-    host.session.spare(
+    host.session.exclude(
         frozenset({""}) if which != "each" else frozenset(gpu.address for gpu in devices)
     )
     lane = host.second()
@@ -198,8 +198,8 @@ def test_when_all_are_left_alone_nvml_is_not_even_opened(
         rows = host.read(lane)
         assert [row["lost_state"] for row in rows.values()] == [None, None]
     assert ctypes.CDLL(library).fake_nvml_users() == 0
-    said = host.turn(NvLinks(host.roots))
-    assert (said.outcome, said.words) == (Outcome.NO_DATA, "all GPUs are left alone")
+    said = host.turn(NvLinkCollector(host.roots))
+    assert (said.outcome, said.message) == (CollectOutcome.NO_DATA, "all GPUs are left alone")
     host.play(devices)
     spare(host)
     assert [row["lost_state"] for row in host.read(lane).values()] == [0, 0]
@@ -272,7 +272,7 @@ def test_garbage_of_one_gpu_costs_no_neighbour(host: GpuHost) -> None:
     host.play(devices)
     for lane in (host.second(), host.ten_seconds(), host.minute()):
         said = host.turn(lane)
-        assert said.outcome in (Outcome.OK, Outcome.BLIND)
+        assert said.outcome in (CollectOutcome.OK, CollectOutcome.BLIND)
         rows = read(said.blocks)
         assert len(rows) == 3
         for name, value in rows[devices[1].uuid].items():
@@ -336,9 +336,9 @@ def test_calls_are_capped_counted_and_the_cap_is_told_once(host: GpuHost) -> Non
     assert said["driver_calls_count"] == nvml.account(devices[0].address).calls
     told = [event for event in host.events if event.name == "gpu.driver_calls_capped"]
     assert [event.device for event in told] == [gpu.uuid for gpu in devices]
-    links = NvLinks(host.roots)
+    links = NvLinkCollector(host.roots)
     links._session.open()
-    words = host.turn(links).words
+    words = host.turn(links).message
     assert "left out, over 120 calls a second" in words
     nvml.cap(0)
     assert host.read(lane)[devices[0].uuid]["temperature_celsius"] == 41

@@ -11,23 +11,23 @@ import pytest
 
 from gangline.agent.local.agent_service import (
     ARGUMENTS_MAX,
-    PATH,
-    HealthAnswer,
-    Healthy,
-    healthy,
-    method,
+    HEALTH_CHECK_PATH,
+    HealthCheckResult,
+    HealthyResult,
+    health_check_method,
+    healthy_result,
 )
-from gangline.agent.local.grpc_session import Peer, Refused
-from gangline.agent.local.server import Server
+from gangline.agent.local.grpc_session import CallRefused, Peer
+from gangline.agent.local.server import LocalServer
 from gangline.contract.wire import nvhcd_pb2, nvhcd_pb2_grpc
 from tests.processes import GUARD_SECONDS
 
 
 def asked(
-    folder: Path, answer: Callable[[Sequence[str]], HealthAnswer]
+    folder: Path, answer: Callable[[Sequence[str]], HealthCheckResult]
 ) -> nvhcd_pb2.HealthCheckResponse:
     """By the generated stub of a client of its own, over `unix:`."""
-    server = Server(folder / "agent.sock", {PATH: method(answer)})
+    server = LocalServer(folder / "agent.sock", {HEALTH_CHECK_PATH: health_check_method(answer)})
     server.start()
     try:
         with grpc.insecure_channel(f"unix://{folder / 'agent.sock'}") as channel:
@@ -49,7 +49,7 @@ def read_as_the_launcher_does(answer: nvhcd_pb2.HealthCheckResponse) -> bool:
 
 
 def test_a_healthy_host(tmp_path: Path) -> None:
-    answer = asked(tmp_path, healthy)
+    answer = asked(tmp_path, healthy_result)
     assert read_as_the_launcher_does(answer)
     assert (answer.exit_code, answer.error) == (0, "")
     assert json.loads(answer.output) == {"fail_count": 0, "failed_checks": []}
@@ -59,9 +59,9 @@ def test_a_host_that_is_not(tmp_path: Path) -> None:
     output = json.dumps({"fail_count": 1, "failed_checks": ["xid79 0000:9b:00.0"]})
     asked_with: list[list[str]] = []
 
-    def barred(arguments: Sequence[str]) -> HealthAnswer:
+    def barred(arguments: Sequence[str]) -> HealthCheckResult:
         asked_with.append(list(arguments))
-        return Healthy(False, 1, output)
+        return HealthyResult(False, 1, output)
 
     answer = asked(tmp_path, barred)
     assert not read_as_the_launcher_does(answer)
@@ -72,7 +72,7 @@ def test_a_host_that_is_not(tmp_path: Path) -> None:
 def test_an_agent_that_cannot_tell_is_no_reason_to_fail_a_job(tmp_path: Path) -> None:
     """Every host of a gang asks before each rendezvous: a bug of ours would stop the fleet."""
 
-    def broken(arguments: Sequence[str]) -> HealthAnswer:
+    def broken(arguments: Sequence[str]) -> HealthCheckResult:
         raise KeyError("gpu_1s")
 
     answer = asked(tmp_path, broken)
@@ -91,8 +91,8 @@ def test_a_missing_socket_is_healthy_on_their_side(tmp_path: Path) -> None:
 
 
 def test_a_new_answer_is_told_at_once_and_the_same_one_made_into_bytes_once() -> None:
-    answers = [Healthy(), Healthy(False, 1), Healthy()]
-    check = method(lambda arguments: answers[0]).handler
+    answers = [HealthyResult(), HealthyResult(False, 1), HealthyResult()]
+    check = health_check_method(lambda arguments: answers[0]).handler
     peer = Peer(1, 2, 3)
     first = check(b"", peer)
     assert check(b"", peer) is first
@@ -106,5 +106,5 @@ def test_a_new_answer_is_told_at_once_and_the_same_one_made_into_bytes_once() ->
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x00" * (ARGUMENTS_MAX + 1)])
 def test_what_is_no_question_is_refused(message: bytes) -> None:
-    with pytest.raises(Refused, match="INVALID_ARGUMENT"):
-        method(healthy).handler(message, Peer(1, 2, 3))
+    with pytest.raises(CallRefused, match="INVALID_ARGUMENT"):
+        health_check_method(healthy_result).handler(message, Peer(1, 2, 3))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Collector, Outcome, take_turn
+from gangline.agent.collector import Collector, CollectOutcome, run_collector
 from gangline.agent.collectors import power
 from gangline.agent.collectors.host import ClockTenSeconds, CpuMinute, HostTenSeconds, edac_10s
 from gangline.agent.collectors.numa import NumaTenSeconds
@@ -215,15 +215,15 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
 def test_ranks_are_places_too(tmp_path: Path) -> None:
     """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
-    assert list(clock.places(tmp_path)) == ["mc0", "mc0/rank4"]
+    assert list(clock.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
 
 
 def test_a_driver_without_a_controller_has_no_data(tmp_path: Path) -> None:
     """The module is loaded, the machine has no ECC: no data, in words."""
     (tmp_path / "devices/system/edac/mc/power").mkdir(parents=True)
-    turn = take_turn(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
-    assert turn.outcome is Outcome.NO_DATA and "ECC" in turn.words
+    turn = run_collector(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
+    assert turn.outcome is CollectOutcome.NO_DATA and "ECC" in turn.message
 
 
 # --- clock
@@ -272,8 +272,8 @@ def test_this_machines_clock_is_really_asked() -> None:
     state, status, _, _, error_max, error_estimated, tai = adjtimex.read()
     assert 0 <= state <= 5 and 0 <= status < 1 << 16
     assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000
-    turn = take_turn(ClockTenSeconds(Roots()), StoppedClock())
-    assert turn.outcome is Outcome.OK, turn.words
+    turn = run_collector(ClockTenSeconds(Roots()), StoppedClock())
+    assert turn.outcome is CollectOutcome.OK, turn.message
     found = dict(rows_of(turn.blocks[0]))["host"]
     assert found is not None
     assert found["synchronised_state"] == int(not status & clock.STA_UNSYNC)
@@ -286,11 +286,11 @@ def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
     def refuse() -> clock.Timex:
         raise PermissionError(1, "Operation not permitted")
 
-    turn = take_turn(ClockTenSeconds(Roots(), refuse), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and "ProtectClock=no" in turn.words
+    turn = run_collector(ClockTenSeconds(Roots(), refuse), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and "ProtectClock=no" in turn.message
     nowhere = Path("/nowhere")
-    turn = take_turn(ClockTenSeconds(Roots(nowhere, nowhere)), StoppedClock())
-    assert turn.outcome is Outcome.NO_DATA
+    turn = run_collector(ClockTenSeconds(Roots(nowhere, nowhere)), StoppedClock())
+    assert turn.outcome is CollectOutcome.NO_DATA
 
 
 def test_a_folders_clock_is_handed_in() -> None:
@@ -450,5 +450,5 @@ def test_folders_of_odd_names_are_listed_without_error(names: list[str]) -> None
             for name in names:
                 (root / below / name / "temp1_input").mkdir(parents=True, exist_ok=True)
                 (root / below / "mc0" / name).mkdir(parents=True, exist_ok=True)
-        for found in (chips(root), sensors(root), clock.places(root), hugepage_pools(root)):
+        for found in (chips(root), sensors(root), clock.edac_locations(root), hugepage_pools(root)):
             assert all(len(os.fsencode(key)) < 4096 for key in found)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Collector, Outcome, take_turn
+from gangline.agent.collector import Collector, CollectOutcome, run_collector
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.counter_files import FolderCollector
+from gangline.agent.collectors.counter_files import CounterFileCollector
 from gangline.ext.nvml import forget_accounts
 from tests import hosts
 from tests.agent.test_collectors import as_nobody
@@ -142,7 +142,7 @@ def test_a_fifo_in_place_of_a_file_holds_nobody(whole: tuple[Host, Reading]) -> 
     assert_sane(host.read(damaged_files(struck, "", ["fifo"]), spared=struck))
 
 
-#: Read by `NumberFiles`, as the others of `ext.counterfiles` are by a `FolderCollector`.
+#: Read by `NumberFiles`, as the others of `ext.counterfiles` are by a `CounterFileCollector`.
 _NUMBER_FILES = (
     "scaling_cur_freq",
     "core_throttle_count",
@@ -152,8 +152,8 @@ _NUMBER_FILES = (
 
 
 def _counter_files(collector: Collector) -> set[Path]:
-    take_turn(collector, StoppedClock())
-    paths = collector.paths if isinstance(collector, FolderCollector) else []
+    run_collector(collector, StoppedClock())
+    paths = collector.paths if isinstance(collector, CounterFileCollector) else []
     return {Path(path).resolve() for path in paths}
 
 
@@ -200,10 +200,14 @@ def test_files_that_nobody_may_read(whole: tuple[Host, Reading]) -> None:
         collectors = [make(host.roots) for name, make in COLLECTORS.items() if "gpu" not in name]
         for _ in range(2):
             for collector in collectors:
-                turn = take_turn(collector, StoppedClock())
-                assert turn.outcome in (Outcome.OK, Outcome.NO_DATA, Outcome.BLIND), turn
+                turn = run_collector(collector, StoppedClock())
+                assert turn.outcome in (
+                    CollectOutcome.OK,
+                    CollectOutcome.NO_DATA,
+                    CollectOutcome.BLIND,
+                ), turn
                 values = [row for block in turn.blocks for _, row in rows_of(block) if row]
-                assert turn.outcome is not Outcome.NO_DATA or not values
+                assert turn.outcome is not CollectOutcome.NO_DATA or not values
 
 
 @pytest.mark.parametrize("answer", [2**32 - 1, 2**64 - 1, 2**63 - 1, "!15", "!3", "!999"])
@@ -257,8 +261,8 @@ def _gpu_rows(
     for step in range(2):
         scenario.step(step)
         for collector in collectors:
-            turn = take_turn(collector, StoppedClock())
-            assert turn.outcome is not Outcome.ERROR, turn
+            turn = run_collector(collector, StoppedClock())
+            assert turn.outcome is not CollectOutcome.ERROR, turn
             rows |= {(b.table, device): row for b in turn.blocks for device, row in rows_of(b)}
     let_go(collectors)
     return rows

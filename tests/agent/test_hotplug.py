@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import Blind, NoData, Outcome, take_turn
+from gangline.agent.collector import AccessDenied, CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import net
-from gangline.agent.collectors.counter_files import FolderCollector
+from gangline.agent.collectors.counter_files import CounterFileCollector
 from gangline.agent.collectors.link_events import LinkListener
 from gangline.agent.collectors.net import LinkDetails, NicStatistics
-from gangline.agent.events import Teller
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.netlink import LinkSocket, Overrun
 from gangline.aggregator.counter_deltas import Indexes
 from gangline.aggregator.fleet.devices import Devices
-from gangline.aggregator.fleet.tables import DeviceTable, Identity
+from gangline.aggregator.fleet.tables import DeviceIdentities, DeviceTable
 from gangline.contract.frame import Stamp, decode, encode
 from gangline.contract.signals import TABLES
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
@@ -41,14 +41,14 @@ class Heard:
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[HealthEvent] = queue.SimpleQueue()
         self._passed_over: list[HealthEvent] = []
-        self.teller = Teller(SystemClock(), self, lambda: None)
+        self.teller = EventPublisher(SystemClock(), self, lambda: None)
 
     def put(self, event: HealthEvent) -> None:
         self.events.put(event)
 
     def wants(self, words: str) -> None:
         """Wait until the inventory is asked for by such *words*: a moment after what it is asked for by is told."""
-        until(lambda: words in self.teller.inventory_wanted(), words)
+        until(lambda: words in self.teller.take_inventory_request(), words)
 
     def until(self, device: str, code: int) -> HealthEvent:
         """Return the earliest event of *device* with *code* that was not returned yet."""
@@ -67,8 +67,8 @@ class Heard:
 def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
     """A listener that has seen all links there are."""
     heard = Heard()
-    listener = LinkListener(Roots(), watches=lambda link: link.name.startswith(prefix))
-    listener.listen(heard.teller)
+    listener = LinkListener(Roots(), is_watched=lambda link: link.name.startswith(prefix))
+    listener.start(heard.teller)
     try:
         assert listener.ready.wait(GUARD_SECONDS)
         yield listener, heard
@@ -86,7 +86,7 @@ def choose(*names: str) -> Callable[[Path], dict[str, Path]]:
 def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
     """Each step is told within moments, in order, and the inventory is asked for anew."""
     with listening("glh") as (listener, heard):
-        heard.teller.inventory_wanted()
+        heard.teller.take_inventory_request()
         with veth.pair("glh") as (name, peer):
             assert heard.until(name, 3).attributes["kind"] == "veth"
             heard.wants("appeared")
@@ -98,7 +98,7 @@ def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
             assert heard.until(peer, 0).attributes["switched_on"] == "no"
             veth.switch(peer, True)
             assert heard.until(name, 1).attributes["previous_state"] == "down"
-            heard.teller.inventory_wanted()
+            heard.teller.take_inventory_request()
             veth.delete(name)
             gone = heard.until(name, 2)
             assert gone.boottime_ns <= SystemClock().boottime_ns() and gone.event_id
@@ -108,7 +108,7 @@ def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
         assert row["transitions_events"] and row["transitions_events"] >= 6
 
 
-def row_of(collector: FolderCollector, table: str, name: str) -> Row:
+def row_of(collector: CounterFileCollector, table: str, name: str) -> Row:
     blocks = {block.table: block for block in collector.collect()}
     return dict(rows_of(blocks[table])).get(name) if table in blocks else None
 
@@ -185,7 +185,7 @@ class Seen:
             for name in ("net_1s", "net_1s_changes")
         }
         self.reader = Reader(Catalogue(self._plan), decode)
-        self.identity = Identity(self.tables, {"net": self.devices})
+        self.identity = DeviceIdentities(self.tables, {"net": self.devices})
         self.seconds = 0
         self.last: dict[str, float | int | None] = {}
 
@@ -195,9 +195,9 @@ class Seen:
         return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False, 0
 
     def _places(self, host: int, table: int, devices: tuple[str, ...]) -> Indexes:
-        return list(self.tables.values())[table].places(host, devices)
+        return list(self.tables.values())[table].ensure_rows(host, devices)
 
-    def packets(self, collector: FolderCollector, name: str) -> float:
+    def packets(self, collector: CounterFileCollector, name: str) -> float:
         """Take one turn; return the packets that the aggregator believes were sent lately."""
         self.seconds += 1
         now = self.seconds * 10**9
@@ -207,9 +207,9 @@ class Seen:
             self.last |= dict(rows_of(block))[name] or {}
         self.identity.advance()
         for table in self.tables.values():
-            table.advance(table.waiting())
+            table.advance(table.pending_rows())
         table = self.tables["net_1s"]
-        heard = table.heard(np.array([1], dtype=np.int32), np.array([now]))
+        heard = table.age_seconds(np.array([1], dtype=np.int32), np.array([now]))
         return float(table.recent("transmitted_packets", heard)[0])
 
 
@@ -219,8 +219,8 @@ def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None
         listed = {n: Path("/sys/class/net") / n for n in (name, other)}
         for make in (NicStatistics, LinkDetails):
             collector = make(Roots(), lambda sys: dict(listed))
-            first = take_turn(collector, SystemClock())
-            assert first.outcome is Outcome.OK, first.words
+            first = run_collector(collector, SystemClock())
+            assert first.outcome is CollectOutcome.OK, first.message
             rows = dict(rows_of(first.blocks[0]))
             assert all(rows[n] for n in (name, other))
             if make is LinkDetails:
@@ -229,7 +229,7 @@ def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None
                 assert row["speed_bytes_per_second"] == 1.25e9 and row["duplex_state"] == 1
                 assert row["fec_active_code"] is None  # veth has no FEC: missing, not zero
                 veth.delete(name)
-                collector._interfaces.renew = lambda: False  # type: ignore[method-assign]
+                collector._interfaces.refresh = lambda: False  # type: ignore[method-assign]
                 rows = dict(rows_of(collector.collect()[0]))
                 assert rows[name] is None and rows[other]
 
@@ -248,9 +248,11 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
     heard = Heard()
     with veth.pair("glo") as (name, peer):
         listener = LinkListener(
-            Roots(), open_socket=Lossy, watches=lambda link: link.name in (name, peer, f"{name}x")
+            Roots(),
+            open_socket=Lossy,
+            is_watched=lambda link: link.name in (name, peer, f"{name}x"),
         )
-        listener.listen(heard.teller)
+        listener.start(heard.teller)
         try:
             assert listener.ready.wait(GUARD_SECONDS)
             lost += [1] * 8
@@ -268,8 +270,8 @@ def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
         raise OSError(97, "Address family not supported by protocol")
 
     listener = LinkListener(Roots(), open_socket=refuse)
-    listener.listen(Heard().teller)
-    with pytest.raises(Blind, match="RestrictAddressFamilies=AF_NETLINK"):
+    listener.start(Heard().teller)
+    with pytest.raises(AccessDenied, match="RestrictAddressFamilies=AF_NETLINK"):
         listener.collect()
     listener.close()
 
@@ -282,7 +284,7 @@ def test_a_listener_that_broke_says_so() -> None:
             raise OSError(5, "Input/output error")
 
     listener = LinkListener(Roots(), open_socket=Breaks)
-    listener.listen(Heard().teller)
+    listener.start(Heard().teller)
     listener._thread and listener._thread.join(GUARD_SECONDS)  # type: ignore[func-returns-value]
     with pytest.raises(RuntimeError, match="ended"):
         listener.collect()
@@ -293,7 +295,7 @@ def test_a_host_that_is_a_folder_tells_nothing(tmp_path: Path) -> None:
     """A recorded host's links are not this machine's."""
     roots = Roots(tmp_path, tmp_path)
     listener = LinkListener(roots)
-    listener.listen(Heard().teller)
+    listener.start(Heard().teller)
     for collector in (listener, NicStatistics(roots), LinkDetails(roots)):
         with pytest.raises(NoData):
             collector.collect()

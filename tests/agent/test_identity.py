@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.registration import boot_id, machine_owner
+from gangline.agent.hardware.host import boot_id
+from gangline.agent.registration import machine_owner
 
 BOARD = "class/dmi/id/product_uuid"
 

@@ -37,7 +37,7 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
 def h100(tmp_path_factory: pytest.TempPathFactory) -> inventory.Inventory:
     host = hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
     found = inventory.read(host.roots)
-    assert found.words == ""
+    assert found.reason == ""
     return found
 
 
@@ -115,7 +115,7 @@ def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None
 def test_this_machine_has_an_inventory() -> None:
     """With psutil, pyroute2 and pynvml where they are installed; all keys are there once."""
     found = inventory.read(Roots())
-    assert found.words == ""
+    assert found.reason == ""
     assert {"hostname", "kernel", "cpu_cores"} <= set(found.labels)
     keys = [(device.kind, device.key) for device in found.devices]
     assert len(keys) == len(set(keys))
@@ -144,7 +144,7 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
     gc.collect()  # what an earlier test left behind must not be taken for ours
     before = len(os.listdir("/proc/self/fd"))
     found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
-    assert found == inventory.Inventory(words="the inventory took longer than 0.3 s")
+    assert found == inventory.Inventory(reason="the inventory took longer than 0.3 s")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -176,38 +176,38 @@ def test_what_was_printed_before_the_hang_is_kept() -> None:
     """A thread in the driver keeps the process from ending; its answer is whole all the same."""
     line = json.dumps({"devices": [{"kind": "numa", "key": "node0"}], "labels": {}})
     found = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
-    assert found.devices == (inventory.Device("numa", "node0"),)
-    assert found.words == ""
+    assert found.devices == (inventory.HostDevice("numa", "node0"),)
+    assert found.reason == ""
 
 
 def test_a_child_that_says_too_much_is_ended() -> None:
     """Limits come from this side: a broken library must not fill the daemon's memory."""
     found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert found.words == f"the inventory said more than {inventory.OUTPUT_BYTES_MAX} bytes"
+    assert found.reason == f"the inventory said more than {inventory.OUTPUT_BYTES_MAX} bytes"
 
 
 def test_a_child_that_dies_is_quoted() -> None:
     """The last line of what it complained of; not a traceback in every log line."""
     found = run("raise RuntimeError('driver/library version mismatch')")
-    assert "driver/library version mismatch" in found.words
-    assert "Traceback" not in found.words
+    assert "driver/library version mismatch" in found.reason
+    assert "Traceback" not in found.reason
 
 
 def test_no_second_child_joins_one_that_would_not_die() -> None:
     """A child stuck in a driver was joined by another every ten minutes until memory ran out."""
     stuck = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     inventory._abandoned.append(stuck)
-    assert str(stuck.pid) in inventory.read(Roots()).words
+    assert str(stuck.pid) in inventory.read(Roots()).reason
     stuck.kill()
     stuck.wait(GUARD_SECONDS)
-    assert inventory.read(Roots()).words == ""
+    assert inventory.read(Roots()).reason == ""
     assert inventory._abandoned == []
 
 
 def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment was upgraded under the running daemon."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could not be started" in inventory.read(Roots()).words
+    assert "could not be started" in inventory.read(Roots()).reason
 
 
 @given(
@@ -226,23 +226,23 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
     """A child of another version answers otherwise; the daemon reads what it can and never raises."""
     found = inventory.parse(output)
-    assert found.words or (found.devices is not None and found.labels is not None)
+    assert found.reason or (found.devices is not None and found.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
     """NVML of another version than the driver's refused; disks and ports were still listed."""
     release = threading.Event()
 
-    def hang(roots: Roots) -> list[inventory.Device]:
+    def hang(roots: Roots) -> list[inventory.HostDevice]:
         release.wait(GUARD_SECONDS)
         return []
 
-    def fail(roots: Roots) -> list[inventory.Device]:
+    def fail(roots: Roots) -> list[inventory.HostDevice]:
         raise OSError("no such library")
 
-    node = inventory.Device("numa", "node0")
+    node = inventory.HostDevice("numa", "node0")
     sections = {"GPUs": hang, "links": fail, "nodes": lambda roots: [node]}
-    found, problems = child.look(sections, Roots(), 0.1)
+    found, problems = child.run_sections(sections, Roots(), 0.1)
     release.set()
     assert found == [node]
     assert problems == ["GPUs: no answer within 0.1 s", "links: OSError: no such library"]
@@ -252,20 +252,20 @@ def test_two_sections_that_hang_cost_no_third() -> None:
     """Each had its ten seconds, one after the other: the child was killed before it had printed anything."""
     free, third = threading.Event(), threading.Event()
 
-    def hang(roots: Roots) -> list[inventory.Device]:
+    def hang(roots: Roots) -> list[inventory.HostDevice]:
         free.wait(GUARD_SECONDS)
         return []
 
-    def wait_for_third(roots: Roots) -> list[inventory.Device]:
+    def wait_for_third(roots: Roots) -> list[inventory.HostDevice]:
         assert third.wait(GUARD_SECONDS)  # not there in time if the sections wait for each other
-        return [inventory.Device("net", "eth0")]
+        return [inventory.HostDevice("net", "eth0")]
 
-    def answer(roots: Roots) -> list[inventory.Device]:
+    def answer(roots: Roots) -> list[inventory.HostDevice]:
         third.set()
-        return [inventory.Device("disk", "sda")]
+        return [inventory.HostDevice("disk", "sda")]
 
     sections = {"a driver": hang, "another": hang, "links": wait_for_third, "disks": answer}
-    found, problems = child.look(sections, Roots(), 0.5)
+    found, problems = child.run_sections(sections, Roots(), 0.5)
     free.set()
     assert [device.key for device in found] == ["eth0", "sda"]
     assert [problem.partition(":")[0] for problem in problems] == ["a driver", "another"]
@@ -278,7 +278,7 @@ def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.Monke
         found["lo"] = {"link": "half"}
         raise PermissionError(97, "Address family not supported by protocol")
 
-    monkeypatch.setattr(links, "_ask_netlink", refuse)
+    monkeypatch.setattr(links, "_query_netlink", refuse)
     physical = interfaces_with_device(Path("/sys"))
     assert {d.key for d in links.interfaces(Roots())} >= set(physical)
 
@@ -289,19 +289,21 @@ def modes(*names: str) -> list[SupportedMode]:
 
 def test_what_a_card_could_run_at_is_told() -> None:
     """Eight ports of 400G ran at 200G from the first day on: without what they could do, all was even."""
-    said = links.of_modes(modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full"))
+    said = links.mode_attributes(
+        modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
+    )
     assert said == {
         "speed_max": "400000 Mb/s",
         "lanes_max": "4",
         "link_modes": "400000baseCR4/Full 200000baseCR4/Full 1000baseKX/Full",
     }
-    assert links.of_modes([]) == {}
+    assert links.mode_attributes([]) == {}
 
 
 def test_the_text_of_many_modes_ends_at_a_name() -> None:
     """A kernel of a hundred modes: half a name at the end of the text is a mode that there is not."""
     names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
-    text = links.of_modes(modes(*names))["link_modes"]
+    text = links.mode_attributes(modes(*names))["link_modes"]
     assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
     assert text.split(" ") == names[::-1][: len(text.split(" "))]
 
@@ -341,7 +343,7 @@ def test_gpus_by_nvidias_own_binding(
     for gpu in devices:
         (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
     found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
-    assert found.words == ""
+    assert found.reason == ""
     told = of_kind(found, "gpu")
     assert len(told) == 8
     first = told[devices[0].uuid]
@@ -362,7 +364,7 @@ def test_a_driver_that_hangs_costs_the_gpus_only(
     command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "3"]
     command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
     found = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
-    assert found.words == "GPUs: no answer within 3 s"
+    assert found.reason == "GPUs: no answer within 3 s"
     assert set(of_kind(found, "disk")) == {"vda"}
 
 
@@ -382,7 +384,7 @@ def test_a_gpu_that_is_not_to_be_touched_is_not(
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
     left_out = frozenset((devices[1].address,))
     found = inventory.read(roots, 10, lambda: left_out)
-    assert (found.words, found.left_out) == ("", left_out)
+    assert (found.reason, found.left_out) == ("", left_out)
     known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
     assert of_kind(found, "gpu").keys() == known
 
@@ -394,7 +396,7 @@ def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
     found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
-    assert (found.words, found.left_out, of_kind(found, "gpu")) == ("", None, {})
+    assert (found.reason, found.left_out, of_kind(found, "gpu")) == ("", None, {})
 
 
 @pytest.mark.parametrize("seen", ["at once", "while it runs"])
@@ -407,7 +409,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
-    avoided: list[inventory.LeftOut] = [frozenset()]
+    avoided: list[inventory.ExcludedGpus] = [frozenset()]
     if seen == "at once":  # between its being asked for and its being there
         answers = iter([frozenset[str]()])
         found = inventory.read(roots, 60, lambda: next(answers, None))
@@ -425,7 +427,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
         thread.join(GUARD_SECONDS)
         os.close(held)
         (found,) = done
-    assert found.words == "ended for GPUs that are let go of or left alone"
+    assert found.reason == "ended for GPUs that are let go of or left alone"
     assert inventory._running is None
 
 
@@ -439,4 +441,4 @@ def test_a_host_without_hardware_has_an_inventory_of_nothing() -> None:
     """No /sys, no /proc, no NVML: empty, and not an error."""
     nowhere = Path("/nowhere")
     found = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
-    assert (found.devices, found.labels, found.words) == ((), {}, "")
+    assert (found.devices, found.labels, found.reason) == ((), {}, "")

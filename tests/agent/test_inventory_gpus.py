@@ -51,7 +51,7 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
     """Two GPUs of one gang had different VBIOSes; nobody could see it without a shell on each host."""
     gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
     found = read([gpu], library, tmp_path, monkeypatch)
-    assert found.words == ""
+    assert found.reason == ""
     said = of_kind(found, "gpu")[gpu.uuid]
     assert (
         said.items()

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Blind, NoData
+from gangline.agent.collector import AccessDenied, NoData
 from gangline.agent.collectors import kernel_log as collector_module
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.events import WITNESS, Teller
+from gangline.agent.events import XID_DEDUPLICATOR, EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
 from gangline.agent.kernel_log.incidents import QUIET_NS
@@ -27,15 +27,15 @@ from gangline.agent.kernel_log.reader import (
     FILE_NAME,
     SAVE_NS,
     SAVE_SOON_NS,
-    Follower,
-    Keeper,
-    Position,
-    Stamps,
-    Wanted,
+    CheckpointFile,
+    LineFilter,
+    LogPosition,
+    LogReader,
+    TimestampConverter,
     format_position,
     parse_position,
 )
-from gangline.agent.kernel_log.rules import Adapters, classify
+from gangline.agent.kernel_log.rules import AdapterFilter, classify
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
@@ -109,19 +109,24 @@ class Agent:
         folder: Path | None,
         told: list[HealthEvent],
         boot: bytes = BOOT,
-        wanted: Wanted = lambda notice, text: True,
+        wanted: LineFilter = lambda notice, text: True,
     ):
         self.clock = ring.clock
         self.told = told
         self.on_disk = True
         self.tellings = 0
         self.dies_at = -1
-        self.follower = Follower(
-            boot, self._tell, Keeper(folder), self.clock, Stamps(), wanted=wanted
+        self.follower = LogReader(
+            boot,
+            self._tell,
+            CheckpointFile(folder),
+            self.clock,
+            TimestampConverter(),
+            is_wanted=wanted,
         )
         self.ring = ring
         self.source = ring.open()
-        self.follower.opened()
+        self.follower.on_open()
 
     def _tell(self, event: HealthEvent) -> bool:
         self.tellings += 1
@@ -134,19 +139,19 @@ class Agent:
         """What the thread does until it waits."""
         while True:
             drained = collector_module._read_group(self.source, self.follower, live=False)
-            if drained and not self.follower.drained():
+            if drained and not self.follower.on_drained():
                 self.source = self.ring.open()
-                self.follower.opened()
+                self.follower.on_open()
                 continue
-            self.follower.settle()
+            self.follower.flush_due()
             if drained:
                 return
 
     def wait(self, ns: int = SAVE_SOON_NS) -> None:
         """What it does when nothing comes for so long."""
         self.clock.ns += ns
-        self.follower.drained()
-        self.follower.settle()
+        self.follower.on_drained()
+        self.follower.flush_due()
 
 
 class Killed(BaseException):
@@ -335,8 +340,8 @@ def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -
 def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
     """On a full disk half a position stayed, and took the last blocks that an XID needed."""
     (tmp_path / FILE_NAME).mkdir()
-    keeper = Keeper(tmp_path)
-    assert not keeper.save(Position(BOOT.hex(), 1))
+    keeper = CheckpointFile(tmp_path)
+    assert not keeper.save(LogPosition(BOOT.hex(), 1))
     assert "directory" in keeper.last_error
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
@@ -415,12 +420,12 @@ from pathlib import Path
 from gangline.agent.collectors.kernel_log import KernelLog
 from gangline.agent.hardware.files import Roots
 from gangline.agent.clock import SystemClock
-from gangline.agent.events import Teller
+from gangline.agent.events import EventPublisher
 from gangline.agent.spool.event_queue import EventQueue
 folder = Path(sys.argv[1])
 queue = EventQueue.open(folder / "events")
 log = KernelLog(Roots(dev=folder / "dev", state=folder / "state"))
-log.listen(Teller(SystemClock(), queue, lambda: print(len(queue), flush=True)))
+log.start(EventPublisher(SystemClock(), queue, lambda: print(len(queue), flush=True)))
 sys.stdin.read()
 log.close()
 """
@@ -468,8 +473,8 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
     ring = Ring()
     for address in ("98", "9a"):
         ring.say(LOADS.format(address))
-    adapters = Adapters(tmp_path)
-    agent = Agent(ring, tmp_path, [], wanted=adapters.wanted)
+    adapters = AdapterFilter(tmp_path)
+    agent = Agent(ring, tmp_path, [], wanted=adapters.is_wanted)
     agent.read()
     assert agent.told == []
     ring.say(FAILS)
@@ -481,13 +486,13 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
     failed = "rdma.adapter_failed", "0000:98:00.0"
     assert told == [(*failed, None), (*failed, "back")]
     agent.wait()
-    again = Agent(ring, tmp_path, agent.told, wanted=adapters.wanted)
+    again = Agent(ring, tmp_path, agent.told, wanted=adapters.is_wanted)
     assert again.follower.resumed and not agent.follower.resumed
-    after = Adapters(tmp_path)
+    after = AdapterFilter(tmp_path)
     after.resumed = again.follower.resumed  # what failed before is not known here
     line = LOADS.format("98")
     notice = classify(line)
-    assert notice is not None and after.wanted(notice, line)
+    assert notice is not None and after.is_wanted(notice, line)
 
 
 @pytest.mark.parametrize(
@@ -512,7 +517,7 @@ def test_an_empty_cage_is_no_unplugged_cable(
         path.write_text(text)
     ring = Ring()
     ring.say("mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged")
-    agent = Agent(ring, None, [], wanted=Adapters(tmp_path).wanted)
+    agent = Agent(ring, None, [], wanted=AdapterFilter(tmp_path).is_wanted)
     agent.read()
     assert [e.name for e in agent.told] == ["rdma.driver_error"] * told
 
@@ -531,7 +536,7 @@ def test_a_position_comes_back(sequence: int, epoch: int, counts: list[int]) -> 
         (("gpu.xid", f"d{n}", n, ""), HealthEvent(event_id=f"e{n}", count=count, forms=["a", "b"]))
         for n, count in enumerate(counts)
     )
-    position = Position("ab" * 16, sequence, epoch, incidents)
+    position = LogPosition("ab" * 16, sequence, epoch, incidents)
     assert parse_position(format_position(position)) == position
 
 
@@ -541,7 +546,7 @@ def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
     if isinstance(damage, tuple):
         content = bytearray(
             format_position(
-                Position("ab" * 16, 7, 0, ((("x", "y", 1, ""), HealthEvent(event_id="e")),))
+                LogPosition("ab" * 16, 7, 0, ((("x", "y", 1, ""), HealthEvent(event_id="e")),))
             )
         )
         content[damage[0] % len(content)] ^= damage[1]
@@ -556,27 +561,27 @@ def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
 def test_a_position_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
     """A file stands where the folder should be."""
     (tmp_path / "kernel_log").write_text("")
-    keeper = Keeper(tmp_path / "kernel_log")
-    assert not keeper.save(Position("ab", 1)) and "kernel_log" in keeper.last_error
+    keeper = CheckpointFile(tmp_path / "kernel_log")
+    assert not keeper.save(LogPosition("ab", 1)) and "kernel_log" in keeper.last_error
     assert keeper.load() is None
 
 
 def test_stamps_learn_how_far_the_logs_clock_is_off() -> None:
     """Two months up at 30 ppm: the log's clock is 155 s behind, and XIDs must not be."""
-    stamps = Stamps()
+    stamps = TimestampConverter()
     now = 5_000_000 * SECOND
     assert stamps.boottime_ns(4_999_845_000_000, now) == now - 155 * SECOND
     stamps.learn(4_999_845_000_000, now + 900_000)
     stamps.learn(4_999_846_000_000, now + SECOND + 40_000_000)  # read late
     assert stamps.boottime_ns(4_999_845_000_000, now + SECOND) == now + 900_000
     assert stamps.boottime_ns(2**63, now) == now  # never later than it was read
-    assert Stamps(lambda: SECOND).boottime_ns(5, now) == SECOND + 5000
+    assert TimestampConverter(lambda: SECOND).boottime_ns(5, now) == SECOND + 5000
 
 
 def test_a_suspension_moves_the_stamps_at_once() -> None:
     """The log's clock stood still for an hour; sixteen records later would be an hour of wrong times."""
     slept = [0]
-    stamps = Stamps(lambda: slept[0])
+    stamps = TimestampConverter(lambda: slept[0])
     for seconds in range(16):
         stamps.learn(seconds * 1_000_000, seconds * SECOND + 1000)
     slept[0] = 3600 * SECOND
@@ -585,7 +590,7 @@ def test_a_suspension_moves_the_stamps_at_once() -> None:
 
 def test_what_was_learned_long_ago_is_forgotten() -> None:
     """One line an hour, and a clock that drifts by 50 ppm: sixteen of them would be off by 3 s."""
-    stamps = Stamps()
+    stamps = TimestampConverter()
     for hours in range(16):
         written = hours * 3600 * 1_000_000
         now = written * 1000 + hours * 180_000_000
@@ -643,9 +648,9 @@ def test_a_storm_costs_half_a_core_however_dear_its_lines(tmp_path: Path) -> Non
     busy = Busy()
     log = KernelLog(Roots(dev=tmp_path), lambda path: busy)
     log._closing = busy  # type: ignore[assignment]
-    follower = Follower(BOOT, lambda event: True, Keeper(None), busy, Stamps())
+    follower = LogReader(BOOT, lambda event: True, CheckpointFile(None), busy, TimestampConverter())
     began_ns = busy.ns
-    assert log._follow_log(follower, busy) is False
+    assert log._read_log(follower, busy) is False
     assert sum(busy.rests) >= (busy.ns - began_ns) / SECOND * 0.95
     assert follower.read_count == 3 * collector_module.RECORDS_PER_GROUP
 
@@ -667,7 +672,7 @@ def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
     events = Kept()
     roots = Roots(proc=tmp_path, sys=tmp_path, dev=tmp_path, state=tmp_path)
     log = KernelLog(roots, lambda path: Kmsg(source.detach()))
-    log.listen(Teller(HandedClock(), events, lambda: None))
+    log.start(EventPublisher(HandedClock(), events, lambda: None))
     return log, events
 
 
@@ -696,13 +701,16 @@ def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
 ) -> None:
     """NVML delivers the same XID without its text: two events of one fault count as two faults."""
     log, events = listening(tmp_path, sockets[0])
-    until(lambda: WITNESS.reads_the_kernel_log, "NVML's word is held back while the log is read")
+    until(
+        lambda: XID_DEDUPLICATOR.reads_the_kernel_log,
+        "NVML's word is held back while the log is read",
+    )
     sockets[1].send(b"3,8,5000000000,-;" + XID.format(0x9B, 92).encode() + b"\n")
     until(lambda: len(events.events) == 1, "the XID is told")
-    assert WITNESS.shows("0000:9b:00.0", 92, events.events[0].boottime_ns)
-    assert not WITNESS.shows("0000:9b:00.0", 48, events.events[0].boottime_ns)
+    assert XID_DEDUPLICATOR.was_recorded("0000:9b:00.0", 92, events.events[0].boottime_ns)
+    assert not XID_DEDUPLICATOR.was_recorded("0000:9b:00.0", 48, events.events[0].boottime_ns)
     log.close()
-    until(lambda: not WITNESS.reads_the_kernel_log, "nobody reads it any more")
+    until(lambda: not XID_DEDUPLICATOR.reads_the_kernel_log, "nobody reads it any more")
 
 
 def test_a_log_that_ends_is_a_stand_in(
@@ -745,7 +753,7 @@ def test_the_log_of_this_machine_is_followed() -> None:
     log = KernelLog(Roots())
     try:
         read = values(log)[0]
-    except (Blind, NoData) as reason:
+    except (AccessDenied, NoData) as reason:
         pytest.skip(str(reason))
     assert read is not None and read > 0
     log.close()
@@ -756,12 +764,12 @@ import os, sys
 from gangline.agent.collectors.kernel_log import KernelLog
 from gangline.agent.hardware.files import Roots
 from gangline.agent.kernel_log import rules as adapters, rules as driver, reader as follow, reader as position, reader as stamps
-from gangline.agent.collector import Blind
-driver.Decoder(str)  # who leaves root may not read its own library any more
+from gangline.agent.collector import AccessDenied
+driver.XidDecoder(str)  # who leaves root may not read its own library any more
 os.setgid(65534); os.setuid(65534)
 try:
     KernelLog(Roots()).collect()
-except Blind as reason:
+except AccessDenied as reason:
     print(reason)
 """
 
@@ -787,8 +795,8 @@ def closed_by(number: int) -> Callable[[Path], Kmsg]:
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [
-        (errno.EPERM, Blind, "kernel.dmesg_restrict=0"),
-        (errno.EACCES, Blind, "chmod a\\+r"),
+        (errno.EPERM, AccessDenied, "kernel.dmesg_restrict=0"),
+        (errno.EACCES, AccessDenied, "chmod a\\+r"),
         (errno.ENXIO, NoData, "no "),
         (errno.EIO, RuntimeError, "Input/output error"),
     ],

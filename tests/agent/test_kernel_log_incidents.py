@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from gangline.agent.kernel_log.incidents import (
     ALL_OPEN_MAX,
     OPEN_MAX,
-    PACE_NS,
     PROCESSES_MAX,
     QUIET_NS,
+    REPORT_INTERVALS_NS,
     REVISION_SKIP,
-    Incidents,
-    Line,
+    IncidentTracker,
+    LogLine,
 )
 from gangline.agent.kernel_log.record import (
-    FORMS_COUNTED_MAX,
-    FORMS_MAX,
-    Forms,
-    Notice,
-    Part,
-    form_of,
+    TEMPLATES_COUNTED_MAX,
+    TEMPLATES_MAX,
+    LinePart,
+    MessageTemplates,
+    ParsedLine,
+    template_of,
 )
 from gangline.agent.kernel_log.rules import classify
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
@@ -38,7 +38,7 @@ class Log:
     """Lines handed in, with their time; what is told is kept. Ids are given by line."""
 
     def __init__(self) -> None:
-        self.incidents = Incidents()
+        self.incidents = IncidentTracker()
         self.now_ns = 1000 * SECOND
         self.told: list[HealthEvent] = []
         self.lines = 0
@@ -48,11 +48,11 @@ class Log:
         assert notice is not None
         self.note(notice, text, after_ns)
 
-    def note(self, notice: Notice, text: str = "words", after_ns: int = 0) -> None:
+    def note(self, notice: ParsedLine, text: str = "words", after_ns: int = 0) -> None:
         self.now_ns += after_ns
         self.lines += 1
-        line = Line(notice, text, self.now_ns, self.now_ns + 7, f"line-{self.lines}")
-        self.told += self.incidents.take(line, self.now_ns)
+        line = LogLine(notice, text, self.now_ns, self.now_ns + 7, f"line-{self.lines}")
+        self.told += self.incidents.add(line, self.now_ns)
 
     def wait(self, ns: int) -> None:
         self.now_ns += ns
@@ -117,7 +117,7 @@ def test_it_is_told_again_at_a_bounded_pace() -> None:
         log.wait(0)
         at += [(log.now_ns - begin) // SECOND] * (len(log.told) - before)
     assert at == [1, 11, 71, 131, 191, 251, 311]
-    assert sum(PACE_NS) == 71 * SECOND
+    assert sum(REPORT_INTERVALS_NS) == 71 * SECOND
 
 
 def test_another_code_device_or_recovery_is_another_event() -> None:
@@ -205,7 +205,7 @@ def test_storms_of_very_many_devices_are_folded() -> None:
     """A thousand interfaces of a container host flap in turn: bounded memory, and few events."""
     log = Log()
     for number in range(100_000):
-        log.note(Notice("net.link_message", device=f"veth{number % 1000}"), after_ns=100_000)
+        log.note(ParsedLine("net.link_message", device=f"veth{number % 1000}"), after_ns=100_000)
     assert len(log.told) == OPEN_MAX + 1
     assert len(log.incidents) == OPEN_MAX + 1
     log.wait(QUIET_NS + 1)
@@ -218,11 +218,13 @@ def test_a_thousand_xids_hide_no_fatal_one() -> None:
     """GPUs and codes beyond counting, then one GPU off the bus: it stood in a row "more at once", of no GPU."""
     log = Log()
     for number in range(2_000):
-        log.note(Notice("gpu.xid", device=f"0000:{number % 250:02x}:00.0", code=13 + number % 7))
-    log.note(Notice("gpu.xid", device="0000:9b:00.0", code=79))
+        log.note(
+            ParsedLine("gpu.xid", device=f"0000:{number % 250:02x}:00.0", code=13 + number % 7)
+        )
+    log.note(ParsedLine("gpu.xid", device="0000:9b:00.0", code=79))
     assert [e.code for e in log.last().values() if e.device == "0000:9b:00.0" and e.code == 79]
     for number in range(20_000):  # and not without bound, should they all be fatal
-        log.note(Notice("gpu.xid", device=f"{number:04x}:00:00.0", code=79))
+        log.note(ParsedLine("gpu.xid", device=f"{number:04x}:00:00.0", code=79))
     assert len(log.incidents) <= ALL_OPEN_MAX + 1
 
 
@@ -230,7 +232,7 @@ def test_flapping_interfaces_hide_no_xid() -> None:
     """A container host's veth storm had filled the table when a GPU fell off the bus."""
     log = Log()
     for number in range(1000):
-        log.note(Notice("net.link_message", device=f"veth{number}"), after_ns=100_000)
+        log.note(ParsedLine("net.link_message", device=f"veth{number}"), after_ns=100_000)
     log.say("NVRM: Xid (PCI:0000:9b:00): 79, pid=88, name=python, GPU has fallen off the bus.")
     assert (log.told[-1].code, log.told[-1].device) == (79, "0000:9b:00.0")
 
@@ -240,7 +242,7 @@ def test_many_links_hide_no_gpu() -> None:
     log = Log()
     for number in range(2000):
         device = f"0000:{number % 4:02x}:00.0"
-        log.note(Notice("gpu.xid", 149, device, scope=f"fatal {number}"), after_ns=100_000)
+        log.note(ParsedLine("gpu.xid", 149, device, scope=f"fatal {number}"), after_ns=100_000)
     assert {(e.device, e.code) for e in log.told} == {(f"0000:{n:02x}:00.0", 149) for n in range(4)}
     assert len(log.incidents) == OPEN_MAX // 2 + 4
     log.say("NVRM: Xid (PCI:0000:9b:00): 79, pid=88, name=python, GPU has fallen off the bus.")
@@ -254,7 +256,7 @@ def test_no_more_than_all_are_ever_open() -> None:
     log = Log()
     for number in range(20_000):
         name, scope = f"kind{number % 20}.x", "s" * (number % 3)
-        log.note(Notice(name, device=f"d{number % 997}", scope=scope), after_ns=1000)
+        log.note(ParsedLine(name, device=f"d{number % 997}", scope=scope), after_ns=1000)
     assert OPEN_MAX < len(log.incidents) <= ALL_OPEN_MAX
     log.wait(QUIET_NS + 1)
     assert sum(event.count for event in log.last().values()) == 20_000
@@ -312,7 +314,7 @@ def test_new_codes_do_not_speed_up_a_storm() -> None:
     """A hundred codes in turn on one GPU: each is told once a second at the most."""
     log = Log()
     for number in range(3000):
-        log.note(Notice("gpu.xid", number % 100, "0000:9b:00.0"), after_ns=SECOND // 1000)
+        log.note(ParsedLine("gpu.xid", number % 100, "0000:9b:00.0"), after_ns=SECOND // 1000)
         log.wait(0)
     assert len(log.told) <= 100 * 4
 
@@ -323,7 +325,7 @@ def test_memory_is_bounded_whatever_the_lines_say() -> None:
     tracemalloc.start()
     for number in range(30_000):
         words = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
-        notice = Notice(
+        notice = ParsedLine(
             "pcie.aer", device=f"d{number % 2000}", group=f"aer d{number % 2000}",
             process_id=number + 1, process_name=words, attributes={words: words},
         )  # fmt: skip
@@ -333,7 +335,7 @@ def test_memory_is_bounded_whatever_the_lines_say() -> None:
     tracemalloc.stop()
     assert size < 24 << 20
     for incident in log.incidents:
-        assert len(incident.forms.words) <= FORMS_MAX
+        assert len(incident.templates.texts) <= TEMPLATES_MAX
         assert len(incident.refresh().attributes) <= 32
 
 
@@ -357,25 +359,25 @@ def test_an_incident_goes_on_over_a_restart() -> None:
 
 def test_forms_leave_numbers_out_and_stay_few() -> None:
     """`GPC 3, TPC 6` and `GPC 4, TPC 1` say the same thing; two units do not."""
-    assert form_of("Ch 0000000a, GPC2 at 0x2b57_b3000000: 12 ms") == "Ch #, GPC# at #_#: # ms"
-    assert form_of("face dead beef") == "face dead beef"
-    forms = Forms()
+    assert template_of("Ch 0000000a, GPC2 at 0x2b57_b3000000: 12 ms") == "Ch #, GPC# at #_#: # ms"
+    assert template_of("face dead beef") == "face dead beef"
+    forms = MessageTemplates()
     for number in range(1000):
         forms.add("x" * number)
-    assert (len(forms.words), forms.count) == (FORMS_MAX, 121)  # cut to 120 characters
-    many = Forms()
+    assert (len(forms.texts), forms.count) == (TEMPLATES_MAX, 121)  # cut to 120 characters
+    many = MessageTemplates()
     for number in range(1000):
         many.add("".join("gh"[bit == "1"] for bit in f"{number:010b}"))
-    assert many.count == FORMS_COUNTED_MAX
+    assert many.count == TEMPLATES_COUNTED_MAX
 
 
 NOTICES = st.builds(
-    Notice,
+    ParsedLine,
     name=st.sampled_from(["gpu.xid", "pcie.aer"]),
     code=st.integers(0, 2),
     device=st.sampled_from(["a", "b"]),
     scope=st.sampled_from(["", "s"]),
-    part=st.sampled_from(Part),
+    part=st.sampled_from(LinePart),
     group=st.sampled_from(["", "g", "h"]),
     occurrences=st.integers(0, 3),
     process_id=st.integers(0, 3),
@@ -389,14 +391,14 @@ NOTICES = st.builds(
     )
 )
 def test_no_order_of_lines_loses_or_doubles_one(
-    steps: list[tuple[Notice, int, bool]],
+    steps: list[tuple[ParsedLine, int, bool]],
 ) -> None:
     """Whatever comes when: every whole line is counted once, revisions rise, what ends is closed."""
     log = Log()
     whole: Counter[tuple[str, str, int]] = Counter()
     for notice, after_ns, look in steps:
         log.note(notice, "words", after_ns)
-        if notice.part in (Part.WHOLE, Part.HEAD):
+        if notice.part in (LinePart.WHOLE, LinePart.HEAD):
             whole[notice.name, notice.device, notice.code] += notice.occurrences
         if look:
             log.wait(0)
@@ -407,7 +409,7 @@ def test_no_order_of_lines_loses_or_doubles_one(
         counted[event.name, event.device, event.code] += event.count
     for key, count in whole.items():
         assert counted[key] >= count
-    bodies = sum(n.occurrences for n, _, _ in steps if n.part is Part.BODY)
+    bodies = sum(n.occurrences for n, _, _ in steps if n.part is LinePart.BODY)
     assert counted.total() <= whole.total() + bodies
 
 

@@ -17,10 +17,10 @@ from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
     VALUE_CHARACTERS_MAX,
-    Notice,
-    Part,
+    LinePart,
+    ParsedLine,
 )
-from gangline.agent.kernel_log.rules import RULES, Decoder, classify
+from gangline.agent.kernel_log.rules import RULES, XidDecoder, classify
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME
 
@@ -320,7 +320,7 @@ def test_a_line_and_what_it_tells(line: str) -> None:
     assert notice[:3] == (name, code, device)
     assert (notice.process_id, notice.process_name) == (process_id, process_name)
     assert attributes.items() <= notice.attributes.items()
-    assert notice.part is not Part.DETAIL
+    assert notice.part is not LinePart.DETAIL
 
 
 @pytest.mark.parametrize("line", QUIET)
@@ -401,7 +401,7 @@ def test_details_belong_to_the_line_before(
 ) -> None:
     """One PCIe error is five lines: it must not count five times."""
     notice = classify(line)
-    assert notice is not None and notice.part is Part.DETAIL
+    assert notice is not None and notice.part is LinePart.DETAIL
     assert notice.group.startswith(group)
     assert attributes.items() <= notice.attributes.items()
 
@@ -414,7 +414,7 @@ def test_every_event_of_the_table_is_in_the_catalogue() -> None:
     assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
 
 
-def check_limits(notice: Notice) -> None:
+def check_limits(notice: ParsedLine) -> None:
     texts = [notice.device, notice.process_name, notice.scope, *notice.attributes.values()]
     for text in texts:
         text.encode()
@@ -451,7 +451,7 @@ def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
     notice = classify(line[:at] + rubbish + line[at + size :])
     if notice is not None:
         check_limits(notice)
-        check_limits(Decoder(lambda: "575.57.08").decode(notice, line))
+        check_limits(XidDecoder(lambda: "575.57.08").decode(notice, line))
 
 
 def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
@@ -462,7 +462,7 @@ def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
 
 def test_each_recovery_action_of_the_driver_is_told() -> None:
     """XID 154: first it asks for a reset, and then for nothing any more; both within a minute."""
-    decode = Decoder(lambda: "580.65.06").decode
+    decode = XidDecoder(lambda: "580.65.06").decode
     scopes = set()
     for to in ("0x1 (GPU Reset Required)", "0x0 (None)", "0x2 (Node Reboot Required)"):
         line = f"NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {to}"
@@ -474,7 +474,7 @@ def test_each_recovery_action_of_the_driver_is_told() -> None:
 
 def test_each_link_has_a_story_of_its_own() -> None:
     """Link 3 went down half a minute after link 12; only one of them was ever told."""
-    decode = Decoder(lambda: "575.57.08").decode
+    decode = XidDecoder(lambda: "575.57.08").decode
     scopes = set()
     for link in (3, 12):
         for line in (
@@ -492,7 +492,9 @@ def test_a_real_log_with_a_hung_gsp() -> None:
     """Five XID 119 of one GPU, met by three processes; a stack trace and tables around them."""
     lines = (SHARED / "dmesg-with-xid-119.log").read_text().splitlines()
     found = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
-    told = [(n.name, n.code, n.device, n.process_name) for n in found if n.part is not Part.DETAIL]
+    told = [
+        (n.name, n.code, n.device, n.process_name) for n in found if n.part is not LinePart.DETAIL
+    ]
     message = ("gpu.driver_message", 0, "0000:9b:00.0", "")
     assert [each for each in told if each != message] == [
         ("gpu.xid", 119, "0000:9b:00.0", name)

@@ -15,8 +15,8 @@ from gangline.agent.hardware.kmsg import (
     KERNEL_FACILITY,
     RECORD_BYTES_MAX,
     Kmsg,
+    KmsgRecord,
     PlainFile,
-    Record,
     open_log,
     parse_record,
     split_records,
@@ -38,7 +38,7 @@ def test_a_record_with_its_dictionary() -> None:
         b"3,4711,90211344,-;mlx5_core 0000:98:00.0: poll_health:812: no reply\n"
         b" SUBSYSTEM=pci\n DEVICE=+pci:0000:98:00.0\n"
     )
-    assert parse_record(data) == Record(
+    assert parse_record(data) == KmsgRecord(
         0, 3, 4711, 90211344, False,
         "mlx5_core 0000:98:00.0: poll_health:812: no reply", "+pci:0000:98:00.0",
     )  # fmt: skip

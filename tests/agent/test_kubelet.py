@@ -16,21 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome, Turn, take_turn
-from gangline.agent.collectors.change_events import ANEW, TELL_AGAIN_NS
+from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collectors.change_events import REPEAT_NS, RESYNC_NAME
 from gangline.agent.collectors.kubelet import KubeletAllocations
-from gangline.agent.events import Teller
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware import process_owner
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.process_owner import (
     ALLOCATIONS_MAX,
-    LIST,
-    SOCKET,
+    KUBELET_SOCKET,
+    LIST_METHOD,
     Allocation,
     KubeletError,
     parse_allocations,
 )
-from gangline.agent.transport.grpc_http2 import CallFailed, Unary
+from gangline.agent.transport.grpc_http2 import CallFailed, UnaryCall
 from gangline.contract.wire.podresources_pb2 import (
     ContainerDevices,
     ContainerResources,
@@ -69,7 +69,7 @@ class Kubelet:
             lambda request, context: self.answer(),
             response_serializer=ListPodResourcesResponse.SerializeToString,
         )
-        service, _, method = LIST.strip("/").partition("/")
+        service, _, method = LIST_METHOD.strip("/").partition("/")
         handlers = grpc.method_handlers_generic_handler(service, {method: handler})
         self._server.add_generic_rpc_handlers((handlers,))
         self._server.add_insecure_port(f"unix:{path}")
@@ -82,7 +82,7 @@ class Kubelet:
 @pytest.fixture
 def path(short_path: Path) -> Path:
     """Where kubelet listens on a host that is this folder."""
-    found = short_path / SOCKET
+    found = short_path / KUBELET_SOCKET
     found.parent.mkdir(parents=True)
     return found
 
@@ -106,20 +106,20 @@ class Host:
         self.collector = KubeletAllocations(
             self.collector_roots, self.clock, answer_seconds_max=GUARD_SECONDS
         )
-        self.collector.listen(Teller(self.clock, self, lambda: None))
+        self.collector.start(EventPublisher(self.clock, self, lambda: None))
 
     def put(self, event: HealthEvent) -> None:
         copy = HealthEvent()
         copy.CopyFrom(event)
-        (self.anew if event.name == ANEW else self.events).append(copy)
+        (self.anew if event.name == RESYNC_NAME else self.events).append(copy)
 
     def told(self) -> list[HealthEvent]:
         told, self.events = self.events, []
         return told
 
-    def turn(self) -> Turn:
+    def turn(self) -> CollectResult:
         self.clock.now_ns += 10 * SECOND
-        return take_turn(self.collector, self.clock)
+        return run_collector(self.collector, self.clock)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
     """Two GPUs stood idle for a week: a pod held them, and no process showed it."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU, MIG), pod("web"))
     said = host.turn()
-    assert said.outcome is Outcome.OK, said.words
+    assert said.outcome is CollectOutcome.OK, said.message
     assert read(said.blocks)["host"] == {"containers_count": 1, "gpus_count": 2}
     told = host.told()
     assert [(e.device, e.name, dict(e.attributes)) for e in told] == [
@@ -162,7 +162,7 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
     assert anew.boottime_ns == last
     served.answer = answer_of
     other = KubeletAllocations(host.collector_roots, host.clock, answer_seconds_max=GUARD_SECONDS)
-    other.listen(Teller(host.clock, host, lambda: None))
+    other.start(EventPublisher(host.clock, host, lambda: None))
     host.collector = other
     host.turn()
     again = host.anew[-1]
@@ -181,18 +181,18 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
             with contextlib.suppress(BlockingIOError):
                 other.connect(str(path))
         said = host.turn()
-        assert (said.outcome, said.words) == (
-            Outcome.ERROR,
+        assert (said.outcome, said.message) == (
+            CollectOutcome.ERROR,
             f"KubeletError: UNAVAILABLE: {path} takes no more connections",
         )
-        assert host.collector._trouble is not None
+        assert host.collector._last_error is not None
 
 
 def test_it_is_told_again(host: Host, served: Kubelet) -> None:
     """The aggregator had a new disk and no allocation older than that."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
-    host.clock.now_ns += TELL_AGAIN_NS
+    host.clock.now_ns += REPEAT_NS
     host.turn()
     first, again = host.told()
     assert first.event_id == again.event_id and first.boottime_ns == again.boottime_ns
@@ -240,19 +240,19 @@ def test_a_large_answer_passes_the_windows(served: Kubelet, path: Path) -> None:
     """HTTP/2 stops after 65,535 bytes unless the reader says go on."""
     many = [pod(f"p{n:05}-{'x' * 200}", f"{GPU}::{n}") for n in range(3000)]
     served.answer = lambda: answer_of(*many)
-    assert len(process_owner.ask(path, GUARD_SECONDS)) == 3000
+    assert len(process_owner.list_allocations(path, GUARD_SECONDS)) == 3000
 
 
 def test_no_kubelet_is_no_data(host: Host) -> None:
     """Most hosts have none; that is not their error."""
-    assert host.turn().outcome is Outcome.NO_DATA
+    assert host.turn().outcome is CollectOutcome.NO_DATA
 
 
 def test_a_socket_that_nobody_serves_is_no_data(host: Host, path: Path) -> None:
     """kubelet was stopped and left its socket behind."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    assert host.turn().outcome is Outcome.NO_DATA
+    assert host.turn().outcome is CollectOutcome.NO_DATA
 
 
 def test_a_kubelet_that_answers_with_a_status(host: Host, served: Kubelet) -> None:
@@ -263,7 +263,11 @@ def test_a_kubelet_that_answers_with_a_status(host: Host, served: Kubelet) -> No
 
     served.answer = fail
     said = host.turn()
-    assert said.outcome is Outcome.ERROR and "UNKNOWN: " in said.words and "not ready" in said.words
+    assert (
+        said.outcome is CollectOutcome.ERROR
+        and "UNKNOWN: " in said.message
+        and "not ready" in said.message
+    )
 
 
 def listening(path: Path, answer: Callable[[socket.socket], object]) -> threading.Thread:
@@ -287,7 +291,7 @@ def test_a_kubelet_that_never_answers(path: Path) -> None:
     done = threading.Event()
     thread = listening(path, lambda _: done.wait(GUARD_SECONDS))
     with pytest.raises(KubeletError, match=r"no answer within 0\.05 s"):
-        process_owner.ask(path, 0.05)
+        process_owner.list_allocations(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 
@@ -305,7 +309,7 @@ def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
 
     thread = listening(path, drip)
     with pytest.raises(KubeletError):
-        process_owner.ask(path, 0.05)
+        process_owner.list_allocations(path, 0.05)
     done.set()
     thread.join(GUARD_SECONDS)
 
@@ -319,7 +323,7 @@ def test_a_failing_kubelet_is_asked_ever_more_rarely(host: Host, path: Path) -> 
         server.listen(1)
         server.setblocking(False)
         for turn in range(1, 17):
-            assert host.turn().outcome is Outcome.ERROR
+            assert host.turn().outcome is CollectOutcome.ERROR
             with contextlib.suppress(BlockingIOError):
                 server.accept()[0].close()
                 asked.append(turn)
@@ -330,13 +334,13 @@ def test_a_failing_kubelet_is_asked_ever_more_rarely(host: Host, path: Path) -> 
 def test_a_socket_that_we_may_not_open_is_blind(host: Host, served: Kubelet, path: Path) -> None:
     """The folder belongs to root."""
     path.chmod(0)
-    assert host.turn().outcome is Outcome.BLIND
+    assert host.turn().outcome is CollectOutcome.BLIND
 
 
 @pytest.mark.parametrize("size", [3, 50_000])
 def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
     """A server that ends answers what it has and says so: the whole answer was thrown away."""
-    call, server = Unary(LIST, b"", 1.0), Server()
+    call, server = UnaryCall(LIST_METHOD, b"", 1.0), Server()
     call.receive(server.receive(call.data_to_send()))
     body = framed(bytes(size))
     parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
@@ -348,7 +352,7 @@ def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
 @given(st.binary(max_size=400))
 def test_no_bytes_break_the_call(data: bytes) -> None:
     """What listens there may be anything."""
-    call = Unary(LIST, b"", 1.0)
+    call = UnaryCall(LIST_METHOD, b"", 1.0)
     call.data_to_send()
     try:
         assert call.receive(data) is None

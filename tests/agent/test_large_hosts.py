@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 
 from gangline.agent.collectors import COLLECTORS, host
 from gangline.agent.collectors.block_writer import block_of, put
-from gangline.agent.collectors.counter_files import FolderCollector, Plan, descriptors_max
-from gangline.agent.collectors.file_cache import KEPT_SHARE, Remembered
+from gangline.agent.collectors.counter_files import (
+    CollectorSpec,
+    CounterFileCollector,
+    descriptors_max,
+)
+from gangline.agent.collectors.file_cache import DESCRIPTORS_SHARE, FileCache
 from gangline.agent.collectors.host import HostTenSeconds
 from gangline.agent.hardware import host as cores
 from gangline.agent.hardware import processes as tasks
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.processes import Processes, Task
+from gangline.agent.hardware.processes import ProcessScanner, TaskStat
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from tests.hosts.reading import rows_of
@@ -38,7 +42,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     count: Counter[int] = Counter()
     read_task = tasks.read_task
 
-    def read(folder: Path, number: str) -> Task | None:
+    def read(folder: Path, number: str) -> TaskStat | None:
         count[int(number)] += 1
         return read_task(folder, number)
 
@@ -50,7 +54,7 @@ def test_of_many_processes_a_part_is_read_in_a_turn(tmp_path: Path, reads: Count
     """Ten thousand processes cost 110 ms of each ten seconds; nothing of them had changed."""
     for number in range(1, 101):
         write_process(tmp_path, number)
-    processes = Processes(tmp_path, 1000, 10)
+    processes = ProcessScanner(tmp_path, 1000, 10)
     assert len(processes.read(lambda task: False)) == 100 == reads.total()  # all are new
     for turn in range(1, 11):
         assert len(processes.read(lambda task: False)) == 100
@@ -62,7 +66,7 @@ def test_who_is_urgent_or_new_is_read_at_once(tmp_path: Path, reads: Counter[int
     """A rank that hangs must be seen to hang on, and one that ended is gone."""
     for number in range(1, 51):
         write_process(tmp_path, number)
-    processes = Processes(tmp_path, 1000, 5)
+    processes = ProcessScanner(tmp_path, 1000, 5)
     processes.read(lambda task: task.is_blocked)
     write_process(tmp_path, 3, state="D")
     while not any(t.is_blocked for t in processes.read(lambda task: task.is_blocked)):
@@ -80,7 +84,7 @@ def test_more_processes_than_are_looked_at_have_no_count(tmp_path: Path) -> None
     """A fork bomb is not said to have as many processes as we care to read."""
     for number in range(1, 6):
         write_process(tmp_path, number)
-    processes = Processes(tmp_path, 4, 10)
+    processes = ProcessScanner(tmp_path, 4, 10)
     assert len(processes.read(lambda task: False)) == 4 and processes.count is None
 
 
@@ -135,14 +139,14 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
 def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
     """Each kept its share, there were more collectors than shares, and the spool could not be opened."""
     made = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
-    paces = Counter(c.pace for c in made if isinstance(c, FolderCollector))
-    remembered = [x for c in made for x in vars(c).values() if isinstance(x, Remembered)]
+    paces = Counter(c.pace for c in made if isinstance(c, CounterFileCollector))
+    remembered = [x for c in made for x in vars(c).values() if isinstance(x, FileCache)]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for soft in (1024, before[0]):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-        kept = {pace: Plan("x", pace, (), list, "").kept_max for pace in Pace}
+        kept = {pace: CollectorSpec("x", pace, (), list, "").open_files_max for pace in Pace}
         total = sum(kept[pace] * count for pace, count in paces.items())
-        total += len(remembered) * descriptors_max(KEPT_SHARE)
+        total += len(remembered) * descriptors_max(DESCRIPTORS_SHARE)
         assert remembered and 0 < total < 0.9 * soft
 
 

@@ -25,18 +25,18 @@ from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
 from gangline.agent.local import grpc_session
-from gangline.agent.local.grpc_session import Later, Method, Peer, Refused
+from gangline.agent.local.grpc_session import CallRefused, DeferredResponse, Method, Peer
 from gangline.agent.local.server import (
     ACCEPT_PAUSE_SECONDS,
     BURST_SECONDS,
     CPU_SHARE_MAX,
-    Budget,
-    InUse,
-    Limits,
-    Listener,
-    Server,
+    CpuBudget,
+    LocalServer,
+    LocalServerLimits,
+    SocketInUse,
+    UnixListener,
 )
-from gangline.agent.transport.grpc_http2 import CallFailed, NobodyThere, call
+from gangline.agent.transport.grpc_http2 import CallFailed, NoListener, call
 from tests.processes import GUARD_SECONDS, until
 
 ECHO, SLOW, ASK = "/test.Test/Echo", "/test.Test/Slow", "/test.Test/Ask"
@@ -49,17 +49,18 @@ def echo(message: bytes, peer: Peer) -> bytes:
 
 
 def wrong(message: bytes, peer: Peer) -> bytes:
-    raise {b"value": ValueError("naïve 100%"), b"refused": Refused("NOT_FOUND", "no GPU\n°C 5%")}[
-        message
-    ]
+    raise {
+        b"value": ValueError("naïve 100%"),
+        b"refused": CallRefused("NOT_FOUND", "no GPU\n°C 5%"),
+    }[message]
 
 
 @contextmanager
 def serving(
-    folder: Path, methods: dict[str, Method] | None = None, limits: Limits | None = None
-) -> Iterator[Server]:
+    folder: Path, methods: dict[str, Method] | None = None, limits: LocalServerLimits | None = None
+) -> Iterator[LocalServer]:
     table = {ECHO: Method(echo), "/test.Test/Wrong": Method(wrong), **(methods or {})}
-    server = Server(folder / "agent.sock", table, limits)
+    server = LocalServer(folder / "agent.sock", table, limits)
     server.start()
     try:
         yield server
@@ -170,7 +171,7 @@ def test_an_error_has_a_status_and_words(
 
 def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
     """A release waits seconds for a sampler; the health check of the next rendezvous does not."""
-    later = Later()
+    later = DeferredResponse()
     with (
         serving(tmp_path, {SLOW: Method(lambda message, peer: later)}),
         channel(tmp_path) as made,
@@ -179,7 +180,7 @@ def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
         slow = ask.future(b"", timeout=GUARD_SECONDS)
         assert unary(made, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
         assert not slow.done()
-        later.answer(b"at last")
+        later.respond(b"at last")
         later.refuse("INTERNAL", "once is enough")
         assert slow.result() == b"at last"
 
@@ -210,13 +211,13 @@ def test_headers_without_end_cost_only_their_sender(tmp_path: Path) -> None:
 
 def test_the_clients_deadline_counts(tmp_path: Path) -> None:
     """By our own client's, since grpcio keeps the time by itself."""
-    later = Later()
+    later = DeferredResponse()
     with serving(tmp_path, {SLOW: Method(lambda message, peer: later)}) as server:
         with pytest.raises(CallFailed) as raised:
             call(tmp_path / "agent.sock", SLOW, b"", 0.05)
         assert raised.value.status == "DEADLINE_EXCEEDED"
-        until(lambda: later.is_moot, "the server forgets a call whose time is over")
-        later.answer(b"nobody waits")
+        until(lambda: later.is_cancelled, "the server forgets a call whose time is over")
+        later.respond(b"nobody waits")
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
         assert server.served == 2
 
@@ -224,10 +225,10 @@ def test_the_clients_deadline_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["cancels", "is gone"])
 def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
     """An operator's Ctrl-C, a launcher that was killed: the answer has nowhere to go."""
-    later = Later()
+    later = DeferredResponse()
     began = threading.Event()
 
-    def slow(message: bytes, peer: Peer) -> Later:
+    def slow(message: bytes, peer: Peer) -> DeferredResponse:
         began.set()
         return later
 
@@ -243,8 +244,8 @@ def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
             made.sendall(client.data_to_send())
         else:
             made.close()
-        until(lambda: later.is_moot, "the call of a client that gave up")
-        later.answer(b"late")
+        until(lambda: later.is_cancelled, "the call of a client that gave up")
+        later.respond(b"late")
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
 
 
@@ -307,7 +308,7 @@ def test_garbage_costs_only_its_sender(tmp_path: Path, data: bytes) -> None:
 
 
 def test_half_a_request_is_not_waited_for(tmp_path: Path) -> None:
-    limits = Limits(first_call_seconds_max=0.05)
+    limits = LocalServerLimits(first_call_seconds_max=0.05)
     with serving(tmp_path, limits=limits), raw(tmp_path) as slow, raw(tmp_path) as silent:
         client = H2Connection()
         client.initiate_connection()
@@ -321,7 +322,7 @@ def test_half_a_request_is_not_waited_for(tmp_path: Path) -> None:
 def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) -> None:
     """A launcher keeps its channel for days; its next call opens another connection by itself."""
     with (
-        serving(tmp_path, limits=Limits(idle_seconds_max=0.05)) as server,
+        serving(tmp_path, limits=LocalServerLimits(idle_seconds_max=0.05)) as server,
         channel(tmp_path) as made,
     ):
         ask = unary(made, ECHO)
@@ -345,7 +346,9 @@ def test_after_many_calls_a_connection_is_made_anew(
 
 def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
     """A job opens every connection it gets; root's `release` is answered nevertheless."""
-    limits = Limits(connections_max=8, connections_reserved=3, connections_per_user_max=4)
+    limits = LocalServerLimits(
+        connections_max=8, connections_reserved=3, connections_per_user_max=4
+    )
     with serving(tmp_path, limits=limits) as server:
         server._privileged_users = {12345}  # as if we were another user
         crowd = [socket.socket(socket.AF_UNIX) for _ in range(7)]
@@ -408,18 +411,18 @@ def test_who_only_connects_pays_for_it_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_budget_is_per_user_and_comes_back() -> None:
-    budget = Budget()
+    budget = CpuBudget()
     budget.spend(1, 2 * BURST_SECONDS, 100.0)
     assert budget.left_seconds(1, 100.0) == -BURST_SECONDS
     assert budget.left_seconds(2, 100.0) == BURST_SECONDS
-    assert budget.again(2, 100.0) == 0.0
-    again = budget.again(1, 100.0)
+    assert budget.available_at(2, 100.0) == 0.0
+    again = budget.available_at(1, 100.0)
     assert again == 100.0 + BURST_SECONDS / CPU_SHARE_MAX
     assert budget.left_seconds(1, again + 1e-6) >= 0
     assert budget.left_seconds(1, again + 1e6) == BURST_SECONDS
     for user in range(10_000):
         budget.spend(user, 0.001, 200.0)
-    assert len(budget._left) <= 256
+    assert len(budget._balances) <= 256
 
 
 def head(path: str, **more: str) -> list[tuple[str, str]]:
@@ -440,10 +443,10 @@ def head(path: str, **more: str) -> list[tuple[str, str]]:
 def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     """kill -9 leaves the file behind; the next agent must not need an operator to remove it."""
     path = tmp_path / "agent.sock"
-    code = f"from pathlib import Path; from gangline.agent.local.server import Listener; import os, signal; Listener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"from pathlib import Path; from gangline.agent.local.server import UnixListener; import os, signal; UnixListener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert path.is_socket()
-    with pytest.raises(NobodyThere, match="nobody answers at"):
+    with pytest.raises(NoListener, match="nobody answers at"):
         call(path, ECHO, b"x", GUARD_SECONDS)
     with serving(tmp_path):
         assert call(path, ECHO, b"x", GUARD_SECONDS) == b"x"
@@ -455,27 +458,27 @@ def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
 def test_the_socket_of_a_living_agent_is_left_alone(tmp_path: Path) -> None:
     """A second agent started by mistake would take the answers of the first."""
     with serving(tmp_path):
-        with pytest.raises(InUse, match=f"process {os.getpid()} answers at"):
-            Listener(tmp_path / "agent.sock")
+        with pytest.raises(SocketInUse, match=f"process {os.getpid()} answers at"):
+            UnixListener(tmp_path / "agent.sock")
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
 
 
 def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "agent.sock").write_text("precious")
     with pytest.raises(OSError, match="is no socket"):
-        Listener(tmp_path / "agent.sock")
+        UnixListener(tmp_path / "agent.sock")
     assert (tmp_path / "agent.sock").read_text() == "precious"
 
 
 def test_a_path_too_long_is_said_in_words(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"too long for a Unix socket .* run_folder"):
-        Listener(tmp_path / ("x" * 100) / "agent.sock")
+        UnixListener(tmp_path / ("x" * 100) / "agent.sock")
 
 
 def test_the_folder_is_made_for_all_to_enter(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        listener = Listener(tmp_path / "run" / "agent.sock")
+        listener = UnixListener(tmp_path / "run" / "agent.sock")
     finally:
         os.umask(before)
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755

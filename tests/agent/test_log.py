@@ -26,7 +26,7 @@ def record(words: str, **extra: object) -> logging.LogRecord:
 def test_one_line_a_cause_a_minute_that_counts_what_it_stands_for() -> None:
     """An aggregator was away for a night; the agents' logs filled the root disks of a fleet."""
     now = [0.0]
-    once = log.OncePerMinute(lambda: now[0])
+    once = log.RateLimitFilter(lambda: now[0])
     passed = []
     for second in range(180):
         now[0] = float(second)
@@ -37,7 +37,7 @@ def test_one_line_a_cause_a_minute_that_counts_what_it_stands_for() -> None:
 
 
 def test_different_causes_do_not_hold_each_other_back() -> None:
-    once = log.OncePerMinute(lambda: 0.0)
+    once = log.RateLimitFilter(lambda: 0.0)
     assert once.filter(record("a", cause="collector.gpu"))
     assert once.filter(record("a", cause="collector.net"))
     assert not once.filter(record("b", cause="collector.net"))
@@ -47,7 +47,7 @@ def test_different_causes_do_not_hold_each_other_back() -> None:
 def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
     """A collector was well again within the minute in which it had been so before: the log ended on its error."""
     now = [0.0]
-    once = log.OncePerMinute(lambda: now[0])
+    once = log.RateLimitFilter(lambda: now[0])
     passed = []
     for second in range(60):
         now[0] = float(second)
@@ -64,17 +64,17 @@ def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
         assert once.filter(made) is passes
     for number in range(10 * log.CAUSES_MAX):
         once.filter(record("a", cause=f"c{number}", topic=f"t{number}", well=False))
-    assert len(once._ill) <= log.CAUSES_MAX
+    assert len(once._failing_topics) <= log.CAUSES_MAX
 
 
 def test_causes_without_end_are_told_as_one() -> None:
     """A library put a counter in its error's words, and each line was a cause of its own."""
     now = [0.0]
-    once = log.OncePerMinute(lambda: now[0])
+    once = log.RateLimitFilter(lambda: now[0])
     made = [record("a", cause=f"cause {number}") for number in range(10 * log.CAUSES_MAX)]
     passed = [each.__dict__["cause"] for each in made if once.filter(each)]
-    assert passed == [*(f"cause {number}" for number in range(log.CAUSES_MAX)), log.OTHERS]
-    assert len(once._seen) <= log.CAUSES_MAX + 1
+    assert passed == [*(f"cause {number}" for number in range(log.CAUSES_MAX)), log.OTHERS_CAUSE]
+    assert len(once._causes) <= log.CAUSES_MAX + 1
     now[0] = log.REPEAT_SECONDS_MIN
     again = record("a", cause="cause 7")
     assert once.filter(again) and again.__dict__["repeated"] == 0
@@ -84,20 +84,20 @@ def test_causes_without_end_are_told_as_one() -> None:
 
 def test_what_a_forgotten_cause_kept_back_is_not_lost() -> None:
     now = [0.0]
-    once = log.OncePerMinute(lambda: now[0])
+    once = log.RateLimitFilter(lambda: now[0])
     for _ in range(5):
         once.filter(record("a", cause="rare"))
     now[0] = log.REPEAT_SECONDS_MIN
     told = [record("a", cause=f"cause {number}") for number in range(log.CAUSES_MAX + 1)]
     for each in told:
         once.filter(each)
-    others = [each for each in told if each.__dict__["cause"] == log.OTHERS]
+    others = [each for each in told if each.__dict__["cause"] == log.OTHERS_CAUSE]
     assert [each.__dict__["repeated"] for each in others] == [4]
 
 
 def test_many_threads_may_speak_at_once() -> None:
     """The client's thread logged while the loop did; a changed dict ended the loop's tick."""
-    once = log.OncePerMinute(lambda: 0.0)
+    once = log.RateLimitFilter(lambda: 0.0)
     passed: list[bool] = []
 
     def speak(name: str) -> None:
@@ -136,7 +136,7 @@ def test_no_secret_in_any_line(words: str) -> None:
         raise OSError(words)
     except OSError:
         made = record(words.replace("%", "%%"), exc_info=sys.exc_info())
-    line = log.Line(environment).format(made)
+    line = log.LogfmtFormatter(environment).format(made)
     assert SECRET not in line
     assert log.HIDDEN in line
 
@@ -151,13 +151,13 @@ def test_no_secret_in_any_line(words: str) -> None:
     ],
 )
 def test_words_without_a_secret_stay_as_they_are(words: str) -> None:
-    assert log.redacted(words, log.secrets_of({"TOKEN": "1", "HOME": "/var"})) == words
+    assert log.redact(words, log.secret_values({"TOKEN": "1", "HOME": "/var"})) == words
 
 
 @given(st.text())
 def test_any_words_are_one_line(words: str) -> None:
     """A driver's message with a line break in it forged a second record."""
-    line = log.Line().format(record(words.replace("%", "")))
+    line = log.LogfmtFormatter().format(record(words.replace("%", "")))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
 

@@ -19,11 +19,11 @@ import grpc
 import pytest
 
 from gangline import cli
-from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.config import AgentConfig
 from gangline.agent.main import check
-from gangline.agent.prefork import Broken, collectors_of
+from gangline.agent.prefork import FailedCollector, create_collectors
 from gangline.agent.spool.spool import Spool
 from gangline.contract import frame as frames
 from gangline.contract.settings import SettingsError
@@ -159,7 +159,7 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
     assert any(device.kind for device in request.devices)
     assert len([one for one in aggregator.registered if one.devices]) == 1
     codes = {event.code for event in aggregator.events if event.name == "collector.outcome"}
-    assert Outcome.NO_DATA in codes
+    assert CollectOutcome.NO_DATA in codes
     ids = {(event.event_id, event.revision) for event in aggregator.events}
     assert len(ids) == len(aggregator.events)
     # The present goes first: what it was asked to end before, a frame that was late on a busy machine, waits in the spool.
@@ -275,17 +275,17 @@ def test_a_folder_that_cannot_be_made_ends_with_one_and_words(
 
 
 def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
-    every = {c.name for c in collectors_of(AgentConfig())}
+    every = {c.name for c in create_collectors(AgentConfig())}
     assert every == COLLECTORS.keys()
     off = AgentConfig(collectors_off=("gpu", "host_10s", "inventory"))
-    assert every - {c.name for c in collectors_of(off)} == {
+    assert every - {c.name for c in create_collectors(off)} == {
         "gpu_1s",
         "gpu_10s",
         "gpu_60s",
         "host_10s",
     }
     with pytest.raises(SettingsError, match="collectors_off: no 'gp'; there are: host_1s"):
-        collectors_of(AgentConfig(collectors_off=("gp",)))
+        create_collectors(AgentConfig(collectors_off=("gp",)))
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,11 @@ def test_what_a_reload_looks_at_before_it_ends_the_run(setting: dict[str, Any], 
 def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's library crashed in its own constructor when it was looked for."""
 
-    def crash(_: object) -> Broken:
+    def crash(_: object) -> FailedCollector:
         raise OSError("libnvidia-ml.so.1: invalid ELF header")
 
     monkeypatch.setitem(COLLECTORS, "gpu_1s", crash)
-    (broken,) = [c for c in collectors_of(AgentConfig()) if c.name == "gpu_1s"]
+    (broken,) = [c for c in create_collectors(AgentConfig()) if c.name == "gpu_1s"]
 
     class StoppedClock:
         def boottime_ns(self) -> int:
@@ -321,9 +321,11 @@ def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.Monk
         def wall_ns(self) -> int:
             return 0
 
-    turn = take_turn(broken, StoppedClock())
-    assert turn.outcome is Outcome.ERROR
-    assert turn.words.endswith("could not be made: OSError: libnvidia-ml.so.1: invalid ELF header")
+    turn = run_collector(broken, StoppedClock())
+    assert turn.outcome is CollectOutcome.ERROR
+    assert turn.message.endswith(
+        "could not be made: OSError: libnvidia-ml.so.1: invalid ELF header"
+    )
 
 
 LIGHT = """
@@ -369,7 +371,7 @@ ONE_NURSERY = """
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from gangline.agent import prefork as early, main
+from gangline.agent import prefork, main
 from gangline.agent.clock import SystemClock
 from gangline.agent.config import AgentConfig
 folder = Path(sys.argv[1])
@@ -377,12 +379,12 @@ config = AgentConfig(
     aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
     state_folder=folder / "state", run_folder=str(folder / "run"),
 )
-began = early.begin(config, SystemClock())
-pid = began.nursery.pid
+began = prefork.prefork(config, SystemClock())
+pid = began.fork_server.pid
 with ExitStack() as stack:
-    main.build(config, SystemClock(), stack, early=began).tick()
-    print(pid > 0, began.nursery.pid == pid)
-print(began.nursery.pid)
+    main.build(config, SystemClock(), stack, preforked=began).tick()
+    print(pid > 0, began.fork_server.pid == pid)
+print(began.fork_server.pid)
 """
 
 
@@ -398,10 +400,10 @@ def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_pa
 FORKED = """
 import sys
 from gangline.agent.commands import agent
-from gangline.agent import prefork as early
+from gangline.agent import prefork
 from gangline.agent.config import AgentConfig
-collectors = early.collectors_of(AgentConfig())
-assert not [each for each in collectors if isinstance(each, early.Broken)]
+collectors = prefork.create_collectors(AgentConfig())
+assert not [each for each in collectors if isinstance(each, prefork.FailedCollector)]
 print(*sys.modules)
 """
 #: Of the daemon alone.

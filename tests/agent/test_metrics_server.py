@@ -15,21 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.config import AgentConfig, check_listen
-from gangline.agent.latest import Latest
+from gangline.agent.latest import LatestReadings
 from gangline.agent.local import metrics
 from gangline.agent.local.metrics import (
     CONNECTION_SECONDS_MAX,
     CONNECTIONS_MAX,
     Exposition,
-    MetricsServer,
-    Rendered,
+    ExpositionCache,
+    LocalMetricsServer,
 )
 from gangline.agent.local.server import BURST_SECONDS
 from gangline.agent.registration import Registration
 from gangline.contract import metrics_http as local_http
 from gangline.contract.metrics_http import (
     REQUEST_BYTES_MAX,
-    Form,
+    ExpositionFormat,
     Request,
     RequestError,
     parse_request,
@@ -67,8 +67,8 @@ def serving(
     listen: str = "127.0.0.1:0",
     answer: local_http.Render = render,
     clock: HandedClock | None = None,
-) -> Iterator[MetricsServer]:
-    server = MetricsServer(listen, answer, clock or HandedClock())
+) -> Iterator[LocalMetricsServer]:
+    server = LocalMetricsServer(listen, answer, clock or HandedClock())
     server.start()
     try:
         yield server
@@ -77,7 +77,7 @@ def serving(
         assert not server._thread.is_alive()
 
 
-def connected(server: MetricsServer) -> socket.socket:
+def connected(server: LocalMetricsServer) -> socket.socket:
     until(lambda: server.port, "the server listens")
     return socket.create_connection(("127.0.0.1", server.port), GUARD_SECONDS)
 
@@ -91,7 +91,7 @@ def all_of(client: socket.socket) -> bytes:
     return received
 
 
-def asked(server: MetricsServer, request: bytes) -> bytes:
+def asked(server: LocalMetricsServer, request: bytes) -> bytes:
     with connected(server) as client:
         client.sendall(request)
         return all_of(client)
@@ -110,11 +110,13 @@ def test_a_scraper_is_answered() -> None:
 
 def test_gzip_for_who_asks_for_it() -> None:
     asks = GET.replace(b"Host: x", b"accept-encoding: br, gzip;q=0.5")
-    head, _, body = local_http.answer(asks.removesuffix(b"\r\n\r\n"), render).partition(b"\r\n\r\n")
+    head, _, body = local_http.respond(asks.removesuffix(b"\r\n\r\n"), render).partition(
+        b"\r\n\r\n"
+    )
     assert b"Content-Encoding: gzip" in head
     assert zlib.decompress(body, 31) == BODY
     refuses = asks.replace(b"q=0.5", b"q=0.0").removesuffix(b"\r\n\r\n")
-    assert b"gzip" not in local_http.answer(refuses, render)
+    assert b"gzip" not in local_http.respond(refuses, render)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_gzip_for_who_asks_for_it() -> None:
 def test_what_is_asked_badly_is_refused_in_words(
     request_head: bytes, status: int, words: bytes
 ) -> None:
-    answer = local_http.answer(request_head, render)
+    answer = local_http.respond(request_head, render)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert words in body
@@ -154,7 +156,7 @@ def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
 
 
 def test_head_is_answered_without_a_body() -> None:
-    answer = local_http.answer(b"HEAD /metrics HTTP/1.1", render)
+    answer = local_http.respond(b"HEAD /metrics HTTP/1.1", render)
     assert answer.endswith(b"\r\n\r\n") and b"Content-Length: 6\r\n" in answer
 
 
@@ -229,10 +231,10 @@ def test_a_port_that_another_holds_is_tried_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent must not die of another exporter that was given its port."""
-    monkeypatch.setattr(metrics, "LISTEN_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "LISTEN_RETRY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        server = MetricsServer(f"127.0.0.1:{port}", render)
+        server = LocalMetricsServer(f"127.0.0.1:{port}", render)
         server.start()
         until(lambda: "cannot be listened on: Address already in use" in caplog.text, "it is said")
     assert asked(server, GET).endswith(BODY)
@@ -280,10 +282,10 @@ def test_a_crowd_of_scrapers_takes_a_tenth_of_a_processor() -> None:
         spent[0] += BURST_SECONDS + 0.001
         return render(accept)
 
-    class Counted(MetricsServer):
-        def _turn(self) -> bool:
+    class Counted(LocalMetricsServer):
+        def _run_once(self) -> bool:
             turns[0] += 1
-            return super()._turn()
+            return super()._run_once()
 
     server = Counted("127.0.0.1:0", costly, clock, lambda: spent[0])
     server.start()
@@ -314,18 +316,18 @@ def test_where_it_cannot_listen_is_said_with_the_key(where: str) -> None:
 
 def test_rendered_at_most_once_a_second_and_in_the_form_asked_for() -> None:
     """Somebody scraped in a loop; the agent took a whole core for it."""
-    clock, latest = HandedClock(), Latest()
-    latest.take(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
-    rendered = Rendered(
+    clock, latest = HandedClock(), LatestReadings()
+    latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
+    rendered = ExpositionCache(
         Exposition(latest, clock.boottime_ns, dict, {"version": "1", "host": "a"}, 400), clock
     )
     body, media_type = rendered("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
-    assert (body.endswith(b"# EOF\n"), media_type) == (True, Form.OPENMETRICS.value)
-    assert rendered("*/*")[1] == Form.OPENMETRICS.value
+    assert (body.endswith(b"# EOF\n"), media_type) == (True, ExpositionFormat.OPENMETRICS.value)
+    assert rendered("*/*")[1] == ExpositionFormat.OPENMETRICS.value
     text, media_type = rendered("text/plain;version=0.0.4")
-    assert (b"EOF" in text, media_type) == (False, Form.TEXT.value)
+    assert (b"EOF" in text, media_type) == (False, ExpositionFormat.TEXT.value)
     clock.now = 0.9
-    latest.take(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[51.0])])
+    latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[51.0])])
     assert rendered("")[0] is body
     clock.now = 1.0
     assert b"} 51.0" in rendered("")[0]
@@ -333,8 +335,8 @@ def test_rendered_at_most_once_a_second_and_in_the_form_asked_for() -> None:
 
 def test_what_is_served_is_named_as_the_inventory_has_it(tmp_path: Path) -> None:
     """From the settings to the socket, with all that stands between."""
-    clock, latest = HandedClock(), Latest()
-    latest.take(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
+    clock, latest = HandedClock(), LatestReadings()
+    latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
     registration = Registration("gpu-017", bytes(16), bytes(16), clock)
     registration._request.devices.add(
         kind="gpu", key="GPU-a", attributes={"pci_address": "0000:9b:00.0"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Outcome, take_turn
-from gangline.agent.collectors.mig import SHARES, Mig
+from gangline.agent.collector import CollectOutcome, run_collector
+from gangline.agent.collectors.mig import SHARES, MigDevices
 from gangline.agent.hardware.files import Roots
 from gangline.ext.nvml_gpm import MIG_SYMBOL
 from tests.agent.gpu_host import SECOND, HandedClock, read
@@ -40,14 +40,14 @@ class Host:
     def __init__(self, folder: Path, library: str) -> None:
         self.clock = HandedClock()
         roots = Roots(folder / "sys", folder / "proc", nvml_library=library, dev=folder / "dev")
-        self.mig = Mig(roots, self.clock)
-        self.outcome, self.words = Outcome.OK, ""
+        self.mig = MigDevices(roots, self.clock)
+        self.outcome, self.words = CollectOutcome.OK, ""
 
     def turn(self, seconds: int = 10) -> dict[int, tuple[float, ...] | None]:
         """Take a turn, and return the shares of each instance by its number; None where none is there."""
         self.clock.now_ns += seconds * SECOND
-        said = take_turn(self.mig, self.clock)
-        self.outcome, self.words = said.outcome, said.words
+        said = run_collector(self.mig, self.clock)
+        self.outcome, self.words = said.outcome, said.message
         shares: dict[int, tuple[float, ...] | None] = {}
         for row in read(said.blocks).values():
             values = tuple(row[name] for _, _, name in SHARES)
@@ -85,7 +85,7 @@ def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
     play([hopper(), instance(1), idle]).step(1)
     assert host.turn() == {1: None, 2: None}
     assert host.turn() == {1: WORK, 2: IDLE}
-    assert (host.outcome, host.words) == (Outcome.OK, "")
+    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
 def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
@@ -118,7 +118,7 @@ def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: 
     assert (host.turn(), alive()) == ({1: None, 2: WORK}, 4)  # the neighbour lost nothing
     scenario.step(2)
     assert (host.turn(), alive()) == ({1: WORK}, 2)
-    assert (host.outcome, host.words) == (Outcome.OK, "")
+    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
 def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
@@ -129,7 +129,7 @@ def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
     play(devices)
     host.turn()
     assert host.turn() == {1: None, 2: None}
-    assert host.outcome is Outcome.BLIND
+    assert host.outcome is CollectOutcome.BLIND
     assert host.words.startswith(f"GPU {devices[0].address}: no permission; ")
     assert host.words.count("no permission") == 1
 
@@ -138,10 +138,10 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Pla
     """mig/monitor was granted to the running agent, and the instances stayed dark until somebody restarted it."""
     scenario = play([hopper(["error nvmlGpmQueryDeviceSupport 4 0"]), instance(1)])
     host.turn()
-    assert (host.turn(), host.outcome) == ({1: None}, Outcome.BLIND)
+    assert (host.turn(), host.outcome) == ({1: None}, CollectOutcome.BLIND)
     scenario.step(1)
     assert [host.turn(), host.turn()] == [{1: None}, {1: WORK}]
-    assert (host.outcome, host.words) == (Outcome.OK, "")
+    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
 @pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
@@ -152,7 +152,7 @@ def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
     play([hopper([line]), instance(1)])
     host.turn()
     assert host.turn() == {1: None}
-    assert (host.outcome, host.words) == (Outcome.OK, "")
+    assert (host.outcome, host.words) == (CollectOutcome.OK, "")
 
 
 @pytest.mark.parametrize("code", [999, 15])
@@ -177,7 +177,7 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     play([hopper(), instance(1)])
     older.turn()
     assert older.turn() == {1: None}
-    assert (older.outcome, older.words) == (Outcome.OK, "")
+    assert (older.outcome, older.words) == (CollectOutcome.OK, "")
     older.mig._session.close()
 
 

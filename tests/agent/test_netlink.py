@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from gangline.agent.hardware import netlink
 from gangline.agent.hardware.netlink import (
     DumpEnd,
-    Link,
+    LinkInfo,
+    LinkMessage,
+    LinkRemoved,
     LinkSocket,
-    Malformed,
+    MalformedMessage,
     Overrun,
-    Removed,
-    Told,
 )
 from tests.processes import GUARD_SECONDS
 
@@ -78,15 +78,15 @@ def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
 def test_a_message_that_is_cut_off_invents_nothing(name: bytes, cut: int) -> None:
     """A buffer too small showed half a message: a link without a name, and a carrier of 0."""
     whole = message(16, link_payload(name, carrier=1))
-    told = netlink.parse_told(whole[:cut], 0)
-    assert told == ([] if cut < len(whole) else netlink.parse_told(whole, 0))
+    told = netlink.parse_link_messages(whole[:cut], 0)
+    assert told == ([] if cut < len(whole) else netlink.parse_link_messages(whole, 0))
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
     """Another kernel, another family, a broken driver: nothing, or something that the bytes say."""
-    for told in netlink.parse_told(data, 0):
-        assert isinstance(told.what, Link | Removed | DumpEnd | Malformed)
+    for told in netlink.parse_link_messages(data, 0):
+        assert isinstance(told.content, LinkInfo | LinkRemoved | DumpEnd | MalformedMessage)
     link = netlink.parse_link(data)
     assert link is None or (link.index > 0 and link.name)
     for value in netlink.attributes(data).values():
@@ -131,14 +131,14 @@ def test_what_a_datagram_says_in_its_order() -> None:
         + message(2, struct.pack("=i", -errno.EBUSY), sequence=5)
         + message(3, struct.pack("=i", 0), sequence=5)
     )
-    link, answer = Link(9, "eth2", True, ups=1, downs=0), Link(5, "eth3", True)
-    assert netlink.parse_told(data, 6) == [
-        Told(Removed(7)),
-        Told(link),
-        Told(Malformed()),
-        Told(answer, answer=True, interrupted=True),
-        Told(DumpEnd(), answer=True),
-        Told(DumpEnd(errno.EBUSY), answer=True),
+    link, answer = LinkInfo(9, "eth2", True, ups=1, downs=0), LinkInfo(5, "eth3", True)
+    assert netlink.parse_link_messages(data, 6) == [
+        LinkMessage(LinkRemoved(7)),
+        LinkMessage(link),
+        LinkMessage(MalformedMessage()),
+        LinkMessage(answer, answer=True, interrupted=True),
+        LinkMessage(DumpEnd(), answer=True),
+        LinkMessage(DumpEnd(errno.EBUSY), answer=True),
     ]
 
 
@@ -272,7 +272,7 @@ def test_a_socket_that_is_too_slow_says_so_once() -> None:
         for sequence in range(
             1, 40
         ):  # several dumps asked for, none read: some are refused as busy
-            source.ask_for_all(sequence)
+            source.request_all(sequence)
         while source.wait(0.2):
             try:
                 data = source.receive()
@@ -292,14 +292,16 @@ def test_the_kernel_of_this_machine_is_understood() -> None:
     """Every machine has a loopback interface; the real dump names it, and ends."""
     source = LinkSocket()
     try:
-        source.ask_for_all(1)
-        told: list[Told] = []
-        while not any(isinstance(t.what, DumpEnd) for t in told):
+        source.request_all(1)
+        told: list[LinkMessage] = []
+        while not any(isinstance(t.content, DumpEnd) for t in told):
             assert source.wait(GUARD_SECONDS)
-            told += netlink.parse_told(source.receive() or b"", 1)
-        loopback = [t.what for t in told if isinstance(t.what, Link) and t.what.name == "lo"]
+            told += netlink.parse_link_messages(source.receive() or b"", 1)
+        loopback = [
+            t.content for t in told if isinstance(t.content, LinkInfo) and t.content.name == "lo"
+        ]
         assert loopback[0].index == 1 and loopback[0].changes is not None
-        assert not any(isinstance(t.what, Malformed) for t in told)
+        assert not any(isinstance(t.content, MalformedMessage) for t in told)
         source.wake()
         assert source.wait(GUARD_SECONDS) is False
     finally:

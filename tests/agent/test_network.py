@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import NoData, Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import net, rdma
 from gangline.agent.collectors.net import LinkDetails, NicStatistics
-from gangline.agent.collectors.rdma import OTHER_NAMES, QUEUE_COUNTERS, is_counter
+from gangline.agent.collectors.rdma import ALTERNATIVE_FILES, QUEUE_COUNTERS, is_counter
 from gangline.agent.hardware import netlink, network, nvidia
 from gangline.agent.hardware.files import Roots
 from gangline.agent.inventory import links
@@ -51,12 +51,12 @@ def read_port(roots: Roots, port: str = "mlx5_0/1") -> Values:
 
 def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
     """A misspelt name would be found by the first host of that vendor, far from here."""
-    sources = set(rdma.SOURCES) | set(rdma.OTHERS)
+    sources = set(rdma.FIELDS) | set(rdma.ALTERNATIVE_FIELDS)
     made = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
     assert sources | made == {name for name in BY_NAME if name.startswith("rdma.")} - {
         name for name, signal in BY_NAME.items() if signal.kind is Kind.EVENT
     }
-    files = [file for names in OTHER_NAMES.values() for file in names]
+    files = [file for names in ALTERNATIVE_FILES.values() for file in names]
     assert len(files) == len(set(files))
     picked = {signal for names in nvidia.SIGNALS_OF.values() for signal in names.values()}
     assert picked == {s.name for s in TABLES["nic_10s_changes"]}
@@ -71,7 +71,7 @@ def test_widths_are_those_of_the_kernel() -> None:
         "local_link_integrity_errors": 4, "excessive_buffer_overrun_errors": 4, "VL15_dropped": 16,
         "port_xmit_wait": 32,
     }  # fmt: skip
-    by_file = {source.file: BY_NAME[name] for name, source in rdma.SOURCES.items()}
+    by_file = {source.file: BY_NAME[name] for name, source in rdma.FIELDS.items()}
     for file, width in widths.items():
         signal = by_file[f"counters/{file}"]
         assert (signal.width_bits, signal.sticks) == (width, True), file
@@ -168,10 +168,10 @@ def test_a_restricted_port_is_blind_by_name_and_left_alone(tmp_path: Path) -> No
         (port / "counters" / name).mkdir(parents=True)  # a folder refuses to be read, like EPERM
     collector = rdma.rdma_1s(Roots(tmp_path, tmp_path))
     for _ in range(300):
-        turn = take_turn(collector, SystemClock())
-        assert turn.outcome is Outcome.BLIND
-        assert "mlx5_7/1 refuse counters (EISDIR)" in turn.words and "mlx5_0" not in turn.words
-        assert "mlxprivhost" in turn.words or "physical function" in turn.words
+        turn = run_collector(collector, SystemClock())
+        assert turn.outcome is CollectOutcome.BLIND
+        assert "mlx5_7/1 refuse counters (EISDIR)" in turn.message and "mlx5_0" not in turn.message
+        assert "mlxprivhost" in turn.message or "physical function" in turn.message
         rows = dict(rows_of(turn.blocks[1]))
         assert rows["mlx5_7/1"] and rows["mlx5_7/1"]["packet_sequence_errors"] == 1
         assert rows["mlx5_0/1"] and rows["mlx5_0/1"]["link_downed_events"] == 0
@@ -187,7 +187,7 @@ def test_what_would_open_a_port(error: int, said: str | None) -> None:
     """Blind is only what is hidden; a port that has no such counters hides nothing."""
     path = "/sys/class/infiniband/mlx5_2/ports/1/counters/symbol_error"
     other = path.replace("mlx5_2", "mlx5_10")
-    words = rdma.blind_words([(path, error), (other, error)])
+    words = rdma.access_error([(path, error), (other, error)])
     assert bool(words) == (said is not None)
     if said:
         assert words.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in words
@@ -344,12 +344,12 @@ PFC = b"rx_prio3_pause"
 )
 def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
     """Two statistics of one name, a name that is no text: not picked, and no harm to the others."""
-    picked = nvidia.pick(b"mlx5_core", names)
+    picked = nvidia.select_statistics(b"mlx5_core", names)
     for signal, place in picked.items():
         assert nvidia.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
         assert names.count(names[place]) == 1
     assert ("nic.priority_3_received_pause_frames" in picked) == (names.count(PFC) == 1)
-    assert nvidia.pick(b"veth", names) == {}
+    assert nvidia.select_statistics(b"veth", names) == {}
 
 
 class Statistics:
@@ -387,9 +387,9 @@ def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
         b"mlx5_core", {b"rx0_packets": 1, PFC: 5, b"tx_discards_phy": 7}, errno.EPERM
     )
     collector = NicStatistics(Roots(), lambda _: two_interfaces(tmp_path), lambda: driver)  # type: ignore[arg-type, return-value]
-    turn = [take_turn(collector, SystemClock()) for _ in range(4)][-1]
-    assert (turn.outcome, turn.words) == (
-        Outcome.BLIND, "eth1 refuse statistics: give the agent CAP_NET_ADMIN",
+    turn = [run_collector(collector, SystemClock()) for _ in range(4)][-1]
+    assert (turn.outcome, turn.message) == (
+        CollectOutcome.BLIND, "eth1 refuse statistics: give the agent CAP_NET_ADMIN",
     )  # fmt: skip
     rows = dict(rows_of(turn.blocks[1]))
     assert rows["eth1"] is None and rows["eth0"] is not None
@@ -407,7 +407,7 @@ def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
 class Wire:
     """Answers the questions of ethtool netlink with made replies; one interface is sick."""
 
-    def ask(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
+    def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         if index == 3:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         assert with_statistics == (command in (netlink.FEC_GET, netlink.PAUSE_GET))
@@ -423,8 +423,8 @@ class Wire:
 def test_the_wire_of_a_port_and_a_neighbour_that_cannot_say(tmp_path: Path) -> None:
     """FEC counts of all lanes, why there is no link; a driver that knows nothing costs no other."""
     collector = LinkDetails(Roots(), lambda _: two_interfaces(tmp_path), lambda: Wire())  # type: ignore[arg-type, return-value]
-    turn = take_turn(collector, SystemClock())
-    assert (turn.outcome, turn.words) == (Outcome.OK, "")
+    turn = run_collector(collector, SystemClock())
+    assert (turn.outcome, turn.message) == (CollectOutcome.OK, "")
     state, counts = (dict(rows_of(block)) for block in turn.blocks)
     eth0, eth1, fec = state["eth0"], state["eth1"], counts["eth0"]
     assert eth0 and eth1 and fec and counts["eth1"] is None

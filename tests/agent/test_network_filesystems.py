@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Collector, NoData, Outcome, take_turn
+from gangline.agent.collector import Collector, CollectOutcome, NoData, run_collector
 from gangline.agent.collectors.network_fs import (
     LustreMounts,
     LustreTargets,
@@ -18,7 +18,7 @@ from gangline.agent.collectors.network_fs import (
 )
 from gangline.agent.hardware import storage
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.storage import Import, Stat
+from gangline.agent.hardware.storage import LustreImport, LustreStat
 from gangline.contract.block import Block
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
@@ -48,9 +48,9 @@ def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
         assert len(mount.values) == 27
         assert all(n is None or 0 <= n < 1 << 63 for n in mount.values[:17])
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
-    for stat in storage.parse_stats(data).values():
+    for stat in storage.parse_lustre_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    told = storage.parse_import(data)
+    told = storage.parse_lustre_import(data)
     assert told.state is None or told.state in storage.LUSTRE_STATES.values()
     assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
     for each in storage.parse_network_mounts(data):
@@ -67,15 +67,18 @@ def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
             return data
 
     collector._stats = Text()  # type: ignore[assignment]
-    assert take_turn(collector, StoppedClock()).outcome in (Outcome.OK, Outcome.NO_DATA)
+    assert run_collector(collector, StoppedClock()).outcome in (
+        CollectOutcome.OK,
+        CollectOutcome.NO_DATA,
+    )
 
 
 def test_a_long_run_of_blanks_is_read_in_a_moment() -> None:
     """A pattern that began again at each blank took minutes for a megabyte of them."""
     for text in (b"\n" * 1_000_000, b" " * 1_000_000, b"\t: " * 300_000, b"device " * 100_000):
         assert storage.parse_mountstats(text) == []
-        assert storage.parse_stats(text) == {}
-        assert storage.parse_import(text) == Import(None, None, None, None, None, None)
+        assert storage.parse_lustre_stats(text) == {}
+        assert storage.parse_lustre_import(text) == LustreImport(None, None, None, None, None, None)
 
 
 def mounted(source: str, point: str, body: str, kind: str = "nfs4") -> str:
@@ -163,11 +166,11 @@ def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
         b"close                     x samples [reqs]\n"
         b"sync                      4 samples [usec] 1 2 18446744073709551616\n"
     )
-    assert storage.parse_stats(text) == {
-        "read_bytes": Stat(7, 20480),
-        "open": Stat(3, 5),
-        "getattr": Stat(9, None),
-        "sync": Stat(4, None),
+    assert storage.parse_lustre_stats(text) == {
+        "read_bytes": LustreStat(7, 20480),
+        "open": LustreStat(3, 5),
+        "getattr": LustreStat(9, None),
+        "sync": LustreStat(4, None),
     }
     collector = LustreMounts(hosts.unpack("h100-ib", tmp_path).roots)
     mount = rows(collector.collect()[0])["/lustre"]
@@ -182,9 +185,11 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
     assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
     lost = found["fs-OST0001"]
     assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
-    evicted = storage.parse_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
-    assert evicted == Import(10, None, 2, None, None, None)
-    assert storage.parse_import(b"import:\n    state: NAPPING\n").state is None
+    evicted = storage.parse_lustre_import(
+        b"import:\n    state: EVICTED\n\0\0       generation: 2\n"
+    )
+    assert evicted == LustreImport(10, None, 2, None, None, None)
+    assert storage.parse_lustre_import(b"import:\n    state: NAPPING\n").state is None
 
 
 @pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
@@ -195,9 +200,9 @@ def test_lustre_in_debugfs_is_blind_not_absent(
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.sys / "kernel/debug/lustre")
     collector: Collector = make(host.roots)
-    turn = take_turn(collector, StoppedClock())
-    assert turn.outcome is Outcome.BLIND and not turn.blocks
-    assert "CAP_DAC_READ_SEARCH" in turn.words
+    turn = run_collector(collector, StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and not turn.blocks
+    assert "CAP_DAC_READ_SEARCH" in turn.message
 
 
 def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
@@ -205,8 +210,8 @@ def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
     host = hosts.unpack("h100-ib", tmp_path)
     name = "fs-OST0001-osc-ffff9e1234567800"
     (host.roots.sys / "kernel/debug/lustre/osc" / name / "import").unlink()
-    turn = take_turn(LustreTargets(host.roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and name in turn.words
+    turn = run_collector(LustreTargets(host.roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and name in turn.message
     found = rows(turn.blocks[0])
     assert found["fs-OST0001"] is None
     assert found["fs-OST0000"] and found["fs-OST0000"]["connection_state"] == 9

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Outcome, Turn, take_turn
-from gangline.agent.collectors.nvml_events import WANTED, NvmlEvents
+from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
+from gangline.agent.collectors.nvml_events import REGISTERED_TYPES, NvmlEvents
 from gangline.agent.collectors.nvml_session import UNBINDING_SECONDS, session_of
-from gangline.agent.events import Listening, Teller, XidWitness
+from gangline.agent.events import EventPublisher, EventSource, XidDeduplicator
 from gangline.agent.hardware.files import Roots
 from gangline.contract.signals import BY_ID, BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
@@ -30,7 +30,7 @@ class Told(HandedClock):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[HealthEvent] = []
-        self.teller = Teller(self, self, lambda: None)
+        self.teller = EventPublisher(self, self, lambda: None)
 
     def put(self, event: HealthEvent) -> None:
         self.events.append(event)
@@ -55,12 +55,14 @@ def told() -> Told:
 
 
 @pytest.fixture
-def witness() -> XidWitness:
-    return XidWitness()
+def witness() -> XidDeduplicator:
+    return XidDeduplicator()
 
 
 @pytest.fixture
-def events(tmp_path: Path, library: str, witness: XidWitness, told: Told) -> Iterator[NvmlEvents]:
+def events(
+    tmp_path: Path, library: str, witness: XidDeduplicator, told: Told
+) -> Iterator[NvmlEvents]:
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library, dev=tmp_path)
     collector = NvmlEvents(roots, witness)
     session_of(roots).clock = told
@@ -68,7 +70,7 @@ def events(tmp_path: Path, library: str, witness: XidWitness, told: Told) -> Ite
     collector._session.close()
 
 
-def with_events(devices: Iterable[Gpu], supported: int = WANTED) -> list[Gpu]:
+def with_events(devices: Iterable[Gpu], supported: int = REGISTERED_TYPES) -> list[Gpu]:
     listed = list(devices)
     for gpu in listed:
         gpu.values["events_supported"] = supported
@@ -87,24 +89,24 @@ def list_in_sys(roots: Path, devices: Iterable[Gpu]) -> None:
         (folder / address).mkdir(exist_ok=True)
 
 
-def turn(collector: NvmlEvents, told: Told) -> Turn:
-    return take_turn(collector, told)
+def turn(collector: NvmlEvents, told: Told) -> CollectResult:
+    return run_collector(collector, told)
 
 
 def second(collector: NvmlEvents, told: Told, seconds: int = 1) -> None:
     """Let time pass, as a sampler does that rests between its turns."""
     for _ in range(seconds):
         told.now_ns += SECOND
-        collector._session.listen()
+        collector._session.poll_events()
 
 
-def values(said: Turn) -> dict[str, float | int | None]:
+def values(said: CollectResult) -> dict[str, float | int | None]:
     (block,) = said.blocks
     return {BY_ID[i].column: value for i, value in block.values(0)}
 
 
 def start(events: NvmlEvents, told: Told) -> None:
-    events.listen(told.teller)
+    events.start(told.teller)
     assert turn(events, told).blocks
 
 
@@ -113,7 +115,7 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
     devices = with_events(gpus(3))
     devices[2].lines.append("event 1 8 79")
     scenario = play(devices)
-    assert isinstance(events, Listening)
+    assert isinstance(events, EventSource)
     start(events, told)
     scenario.step(1)
     second(events, told)
@@ -124,7 +126,7 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
     assert event.wall_time_ns == told.wall_ns()
     assert {event.name, "gpu.driver_event", "gpu.driver_binding"} <= set(BY_NAME)
     said = turn(events, told)
-    assert said.outcome is Outcome.OK
+    assert said.outcome is CollectOutcome.OK
     counts = values(said)
     assert counts.pop("driver_calls_count")
     assert counts == {
@@ -135,7 +137,7 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
 
 
 def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
-    events: NvmlEvents, told: Told, witness: XidWitness, play: Play
+    events: NvmlEvents, told: Told, witness: XidDeduplicator, play: Play
 ) -> None:
     """Both witnesses spoke, and one failure counted as two."""
     devices = with_events(gpus(2))
@@ -146,29 +148,29 @@ def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
     scenario.step(1)
     second(events, told)
     assert events.received == 2
-    witness.saw(devices[0].address, 94, told.boottime_ns())
+    witness.record(devices[0].address, 94, told.boottime_ns())
     assert told.events == []  # held back
     second(events, told, 3)
     (event,) = told.events
     assert event.code == 95
-    assert events.told_by_kernel_log == 1
+    assert events.reported_by_kernel_log == 1
 
 
-def test_the_kernel_log_is_read_by_another_process(witness: XidWitness) -> None:
+def test_the_kernel_log_is_read_by_another_process(witness: XidDeduplicator) -> None:
     """The daemon reads it, its sampler NVML: each knew of one witness, and every XID was told twice."""
     child = os.fork()
     if not child:  # as the sampler: it sees what the daemon, its parent, writes after the fork
         while not witness.reads_the_kernel_log:
             os.sched_yield()
-        os._exit(witness.shows("0000:19:00.0", 79, 5 * SECOND) * 7)
+        os._exit(witness.was_recorded("0000:19:00.0", 79, 5 * SECOND) * 7)
     for number in range(2000):  # more than are remembered
-        witness.saw("0000:2a:00.0", number, SECOND)
-    witness.saw("0000:19:00.0", 79, 4 * SECOND)
+        witness.record("0000:2a:00.0", number, SECOND)
+    witness.record("0000:19:00.0", 79, 4 * SECOND)
     witness.reads_the_kernel_log = True
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert not witness.shows("0000:19:00.0", 79, 7 * SECOND)
-    assert not witness.shows("0000:19:00.0", 80, 4 * SECOND)
-    assert not witness.shows("0000:2a:00.0", 0, SECOND)  # forgotten
+    assert not witness.was_recorded("0000:19:00.0", 79, 7 * SECOND)
+    assert not witness.was_recorded("0000:19:00.0", 80, 4 * SECOND)
+    assert not witness.was_recorded("0000:2a:00.0", 0, SECOND)  # forgotten
 
 
 def test_other_events_of_the_driver(events: NvmlEvents, told: Told, play: Play) -> None:
@@ -183,7 +185,7 @@ def test_other_events_of_the_driver(events: NvmlEvents, told: Told, play: Play) 
     assert (change.name, change.code) == ("gpu.driver_event", 0x100)
     assert change.message == "NVML event: MIG configuration changed"
     assert action.code == 0x8000
-    assert "MIG" in told.teller.inventory_wanted()
+    assert "MIG" in told.teller.take_inventory_request()
     assert events.received == 2
 
 
@@ -216,8 +218,8 @@ def test_one_gpu_without_events_costs_no_neighbour(
     second(events, told)
     assert told.events[0].device == devices[2].uuid
     said = turn(events, told)
-    assert said.outcome is Outcome.BLIND
-    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in said.words
+    assert said.outcome is CollectOutcome.BLIND
+    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in said.message
 
 
 def test_under_mig_the_listener_knows_that_it_sees_less(
@@ -225,39 +227,45 @@ def test_under_mig_the_listener_knows_that_it_sees_less(
 ) -> None:
     """NVML does not refuse: without mig/monitor it leaves events of instances out, and all looks clean."""
     play(with_events([with_mig(gpu) for gpu in gpus(1)]))
-    events.listen(told.teller)
+    events.start(told.teller)
     said = turn(events, told)
-    assert said.outcome is Outcome.BLIND
-    assert "driver/nvidia/capabilities/mig/monitor" in said.words
+    assert said.outcome is CollectOutcome.BLIND
+    assert "driver/nvidia/capabilities/mig/monitor" in said.message
 
 
 @pytest.mark.parametrize(
     ("line", "outcome", "words"),
     [
-        ("error nvmlDeviceGetSupportedEventTypes 3", Outcome.NO_DATA, "supports NVML events"),
-        ("error nvmlDeviceRegisterEvents 999", Outcome.ERROR, "nvmlDeviceRegisterEvents"),
+        (
+            "error nvmlDeviceGetSupportedEventTypes 3",
+            CollectOutcome.NO_DATA,
+            "supports NVML events",
+        ),
+        ("error nvmlDeviceRegisterEvents 999", CollectOutcome.ERROR, "nvmlDeviceRegisterEvents"),
     ],
 )
 def test_a_host_that_has_no_events_says_why(
-    line: str, outcome: Outcome, words: str, events: NvmlEvents, told: Told, play: Play
+    line: str, outcome: CollectOutcome, words: str, events: NvmlEvents, told: Told, play: Play
 ) -> None:
     """A silent listener is not a healthy GPU."""
     devices = with_events(gpus(1))
     devices[0].lines.append(line)
     play(devices)
-    events.listen(told.teller)
+    events.start(told.teller)
     said = turn(events, told)
     assert said.outcome is outcome
-    assert words in said.words
+    assert words in said.message
 
 
 def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
     """Most machines that one tries this on have no GPU."""
-    collector = NvmlEvents(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1")), XidWitness())
-    assert turn(collector, told).words.startswith("nobody listens")
-    collector.listen(told.teller)
+    collector = NvmlEvents(
+        Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1")), XidDeduplicator()
+    )
+    assert turn(collector, told).message.startswith("nobody listens")
+    collector.start(told.teller)
     said = turn(collector, told)
-    assert (said.outcome, said.words[:9]) == (Outcome.NO_DATA, "no NVML: ")
+    assert (said.outcome, said.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")
     collector.close()
 
 
@@ -272,11 +280,11 @@ def test_a_failed_wait_is_counted_and_the_listener_goes_on(
     scenario.step(1)
     second(events, told)
     assert events.failed_waits == 1
-    assert turn(events, told).outcome is Outcome.ERROR
+    assert turn(events, told).outcome is CollectOutcome.ERROR
     scenario.step(2)
     second(events, told, 2)
     assert told.events[0].code == 79
-    assert turn(events, told).outcome is Outcome.OK
+    assert turn(events, told).outcome is CollectOutcome.OK
 
 
 def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
@@ -285,7 +293,7 @@ def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
     """One GPU was lost for a week: eight were registered anew each second, and each second the wait failed."""
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
     created = ctypes.CDLL(library).fake_nvml_calls
-    events.listen(told.teller)
+    events.start(told.teller)
     begin, made, before = told.now_ns, [], 0
     turn(events, told)
     for _ in range(200):
@@ -310,7 +318,7 @@ def test_release_lets_go_and_the_next_turn_listens_again(
     assert sets() == 0
     second(events, told)
     assert sets() == 0
-    assert turn(events, told).outcome is Outcome.OK
+    assert turn(events, told).outcome is CollectOutcome.OK
     assert sets() == 2
 
 
@@ -331,11 +339,11 @@ def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
     (event,) = told.events
     assert (event.name, event.device) == ("gpu.driver_binding", devices[1].uuid)
     assert event.attributes["state"] == "unbind"
-    assert devices[1].uuid in told.teller.inventory_wanted()
+    assert devices[1].uuid in told.teller.take_inventory_request()
     list_in_sys(tmp_path, devices[:1])
     before = attached(b"nvmlDeviceGetHandleByPciBusId_v2")
-    assert turn(events, told).outcome is Outcome.OK
-    assert [(gpu.address, gpu.spared) for gpu in session.gpus] == [
+    assert turn(events, told).outcome is CollectOutcome.OK
+    assert [(gpu.address, gpu.excluded) for gpu in session.gpus] == [
         (devices[0].address, False),
         (devices[1].address, True),
     ]
@@ -345,7 +353,7 @@ def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
     second(events, told)
     assert told.events[-1].attributes["state"] == "bind"
     turn(events, told)
-    assert [gpu.spared for gpu in session.gpus] == [False, False]
+    assert [gpu.excluded for gpu in session.gpus] == [False, False]
 
 
 def test_a_driver_that_was_not_taken_off_after_all(
@@ -360,11 +368,11 @@ def test_a_driver_that_was_not_taken_off_after_all(
     scenario.step(1)
     second(events, told)
     turn(events, told)
-    spared = [[gpu.spared for gpu in events._session.gpus]]
+    spared = [[gpu.excluded for gpu in events._session.gpus]]
     told.now_ns += UNBINDING_SECONDS * SECOND
     turn(events, told)
     turn(events, told)
-    spared.append([gpu.spared for gpu in events._session.gpus])
+    spared.append([gpu.excluded for gpu in events._session.gpus])
     assert spared == [[False, True], [False, False]]
 
 
@@ -376,7 +384,7 @@ def test_a_driver_without_system_events_has_the_others(
     library = str(build(tmp_path / "older", missing=["nvmlSystemEventSetCreate"]))
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library, dev=tmp_path)
     play(with_events(gpus(1)))
-    events = NvmlEvents(roots, XidWitness())
+    events = NvmlEvents(roots, XidDeduplicator())
     start(events, told)
-    assert turn(events, told).outcome is Outcome.OK
+    assert turn(events, told).outcome is CollectOutcome.OK
     events._session.close()

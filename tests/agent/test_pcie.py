@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import pcie
 from gangline.agent.collectors.pcie import PcieMinute
-from gangline.agent.events import Teller
-from gangline.agent.frame_builder import Framer
+from gangline.agent.events import EventPublisher
+from gangline.agent.frame_builder import FrameBuilder
 from gangline.agent.hardware import pci
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.pci import ConfigClosed, Express, parse_express
+from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
 from gangline.contract import counters
 from gangline.contract import frame as frames
 from gangline.contract.signals import BY_NAME, TABLES
@@ -154,23 +154,23 @@ def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
     folder = link.resolve()
     write_aer(folder, "correctable", ["RxErr"], "COR", 50)
     collector = pcie.PcieTenSeconds(host.roots)
-    teller = Teller(StoppedClock(), Asked(), lambda: None)
-    collector.listen(teller)
+    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
+    collector.start(teller)
     assert receiver_errors(collector) == 50
-    assert teller.inventory_wanted() == ""
+    assert teller.take_inventory_request() == ""
     descriptors = len(os.listdir("/proc/self/fd"))
 
     link.unlink()
     shutil.rmtree(folder)
     assert GPU not in collector.collect()[0].devices
-    assert teller.inventory_wanted() == f"PCIe {GPU} gone"
+    assert teller.take_inventory_request() == f"PCIe {GPU} gone"
 
     plug(host, link, target, errors=2)
     assert receiver_errors(collector) == 2
-    assert teller.inventory_wanted() == f"PCIe {GPU} new"
+    assert teller.take_inventory_request() == f"PCIe {GPU} new"
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     before, now = (counters.Observation(n, t, b"boot") for n, t in ((50, 0), (2, 10_000_000_000)))
-    assert counters.compare(before, now).outcome is counters.Outcome.RESET
+    assert counters.compare(before, now).outcome is counters.StepOutcome.RESET
 
 
 def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
     host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     collector = pcie.PcieTenSeconds(host.roots)
-    teller = Teller(StoppedClock(), Asked(), lambda: None)
-    collector.listen(teller)
+    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
+    collector.start(teller)
     write_aer(link.resolve(), "correctable", ["RxErr"], "COR", 50)
     assert receiver_errors(collector) == 50
     shutil.rmtree(link.resolve())
     plug(host, link, os.readlink(link), errors=7)
     assert receiver_errors(collector) == 7
-    assert teller.inventory_wanted() == f"PCIe {GPU} put back"
+    assert teller.take_inventory_request() == f"PCIe {GPU} put back"
 
 
 def receiver_errors(collector: pcie.PcieTenSeconds) -> float | int | None:
@@ -197,10 +197,10 @@ def receiver_errors(collector: pcie.PcieTenSeconds) -> float | int | None:
 def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
     """A row that merely stays away would leave its last counts standing in the fleet's arrays."""
     host = hosts.unpack("h100-ib", tmp_path)
-    collector, framer = pcie.PcieTenSeconds(host.roots), Framer(bytes(16), bytes(16))
-    framer.frame(1, 0, 0, collector.collect())
+    collector, framer = pcie.PcieTenSeconds(host.roots), FrameBuilder(bytes(16), bytes(16))
+    framer.build(1, 0, 0, collector.collect())
     (host.roots.sys / "bus/pci/devices" / GPU).unlink()
-    frame = frames.decode(framer.frame(2, 10_000_000_000, 0, collector.collect()))
+    frame = frames.decode(framer.build(2, 10_000_000_000, 0, collector.collect()))
     block = next(b for b in frame.blocks if b.table == "pcie_10s_changes")
     assert dict(rows_of(block))[GPU] is None
 
@@ -209,13 +209,13 @@ def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
     """A switch was taken out with all below it: the reason stays one line."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = pcie.PcieTenSeconds(host.roots)
-    teller = Teller(StoppedClock(), Asked(), lambda: None)
-    collector.listen(teller)
+    teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
+    collector.start(teller)
     for name in os.listdir(host.roots.sys / "bus/pci/devices"):
         if name.startswith(("0000:15", "0000:16", "0000:17", "0000:18", "0000:19", "0000:1a")):
             (host.roots.sys / "bus/pci/devices" / name).unlink()
     collector.collect()
-    assert teller.inventory_wanted().endswith("gone and 5 more")
+    assert teller.take_inventory_request().endswith("gone and 5 more")
 
 
 # --- configuration space
@@ -241,29 +241,31 @@ def config(*, mps: int = 1, mrrs: int = 5, relaxed: bool = True, acs: int | None
     return bytes(space)
 
 
-def parse(data: bytes) -> Express:
+def parse(data: bytes) -> ExpressRegisters:
     return parse_express(lambda offset, count: data[offset : offset + count])
 
 
 def test_registers_of_a_function() -> None:
     """A NIC came up with reads of 512 bytes at a time and nobody saw why it was slow."""
-    assert parse(config()) == Express(256, 512, 4096, True, 2, 0x1D)
-    assert parse(config(mps=0, mrrs=2, relaxed=False, acs=None)) == Express(128, 512, 512, False, 2)
+    assert parse(config()) == ExpressRegisters(256, 512, 4096, True, 2, 0x1D)
+    assert parse(config(mps=0, mrrs=2, relaxed=False, acs=None)) == ExpressRegisters(
+        128, 512, 512, False, 2
+    )
     assert parse(config(mps=6, mrrs=7)).max_payload_bytes is None  # reserved codes
     assert parse(config()[:256]).acs_flags is None  # a conventional space ends there
 
 
 def test_what_only_root_may_see_is_said_to_be_closed() -> None:
     """64 bytes without CAP_SYS_ADMIN: closed, not a function without PCI Express."""
-    with pytest.raises(ConfigClosed):
+    with pytest.raises(ConfigHidden):
         parse(config()[:64])
 
 
 def test_a_device_that_fell_off_the_bus_has_no_settings() -> None:
     """All ones: 4,096 bytes of payload were read out of nothing."""
-    assert parse(b"\xff" * 4096) == Express()
-    assert parse(b"") == Express()
-    assert parse(bytes(4096)) == Express()
+    assert parse(b"\xff" * 4096) == ExpressRegisters()
+    assert parse(b"") == ExpressRegisters()
+    assert parse(bytes(4096)) == ExpressRegisters()
 
 
 @given(
@@ -284,8 +286,8 @@ def test_any_configuration_space_is_read_in_bounded_time(data: bytes) -> None:
 
     try:
         found = parse_express(read)
-    except ConfigClosed:
-        found = Express()
+    except ConfigHidden:
+        found = ExpressRegisters()
     assert reads <= 600
     for size in (
         found.max_payload_bytes,
@@ -325,7 +327,7 @@ def test_settings_of_functions(tmp_path: Path) -> None:
     nic = rows["0000:1a:00.0"]
     assert nic is not None
     assert (nic["max_read_request_bytes"], nic["power_state"], nic["iommu_state"]) == (None, 3, 3)
-    assert collector.blind_words == ""
+    assert collector.access_error == ""
 
 
 @pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
@@ -349,9 +351,9 @@ def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
     """An agent without CAP_SYS_ADMIN: the words that open it, beside what sysfs shows to all."""
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "bus/pci/devices" / GPU / "config").write_bytes(config()[:64])
-    turn = take_turn(PcieMinute(host.roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND
-    assert "CAP_SYS_ADMIN" in turn.words and "lspci" in turn.words
+    turn = run_collector(PcieMinute(host.roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND
+    assert "CAP_SYS_ADMIN" in turn.message and "lspci" in turn.message
     row = dict(rows_of(turn.blocks[0]))[GPU]
     assert row is not None and (row["iommu_state"], row["acs_flags"]) == (1, None)
 
@@ -363,11 +365,11 @@ def test_this_machines_functions_without_privilege() -> None:
     if was == 0:
         os.seteuid(65534)
     try:
-        turn = take_turn(PcieMinute(Roots()), StoppedClock())
+        turn = run_collector(PcieMinute(Roots()), StoppedClock())
     finally:
         os.seteuid(was)
-    wanted = (Outcome.OK, Outcome.BLIND) if functions else (Outcome.NO_DATA,)
-    assert turn.outcome in wanted, turn.words
+    wanted = (CollectOutcome.OK, CollectOutcome.BLIND) if functions else (CollectOutcome.NO_DATA,)
+    assert turn.outcome in wanted, turn.message
 
 
 def test_the_nearest_of_several(h100: hosts.HostFolder) -> None:
@@ -396,6 +398,6 @@ def test_an_nvswitch_is_watched_and_another_bridge_is_not(tmp_path: Path) -> Non
 
 def test_sources_are_signals_of_the_table() -> None:
     """Every AER signal of the catalogue has a source, and every source a signal."""
-    sources = set(pcie.AER) | set(pcie.AER_ROOT_PORT)
+    sources = set(pcie.AER_FIELDS) | set(pcie.AER_ROOT_PORT_FIELDS)
     assert sources == {signal.name for signal in TABLES["pcie_10s_changes"]}
     assert all(BY_NAME[name].on_change for name in sources)

@@ -19,12 +19,12 @@ from gangline.agent.hardware.job_ranks import (
     BATCH_MAX,
     DEADLINE_NS,
     RETRY_NS,
-    Answer,
+    RankAnswer,
     RankReader,
     attributes_of,
     parse_answers,
 )
-from gangline.agent.hardware.process_owner import glance
+from gangline.agent.hardware.process_owner import read_process_state
 from tests.agent.jobs_host import SLURM, HandedClock, JobsHost
 from tests.processes import GUARD_SECONDS
 
@@ -46,7 +46,7 @@ class Process:
         assert self._child.stdout
         assert self._child.stdout.readline() == b"ready\n"
         self.pid = self._child.pid
-        self.identity = self.pid, glance(PROC, self.pid).start_ticks
+        self.identity = self.pid, read_process_state(PROC, self.pid).start_ticks
 
     def end(self) -> None:
         self._child.communicate(b"\n", GUARD_SECONDS)
@@ -59,7 +59,7 @@ def process() -> Iterator[Process]:
     made.end()
 
 
-def answers(reader: RankReader) -> list[Answer]:
+def answers(reader: RankReader) -> list[RankAnswer]:
     """Poll until the helper has answered."""
     until = time.monotonic() + GUARD_SECONDS
     while time.monotonic() < until:
@@ -84,9 +84,9 @@ def run(*arguments: str) -> list[dict[str, object]]:
 def test_it_reads_the_ranks_and_nothing_else(process: Process) -> None:
     """A monitor that could read environments sent a storage key to the fleet's database."""
     reader = RankReader(PROC, HandedClock())
-    reader.ask([process.identity])
+    reader.request([process.identity])
     assert answers(reader) == [
-        Answer(
+        RankAnswer(
             process.identity,
             {
                 "rank": "3", "rank_source": "RANK", "world_size": "16",
@@ -133,9 +133,9 @@ def test_an_environment_that_may_not_be_read(
     said = job_ranks_child.answer("/proc", *process.identity)
     assert said["refused"] == "no permission"
     refused = RankReader(PROC, HandedClock(), _printing(json.dumps(said)))
-    refused.ask([process.identity])
-    assert answers(refused) == [Answer(process.identity, {}, "no permission")]
-    assert "CAP_SYS_PTRACE" in refused.blind_words and "read_ranks=false" in refused.blind_words
+    refused.request([process.identity])
+    assert answers(refused) == [RankAnswer(process.identity, {}, "no permission")]
+    assert "CAP_SYS_PTRACE" in refused.access_error and "read_ranks=false" in refused.access_error
 
 
 def test_a_rank_becomes_part_of_what_is_told(tmp_path: Path) -> None:
@@ -179,16 +179,16 @@ def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
     clock = HandedClock()
     code = "import signal; signal.pause()"
     reader = RankReader(PROC, clock, [sys.executable, "-I", "-S", "-c", code])
-    reader.ask([(1, 1), (2, 2)])
+    reader.request([(1, 1), (2, 2)])
     for _ in range(5):
         assert reader.poll() == []
     child = reader._child
     assert child is not None
     clock.now_ns += DEADLINE_NS
     assert reader.poll() == [] and reader._child is child
-    assert "does not return" in reader.blind_words
+    assert "does not return" in reader.access_error
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert reader.poll() == [Answer((1, 1), {}, "not answered")]
+    assert reader.poll() == [RankAnswer((1, 1), {}, "not answered")]
     assert child.returncode is not None and child.returncode < 0
 
 
@@ -202,7 +202,7 @@ def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> 
         "    print(json.dumps({'pid': pid, 'start': start, 'variables': {'RANK': str(pid)}}), flush=True)\n"
     )
     reader = RankReader(PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", code])
-    reader.ask([(1, 1), (2, 2), (3, 3), (4, 4)])
+    reader.request([(1, 1), (2, 2), (3, 3), (4, 4)])
     first, second = answers(reader), answers(reader)
     assert [(a.identity[0], a.refused) for a in first] == [(1, ""), (2, "not answered")]
     assert [(a.identity[0], a.attributes["rank"]) for a in second] == [(3, "3"), (4, "4")]
@@ -215,7 +215,7 @@ def test_a_helper_that_says_nothing_is_not_asked_again(
     reader = RankReader(
         PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]
     )
-    reader.ask([(1, 1), (2, 2)])
+    reader.request([(1, 1), (2, 2)])
     assert {a.refused for a in answers(reader)} == {"not answered"}
     assert reader.poll() == [] and reader._child is None
 
@@ -224,8 +224,8 @@ def test_a_helper_that_cannot_be_started_is_tried_again_later(tmp_path: Path) ->
     """The interpreter was being upgraded."""
     clock = HandedClock()
     reader = RankReader(PROC, clock, [str(tmp_path / "none")])
-    reader.ask([(1, 1)])
-    assert reader.poll() == [] and "could not be started" in reader.blind_words
+    reader.request([(1, 1)])
+    assert reader.poll() == [] and "could not be started" in reader.access_error
     reader._command = tuple(_printing('{"pid": 1, "start": 1, "variables": {"RANK": "4"}}'))
     reader.poll()
     assert reader._child is None
@@ -237,7 +237,7 @@ def test_more_than_a_batch_is_asked_in_turn() -> None:
     """A thousand processes on a command line."""
     code = "import sys, json; [print(json.dumps({'pid': int(a.split(':')[0]), 'start': 1})) for a in sys.argv[2:]]"
     reader = RankReader(PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", code])
-    reader.ask([(pid, 1) for pid in range(BATCH_MAX + 3)])
+    reader.request([(pid, 1) for pid in range(BATCH_MAX + 3)])
     assert [len(answers(reader)) for _ in range(2)] == [BATCH_MAX, 3]
 
 
@@ -246,14 +246,14 @@ def test_answers_about_others_are_not_believed() -> None:
     reader = RankReader(
         PROC, HandedClock(), _printing('{"pid": 9, "start": 9, "variables": {"RANK": "4"}}')
     )
-    reader.ask([(1, 1)])
-    assert answers(reader) == [Answer((1, 1), {}, "not answered")]
+    reader.request([(1, 1)])
+    assert answers(reader) == [RankAnswer((1, 1), {}, "not answered")]
 
 
 def test_closing_ends_the_helper() -> None:
     """The agent was stopped, and a helper of its stayed."""
     reader = RankReader(PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "input()"])
-    reader.ask([(1, 1)])
+    reader.request([(1, 1)])
     reader.poll()
     child = reader._child
     assert child is not None
@@ -283,7 +283,7 @@ def test_launchers_differ(variables: dict[str, str], rank: str, source: str) -> 
 @given(st.binary(max_size=300))
 def test_no_output_breaks_the_reader(output: bytes) -> None:
     """A helper killed in the middle of a line."""
-    assert all(isinstance(answer, Answer) for answer in parse_answers(output))
+    assert all(isinstance(answer, RankAnswer) for answer in parse_answers(output))
 
 
 @given(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Outcome
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.hardware import pci
 from gangline.agent.hardware.files import Roots
-from gangline.contract.counters import Nature, classify
-from gangline.contract.counters import Outcome as Step
+from gangline.contract.counters import CounterSpec, classify
+from gangline.contract.counters import StepOutcome as Step
 from gangline.contract.signals import BY_NAME
 from tests.agent.recorded import (
     DATA,
@@ -58,7 +58,7 @@ def test_no_collector_fails_on_the_whole_tree(ttar: tuple[Roots, Reading]) -> No
     assert_sane(reading)
     assert sum(value is not None for value in reading.cells.values()) > 300
     ended = {collector: outcome for collector, outcome, _ in reading.outcomes}
-    assert Outcome.ERROR not in ended.values()
+    assert CollectOutcome.ERROR not in ended.values()
     present = (
         "host_1s",
         "host_10s",
@@ -70,7 +70,7 @@ def test_no_collector_fails_on_the_whole_tree(ttar: tuple[Roots, Reading]) -> No
         "pcie_10s",
         "rapl_1s",
     )
-    assert {ended[name] for name in present} == {Outcome.OK}
+    assert {ended[name] for name in present} == {CollectOutcome.OK}
 
 
 def test_rdma_ports_of_three_drivers(ttar: tuple[Roots, Reading]) -> None:
@@ -221,7 +221,7 @@ def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
     assert {row["buffer_overrun_errors"] for row in found.values()} == {15}
     assert found["mlx5_1/1"]["link_downed_events"] == 255
     for name, value in (("rdma.buffer_overrun_errors", 15), ("rdma.link_downed_events", 255)):
-        nature = Nature(BY_NAME[name].width_bits, BY_NAME[name].sticks)
+        nature = CounterSpec(BY_NAME[name].width_bits, BY_NAME[name].sticks)
         assert classify(value, nature) is Step.SATURATED
         assert classify(value - 1, nature) is None
 

@@ -34,7 +34,7 @@ class Gpu:
 class Found:
     devices: list[Gpu]
     labels: dict[str, str] = field(default_factory=lambda: {"kernel": "6.1"})
-    words: str = ""
+    reason: str = ""
     left_out: frozenset[str] | None = frozenset()
 
 
@@ -93,7 +93,7 @@ def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> Non
     """Its rack was told with the first request, and was gone with the first inventory."""
     labels = {"gangline.rack": "r12"}
     registration = Registration("gpu-7", RUN, BOOT, StoppedClock(), labels)
-    registration.proceed()
+    registration.stop_waiting()
     assert dict(registration.request().labels) == labels
     registration.update(Found([Gpu("GPU-a")]))
     assert dict(registration.request().labels) == labels | {"kernel": "6.1"}

@@ -19,21 +19,22 @@ from gangline import cli
 from gangline.agent.clock import SystemClock
 from gangline.agent.commands import release
 from gangline.agent.config import AgentConfig
-from gangline.agent.events import Teller
-from gangline.agent.gpu_release import ReleasedFile
+from gangline.agent.events import EventPublisher
+from gangline.agent.gpu_release import ReleaseStateFile
 from gangline.agent.hardware.files import Roots
-from gangline.agent.inventory import Device, Inventory
-from gangline.agent.latest import Latest
+from gangline.agent.hardware.host import boot_id
+from gangline.agent.inventory import HostDevice, Inventory
+from gangline.agent.latest import LatestReadings
 from gangline.agent.local import agent_service
 from gangline.agent.local.agent_service import RELEASE, STATUS
 from gangline.agent.local.attach import attach
 from gangline.agent.local.host_status import FRESH_NS, STATE
-from gangline.agent.registration import Registration, boot_id
+from gangline.agent.registration import Registration
 from gangline.agent.transport.grpc_http2 import CallFailed, call
 from gangline.contract.block import Block
 from gangline.contract.settings import load
 from gangline.contract.wire import agent_pb2 as pb
-from tests.agent.test_not_in_the_way import A, B, Samplers, State, Stuck
+from tests.agent.test_gpu_release import A, B, Samplers, State, Stuck
 from tests.processes import GUARD_SECONDS
 
 
@@ -43,7 +44,7 @@ class NoEvents:
 
 
 GPUS = [
-    Device("gpu", f"GPU-{n:08x}-0000-0000-0000-000000000000", {"pci_address": address})
+    HostDevice("gpu", f"GPU-{n:08x}-0000-0000-0000-000000000000", {"pci_address": address})
     for n, address in enumerate((A, B))
 ]
 
@@ -55,7 +56,7 @@ class Agent:
         self.socket = folder / "run/agent.sock"
         self.clock = SystemClock()
         self.samplers = Samplers(self)  # type: ignore[arg-type]
-        self.latest = Latest()
+        self.latest = LatestReadings()
         self._folder, self._stop = folder, threading.Event()
 
     @property
@@ -73,12 +74,12 @@ class Agent:
                 f"sys_root={self._folder / 'sys'}",
             ],
         )
-        teller = Teller(self.clock, NoEvents(), lambda: None)
+        teller = EventPublisher(self.clock, NoEvents(), lambda: None)
         with ExitStack() as stack:
             registration = Registration("here", b"r" * 16, b"b" * 16, self.clock)
             registration.update(Inventory(tuple(GPUS)))
-            file = ReleasedFile(self._folder / "run", boot_id(Path("/proc")))
-            given = (registration, file, agent_service.healthy, self.latest)
+            file = ReleaseStateFile(self._folder / "run", boot_id(Path("/proc")))
+            given = (registration, file, agent_service.healthy_result, self.latest)
             way, mailbox = attach(config, self.samplers, self.clock, teller, stack, *given)
 
             def loop() -> None:
@@ -88,7 +89,7 @@ class Agent:
                 while not self._stop.is_set():
                     left_ns = None if next_ns is None else max(0, next_ns - self.now_ns)
                     poll.poll(None if left_ns is None else left_ns / 1e6)
-                    next_ns = way.turn()
+                    next_ns = way.tick()
 
             thread = threading.Thread(target=loop)
             thread.start()
@@ -96,7 +97,7 @@ class Agent:
                 yield self
             finally:
                 self._stop.set()
-                mailbox.put(lambda: None)
+                mailbox.post(lambda: None)
                 thread.join()
 
 
@@ -200,7 +201,7 @@ def test_a_sampler_that_cannot_let_go_is_named(
     agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 1 and the call: so that a script does not go on with the reset, and the operator knows why."""
-    monkeypatch.setattr("gangline.agent.gpu_release.LET_GO_NS_MAX", 50_000_000)
+    monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
     words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
@@ -245,10 +246,10 @@ def test_the_driver_being_updated_is_said(
     block = Block(STATE.table, ("GPU-1", "GPU-2"))
     column = block.signal_ids.index(STATE.signal_id)
     block.put_int(column, 1, 1)
-    agent.latest.take(agent.now_ns, [block])
+    agent.latest.update(agent.now_ns, [block])
     line = "driver: being updated: NVML and the driver are of different versions; the kernel has 575.57.08 loaded\n"
     assert line in run(agent, capsys, "release", "--status")[1]
-    agent.latest.take(agent.now_ns - 2 * FRESH_NS, [block])
+    agent.latest.update(agent.now_ns - 2 * FRESH_NS, [block])
     assert "driver" not in run(agent, capsys, "release", "--status")[1]
 
 
@@ -339,9 +340,9 @@ def test_an_agent_whose_socket_is_taken_goes_on_without(
 
 def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
     """A simulated host has no processes of ours; a look at it must not show this machine's."""
-    from gangline.agent.hardware.nvidia import own_processes
+    from gangline.agent.hardware.nvidia import agent_processes
 
-    assert list(own_processes(Roots(proc=tmp_path / "proc").proc)) == []
+    assert list(agent_processes(Roots(proc=tmp_path / "proc").proc)) == []
 
 
 def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
@@ -365,7 +366,7 @@ def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had looked at the note before it was written; and answered before it was asked again."""
-    agent, note = Agent(tmp_path), release._note
+    agent, note = Agent(tmp_path), release._write_release_file
     agent.socket.parent.mkdir()
     with ExitStack() as stack:
 
@@ -373,7 +374,7 @@ def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
             stack.enter_context(agent.running())
             return note(options, names)
 
-        monkeypatch.setattr(release, "_note", begin)
+        monkeypatch.setattr(release, "_write_release_file", begin)
         code, out, _ = run(agent, capsys, "release", A)
         assert code == 0 and out.startswith(f"released: {A} until ")
         assert agent.samplers.released().keys() == {A}

@@ -19,7 +19,7 @@ import pytest
 
 from gangline.agent.hardware.nvidia import children, open_nodes
 from gangline.agent.local.agent_service import STATUS
-from gangline.agent.transport.grpc_http2 import CallFailed, NobodyThere, call
+from gangline.agent.transport.grpc_http2 import CallFailed, NoListener, call
 from gangline.contract.wire import agent_pb2 as pb
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, Scenario
@@ -166,14 +166,14 @@ def is_nobody_there(host: Host) -> bool:
         return not host.status()
     except CallFailed:
         return False
-    except NobodyThere:
+    except NoListener:
         return True
 
 
 def answers(host: Host) -> bool:
     try:
         return bool(host.status().process_id)
-    except (NobodyThere, CallFailed):
+    except (NoListener, CallFailed):
         return False
 
 

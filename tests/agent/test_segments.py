@@ -62,8 +62,8 @@ def test_a_gap_in_the_numbers_begins_a_segment(segments: Segments) -> None:
 
 def test_a_gap_in_memory_begins_a_segment_too(segments: Segments) -> None:
     """The disk failed, took one frame, and failed again."""
-    segments.keep_in_memory(1, b"one")
-    segments.keep_in_memory(3, b"three")
+    segments.append_in_memory(1, b"one")
+    segments.append_in_memory(3, b"three")
     chosen = segments.find(1, 1)
     assert chosen is not None and chosen[0].read(chosen[1]) == [(3, b"three")]
     segments.close()
@@ -116,7 +116,7 @@ def test_the_files_are_never_more_than_allowed(segments: Segments, tmp_path: Pat
 def test_frames_in_memory_are_let_go_of_piece_by_piece(segments: Segments) -> None:
     """The disk was gone for a week: the newest megabyte is what an operator wants, no more, no less."""
     for sequence in range(1, 60):
-        segments.keep_in_memory(sequence, bytes(40_000))
+        segments.append_in_memory(sequence, bytes(40_000))
         assert segments.waiting_bytes <= MEMORY_BYTES_MAX
     assert segments.waiting_bytes > MEMORY_BYTES_MAX - 3 * MEMORY_SEGMENT_BYTES
     assert segments.waiting_frames + segments.dropped_frames == 59

@@ -57,7 +57,7 @@ def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: M
     heard = []
     for second in range(31):
         now[0] = second * SECOND_NS
-        notifier.turned()
+        notifier.heartbeat()
         heard.append(manager.heard())
     assert heard[0] == ["READY=1"]
     assert [second for second, said in enumerate(heard) if said == ["WATCHDOG=1"]] == [10, 20, 30]
@@ -86,8 +86,8 @@ def test_without_a_manager_nothing_is_said_and_nothing_fails(
     stranger = Manager("vsock:2:1234")
     before = sorted(os.listdir("/proc/self/fd"))
     notifier = Notifier(lambda: 0, environment)
-    notifier.turned()
-    notifier.turned()
+    notifier.heartbeat()
+    notifier.heartbeat()
     notifier.reloading()
     notifier.stopping()
     notifier.close()
@@ -101,9 +101,9 @@ def test_another_process_is_watched(manager: Manager) -> None:
     environment = {**manager.environment, "WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}
     now = [0]
     notifier = Notifier(lambda: now[0], environment)
-    notifier.turned()
+    notifier.heartbeat()
     now[0] = SECOND_NS
-    notifier.turned()
+    notifier.heartbeat()
     assert manager.heard() == ["READY=1"]
     notifier.close()
 
@@ -114,7 +114,7 @@ def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
     now = [0]
     notifier = Notifier(lambda: now[0], {**made.environment, "WATCHDOG_USEC": "1"})
     for now[0] in range(0, 5000 * 334, 334):
-        notifier.turned()
+        notifier.heartbeat()
     assert made.heard()[0] == "READY=1"
     notifier.close()
     made.socket.close()
@@ -124,7 +124,7 @@ def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 def unblocked() -> Iterator[None]:
     """SIGHUP as it was before."""
     yield
-    service.let_through()
+    service.unblock_signals()
 
 
 @pytest.mark.usefixtures("unblocked")
@@ -143,14 +143,14 @@ def test_good_settings_end_the_run_and_bad_ones_do_not(
     notifier = Notifier(lambda: 0, manager.environment)
     reload = Reload(read, checked.append, notifier)
     caplog.set_level(logging.INFO)
-    assert not reload.asked()
+    assert not reload.try_reload()
     assert caplog.messages == [
         "not reloaded, going on as before: agent.toml: not TOML: Expected '=' (at line 3)"
     ]
     assert manager.heard() == ["RELOADING=1", "READY=1"]
     assert (checked, signal.SIGHUP in held_back()) == ([], False)
     settings.clear()
-    assert reload.asked()
+    assert reload.try_reload()
     assert manager.heard() == ["RELOADING=1"]
     assert len(checked) == 1
     notifier.close()

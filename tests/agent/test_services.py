@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import NoData, Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors.settings import Services
 from gangline.agent.hardware import settings
 from gangline.agent.hardware.files import Roots
@@ -122,8 +122,8 @@ def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
     """hidepid=invisible and no cgroup of systemd: IMEX in a container ran, and was said to have failed."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
-    turn = take_turn(Services(host.roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and "hidepid" in turn.words
+    turn = run_collector(Services(host.roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
     found = dict(rows_of(turn.blocks[0]))
     fabric, imex = found["nvidia-fabricmanager"], found["nvidia-imex"]
     assert fabric and fabric["running_state"] == 1  # its cgroup shows it
@@ -135,8 +135,8 @@ def test_hidden_processes_are_not_the_absence_of_services(tmp_path: Path) -> Non
     (tmp_path / "proc/4711").mkdir(parents=True)
     (tmp_path / "proc/4711/stat").write_text(stat(4711, "agent", 5))
     roots = Roots(tmp_path / "sys", tmp_path / "proc", run=tmp_path / "run")
-    turn = take_turn(Services(roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and "hidepid" in turn.words
+    turn = run_collector(Services(roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
 
 
 def test_a_daemon_that_took_its_name_after_the_first_look(tmp_path: Path) -> None:

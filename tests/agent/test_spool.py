@@ -91,7 +91,7 @@ class SpoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(0, 9))
     def receipt(self, data: st.DataObject, count: int) -> None:
         first = data.draw(st.sampled_from([0, *self.history]))
-        self.spool.receipt(first, first + count)
+        self.spool.acknowledge(first, first + count)
         for sequence in range(first, first + count + 1):
             self.waiting.pop(sequence, None)
 
@@ -99,7 +99,7 @@ class SpoolAgainstModel(RuleBasedStateMachine):
     def refused(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from([0, *self.history]))
         before = self.spool.refused_frames
-        self.spool.refused(sequence, "not today")
+        self.spool.mark_refused(sequence, "not today")
         expected = self.waiting.pop(sequence, None) is not None
         assert self.spool.refused_frames - before == expected
 
@@ -204,7 +204,7 @@ def test_numbers_go_on_where_they_were(folder: Path) -> None:
     spool = open_spool(folder)
     run_id = spool.run_id
     assert append(spool, b"a", b"b") == [1, 2]
-    spool.receipt(1, 2)
+    spool.acknowledge(1, 2)
     spool.close()
     spool = open_spool(folder)
     assert (spool.run_id, spool.next_sequence(), spool.notice) == (run_id, 3, "")
@@ -384,7 +384,7 @@ def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
     for segment in segments(folder):
         segment.unlink()
     assert spool.pending(2, 9) == [(3, b"three")]
-    spool.receipt(3, 3)
+    spool.acknowledge(3, 3)
     assert spool.pending(2, 9) == []
     spool.close()
 
@@ -410,7 +410,7 @@ def test_a_receipt_that_comes_while_its_frame_is_read(
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         found = read(segment, sequences)
-        spool.receipt(2, 2)
+        spool.acknowledge(2, 2)
         return found
 
     monkeypatch.setattr(FileSegment, "read", slow)
@@ -429,7 +429,7 @@ def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
         found = read(segment, sequences)
-        spool.receipt(1, 2)
+        spool.acknowledge(1, 2)
         return found
 
     monkeypatch.setattr(FileSegment, "read", slow)
@@ -483,7 +483,7 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
         rows = spool.pending(0, 50)
         found.update(rows)
         for sequence, _ in rows:
-            spool.receipt(sequence, sequence)
+            spool.acknowledge(sequence, sequence)
     daemon.join(GUARD_SECONDS)
     assert [found[sequence] for sequence in sorted(found)] == frames
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
@@ -515,8 +515,8 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from gangline.agent.spool.lockdir import hold
-hold(Path(sys.argv[1]))
+from gangline.agent.spool.lockdir import lock_folder
+lock_folder(Path(sys.argv[1]))
 if os.fork() == 0:
     os.setpgid(0, 0)
     print(os.getpid(), flush=True)
@@ -568,7 +568,7 @@ def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> 
     ]  # fmt: skip
     assert (spool.write_errors, spool.dropped_frames) == (3, 0)
     assert "File too large" in spool.last_error
-    spool.receipt(1, 5)
+    spool.acknowledge(1, 5)
     assert spool.unacknowledged_frames == 0
     spool.close()
     spool = open_spool(folder)

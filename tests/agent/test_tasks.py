@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome, take_turn
+from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import tasks as collector_of_tasks
-from gangline.agent.collectors.tasks import BlockedSince, BlockedTasks
+from gangline.agent.collectors.tasks import BlockedTasks, BlockedTimes
 from gangline.agent.hardware import processes
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.processes import Task
+from gangline.agent.hardware.processes import TaskStat
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 from tests.processes import GUARD_SECONDS
@@ -32,8 +32,8 @@ def stat(number: int, name: str, state: str = "S", start: int = 5, flags: int = 
     return f"{number} ({name}) {state} {' '.join(map(str, fields))}\n"
 
 
-def blocked(number: int, start: int = 5) -> Task:
-    return Task(number, start, "D", "x", False)
+def blocked(number: int, start: int = 5) -> TaskStat:
+    return TaskStat(number, start, "D", "x", False)
 
 
 def row(collector: BlockedTasks) -> dict[str, float | int | None]:
@@ -81,7 +81,7 @@ def test_a_text_without_a_name_is_no_task() -> None:
 
 def test_a_thread_of_the_kernel_is_known_by_its_flag() -> None:
     """By its name alone any process could hide among kworkers."""
-    assert processes.parse_task(stat(7, "kworker/0:1", "D", flags=0x04208060).encode()) == Task(
+    assert processes.parse_task(stat(7, "kworker/0:1", "D", flags=0x04208060).encode()) == TaskStat(
         7, 5, "D", "kworker/0:1", True
     )
     own = processes.parse_task(Path("/proc/self/stat").read_bytes())
@@ -92,21 +92,21 @@ def test_a_thread_of_the_kernel_is_known_by_its_flag() -> None:
 @given(st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(1, 4))), max_size=30))
 def test_a_task_is_blocked_since_it_was_first_seen_so(looks: list[tuple[int, set[int]]]) -> None:
     """A task that left the wait and entered another begins anew; time never runs backwards."""
-    since = BlockedSince()
+    since = BlockedTimes()
     began: dict[int, int] = {}
     now = 0
     for step, numbers in looks:
         now += step
         began = {n: began.get(n, now) for n in numbers}
-        found = since.look([blocked(n) for n in numbers], now)
+        found = since.observe([blocked(n) for n in numbers], now)
         assert found == {(n, 5): now - began[n] for n in numbers}
 
 
 def test_a_number_that_is_another_task_now_begins_anew() -> None:
     """PIDs come again: a new process was said to hang for the days of its predecessor."""
-    since = BlockedSince()
-    since.look([blocked(9, start=5)], 10.0)
-    assert since.look([blocked(9, start=600)], 70.0) == {(9, 600): 0.0}
+    since = BlockedTimes()
+    since.observe([blocked(9, start=5)], 10.0)
+    assert since.observe([blocked(9, start=600)], 70.0) == {(9, 600): 0.0}
 
 
 def test_a_blocked_thread_of_a_gpu_process(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_host_without_gpu_looks_at_no_descriptor(tmp_path: Path) -> None:
     collector = BlockedTasks(host.roots)
     values = row(collector)
     assert values["gpu_holders_count"] is values["blocked_gpu_count"] is None
-    assert collector.blind_words == ""
+    assert collector.access_error == ""
 
 
 def test_processes_of_others_are_blind_not_none(
@@ -172,9 +172,9 @@ def test_processes_of_others_are_blind_not_none(
     def refuse(folder: Path, prefix: str, links_max: int) -> bool:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(processes, "holds", refuse)
-    turn = take_turn(BlockedTasks(host.roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and "CAP_SYS_PTRACE" in turn.words
+    monkeypatch.setattr(processes, "has_open_device", refuse)
+    turn = run_collector(BlockedTasks(host.roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and "CAP_SYS_PTRACE" in turn.message
     values = dict(rows_of(turn.blocks[0]))["host"]
     assert values and values["blocked_gpu_count"] is None and values["processes_count"] == 7
 
@@ -183,8 +183,8 @@ def test_a_proc_that_hides_processes_is_blind(tmp_path: Path) -> None:
     """hidepid=invisible: only the agent itself was there, and the host had one process."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
-    turn = take_turn(BlockedTasks(host.roots), StoppedClock())
-    assert turn.outcome is Outcome.BLIND and "hidepid" in turn.words
+    turn = run_collector(BlockedTasks(host.roots), StoppedClock())
+    assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
     values = dict(rows_of(turn.blocks[0]))["host"]
     assert values and values["processes_count"] is None
 
@@ -231,7 +231,7 @@ def test_a_real_process_in_uninterruptible_wait(tmp_path: Path) -> None:
         until(lambda: Path("/proc/uptime").read_text().split()[0] != uptime)
         longest = row(collector)["blocked_longest_seconds"]
         assert longest and longest > 0
-        assert not processes.holds(folder, "/dev/nvidia", 512)
+        assert not processes.has_open_device(folder, "/dev/nvidia", 512)
         held.stdin.close()
         assert held.wait(GUARD_SECONDS) == 0
 
@@ -249,8 +249,8 @@ def test_a_real_process_that_holds_a_device_file(tmp_path: Path) -> None:
         ) as child:
             assert child.stdout and child.stdin and child.stdout.readline() == b"open\n"
             folder = Path(f"/proc/{child.pid}")
-            assert processes.holds(folder, f"{tmp_path}/nvidia", 512) is holds
-            assert processes.holds(folder, f"{tmp_path}/nvidia", 0) is None
+            assert processes.has_open_device(folder, f"{tmp_path}/nvidia", 512) is holds
+            assert processes.has_open_device(folder, f"{tmp_path}/nvidia", 0) is None
             child.stdin.close()
             child.wait(GUARD_SECONDS)
-        assert processes.holds(folder, f"{tmp_path}/nvidia", 512) is None
+        assert processes.has_open_device(folder, f"{tmp_path}/nvidia", 512) is None

@@ -23,14 +23,14 @@ from gangline.agent.main import check
 from gangline.agent.transport import client as client_module
 from gangline.agent.transport.client import Client
 from gangline.agent.transport.credentials import Credentials
-from gangline.agent.transport.grpc_http2 import Session, SessionError
-from gangline.agent.transport.tls import TlsSocket, dial
+from gangline.agent.transport.grpc_http2 import ClientSession, SessionError
+from gangline.agent.transport.tls import TlsSocket, handshake
 from gangline.contract.settings import SettingsError
 from gangline.contract.tls import TlsFiles
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from tests.agent.test_client import Agent, Aggregator, Told, told
-from tests.aggregator.access.secured import Secured
+from tests.aggregator.auth.secured import Secured
 from tests.processes import GUARD_SECONDS
 
 __all__ = ["told"]
@@ -124,11 +124,11 @@ def test_everything_is_delivered_by_tls_and_at_rest(
         agent.events.put(HealthEvent(event_id="xid-1"))
         sessions: list[bool] = []
 
-        def session(authority: str, token: str, *, tls: bool) -> Session:
+        def session(authority: str, token: str, *, tls: bool) -> ClientSession:
             sessions.append(tls)
-            return Session(authority, token, tls=tls)
+            return ClientSession(authority, token, tls=tls)
 
-        monkeypatch.setattr(client_module, "Session", session)
+        monkeypatch.setattr(client_module, "ClientSession", session)
         client = agent.client(aggregator.port, live_hertz=200.0)
         told.until(lambda: aggregator.streams, "streaming")
         assert all(sessions) and sessions, "the scheme is https"
@@ -321,7 +321,7 @@ def test_whatever_listens_there_ends_in_words(secured: Secured) -> None:
         port, thread = listening(answer)  # type: ignore[arg-type]
         connection = socket.create_connection(("127.0.0.1", port), GUARD_SECONDS)
         with connection, pytest.raises(SessionError) as refused:
-            dial(connection, files, "127.0.0.1")
+            handshake(connection, files, "127.0.0.1")
         assert len(str(refused.value)) > 20
         thread.join(GUARD_SECONDS)
     silent = socket.create_server(("127.0.0.1", 0))
@@ -330,7 +330,7 @@ def test_whatever_listens_there_ends_in_words(secured: Secured) -> None:
         socket.create_connection(silent.getsockname(), 0.05) as connection,
         pytest.raises(SessionError, match="no answer to the handshake in time"),
     ):
-        dial(connection, files, "127.0.0.1")
+        handshake(connection, files, "127.0.0.1")
 
 
 @contextmanager
@@ -345,7 +345,7 @@ def pair_of(secured: Secured) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
         target=lambda: ends.append(context.wrap_socket(there, server_side=True))
     )
     thread.start()
-    ours = dial(here, TlsFiles(str(secured.ca)), "localhost")
+    ours = handshake(here, TlsFiles(str(secured.ca)), "localhost")
     thread.join(GUARD_SECONDS)
     ours.setblocking(False)
     try:

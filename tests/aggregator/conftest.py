@@ -15,7 +15,7 @@ import duckdb
 import grpc
 import pytest
 
-from gangline.agent.frame_builder import dictionary
+from gangline.agent.frame_builder import signal_dictionary
 from gangline.aggregator import server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
@@ -37,7 +37,7 @@ class Agent:
     run_id: bytes = b"r" * 16
     boot_id: bytes = b"b" * 16
     clock_error_ns: int = 0
-    signals: list[wire.SignalDefinition] = field(default_factory=dictionary)
+    signals: list[wire.SignalDefinition] = field(default_factory=signal_dictionary)
     booted_ns: int = field(default_factory=lambda: time.time_ns() - 3600 * 10**9)
 
     def registration(self, **changes: Any) -> wire.RegisterNodeRequest:
@@ -249,7 +249,7 @@ def stores_are_copied() -> Iterator[None]:
     hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
     made = made_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duckdb_file, "_make", lambda path: shutil.copyfile(made, path))
+        patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(made, path))
         yield
 
 

@@ -13,29 +13,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gangline.agent.frame_builder import Framer
-from gangline.aggregator.advisories.advisory import Limits, PutBack, TakenOut
-from gangline.aggregator.advisories.engine import Book
+from gangline.agent.frame_builder import FrameBuilder
+from gangline.aggregator.advisories.advisory import AdvisoryLimits, PutBack, TakenOut
+from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
-from gangline.aggregator.advisories.rows import Expected, Happened
-from gangline.aggregator.advisories.workloads import Gang, Gangs, Works
+from gangline.aggregator.advisories.rows import ExpectedOutcome, OutcomeRecord
+from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
 from gangline.aggregator.commands import night as night_before
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import Declared
 from gangline.aggregator.declared.rows import put_places, put_version
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.ingest.frame_reader import received
-from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.ingest.findings import ActiveFindings
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.aggregator.scoring.score_rows import ScoreLog
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.parquet import views as history_parts
-from gangline.aggregator.store.rows import ClockRecord, HostRecord, put
-from gangline.aggregator.store.score_rows import ScoreLog
+from gangline.aggregator.store.rows import ClockRecord, HostRecord, put_clocks
 from gangline.aggregator.store.store import Store
 from gangline.contract.block import Block
 from gangline.contract.wire import telemetry_pb2 as wire
-from gangline.simulator.night import HOSTS, WRONG_CLOCK, NightWorld
+from gangline.simulator.night import HOSTS, WRONG_CLOCK_HOST, NightWorld
 
 SECOND_NS = 1_000_000_000
 #: 2023-11-14 22:13:20 UTC
@@ -75,12 +75,12 @@ OWN = [
 
 #: What was measured of hosts' clocks: one is behind.
 CLOCKS = [
-    ClockRecord(name, -3.2 if name == WRONG_CLOCK else 0.004, 0.03, START_NS + 90 * SECOND_NS)
+    ClockRecord(name, -3.2 if name == WRONG_CLOCK_HOST else 0.004, 0.03, START_NS + 90 * SECOND_NS)
     for name in (f"sim-{number:03}" for number in range(HOSTS))
 ]
 
 
-DECLARED = File("fleet.toml", night_before.declared(START_NS // 1000).encode())
+DECLARED = DeclaredFile("fleet.toml", night_before.declared(START_NS // 1000).encode())
 
 
 def _put_declared(live: Any, declared: Declared) -> None:
@@ -90,8 +90,8 @@ def _put_declared(live: Any, declared: Declared) -> None:
 
 def _put_before(live: Any) -> None:
     """What was before the night, and where its parts are."""
-    history_parts.see(live, list(night_before.HOSTS))
-    night_before.put_before(live, START_NS // 1000)
+    history_parts.track_parts(live, list(night_before.HOSTS))
+    night_before.put_previous_state(live, START_NS // 1000)
 
 
 @dataclass
@@ -105,12 +105,12 @@ class Night:
 
     def __post_init__(self) -> None:
         self.simulated = NightWorld(UPTIME_NS / SECOND_NS)
-        self.findings, self.scores = Findings(self.fleet), ScoreLog()
-        self.framers = {name: Framer(RUN_ID, BOOT_ID) for name in self.simulated.names}
+        self.findings, self.scores = ActiveFindings(self.fleet), ScoreLog()
+        self.framers = {name: FrameBuilder(RUN_ID, BOOT_ID) for name in self.simulated.names}
         for name in self.simulated.names:
             self._register(name)
-        declared = parse([DECLARED], START_NS, number=1)
-        self.fleet.declared = declared.with_told(self.fleet.told.settle())
+        declared = parse_files([DECLARED], START_NS, number=1)
+        self.fleet.declared = declared.with_reported(self.fleet.reported_inventory.apply_changes())
         self._before()
 
     def _register(self, name: str) -> None:
@@ -134,7 +134,7 @@ class Night:
 
     def struck(self, class_name: str) -> tuple[str, str]:
         """Return the host and the GPU that a class strikes."""
-        return self.simulated.struck(class_name)
+        return self.simulated.affected_gpu(class_name)
 
     def event(
         self, host: str, name: str, device: str, *, ago_seconds: int = 0, **more: Any
@@ -150,7 +150,7 @@ class Night:
         self._tell(host, one, at_ns)
 
     def _tell(self, host: str, one: wire.HealthEvent, at_ns: int) -> None:
-        self.fleet.event(host, one, at_ns, at_ns)
+        self.fleet.observe_event(host, one, at_ns, at_ns)
         self.store.append_events([StoredEvent(host, at_ns, at_ns, one)])
 
     def run(self) -> None:
@@ -170,54 +170,54 @@ class Night:
     def _happen(self, second: int) -> None:
         if second == 90:
             words = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
-            self.findings.find(WRONG_CLOCK, "clock.offset", words, self.now_ns, expires=False)
+            self.findings.find(WRONG_CLOCK_HOST, "clock.offset", words, self.now_ns, expires=False)
 
     def _hear(self, name: str, blocks: list[Block], second: int) -> None:
         if not blocks:
             return
         boottime_ns = self.now_ns - START_NS + UPTIME_NS
-        data = self.framers[name].frame(second, boottime_ns, self.now_ns, blocks)
-        frame = received(data)
+        data = self.framers[name].build(second, boottime_ns, self.now_ns, blocks)
+        frame = read_frame(data)
         self.fleet.observe(name, frame, self.now_ns)
         assert self.store.submit_frame(name, frame, START_NS - UPTIME_NS, lambda _: None)
 
     def _judge(self) -> None:
-        self.seen = judge(self.fleet, self.now_ns, self.seen)
-        self.store.submit_scores(self.seen, self.scores.changed(self.seen))
+        self.seen = evaluate(self.fleet, self.now_ns, self.seen)
+        self.store.submit_scores(self.seen, self.scores.take_changed(self.seen))
         self.store.submit_findings(self.findings.changes(self.now_ns))
 
 
 def _advise(store: Store, one: Night) -> None:
     """Advise in shadow mode on what stood at the night's end, and tell how a job ended beside it."""
     assert one.seen is not None
-    gangs = Gangs()
-    works = Works(one.fleet, gangs)
+    gangs = ScheduledGangs()
+    works = WorkloadLookup(one.fleet, gangs)
     observer = Observer(lambda: one.fleet.declared, works)
-    limits = Limits(
+    limits = AdvisoryLimits(
         gather_seconds=0.0, cluster_share_max=1.0, rack_hosts_max=HOSTS, job_hosts_max=HOSTS
     )
-    book = Book(store, limits, observer, one.now_ns, shadow=True, gangs=gangs)
+    book = AdvisoryEngine(store, limits, observer, one.now_ns, shadow=True, gangs=gangs)
     until_ns = one.now_ns + 3600 * SECOND_NS
     gang = Gang("123", tuple(one.fleet.names), 64, 1800.0, until_ns, "slurm", one.now_ns)
-    book.take_gangs([gang], [])
+    book.update_gangs([gang], [])
     member = works.member("sim-007")
     assert member is not None
     out = TakenOut(one.now_ns, "slurm", "burn-in after a new NIC", until_ns, (member,))
-    book.take_out([out], PutBack(one.now_ns, "slurm", ()))
+    book.declare_out([out], PutBack(one.now_ns, "slurm", ()))
     for seconds in (0, 5):  # a case waits a moment for others of the same cause
         later = replace(one.seen, computed_ns=one.now_ns + seconds * SECOND_NS)
         book.observe(later, one.fleet.gpus)
     asyncio.run(book.flush())
-    first = next(iter(book.machine.memory.advisories.values()))
+    first = next(iter(book.machine.state.advisories.values()))
     now_us = one.now_ns // 1000
     row = (
         now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
         first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
         [0.02, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0],
     )  # fmt: skip
-    expected = Expected(0.02, (0.02, 0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
-    book.take_outcomes([Happened("job-7/1", "slurm", True, expected, row, 1.0, 1)], one.now_ns)
-    asyncio.run(book.flushed())
+    expected = ExpectedOutcome(0.02, (0.02, 0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
+    book.add_outcomes([OutcomeRecord("job-7/1", "slurm", True, expected, row, 1.0, 1)], one.now_ns)
+    asyncio.run(book.persisted())
 
 
 @contextmanager
@@ -230,9 +230,9 @@ def night(folder: Path) -> Iterator[Night]:
         one = Night(store)
         one.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
-        store.submit_own(OWN)
+        store.submit_own_health(OWN)
         _advise(store, one)
-        store.in_transaction(lambda live: put(live, CLOCKS))
+        store.in_transaction(lambda live: put_clocks(live, CLOCKS))
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(_put_before)

@@ -34,7 +34,7 @@ def answered(page: str, answer: Callable[[str], str]) -> str:
 
 def asking(folder: Path) -> Callable[[str], str]:
     """Return what answers a query from the operators' file in *folder*, as `gangline sql` prints it."""
-    connection = sandbox.opened(folder / "operators.duckdb")
+    connection = sandbox.open_snapshot(folder / "operators.duckdb")
 
     def answer(query: str) -> str:
         names, rows = rows_of(connection, query)
@@ -46,7 +46,7 @@ def asking(folder: Path) -> Callable[[str], str]:
 def empty(page: str, folder: Path) -> list[str]:
     """Return the queries of the page that show no row of the operators' file in *folder*: `sql_page FOLDER`, of a
     `gangline run --scenario night` that has run for four minutes."""
-    connection = sandbox.opened(folder / "operators.duckdb")
+    connection = sandbox.open_snapshot(folder / "operators.duckdb")
     return [query for query in queries(page) if not rows_of(connection, query)[1]]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.counter_deltas import Shape, unusable
 from gangline.aggregator.store.store import Store
-from gangline.contract.counters import Nature, Outcome, classify, counted
+from gangline.contract.counters import CounterSpec, StepOutcome, classify, counter_delta
 from gangline.ext.counterfiles import Meter
 from tests.processes import GUARD_SECONDS
 
@@ -53,7 +53,7 @@ def test_sql_and_python_agree(
     operators: Any, pairs: list[tuple[int | None, int | None]], width: int, sticks: bool
 ) -> None:
     """An explanation's query once showed 2**64 errors where the judge had seen a reboot."""
-    nature = Nature(width, sticks)
+    nature = CounterSpec(width, sticks)
     rows = [
         operators.execute(
             "SELECT ops.counter_step(o, n, $3, $4), ops.counter_value(n, $3, $4) "
@@ -63,7 +63,7 @@ def test_sql_and_python_agree(
         for older, newer in pairs
     ]
     assert rows == [
-        (counted(older, newer, nature), newer if classify(newer, nature) is None else None)
+        (counter_delta(older, newer, nature), newer if classify(newer, nature) is None else None)
         for older, newer in pairs
     ]
 
@@ -74,8 +74,8 @@ def test_every_implementation_knows_the_same_blanks(operators: Any) -> None:
     assert python == [value in BLANKS for value in EDGES]
     assert [Meter().add(value) is None for value in EDGES] == python
     column = np.array([EDGES], dtype=np.uint64)
-    standing = unusable(column, np.ones(column.shape, dtype=bool), Shape.of([Nature()]))
-    assert (standing[0] == Outcome.BLANK).tolist() == python
+    standing = unusable(column, np.ones(column.shape, dtype=bool), Shape.of([CounterSpec()]))
+    assert (standing[0] == StepOutcome.BLANK).tolist() == python
     rows = operators.execute(
         "SELECT ops.counter_value(v::UBIGINT, 64, false) IS NULL "
         "FROM (SELECT unnest($1::UBIGINT[]) AS v)",

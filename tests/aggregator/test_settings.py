@@ -8,7 +8,7 @@ import pytest
 
 from gangline.aggregator.commands import aggregator
 from gangline.aggregator.config import AggregatorConfig, parse_listen
-from gangline.aggregator.server import StartError, places, refuse_taken
+from gangline.aggregator.server import StartError, check_endpoint_free, listen_endpoints
 from gangline.contract.settings import SettingsError
 
 
@@ -62,9 +62,9 @@ def test_a_wrong_setting_is_exit_2_and_words(
 def test_a_place_that_cannot_be_is_said_by_the_setting_that_names_it() -> None:
     """Of listen_tokens it was said that `listen` was wrong, and that another --listen would do."""
     with pytest.raises(SettingsError, match=r"^listen_tokens = '7601': expected address:port"):
-        places(AggregatorConfig(listen_tokens="7601"))
+        listen_endpoints(AggregatorConfig(listen_tokens="7601"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        _, second = places(AggregatorConfig(listen_tokens=taken))
+        _, second = listen_endpoints(AggregatorConfig(listen_tokens=taken))
         with pytest.raises(StartError, match=r"with --set listen_tokens=127\.0\.0\.1:PORT"):
-            refuse_taken(second)
+            check_endpoint_free(second)

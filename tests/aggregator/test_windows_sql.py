@@ -8,10 +8,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.model import State
-from tests.aggregator.stored_world import StoredWorld
-from tests.aggregator.test_latest import NOW_NS, SECOND_NS, Fleet
-from tests.aggregator.world import World, gpu_of
+from gangline.aggregator.model import HealthState
+from tests.aggregator.store.test_latest_readings import NOW_NS, SECOND_NS, Fleet
+from tests.worlds import StoredWorld, World, gpu_of
 
 pytestmark = pytest.mark.usefixtures("operators_files")
 
@@ -66,18 +65,18 @@ def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
     world, made = World(hosts=3), Fleet(tmp_path)
     long_ill, new, changed = world.run(20).hosts
     states = {
-        long_ill.host: [(minute, State.UNHEALTHY) for minute in range(-117, 0, 5)],
+        long_ill.host: [(minute, HealthState.UNHEALTHY) for minute in range(-117, 0, 5)],
         changed.host: [
-            (-61, State.HEALTHY),
-            *((minute, State.WATCH) for minute in range(-58, 0, 5)),
+            (-61, HealthState.HEALTHY),
+            *((minute, HealthState.WATCH) for minute in range(-58, 0, 5)),
         ],
-        new.host: [(minute, State.HEALTHY) for minute in range(-20, 0, 5)],
+        new.host: [(minute, HealthState.HEALTHY) for minute in range(-20, 0, 5)],
     }
     for one in (long_ill, new, changed):
         for minute, state in states[one.host]:
             at = replace(world.run(1), computed_ns=NOW_NS + minute * MINUTE_NS)
             made.store.submit_scores(at, [replace(one, state=state)])
-    made.store.between_commits(lambda _: None)
+    made.store.run_on_writer_thread(lambda _: None)
     made.store.write_ops()
     made.store.close()
     assert _asked(

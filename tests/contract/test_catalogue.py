@@ -43,7 +43,7 @@ def test_tables_hold_every_signal_but_events() -> None:
 def test_every_signal_has_a_unit_a_source_and_a_meaning() -> None:
     """At 3 a.m. a number without a unit is a guess."""
     for signal in SIGNALS:
-        assert signal.source and signal.tells, signal.name
+        assert signal.source and signal.description, signal.name
         assert signal.unit or signal.kind is Kind.EVENT, signal.name
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from gangline.contract.counters import (
     BLANK_32,
-    SLACK_SECONDS,
-    Nature,
+    TIME_SLACK_SECONDS,
+    CounterSpec,
     Observation,
-    Outcome,
+    StepOutcome,
     classify,
     compare,
-    counted,
+    counter_delta,
 )
 
 BOOT, OTHER = b"a" * 16, b"b" * 16
@@ -23,10 +23,10 @@ SECOND_NS = 1_000_000_000
 
 def step(
     older: int | None, newer: int | None, *, width_bits: int = 64, sticks: bool = False
-) -> tuple[Outcome, int]:
+) -> tuple[StepOutcome, int]:
     before = Observation(older, SECOND_NS, BOOT, "d")
     after = Observation(newer, 2 * SECOND_NS, BOOT, "d")
-    result = compare(before, after, Nature(width_bits, sticks))
+    result = compare(before, after, CounterSpec(width_bits, sticks))
     return result.outcome, result.count
 
 
@@ -38,26 +38,26 @@ def test_a_delta_carries_its_seconds() -> None:
 
 def test_every_outcome_once() -> None:
     """Each of these was seen on a real host and was once taken for a number."""
-    assert step(5, 12) == (Outcome.DELTA, 7)
-    assert step(2**32 - 3, 4, width_bits=32) == (Outcome.WRAPPED, 7)
-    assert step(3_000_000_000, 4, width_bits=32) == (Outcome.RESET, 0)
-    assert step(2**32 - 3, 4) == (Outcome.RESET, 0)  # 64 bits do not wrap
-    assert step(200, 255, width_bits=8, sticks=True) == (Outcome.SATURATED, 0)
-    assert step(255, 3, width_bits=8, sticks=True) == (Outcome.RESET, 0)  # somebody cleared it
-    assert step(5, None) == (Outcome.UNSUPPORTED, 0)
-    assert step(5, 2**32 - 1) == (Outcome.BLANK, 0)
-    assert step(2**32 - 1, 5) == (Outcome.RESET, 0)  # a blank is no place to count from
-    assert step(None, 5) == (Outcome.RESET, 0)
+    assert step(5, 12) == (StepOutcome.DELTA, 7)
+    assert step(2**32 - 3, 4, width_bits=32) == (StepOutcome.WRAPPED, 7)
+    assert step(3_000_000_000, 4, width_bits=32) == (StepOutcome.RESET, 0)
+    assert step(2**32 - 3, 4) == (StepOutcome.RESET, 0)  # 64 bits do not wrap
+    assert step(200, 255, width_bits=8, sticks=True) == (StepOutcome.SATURATED, 0)
+    assert step(255, 3, width_bits=8, sticks=True) == (StepOutcome.RESET, 0)  # somebody cleared it
+    assert step(5, None) == (StepOutcome.UNSUPPORTED, 0)
+    assert step(5, 2**32 - 1) == (StepOutcome.BLANK, 0)
+    assert step(2**32 - 1, 5) == (StepOutcome.RESET, 0)  # a blank is no place to count from
+    assert step(None, 5) == (StepOutcome.RESET, 0)
 
 
 def test_a_sticky_32_bit_counter_at_its_ceiling_is_saturated_not_blank() -> None:
     """port_xmit_wait=4294967295 on a congested port: blind, and that is a finding."""
-    assert step(9, 2**32 - 1, width_bits=32, sticks=True)[0] is Outcome.SATURATED
+    assert step(9, 2**32 - 1, width_bits=32, sticks=True)[0] is StepOutcome.SATURATED
 
 
 def test_a_counter_wider_than_declared_counts_on() -> None:
     """Current HCAs answer old names from 64-bit counters: 70,000 symbol errors in 16 bits."""
-    assert step(65_530, 70_000, width_bits=16, sticks=True) == (Outcome.DELTA, 4_470)
+    assert step(65_530, 70_000, width_bits=16, sticks=True) == (StepOutcome.DELTA, 4_470)
 
 
 def test_another_boot_device_or_driver_starts_over() -> None:
@@ -68,13 +68,13 @@ def test_another_boot_device_or_driver_starts_over() -> None:
         Observation(9, SECOND_NS, BOOT, "e", 1),
         Observation(9, SECOND_NS, BOOT, "d", 2),
     ):
-        assert compare(before, after).outcome is Outcome.RESET
+        assert compare(before, after).outcome is StepOutcome.RESET
 
 
 def test_the_same_instant_is_stale() -> None:
     """A driver that hands out its last sample again has not counted zero errors."""
     before, after = Observation(5, SECOND_NS, BOOT), Observation(5, SECOND_NS, BOOT)
-    assert compare(before, after).outcome is Outcome.STALE
+    assert compare(before, after).outcome is StepOutcome.STALE
 
 
 values = st.none() | st.integers(0, 2**64 - 1) | st.sampled_from([0, 15, 255, 65535, 2**32 - 1])
@@ -88,8 +88,8 @@ def test_only_steps_carry_a_count_and_it_is_no_more_than_the_hardware_can_count(
     """A negative rate, or 2**64 errors in a second, has drained healthy hosts before."""
     before = Observation(older, SECOND_NS, BOOT)
     after = Observation(newer, (1 + seconds) * SECOND_NS, BOOT if same else OTHER)
-    result = compare(before, after, Nature(width, sticks))
-    if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
+    result = compare(before, after, CounterSpec(width, sticks))
+    if result.outcome in (StepOutcome.DELTA, StepOutcome.WRAPPED):
         assert older is not None and newer is not None and same and seconds > 0
         assert 0 <= result.count < 2**64 and result.seconds > 0
         assert (older + result.count) % 2**64 == newer or (older + result.count) % 2**width == newer
@@ -105,9 +105,9 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
     for at, increment in enumerate(increments, 1):
         total, value = total + increment, (value + increment) % 2**32
         after = Observation(value, at * SECOND_NS, BOOT)
-        result = compare(before, after, Nature(32))
+        result = compare(before, after, CounterSpec(32))
         counted += result.count
-        if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
+        if result.outcome in (StepOutcome.DELTA, StepOutcome.WRAPPED):
             before = after
     if before.value == value and classify(start) is None:
         assert counted == total
@@ -117,7 +117,7 @@ def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
     """A byte counter truly passes 2**32 - 1: that one reading is called blank, and no byte is lost."""
     path = [BLANK_32 - 10, BLANK_32, BLANK_32 + 5]
     first, blank, last = (Observation(v, i * SECOND_NS, BOOT) for i, v in enumerate(path))
-    assert compare(first, blank).outcome is Outcome.BLANK
+    assert compare(first, blank).outcome is StepOutcome.BLANK
     assert compare(first, last).count == 15
 
 
@@ -130,7 +130,7 @@ def test_whatever_is_called_blank_on_the_way_the_sum_is_what_happened(
     first = base
     for increment in [*increments, BLANK_32 - start if start < BLANK_32 else 0, 7]:
         value += increment
-        step = counted(base, value)
+        step = counter_delta(base, value)
         total += step or 0
         if classify(value) is None:
             first = value if first is None else first
@@ -140,44 +140,44 @@ def test_whatever_is_called_blank_on_the_way_the_sum_is_what_happened(
 
 def test_a_register_of_a_device_that_is_gone() -> None:
     """0xFFFF remapped rows: all ones of a GPU off the bus, where no such count can be."""
-    rows = Nature(value_max=0xFFFE)
-    assert classify(0xFFFF, rows) is Outcome.BLANK and classify(0xFFFE, rows) is None
+    rows = CounterSpec(value_max=0xFFFE)
+    assert classify(0xFFFF, rows) is StepOutcome.BLANK and classify(0xFFFE, rows) is None
 
 
 def test_energy_begins_again_at_a_range_that_is_no_power_of_two() -> None:
     """RAPL: 262,143,328,850 microjoules and then zero; taken as 64 bits it was 18 exajoules."""
     span = 262_143_328_850
-    rapl = Nature(span=span)
-    assert counted(span - 10, 5, rapl) == 15
-    assert counted(5, 25, rapl) == 20
-    assert counted(span // 2, 5, rapl) is None  # half the range in one step: it was set back
-    assert counted(100, 5) is None and counted(None, 5, rapl) is None
+    rapl = CounterSpec(wraps_after=span)
+    assert counter_delta(span - 10, 5, rapl) == 15
+    assert counter_delta(5, 25, rapl) == 20
+    assert counter_delta(span // 2, 5, rapl) is None  # half the range in one step: it was set back
+    assert counter_delta(100, 5) is None and counter_delta(None, 5, rapl) is None
 
 
 @pytest.mark.parametrize(
     ("before", "now", "seconds", "expected"),
     [
-        (2**32 - 3, 4, 1.0, (Outcome.WRAPPED, 7)),
-        (2**31, 4, 1.0, (Outcome.RESET, 0)),  # in one second it counts 1,000 at most
-        (5, 2_900, 1.0, (Outcome.DELTA, 2_895)),
-        (5, 9_000, 1.0, (Outcome.RESET, 0)),  # a driver that made it up
-        (2**31, 4, 2_200_000.0, (Outcome.WRAPPED, 2**31 + 4)),  # in 25 days it may
-        (5, 9_000, 5_000_000.0, (Outcome.RESET, 0)),  # in 58 it may have turned twice
+        (2**32 - 3, 4, 1.0, (StepOutcome.WRAPPED, 7)),
+        (2**31, 4, 1.0, (StepOutcome.RESET, 0)),  # in one second it counts 1,000 at most
+        (5, 2_900, 1.0, (StepOutcome.DELTA, 2_895)),
+        (5, 9_000, 1.0, (StepOutcome.RESET, 0)),  # a driver that made it up
+        (2**31, 4, 2_200_000.0, (StepOutcome.WRAPPED, 2**31 + 4)),  # in 25 days it may
+        (5, 9_000, 5_000_000.0, (StepOutcome.RESET, 0)),  # in 58 it may have turned twice
     ],
 )
 def test_a_known_rate_says_what_can_have_been(
-    before: int, now: int, seconds: float, expected: tuple[Outcome, int]
+    before: int, now: int, seconds: float, expected: tuple[StepOutcome, int]
 ) -> None:
     """A disk is busy for 1,000 ms a second at most; the share of the range is only a guess."""
-    busy = Nature(32, rate_max=1_000.0)
+    busy = CounterSpec(32, rate_max=1_000.0)
     newer = Observation(now, int(seconds * SECOND_NS), BOOT)
     result = compare(Observation(before, 0, BOOT), newer, busy)
     assert (result.outcome, result.count) == expected
-    assert counted(before, now, busy, seconds) == (expected[1] or None)
+    assert counter_delta(before, now, busy, seconds) == (expected[1] or None)
 
 
 natures = st.builds(
-    Nature,
+    CounterSpec,
     widths,
     st.booleans(),
     st.sampled_from([0, 0, 1000, 262_143_328_850]),
@@ -188,15 +188,17 @@ natures = st.builds(
 
 @given(values, values, natures, st.floats(0.1, 1e7))
 def test_never_negative_and_never_the_newer_value_as_the_step(
-    older: int | None, newer: int | None, nature: Nature, seconds: float
+    older: int | None, newer: int | None, nature: CounterSpec, seconds: float
 ) -> None:
     """A counter that started over counts nothing: not what it shows now, whatever its nature."""
-    count = counted(older, newer, nature, seconds)
+    count = counter_delta(older, newer, nature, seconds)
     if count is None:
         return
     assert older is not None and newer is not None and count >= 0
     if newer >= older:
         assert count == newer - older
     else:
-        assert nature.turn and (older + count) % nature.turn == newer and count < nature.turn
-    assert count <= nature.rate_max * (seconds + SLACK_SECONDS)
+        assert (
+            nature.modulus and (older + count) % nature.modulus == newer and count < nature.modulus
+        )
+    assert count <= nature.rate_max * (seconds + TIME_SLACK_SECONDS)

@@ -198,8 +198,8 @@ def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block
     """The spool keeps in memory what is plain and on the disk what is deflated; either may be sent."""
     plain, short = (frames.encode(stamp, given_blocks, deflate=d) for d in (False, True))
     assert frames.is_plain(plain)
-    assert (frames.deflated(plain), frames.inflated(short)) == (short, plain)
-    assert (frames.inflated(plain), frames.deflated(short)) == (plain, short)
+    assert (frames.deflate_frame(plain), frames.inflate_frame(short)) == (short, plain)
+    assert (frames.inflate_frame(plain), frames.deflate_frame(short)) == (plain, short)
     assert [content(b) for b in frames.decode(plain).blocks] == [content(b) for b in given_blocks]
 
 
@@ -210,7 +210,7 @@ def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
         damaged = bytearray(EXAMPLE)
         damaged[data // 8] ^= 1 << data % 8
         data = bytes(damaged)
-    deflated, inflated = frames.deflated(data), frames.inflated(data)
+    deflated, inflated = frames.deflate_frame(data), frames.inflate_frame(data)
     assert frames.is_plain(data) or deflated == data
     assert not frames.is_plain(data) or inflated == data
 
@@ -219,7 +219,7 @@ def test_a_long_payload_is_deflated_at_once() -> None:
     """Plain frames wait in memory: a host with thousands of devices must not fill it with zeros."""
     many = Block("gpu_1s", [f"GPU-{i}" for i in range(3000)])
     frame = frames.encode(STAMP, [many], deflate=False)
-    assert len(frame) < frames.PLAIN_BYTES_MAX and frames.inflated(frame) == frame
+    assert len(frame) < frames.PLAIN_BYTES_MAX and frames.inflate_frame(frame) == frame
 
 
 @pytest.mark.parametrize("at", [-1, -5, -(2**62)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gangline.contract.nvml_fields import (
     FIELDS,
-    MUST_PROVE,
+    NEEDS_VALIDATION,
     NEWEST,
     fields_of,
     parse_driver_version,
@@ -75,7 +75,7 @@ def test_the_reasons_are_the_headers() -> None:
     """A field proved by another cause's flag would be published under the wrong name."""
     text = header_folder().joinpath("nvml.h").read_text()
     bits = dict(re.findall(r"#define nvmlClocks(?:Event|Throttle)Reason(\w+)\s+(0x\w+?)LL", text))
-    assert {reading: int(bits[name], 16) for name, reading in REASONS.items()} == MUST_PROVE
+    assert {reading: int(bits[name], 16) for name, reading in REASONS.items()} == NEEDS_VALIDATION
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.contract import host_policy
-from gangline.contract.host_policy import PolicyError, Severity, builtin, laid_over, parse
+from gangline.contract.host_policy import FindingSeverity, PolicyError, builtin, overlay, parse
 from gangline.contract.signals import BY_NAME
 
 ROW = """version = "2026-11-20"
@@ -28,7 +28,7 @@ source = "assumed"
 def test_a_row_is_read() -> None:
     """What an operator writes is what the host judges by."""
     (row,) = parse(ROW).rows
-    assert (row.name, row.severity, row.enforceable) == ("my_row", Severity.FATAL, True)
+    assert (row.name, row.severity, row.enforceable) == ("my_row", FindingSeverity.FATAL, True)
     assert (row.when[0].signal, row.when[0].compare, row.when[0].values) == (
         "gpu.lost_state",
         "==",
@@ -141,14 +141,14 @@ def test_limits_of_the_file() -> None:
 def test_a_file_is_laid_over_the_builtin_one() -> None:
     """Three lines change one row; the other thirty are not to be copied, and to age, in each file."""
     changed = parse(ROW.replace("my_row", "gpu_lost").replace("drain", "call me") + "")
-    both = laid_over(changed, builtin())
+    both = overlay(changed, builtin())
     assert len(both.rows) == len(builtin().rows)
     assert next(row for row in both.rows if row.name == "gpu_lost").action == "call me"
     assert both.version == "2026-11-20 over 1"
-    without = laid_over(parse('version = "2"\nrollout_share = 1\noff = ["gpu_lost"]'), builtin())
+    without = overlay(parse('version = "2"\nrollout_share = 1\noff = ["gpu_lost"]'), builtin())
     assert {row.name for row in builtin().rows} - {row.name for row in without.rows} == {"gpu_lost"}
     with pytest.raises(PolicyError, match="no row is called 'gpu_lots'"):
-        laid_over(parse('version = "2"\nrollout_share = 1\noff = ["gpu_lots"]'), builtin())
+        overlay(parse('version = "2"\nrollout_share = 1\noff = ["gpu_lots"]'), builtin())
 
 
 def test_a_rollout_goes_by_the_same_hosts_first() -> None:
@@ -157,7 +157,7 @@ def test_a_rollout_goes_by_the_same_hosts_first() -> None:
     takers = []
     for share in ("0.0", "0.01", "0.1", "1.0"):
         rolled = parse(f'version = "1"\nrollout_share = {share}')
-        takers.append({host for host in hosts if rolled.taken_by(host)})
+        takers.append({host for host in hosts if rolled.applies_to(host)})
     assert takers[0] == set() and takers[3] == set(hosts)
     assert takers[1] < takers[2]
     assert 20 <= len(takers[1]) <= 65 and 330 <= len(takers[2]) <= 470
@@ -166,7 +166,7 @@ def test_a_rollout_goes_by_the_same_hosts_first() -> None:
 @pytest.mark.parametrize("name", ["xid79", "xid95", "sxid20034", "gpu_lost", "rdma_port_down"])
 def test_what_may_be_enforced(name: str) -> None:
     """Deterministic, and fatal by its row or by the table of codes."""
-    assert builtin().refusal(name) == ""
+    assert builtin().enforce_error(name) == ""
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_what_may_be_enforced(name: str) -> None:
 )
 def test_what_may_not_be_enforced(name: str, words: str) -> None:
     """Enforcing is turned on by name: no wildcard, no signs, no guesses."""
-    assert words in builtin().refusal(name)
+    assert words in builtin().enforce_error(name)
 
 
 def test_every_row_says_where_its_limit_is_from() -> None:
     """At three in the morning somebody asks who chose that number."""
     for row in builtin().rows:
         assert row.source
-        assert not row.enforceable or row.policy or row.severity is Severity.FATAL
+        assert not row.enforceable or row.policy or row.severity is FindingSeverity.FATAL
         for condition in (*row.when, *row.unless):
             assert condition.signal in BY_NAME
 
@@ -238,7 +238,11 @@ def test_what_is_judged_is_no_agents() -> None:
         )
     )
     (made,) = parse(row).rows
-    assert (made.judged, made.about, made.signals) == ("gang.slow_host", "gang.slow_host", ())
+    assert (made.judged, made.evidence_signal, made.signals) == (
+        "gang.slow_host",
+        "gang.slow_host",
+        (),
+    )
     for more, words in (
         ("enforceable = true", "only others can tell"),
         ("for_seconds = 5", "go with when"),

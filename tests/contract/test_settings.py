@@ -21,13 +21,13 @@ def _even(value: int) -> None:
 class Example:
     """One field of each type."""
 
-    address: str = setting("127.0.0.1:7600", says="where to")
-    spool_bytes_max: int = setting(4096, low=1024, high=1 << 40, says="bytes kept")
-    wait_seconds: float = setting(0.5, low=0.0, says="how long")
-    enforce: bool = setting(False, says="whether")
-    folder: Path = setting(Path("var"), says="a place")  # noqa: RUF009 - a Path is immutable
-    off: tuple[str, ...] = setting((), says="names")
-    pair_count: int = setting(2, high=8, check=_even, says="by twos")
+    address: str = setting("127.0.0.1:7600", description="where to")
+    spool_bytes_max: int = setting(4096, low=1024, high=1 << 40, description="bytes kept")
+    wait_seconds: float = setting(0.5, low=0.0, description="how long")
+    enforce: bool = setting(False, description="whether")
+    folder: Path = setting(Path("var"), description="a place")  # noqa: RUF009 - a Path is immutable
+    off: tuple[str, ...] = setting((), description="names")
+    pair_count: int = setting(2, high=8, check=_even, description="by twos")
 
 
 def test_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:

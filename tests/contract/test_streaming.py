@@ -145,7 +145,7 @@ def test_after_an_error_neither_end_goes_on() -> None:
     with pytest.raises(StreamError, match="earlier frame"):
         receiver.decode(good)
     with pytest.raises(StreamError, match="not deflated"):
-        sender.encode(frames.deflated(gpu_frame(2, random.Random(3))))
+        sender.encode(frames.deflate_frame(gpu_frame(2, random.Random(3))))
     with pytest.raises(StreamError, match="earlier frame"):
         sender.encode(gpu_frame(2, random.Random(3)))
 

@@ -17,19 +17,19 @@ from gangline.contract.xid.policy import (
     SXID_CODE_MIN,
     Clears,
     Companion,
-    Settled,
-    Severity,
     Xid,
+    XidAssessment,
+    XidSeverity,
+    assess,
     companions,
-    known_codes,
     lookup,
     lookup_sxid,
-    others,
     parse,
     policy,
-    refined,
-    settled,
+    refine,
     sxid_policy,
+    tool_actions,
+    tool_codes,
 )
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "xid" / "catalogue.csv"
@@ -94,23 +94,23 @@ def test_the_table_is_whole() -> None:
     """The codes 1 to 172, each with words, in our spelling, under a reason that the wire knows."""
     assert sorted(policy()) == list(range(1, CODES + 1))
     for row in [*policy().values(), *sxid_policy().values()]:
-        fatal = row.severity in (Severity.FATAL, Severity.HAZARD)
+        fatal = row.severity in (XidSeverity.FATAL, XidSeverity.HAZARD)
         assert (Reason[row.reason] is not Reason.NONE) == fatal, row
         assert row.name and row.action and row.catalogue, row
         assert row.scope in SCOPES and (row.scope != "unknown") == row.used, row
-        assert (row.severity is not Severity.UNKNOWN) == row.used, row
+        assert (row.severity is not XidSeverity.UNKNOWN) == row.used, row
     assert {row.catalogue for row in policy().values()} <= set(SPELLING.values())
 
 
 def test_fatal_is_what_the_catalogue_would_reset_or_worse() -> None:
     """A drain for XID 43 or 63 costs a healthy host; none for 79 costs the job."""
     for row in policy().values():
-        if row.severity is Severity.FATAL and row.code != 48:
+        if row.severity is XidSeverity.FATAL and row.code != 48:
             assert row.catalogue.startswith(("reset", "restart bare metal", "restart VM")), row
     fatal_until_boot = {
         row.code
         for row in policy().values()
-        if row.clears is Clears.REBOOT and row.severity is Severity.FATAL
+        if row.clears is Clears.REBOOT and row.severity is XidSeverity.FATAL
     }
     assert fatal_until_boot == {79, 151}
 
@@ -119,9 +119,9 @@ def test_where_we_are_milder_than_the_catalogue_we_say_why() -> None:
     """An operator whose other tool resets the GPU must read in our table why ours does not."""
     for row in policy().values():
         graver = row.catalogue.startswith(("reset GPU", "restart bare metal", "restart VM"))
-        if graver and row.severity is not Severity.FATAL:
+        if graver and row.severity is not XidSeverity.FATAL:
             assert row.why, row
-        if row.catalogue == "ignore" and row.severity in (Severity.FATAL, Severity.HAZARD):
+        if row.catalogue == "ignore" and row.severity in (XidSeverity.FATAL, XidSeverity.HAZARD):
             assert row.why, row
 
 
@@ -157,7 +157,7 @@ def test_the_policy_of_the_design(code: int, severity: str, scope: str) -> None:
 def test_an_unknown_code_is_shown_and_never_fatal() -> None:
     """NVIDIA adds codes with every driver."""
     for row in (lookup(4711), lookup_sxid(4711)):
-        assert row.code == 4711 and row.severity is Severity.UNKNOWN and row.hazard_factor == 1.0
+        assert row.code == 4711 and row.severity is XidSeverity.UNKNOWN and row.hazard_factor == 1.0
         assert "NVIDIA" in row.action
 
 
@@ -174,32 +174,32 @@ class TestCompanions:
     @pytest.mark.parametrize(
         ("beside", "age", "severity", "waiting"),
         [
-            ({}, 0.0, Severity.IGNORE, True),
-            ({}, 4.9, Severity.IGNORE, True),
-            ({}, 5.0, Severity.FATAL, False),
-            ({94: 0.4}, 0.5, Severity.IGNORE, False),
-            ({94: -5.0}, 60.0, Severity.IGNORE, False),
-            ({94: 5.1}, 60.0, Severity.FATAL, False),
-            ({95: 1.0}, 1.0, Severity.FATAL, False),
-            ({94: 1.0, 64: 2.0}, 2.0, Severity.FATAL, False),
-            ({171: 0.0}, 1.0, Severity.IGNORE, True),
-            ({171: 0.0}, 9.0, Severity.FATAL, False),
-            ({13: 0.0}, 9.0, Severity.FATAL, False),
+            ({}, 0.0, XidSeverity.IGNORE, True),
+            ({}, 4.9, XidSeverity.IGNORE, True),
+            ({}, 5.0, XidSeverity.FATAL, False),
+            ({94: 0.4}, 0.5, XidSeverity.IGNORE, False),
+            ({94: -5.0}, 60.0, XidSeverity.IGNORE, False),
+            ({94: 5.1}, 60.0, XidSeverity.FATAL, False),
+            ({95: 1.0}, 1.0, XidSeverity.FATAL, False),
+            ({94: 1.0, 64: 2.0}, 2.0, XidSeverity.FATAL, False),
+            ({171: 0.0}, 1.0, XidSeverity.IGNORE, True),
+            ({171: 0.0}, 9.0, XidSeverity.FATAL, False),
+            ({13: 0.0}, 9.0, XidSeverity.FATAL, False),
         ],
     )
     def test_a_double_bit_error(
-        self, beside: dict[int, float], age: float, severity: Severity, waiting: bool
+        self, beside: dict[int, float], age: float, severity: XidSeverity, waiting: bool
     ) -> None:
         """It waits 5 s; 94 takes the drain away, 95 and 64 bring it at once, 171 adds words."""
-        found = settled(lookup(48), beside, age)
+        found = assess(lookup(48), beside, age)
         assert (found.severity, found.waiting) == (severity, waiting)
-        assert bool(found.words) == any(
+        assert bool(found.details) == any(
             c.code in beside and abs(beside[c.code]) <= 5 for c in companions(48)
         )
 
     def test_a_code_without_companions_means_what_it_says(self) -> None:
         """79 must not wait for anything."""
-        assert settled(lookup(79), {94: 0.0}, 0.0) == Settled(Severity.FATAL)
+        assert assess(lookup(79), {94: 0.0}, 0.0) == XidAssessment(XidSeverity.FATAL)
 
     def test_they_are_named_in_the_table(self) -> None:
         """The codes of the design; each is a row itself."""
@@ -220,7 +220,7 @@ class TestCompanions:
     )
     def test_never_raises(self, beside: dict[int, float], age: float, code: int) -> None:
         """Whatever stands beside it, a row has one meaning."""
-        assert isinstance(settled(lookup(code), beside, age).severity, Severity)
+        assert isinstance(assess(lookup(code), beside, age).severity, XidSeverity)
 
 
 class TestRefined:
@@ -228,38 +228,38 @@ class TestRefined:
 
     def test_graver_and_milder(self) -> None:
         """154 alone is ignored; 154 that asks for a reboot is fatal until there was one."""
-        asks = refined(lookup(154), {"severity": "fatal", "recovery": "reboot", "action": "reboot"})
+        asks = refine(lookup(154), {"severity": "fatal", "recovery": "reboot", "action": "reboot"})
         assert (asks.severity, asks.clears, asks.reason) == ("fatal", "reboot", "XID_FATAL")
         assert (asks.action, asks.clear_seconds, asks.hazard_factor) == ("reboot", 0.0, 1.0)
-        switch = refined(lookup_sxid(29999), {"severity": "hazard"})
+        switch = refine(lookup_sxid(29999), {"severity": "hazard"})
         assert (switch.severity, switch.clears, switch.reason) == ("hazard", "reset", "FABRIC")
-        mild = refined(lookup(149), {"severity": "ignore"})
+        mild = refine(lookup(149), {"severity": "ignore"})
         assert (mild.severity, mild.hazard_factor, mild.reason) == ("ignore", 1.0, "NONE")
 
     def test_what_is_not_understood_changes_nothing(self) -> None:
         """Attributes come over the wire, from an agent that may be newer than this aggregator."""
         row = lookup(74)
-        assert refined(row, {}) == row
-        assert refined(row, {"severity": "apocalyptic", "unit": "?"}) == row
+        assert refine(row, {}) == row
+        assert refine(row, {"severity": "apocalyptic", "unit": "?"}) == row
 
     @given(
         st.sampled_from([48, 63, 74, 79, 94, 149, 154, 4711]),
         st.dictionaries(
             st.sampled_from(["severity", "action", "recovery", "x"]),
-            st.sampled_from([*Severity, "", "reboot", "x"]),
+            st.sampled_from([*XidSeverity, "", "reboot", "x"]),
         ),
     )
     def test_a_refined_row_is_a_row(self, code: int, attributes: dict[str, str]) -> None:
         """Judging relies on it: a reason and a factor go with the severity, seconds with time."""
-        row = refined(lookup(code), attributes)
-        grave = row.severity in (Severity.FATAL, Severity.HAZARD)
+        row = refine(lookup(code), attributes)
+        grave = row.severity in (XidSeverity.FATAL, XidSeverity.HAZARD)
         assert (row.reason != "NONE") == grave
-        assert (row.hazard_factor > 1) == (row.severity is Severity.HAZARD)
+        assert (row.hazard_factor > 1) == (row.severity is XidSeverity.HAZARD)
         assert (row.clear_seconds > 0) == (row.clears is Clears.TIME)
 
 
 def test_codes_of_switches_are_apart() -> None:
-    """`refined` tells the two tables by it."""
+    """`refine` tells the two tables by it."""
     assert max(policy()) < SXID_CODE_MIN <= min(sxid_policy())
 
 
@@ -268,7 +268,9 @@ class TestOthers:
 
     def test_the_disagreements_of_the_design(self) -> None:
         """The cases that made an explanation necessary at all."""
-        said = {(code, other.tool): other.words for code in policy() for other in others(code)}
+        said = {
+            (code, other.tool): other.words for code in policy() for other in tool_actions(code)
+        }
         assert "reboots" in said[94, "GPUd"] and "fatal" in said[63, "GPUd"]
         assert "fatal" in said[63, "EKS node agent"]
         assert said[109, "k8s-device-plugin"] == "ignores it"
@@ -276,11 +278,11 @@ class TestOthers:
 
     def test_every_claim_has_its_source_and_code(self) -> None:
         """A claim about a code that does not exist was mistyped."""
-        assert known_codes() <= policy().keys()
+        assert tool_codes() <= policy().keys()
         for code in policy():
-            tools = [other.tool for other in others(code)]
+            tools = [other.tool for other in tool_actions(code)]
             assert len(tools) == len(set(tools))
-            assert all("/" in other.source for other in others(code))
+            assert all("/" in other.source for other in tool_actions(code))
 
 
 HAZARD = 'severity = "hazard"\nclears = "reset"\nhazard_factor = 2.0\n'
@@ -290,7 +292,10 @@ FATAL = 'severity = "fatal"\nclears = "reset"\n'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (ROW + 'severity = "deadly"\nclears = "reset"', "xid 1: 'deadly' is not a valid Severity"),
+        (
+            ROW + 'severity = "deadly"\nclears = "reset"',
+            "xid 1: 'deadly' is not a valid XidSeverity",
+        ),
         (ROW + 'severity = "fatal"', "xid 1: 'clears'"),
         (ROW + 'severity = "fatal"\nclears = "time"', "clear_seconds goes with"),
         (ROW + 'severity = "hazard"\nclears = "reset"', "hazard_factor above 1 goes with"),
@@ -311,7 +316,7 @@ def test_a_wrong_row_is_named(text: str, words: str) -> None:
 def test_an_unused_row_needs_no_more_than_its_name() -> None:
     """55 codes that no driver writes: shown if one ever does, and nothing made of them."""
     (row,) = parse("[[xid]]\ncode = 9\nname = 'x'\nused = false\n")
-    assert (row.severity, row.clears, row.used) == (Severity.UNKNOWN, Clears.TIME, False)
+    assert (row.severity, row.clears, row.used) == (XidSeverity.UNKNOWN, Clears.TIME, False)
     assert isinstance(row, Xid) and row.companions == ()
     assert Companion(1, "x").severity is None
 
@@ -319,9 +324,9 @@ def test_an_unused_row_needs_no_more_than_its_name() -> None:
 def test_importing_reads_no_table() -> None:
     """The daemon imports the decoder on ten thousand hosts; most never see an XID."""
     code = (
-        "import sys; from gangline.contract.xid import policy as xid, decode as xid_decode, decode as xid_nvlink, policy as xid_tools; "
-        "print(xid.policy.cache_info().currsize, xid.sxid_policy.cache_info().currsize, "
-        "xid_nvlink.facts.cache_info().currsize)"
+        "import sys; from gangline.contract.xid import decode, policy; "
+        "print(policy.policy.cache_info().currsize, policy.sxid_policy.cache_info().currsize, "
+        "decode.nvlink_facts.cache_info().currsize)"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert out.stdout.split() == ["0", "0", "0"]

@@ -12,14 +12,14 @@ from gangline.contract.xid.decode import (
     OLDER_BITS,
     PROCESS_ID_MAX,
     VALUE_CHARACTERS_MAX,
-    Decoded,
-    Line,
-    Unit,
+    DecodedLine,
+    NvLinkUnit,
+    XidLine,
     decode,
-    facts,
-    split,
+    nvlink_facts,
+    parse_line,
 )
-from gangline.contract.xid.policy import Severity, driver_major, lookup
+from gangline.contract.xid.policy import XidSeverity, driver_major, lookup
 
 OLD, NEW = "570.86.15", "575.57.08"
 
@@ -44,7 +44,7 @@ class TestSplit:
     )
     def test_forms(self, line: str, device: str, message: str) -> None:
         """MIG adds the instance, old drivers have no PCI:, NVL72 counts domains."""
-        assert split(line) == Line("xid", 119, device, message)
+        assert parse_line(line) == XidLine("xid", 119, device, message)
 
     @pytest.mark.parametrize(
         "line",
@@ -59,12 +59,14 @@ class TestSplit:
     )
     def test_no_code(self, line: str) -> None:
         """A code is never made up."""
-        assert split(line) is None
+        assert parse_line(line) is None
 
     def test_a_switch(self) -> None:
         """NVSwitches write SXid, with the function in their address."""
         line = "nvidia-nvswitch0: SXid (PCI:0000:8b:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
-        assert split(line) == Line("sxid", 20034, "0000:8b:00.0", "Fatal, Link 30 LTSSM Fault Up")
+        assert parse_line(line) == XidLine(
+            "sxid", 20034, "0000:8b:00.0", "Fatal, Link 30 LTSSM Fault Up"
+        )
 
 
 class TestProcess:
@@ -195,14 +197,14 @@ class TestNvlink4:
         decoded = decode(74, text)
         assert decoded.attributes["link"] == "14" and decoded.attributes["weight"] == "hardware"
         assert "register 3 bit 16" in decoded.words
-        assert decoded.severity is Severity.HAZARD and "severity" not in decoded.attributes
+        assert decoded.severity is XidSeverity.HAZARD and "severity" not in decoded.attributes
 
     def test_bits_that_can_be_ignored(self) -> None:
         """Only those the catalogue waves through, and only where no other bit stands beside them."""
         ignorable = "link 3(0x40000001, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
-        assert decode(74, ignorable).severity is Severity.IGNORE
+        assert decode(74, ignorable).severity is XidSeverity.IGNORE
         beside = "link 3(0x40000011, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
-        assert decode(74, beside).severity is Severity.HAZARD
+        assert decode(74, beside).severity is XidSeverity.HAZARD
         assert (
             decode(74, "link 3(0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0)").attributes["weight"]
             == "unknown"
@@ -279,10 +281,10 @@ class TestNvlink5:
         text = line5("NETIR_LINK_EVT", "Fatal", 0x021425C6, 0)
         assert "other end went first" in decode(149, text, OLD).words
 
-    @pytest.mark.parametrize("unit", facts().units, ids=lambda unit: unit.name)
-    def test_no_unit_is_taken_for_another(self, unit: Unit) -> None:
+    @pytest.mark.parametrize("unit", nvlink_facts().units, ids=lambda unit: unit.name)
+    def test_no_unit_is_taken_for_another(self, unit: NvLinkUnit) -> None:
         """In either layout a unit's bits speak for it alone, or for units that cost the same."""
-        for other in facts().units:
+        for other in nvlink_facts().units:
             if other.xid != unit.xid or other is unit:
                 continue
             assert other.newer != unit.newer
@@ -353,7 +355,7 @@ def test_garbage_never_raises(code: int, text: str, version: str, table: str) ->
     """A kernel line of 64 kB, broken bytes, numbers without end: decoded as far as it goes."""
     decoded = decode(code, text, version, table)
     assert decoded == decode(code, text, version, table)
-    assert isinstance(decoded, Decoded) and decoded.code == code
+    assert isinstance(decoded, DecodedLine) and decoded.code == code
     assert 0 <= decoded.process_id <= PROCESS_ID_MAX
     assert len(decoded.process_name) <= NAME_CHARACTERS_MAX and decoded.process_name.isprintable()
     assert len(decoded.attributes) <= 32
@@ -362,5 +364,5 @@ def test_garbage_never_raises(code: int, text: str, version: str, table: str) ->
         (name + value).encode()
     decoded.words.encode()
     if code not in (154, *range(144, 151)) and table == "xid":
-        assert decoded.severity in (lookup(code).severity, Severity.IGNORE)
-    split(text)
+        assert decoded.severity in (lookup(code).severity, XidSeverity.IGNORE)
+    parse_line(text)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.fleet import BOOT_MAX, Fleet
-from gangline.aggregator.ingest.frame_reader import CATALOGUE, _plan, received
+from gangline.aggregator.ingest.frame_reader import CATALOGUE, _plan, read_frame
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.rows import HostFrame, batch
 from gangline.contract import frame as frames
@@ -110,7 +110,7 @@ def test_a_frame_cut_off_is_refused_with_the_same_words(length: int) -> None:
 
 def told(fleet: Fleet, given_blocks: list[Block], second: int) -> None:
     stamp = Stamp(bytes(16), bytes(16), second, second * 10**9, 0)
-    fleet.observe("a", received(frames.encode(stamp, given_blocks)), 10**18)
+    fleet.observe("a", read_frame(frames.encode(stamp, given_blocks)), 10**18)
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,7 +145,9 @@ def test_a_host_that_boots_again_and_again_is_heard() -> None:
     fleet._boot[host] = BOOT_MAX
     told(fleet, [Block("gpu_1s", ["GPU-0"])], 1)
     assert fleet.boot_of(host) == 1
-    assert fleet.tables["gpu_1s"].heard(fleet.boot, fleet.host_now_ns(10**18)).tolist() == [0.0]
+    assert fleet.tables["gpu_1s"].age_seconds(fleet.boot, fleet.host_now_ns(10**18)).tolist() == [
+        0.0
+    ]
 
 
 @settings(max_examples=25, deadline=None)
@@ -153,7 +155,7 @@ def test_a_host_that_boots_again_and_again_is_heard() -> None:
 def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:
     """Frames of several hosts and of other columns, one after another: none lost, none moved."""
     made = [
-        HostFrame(f"h{at % 2}", received(frames.encode(Stamp(b"r" * 16, bytes(16), at, 5, 0), each)), 7)
+        HostFrame(f"h{at % 2}", read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), at, 5, 0), each)), 7)
         for at, each in enumerate(several)
     ]  # fmt: skip
     tables = {name: arrow.to_pylist() for name, arrow in batch(made).tables()}
@@ -179,7 +181,7 @@ def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> Non
 @given(st.lists(blocks(), min_size=1, max_size=4))
 def test_a_frame_is_counted_as_what_a_commit_makes_of_it(several: list[Block]) -> None:
     """A frame of a few cells of very many devices, 0.5 MB on the wire, was 150 MB in the commit, counted as 3."""
-    frame = received(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), several))
+    frame = read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), several))
     made = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
     devices = [len(name.encode()) + 4 for block in several for name in block.devices]
     assert sum(arrow.nbytes for arrow in made) <= frame.size_bytes + 2 * sum(devices)
@@ -190,7 +192,7 @@ def test_signals_of_one_place_are_of_the_last() -> None:
     block = Block("gpu_1s", ["G"], (TABLES["gpu_1s"][0].signal_id,) * 3)
     for column in range(3):
         block.put_float(column, 0, float(column))
-    frame = received(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), [block]))
+    frame = read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), [block]))
     ((_, arrow),) = batch([HostFrame("h", frame, 0)]).tables()
     assert arrow.column(TABLES["gpu_1s"][0].column).to_pylist() == [2.0]
 

@@ -7,13 +7,20 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict
 
-from gangline.aggregator.auth.limits import where
-from gangline.aggregator.auth.principal import GIVEN, Names, Role, is_name, parse_pattern, shown
-from gangline.aggregator.auth.tokens import Token, TokensError, make, parse
+from gangline.aggregator.auth.limits import peer_address
+from gangline.aggregator.auth.tokens import Token, TokensError, make_token, parse_tokens
+from gangline.aggregator.principal import (
+    GRANTABLE_ROLES,
+    CertificateIdentity,
+    Role,
+    certificate_names,
+    is_name,
+    parse_name_pattern,
+)
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
-NAMES = Names(("agent={name}.gpu.example", "operator=ops-{name}"), "cluster.example")
-KEPT = make(Role.AGENT, "gpu-001", 1.0, 1_760_000_000)[1]
+NAMES = CertificateIdentity(("agent={name}.gpu.example", "operator=ops-{name}"), "cluster.example")
+KEPT = make_token(Role.AGENT, "gpu-001", 1.0, 1_760_000_000)[1]
 
 
 def fuzz_certificate_names(source: random.Random) -> str:
@@ -25,9 +32,9 @@ def fuzz_certificate_names(source: random.Random) -> str:
     )
     keys = ("peer_uri", "peer_dns", "x509_common_name")
     auth = {key: [damaged(text, source)] for key, text in zip(keys, texts, strict=True)}
-    holder = NAMES.holder(auth)
-    assert shown(auth).isprintable()
-    assert holder is None or (holder.role in GIVEN and is_name(holder.name))
+    holder = NAMES.principal(auth)
+    assert certificate_names(auth).isprintable()
+    assert holder is None or (holder.role in GRANTABLE_ROLES and is_name(holder.name))
     return ACCEPTED if holder else REFUSED
 
 
@@ -35,7 +42,7 @@ def fuzz_patterns(source: random.Random) -> str:
     """A pattern that an operator types: one that matches what it should, or words."""
     text = damaged(b"agent={name}.gpu.example", source).decode(errors="replace")
     try:
-        pattern = parse_pattern(text)
+        pattern = parse_name_pattern(text)
     except ValueError as error:
         assert "ROLE=PATTERN" in str(error)
         return REFUSED
@@ -49,12 +56,13 @@ def fuzz_tokens(source: random.Random) -> str:
     text = json.dumps({"tokens": [asdict(KEPT)] * 3})
     data = source.choice((damaged, flipped))(text.encode(), source).decode(errors="replace")
     try:
-        found = parse(data)
+        found = parse_tokens(data)
     except TokensError as error:
         assert len(str(error)) < 400
         return REFUSED
     assert all(
-        isinstance(each, Token) and each.role in GIVEN and is_name(each.name) for each in found
+        isinstance(each, Token) and each.role in GRANTABLE_ROLES and is_name(each.name)
+        for each in found
     )
     return ACCEPTED
 
@@ -62,7 +70,7 @@ def fuzz_tokens(source: random.Random) -> str:
 def fuzz_peers(source: random.Random) -> str:
     """gRPC's name of a peer, damaged: an address and a port, or none."""
     text = damaged(source.choice((b"ipv4:10.0.0.1:4711", b"ipv6:%5Bfe80::1%25eth0%5D:80")), source)
-    at = where(text.decode(errors="replace"))
+    at = peer_address(text.decode(errors="replace"))
     assert at is None or (isinstance(at[0], str) and at[1] >= 0)
     return ACCEPTED if at else REFUSED
 

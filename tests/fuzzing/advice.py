@@ -15,23 +15,23 @@ from gangline.aggregator.advisories.advisory import (
     Acked,
     Act,
     Action,
+    AdvisoryLimits,
+    AdvisoryState,
     Basis,
     Case,
     CaseSeen,
+    FailureDomains,
     FleetSize,
-    Limits,
     Member,
-    Place,
     Publish,
     Refused,
     Scope,
-    State,
     Tick,
 )
-from gangline.aggregator.advisories.state_machine import Machine
-from gangline.aggregator.errors import Invalid
+from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.service import advisory, outcome
-from gangline.aggregator.service.advisory import acked_of
+from gangline.aggregator.service.advisory import ack_of
 from gangline.contract.wire import advisory_pb2 as wire
 from gangline.contract.wire import outcome_pb2
 from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
@@ -59,7 +59,7 @@ M = TypeVar("M", bound=Message)
 
 def member(host: str) -> Member | None:
     """Return the one host that there is."""
-    return Member(host, Place(rack="r1"), "job") if host == "h1" else None
+    return Member(host, FailureDomains(rack="r1"), "job") if host == "h1" else None
 
 
 def received(request: M, source: random.Random) -> M:
@@ -72,7 +72,7 @@ def refused(work: Callable[[], object]) -> bool:
     """Say whether *work* was refused; its words are short, and name a field."""
     try:
         work()
-    except (Invalid, DecodeError) as error:
+    except (InvalidArgument, DecodeError) as error:
         assert isinstance(error, DecodeError) or (": " in str(error) and len(str(error)) < 700)
         return True
     return False
@@ -138,11 +138,11 @@ def fuzz_unavailable(source: random.Random) -> str:
                 request.returned_nodes.append(source.choice((text, "nodes/h1")))
             case _:
                 request.actor = text
-    found: list[advisory.Out] = []
+    found: list[advisory.UnavailabilityReport] = []
 
     def work() -> None:
         one = received(request, source)
-        found.append(advisory.out_of(one, advisory.actor_of(one.actor), member, NOW_NS))
+        found.append(advisory.unavailability_of(one, advisory.actor_of(one.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
@@ -183,7 +183,7 @@ def fuzz_outcomes(source: random.Random) -> str:
 
     def work() -> None:
         told = received(one, source)
-        outcome.check(0, told, NOW_NS)
+        outcome.check_outcome(0, told, NOW_NS)
         found.append(told)
 
     if refused(work):
@@ -200,14 +200,14 @@ def fuzz_outcomes(source: random.Random) -> str:
 
 def fuzz_answers(source: random.Random) -> str:
     """AckAdvisory, against a machine with one proposal: a change with words, or a refusal, and never both."""
-    machine = Machine(Limits(gather_seconds=0.0))
+    machine = AdvisoryStateMachine(AdvisoryLimits(gather_seconds=0.0))
     machine.step(FleetSize(NOW_NS, 100))
     case = Case(
         "h1/x", "h1", "XID_FATAL", Basis.DETERMINISTIC, Action.EVICT_NOW, Scope.GPU, "x", NOW_NS
     )
     machine.step(CaseSeen(NOW_NS, case))
     machine.step(Tick(NOW_NS))
-    (proposed,) = machine.memory.advisories.values()
+    (proposed,) = machine.state.advisories.values()
     states: list[Any] = [2, 2, 5, 6]
     others: list[Any] = [*states, 0, 1, 3, 4, 7, 8, 99]
     request = wire.AckAdvisoryRequest(
@@ -236,7 +236,7 @@ def fuzz_answers(source: random.Random) -> str:
 
     def work() -> None:
         one = received(request, source)
-        found.append(acked_of(one, one.actor, NOW_NS))
+        found.append(ack_of(one, one.actor, NOW_NS))
 
     if refused(work):
         return REFUSED
@@ -247,7 +247,7 @@ def fuzz_answers(source: random.Random) -> str:
         return REFUSED
     (after,) = (one.advisory for one in told if isinstance(one, Publish))
     assert after.state is found[0].to and after.revision == proposed.revision + 1
-    assert (after.state is State.ACCEPTED) is any(isinstance(one, Act) for one in told)
+    assert (after.state is AdvisoryState.ACCEPTED) is any(isinstance(one, Act) for one in told)
     assert max(after.deferred_until_ns, after.lease_until_ns) <= NOW_NS + WEEK_NS
     return ACCEPTED
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import random
 
+from gangline.agent.gpu_list import parse_gpus
 from gangline.agent.gpu_release import (
-    SECONDS_MAX,
-    WHY_CHARACTERS_MAX,
-    Released,
+    REASON_CHARACTERS_MAX,
+    RELEASE_SECONDS_MAX,
+    ReleasedGpu,
     format_released,
     parse_released,
 )
 from gangline.agent.local import check
 from gangline.agent.local.check import StatusError
-from gangline.agent.local.findings_state import FindingsState, format_kept, parse_kept
-from gangline.agent.local.gpu_list import parse as parse_gpus
+from gangline.agent.local.findings_state import FindingsState, format_state, parse_state
 from gangline.contract import host_policy
 from gangline.contract.gpu_set import GPUS_MAX
-from gangline.contract.host_policy import PolicyError, builtin, laid_over
+from gangline.contract.host_policy import PolicyError, builtin, overlay
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
@@ -41,7 +41,10 @@ source = "assumed"
 """
 RELEASED = format_released(
     b"b" * 16,
-    [Released("0000:1b:00.0", NOW_NS + 10**9, "reset"), Released(None, NOW_NS + 2 * 10**9, "")],
+    [
+        ReleasedGpu("0000:1b:00.0", NOW_NS + 10**9, "reset"),
+        ReleasedGpu(None, NOW_NS + 2 * 10**9, ""),
+    ],
 )
 STATUS = json.dumps(
     {
@@ -58,7 +61,7 @@ STATUS = json.dumps(
     }
 ).encode()  # fmt: skip
 GPUS = b'{"gpus": {"GPU-3f2a": "0000:9b:00.0", "GPU-77c1": ""}}'
-KEPT = format_kept(
+KEPT = format_state(
     FindingsState(
         bytes(16),
         7,
@@ -74,7 +77,7 @@ KEPT = format_kept(
 def fuzz_policy(source: random.Random) -> str:
     """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
     try:
-        made = laid_over(
+        made = overlay(
             host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
@@ -96,7 +99,7 @@ def fuzz_status(source: random.Random) -> str:
         assert str(error).isprintable(), error
         return REFUSED
     assert check.summary(shown, NOW_NS).isprintable(), shown
-    for one in check.enforced(shown, NOW_NS):
+    for one in check.enforced_findings(shown, NOW_NS):
         assert one["name"] in shown["enforcing"] and shown["permit"], one
     return ACCEPTED
 
@@ -105,11 +108,11 @@ def fuzz_kept(source: random.Random) -> str:
     """What was kept of this boot: the same kind of thing, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
-        kept = parse_kept(damage(KEPT, source))
+        kept = parse_state(damage(KEPT, source))
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert parse_kept(format_kept(kept)) == kept
+    assert parse_state(format_state(kept)) == kept
     return ACCEPTED
 
 
@@ -121,8 +124,10 @@ def fuzz_released(source: random.Random) -> str:
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert all(0 < each.until_ns - NOW_NS <= SECONDS_MAX * 1e9 for each in found)
-    assert all(len(each.why) <= WHY_CHARACTERS_MAX and each.why.isprintable() for each in found)
+    assert all(0 < each.until_ns - NOW_NS <= RELEASE_SECONDS_MAX * 1e9 for each in found)
+    assert all(
+        len(each.reason) <= REASON_CHARACTERS_MAX and each.reason.isprintable() for each in found
+    )
     return ACCEPTED
 
 

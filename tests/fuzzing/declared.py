@@ -7,8 +7,8 @@ import math
 import random
 from collections.abc import Callable
 
-from gangline.aggregator.declared.fields import DeclaredError, parse_pattern
-from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.fields import DeclaredError, parse_host_pattern
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import PLACE_FIELDS, THRESHOLDS, Declared
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
@@ -56,25 +56,25 @@ GRAPH = json.dumps(
 def checked(name: str, data: bytes) -> str:
     """Parse a file, and look at whatever came of it."""
     try:
-        found = parse([File(name, data)], NOW_NS)
+        found = parse_files([DeclaredFile(name, data)], NOW_NS)
     except DeclaredError as error:
         assert error.problems and all(len(one) < 1200 for one in error.problems)
         return REFUSED
     sound(found)
-    return ACCEPTED if found.given or found.windows or found.overrides else REFUSED
+    return ACCEPTED if found.file_places or found.windows or found.overrides else REFUSED
 
 
 def sound(found: Declared) -> None:
     """Raise AssertionError if something is in force that nobody may declare."""
     for host, place in found.places.items():
-        assert parse_pattern(host).is_name
+        assert parse_host_pattern(host).is_name
         for field in PLACE_FIELDS:
             value = getattr(place, field)
             for text in value if isinstance(value, tuple) else (value,):
                 assert len(text) <= 128 and text.isprintable(), (field, text)
     for window in found.windows:
         assert 0 < window.end_ns - window.begin_ns <= 366 * 86_400 * 10**9
-        assert window.who and window.why and window.selection.words
+        assert window.who and window.why and window.selection.description
     for override in found.overrides:
         assert override.until_ns and override.why and (override.rule or override.codes)
         found.override("gpu-001", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63, device="GPU-1")
@@ -102,7 +102,7 @@ def fuzz_patterns(source: random.Random) -> str:
     """A pattern of hosts: matches, or words."""
     text = damaged(b"gpu-[001-016,020]-*", source).decode(errors="replace")
     try:
-        pattern = parse_pattern(text)
+        pattern = parse_host_pattern(text)
     except ValueError as error:
         assert len(str(error)) < 300
         return REFUSED

@@ -9,17 +9,17 @@ from contextlib import suppress
 from functools import cache
 
 from gangline.agent.kernel_log.rules import RULES
-from gangline.aggregator.errors import Invalid
-from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.errors import InvalidArgument
+from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.ingest.sessions import check_events
-from gangline.aggregator.model import State
+from gangline.aggregator.model import HealthState
 from gangline.contract import frame as frames
 from gangline.contract.block import Block, is_float
 from gangline.contract.frame import FrameError, Stamp
 from gangline.contract.signals import TABLES
 from gangline.contract.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
-from tests.aggregator.world import World
 from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED
+from tests.worlds import World
 
 SECONDS = 2
 WORDS_BYTES_MAX = 8192
@@ -33,7 +33,7 @@ _EVENT_NAMES = sorted(
 
 
 @cache
-def _calm() -> dict[str, State]:
+def _calm() -> dict[str, HealthState]:
     """Return the states of a fleet that nobody disturbs."""
     world = _world()
     world.run(SECONDS)
@@ -56,7 +56,7 @@ def fuzz_fleet(source: random.Random) -> str:
         one = world.score(host)
         assert 0 <= one.score_lower <= one.score <= one.score_upper <= 1, one
         assert math.isfinite(one.hazard_per_hour) and one.hazard_per_hour >= 0, one
-        assert len(f"{one.reason_words}{one.clears_when}".encode()) < WORDS_BYTES_MAX, one
+        assert len(f"{one.reason_message}{one.clears_when}".encode()) < WORDS_BYTES_MAX, one
         assert host is world.hosts[0] or one.state is _calm()[host.name], one
     return REFUSED if world.score(world.hosts[0]).state is _calm()["h0"] else ACCEPTED
 
@@ -72,7 +72,7 @@ def _tell(world: World, source: random.Random) -> None:
     boottime_ns = source.choice((world.now_ns - host.booted_ns, 0, 1, 2**64 - 1))
     stamp = Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, world.now_ns)
     with suppress(FrameError):
-        frame = received(frames.encode(stamp, [_block(host.readings, source)]))
+        frame = read_frame(frames.encode(stamp, [_block(host.readings, source)]))
         world.fleet.observe(host.name, frame, world.now_ns)
 
 
@@ -113,9 +113,9 @@ def _event(source: random.Random) -> HealthEvent:
 
 
 def _report(world: World, event: HealthEvent) -> None:
-    with suppress(Invalid):
+    with suppress(InvalidArgument):
         check_events(ReportEventsRequest(events=[event]))
-        world.fleet.event(world.hosts[0].name, event, world.now_ns)
+        world.fleet.observe_event(world.hosts[0].name, event, world.now_ns)
 
 
 TARGETS = {"fleet": fuzz_fleet}

@@ -8,9 +8,9 @@ import zlib
 
 from google.protobuf.message import DecodeError
 
-from gangline.aggregator.errors import DifferencesLost, StreamRefused
+from gangline.aggregator.errors import StreamDesync, StreamRefused
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import CATALOGUE, Incoming, check_late
+from gangline.aggregator.ingest.frame_reader import CATALOGUE, FrameStreamReader, check_backlog
 from gangline.aggregator.store.rows import HostFrame, batch
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
@@ -68,7 +68,7 @@ def fuzz_intake(source: random.Random) -> str:
     reader = Reader(CATALOGUE, frames.decode)
     data = some_frame(source, some_blocks(source))
     reader.read(data)
-    data = frames.inflated(data) if source.random() < 0.5 else data
+    data = frames.inflate_frame(data) if source.random() < 0.5 else data
     for _ in range(source.randrange(1, 5)):
         data = flipped(data, source)
     data = resealed(data)
@@ -103,7 +103,7 @@ def fuzz_streams(source: random.Random) -> str:
     sender, receiver = Sender(1 << 14), Receiver(1 << 14)
     blocks, frame = some_blocks(source), b""
     for _ in range(source.randrange(1, 5)):  # a table is remembered from its second coming on
-        frame = frames.inflated(some_frame(source, blocks))
+        frame = frames.inflate_frame(some_frame(source, blocks))
         assert receiver.decode(sender.encode(frame)) == frame
     if source.random() < 0.5:
         data = flipped(sender.encode(frame), source)
@@ -125,7 +125,7 @@ def fuzz_streams(source: random.Random) -> str:
 def fuzz_late(source: random.Random) -> str:
     """A damaged message of late frames: each frame comes out as it went in, is refused by words, or ends the stream."""
     blocks = some_blocks(source)
-    made = [frames.inflated(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))]
+    made = [frames.inflate_frame(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))]
     sender, message = Sender(CONTEXT_BYTES_MAX), TelemetryBatch(sequence=1, backlog=True)
     stamps = [frames.read_stamp(frame) for frame in made]
     message.late.extend(b"\0" + sender._encoder.encode(frame) for frame in made)
@@ -138,15 +138,15 @@ def fuzz_late(source: random.Random) -> str:
         except DecodeError:
             return REFUSED
     try:
-        check_late(message)
-        incoming = Incoming()
+        check_backlog(message)
+        incoming = FrameStreamReader()
         for _ in range(len(message.late)):
             found = incoming.frame(message)
             stamp = found.run_id, found.boot_id, found.sequence, found.boottime_ns, found.wall_ns
             assert stamp in stamps and incoming.sequence == found.sequence, (
                 "damage that was not seen"
             )
-    except (StreamRefused, DifferencesLost, FrameError) as error:
+    except (StreamRefused, StreamDesync, FrameError) as error:
         assert str(error), "a refusal without words"
         return REFUSED
     return ACCEPTED

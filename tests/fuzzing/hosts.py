@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.agent.collector import Outcome, Turn, take_turn
+from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
 from gangline.agent.hardware import host as power
 from gangline.agent.hardware.files import KEY_BYTES_MAX, Roots
 from gangline.agent.inventory import parse as parse_inventory
-from gangline.agent.inventory.__main__ import SECTIONS, look
+from gangline.agent.inventory.__main__ import SECTIONS, run_sections
 from gangline.agent.inventory.host import labels
 from gangline.agent.registration import Registration
 from gangline.aggregator.ingest.sessions import check_request
@@ -47,7 +47,9 @@ class Reading:
 
     cells: dict[Cell, float | int | None] = field(default_factory=dict[Cell, float | int | None])
     #: Collector, outcome, words, of both turns.
-    outcomes: list[tuple[str, Outcome, str]] = field(default_factory=list[tuple[str, Outcome, str]])
+    outcomes: list[tuple[str, CollectOutcome, str]] = field(
+        default_factory=list[tuple[str, CollectOutcome, str]]
+    )
     devices: dict[tuple[str, str], dict[str, str]] = field(
         default_factory=dict[tuple[str, str], dict[str, str]]
     )
@@ -89,10 +91,10 @@ class Host:
         collectors = collectors_of(self.roots)
         try:
             with before or nullcontext():
-                turns = [take_turn(collector, StoppedClock()) for collector in collectors]
+                turns = [run_collector(collector, StoppedClock()) for collector in collectors]
                 self._show({p: d for p, d in self._later.items() if p not in spared})
                 with between or nullcontext():
-                    second = [take_turn(collector, StoppedClock()) for collector in collectors]
+                    second = [run_collector(collector, StoppedClock()) for collector in collectors]
                     reading = reading_of(turns, second)
                     look_around(self.roots, reading)
         finally:
@@ -108,10 +110,10 @@ class Host:
                 path.write_bytes(data)
 
 
-def reading_of(first: Sequence[Turn], second: Sequence[Turn]) -> Reading:
+def reading_of(first: Sequence[CollectResult], second: Sequence[CollectResult]) -> Reading:
     """Return the cells of the *second* turns, and how both ended."""
     reading = Reading(cells_of([block for turn in second for block in turn.blocks]))
-    reading.outcomes = [(t.collector, t.outcome, t.words) for t in (*first, *second)]
+    reading.outcomes = [(t.collector, t.outcome, t.message) for t in (*first, *second)]
     return reading
 
 
@@ -131,11 +133,11 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
 def look_around(roots: Roots, reading: Reading) -> None:
     """Take the inventory as the daemon does: by the child's line. The aggregator must take it."""
     sections = {name: section for name, section in SECTIONS.items() if name != "GPUs"}
-    devices, reading.problems = look(sections, roots, 20.0)
+    devices, reading.problems = run_sections(sections, roots, 20.0)
     said = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]
     answer = {"devices": said, "labels": labels(roots)}
     inventory = parse_inventory(json.dumps(answer, sort_keys=True).encode())
-    assert inventory.words == ""
+    assert inventory.reason == ""
     registration = Registration("host-1", b"r" * 16, b"b" * 16, StoppedClock())
     registration.update(inventory)
     check_request(registration.request())
@@ -146,11 +148,11 @@ def assert_sane(reading: Reading) -> None:
     """Raise AssertionError for an error, or a value that no such signal can have."""
     for collector, outcome, words in reading.outcomes:
         in_words = _ERRORS_IN_WORDS.get(collector)
-        assert outcome is not Outcome.ERROR or (in_words and in_words.match(words)), (
+        assert outcome is not CollectOutcome.ERROR or (in_words and in_words.match(words)), (
             collector,
             words,
         )
-        assert bool(words) == (outcome is not Outcome.OK), (collector, words)
+        assert bool(words) == (outcome is not CollectOutcome.OK), (collector, words)
     assert not reading.problems, reading.problems
     for (table, device, column), value in reading.cells.items():
         assert len(device.encode()) <= KEY_BYTES_MAX

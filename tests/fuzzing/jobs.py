@@ -9,7 +9,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from gangline.agent.hardware import job_ranks, job_ranks_child, process_owner
-from gangline.agent.transport.grpc_http2 import CallFailed, Unary
+from gangline.agent.transport.grpc_http2 import CallFailed, UnaryCall
 from gangline.contract.wire.podresources_pb2 import ListPodResourcesResponse
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome, text
 
@@ -71,7 +71,7 @@ def fuzz_process(source: random.Random) -> str:
     inner = process_owner.parse_namespace_pid(damaged(STATUS, source))
     assert all(number is None or 0 <= number < 2**34 for number in (user, inner))
     assert process_owner.parse_ended(damaged(STAT, source)) in (True, False)
-    found = process_owner.parse_folder(text(damaged(FOLDER, source)))
+    found = process_owner.parse_pod_log_folder(text(damaged(FOLDER, source)))
     assert found is None or (found[1].name and "_" not in found[1].name + found[1].namespace)
     return outcome(found)
 
@@ -89,7 +89,7 @@ def fuzz_pod_resources(source: random.Random) -> str:
 def fuzz_kubelet_bytes(source: random.Random) -> str:
     """What stands behind kubelet's socket: the answer, CallFailed, or nothing yet."""
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-    call = Unary(process_owner.LIST, b"", 1.0)
+    call = UnaryCall(process_owner.LIST_METHOD, b"", 1.0)
     server.initiate_connection()
     server.receive_data(call.data_to_send())
     server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])

@@ -7,10 +7,10 @@ import random
 from gangline.agent.hardware import kmsg
 from gangline.agent.kernel_log.incidents import OPEN_MAX
 from gangline.agent.kernel_log.reader import (
-    Follower,
-    Keeper,
-    Position,
-    Stamps,
+    CheckpointFile,
+    LogPosition,
+    LogReader,
+    TimestampConverter,
     format_position,
     parse_position,
 )
@@ -18,16 +18,16 @@ from gangline.agent.kernel_log.record import (
     ATTRIBUTES_MAX,
     NAME_CHARACTERS_MAX,
     VALUE_CHARACTERS_MAX,
-    Notice,
+    ParsedLine,
 )
-from gangline.agent.kernel_log.rules import Decoder, classify
+from gangline.agent.kernel_log.rules import XidDecoder, classify
 from gangline.aggregator.ingest.sessions import check_events
 from gangline.contract.nvml_fields import fields_of, parse_driver_version
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent, ReportEventsRequest
 from gangline.contract.xid import policy
-from gangline.contract.xid.decode import decode, split
+from gangline.contract.xid.decode import decode, parse_line
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
 #: One line of each kind that becomes an event, and one that does not.
@@ -108,12 +108,14 @@ def fuzz_lines(source: random.Random) -> str:
         return REFUSED
     _check_notice(notice)
     _check_notice(
-        Decoder(lambda: source.choice(("575.57.08", "", "garbage", "9" * 300))).decode(notice, text)
+        XidDecoder(lambda: source.choice(("575.57.08", "", "garbage", "9" * 300))).decode(
+            notice, text
+        )
     )
     return ACCEPTED
 
 
-def _check_notice(notice: Notice) -> None:
+def _check_notice(notice: ParsedLine) -> None:
     assert BY_NAME[notice.name].kind is Kind.EVENT
     assert (
         0 <= notice.code < 1 << 32
@@ -135,10 +137,15 @@ def fuzz_follower(source: random.Random) -> str:
         told.append(event)
         return True
 
-    follower = Follower(
-        BOOT, tell, Keeper(None), _StoppedClock(), Stamps(), Decoder(lambda: "575.57.08").decode
+    follower = LogReader(
+        BOOT,
+        tell,
+        CheckpointFile(None),
+        _StoppedClock(),
+        TimestampConverter(),
+        XidDecoder(lambda: "575.57.08").decode,
     )
-    follower.opened()
+    follower.on_open()
     sequence = source.getrandbits(20)
     for _ in range(source.choice((1, 2, 20))):
         sequence += source.choice((1, 1, 1, 2, 1000, 0, -50, 2**40))
@@ -148,11 +155,11 @@ def fuzz_follower(source: random.Random) -> str:
             sequence,
             source.choice((b"-", b"c", b"+")),
         )
-        follower.take(
+        follower.feed(
             damaged(record + source.choice(LINES) + b"\n", source)[: kmsg.RECORD_BYTES_MAX],
             live=True,
         )
-    follower.settle()
+    follower.flush_due()
     follower.finish()
     assert follower.read_count <= 20 and len(follower.incidents) <= OPEN_MAX
     for event in told:
@@ -163,7 +170,7 @@ def fuzz_follower(source: random.Random) -> str:
 
 def fuzz_xid(source: random.Random) -> str:
     """What a line says of its code: within the limits, with words of ours, and the same twice."""
-    line = split(damaged(source.choice(LINES), source).decode(errors="replace"))
+    line = parse_line(damaged(source.choice(LINES), source).decode(errors="replace"))
     if line is None:
         return REFUSED
     version = source.choice(("575.57.08", "570.1", "", "N/A", "9" * 200))
@@ -199,7 +206,7 @@ def fuzz_position(source: random.Random) -> str:
     """How far the log was read, after a bad disk: what was written, or ValueError."""
     event = HealthEvent(event_id="kmsg-1", name="gpu.xid", code=94, message="x")
     data = format_position(
-        Position("ab" * 16, 12345, 1, ((("gpu.xid", "0000:9b:00.0", 94, ""), event),))
+        LogPosition("ab" * 16, 12345, 1, ((("gpu.xid", "0000:9b:00.0", 94, ""), event),))
     )
     try:
         found = parse_position(source.choice((damaged, flipped))(data, source))

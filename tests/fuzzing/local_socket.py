@@ -8,20 +8,26 @@ from h2.connection import H2Connection
 
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import node_of, parse_gpu_minor
-from gangline.agent.local.agent_service import PATH, NotAGpu, canonical, healthy, method
+from gangline.agent.local.agent_service import (
+    HEALTH_CHECK_PATH,
+    NotAGpu,
+    canonical_name,
+    health_check_method,
+    healthy_result,
+)
 from gangline.agent.local.grpc_session import (
     HEADER_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     STREAMS_MAX,
+    CallRefused,
     PeerError,
-    Refused,
     ServerSession,
     parse_timeout,
 )
 from gangline.contract.wire.nvhcd_pb2 import HealthCheckRequest
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
-CHECK = method(healthy)
+CHECK = health_check_method(healthy_result)
 
 
 def _asked(source: random.Random) -> bytes:
@@ -34,7 +40,7 @@ def _asked(source: random.Random) -> bytes:
         headers = [
             (":method", source.choice(("POST",) * 8 + ("GET",))),
             (":scheme", "http"),
-            (":path", source.choice((PATH,) * 8 + ("/", "/x/y", "*"))),
+            (":path", source.choice((HEALTH_CHECK_PATH,) * 8 + ("/", "/x/y", "*"))),
             (":authority", "localhost"),
             ("content-type", source.choice(("application/grpc",) * 8 + ("text/html",))),
             ("grpc-timeout", source.choice(("5S",) * 8 + ("x", "99999999H", "0n"))),
@@ -72,11 +78,11 @@ def fuzz_local_session(source: random.Random) -> str:
 def _answer(session: ServerSession, stream: int, message: bytes) -> int:
     try:
         answer = CHECK.handler(message, None)  # type: ignore[arg-type]  # it does not look who asks
-    except Refused as refused:
-        session.refuse(stream, refused.status, refused.words)
+    except CallRefused as refused:
+        session.refuse(stream, refused.status, refused.message)
         return 0
     assert isinstance(answer, bytes)
-    session.answer(stream, answer)
+    session.respond(stream, answer)
     return 1
 
 
@@ -96,7 +102,7 @@ def fuzz_gpu_words(source: random.Random) -> str:
     except ValueError as error:
         assert str(error)
     try:
-        assert canonical(canonical(text)) == canonical(text)
+        assert canonical_name(canonical_name(text)) == canonical_name(text)
     except NotAGpu as error:
         assert 0 < len(str(error)) < 512
         return REFUSED

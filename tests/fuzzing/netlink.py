@@ -5,10 +5,16 @@ from __future__ import annotations
 import random
 import struct
 
-from gangline.agent.collectors.link_events import LinkWatch
+from gangline.agent.collectors.link_events import LinkFlapFilter
 from gangline.agent.hardware import netlink
-from gangline.agent.hardware.netlink import Link, Malformed, Removed, make_attribute, make_message
-from gangline.agent.hardware.nvidia import SIGNALS_OF, pick
+from gangline.agent.hardware.netlink import (
+    LinkInfo,
+    LinkRemoved,
+    MalformedMessage,
+    make_attribute,
+    make_message,
+)
+from gangline.agent.hardware.nvidia import SIGNALS_OF, select_statistics
 from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED, check, flipped, outcome
 
 U32 = struct.Struct("=I")
@@ -26,7 +32,7 @@ def _link(index: int, name: bytes, downs: int) -> bytes:
 
 def fuzz_links(source: random.Random) -> str:
     """Datagrams about links, damaged: no count that is none, and few events however they flap."""
-    watch = LinkWatch(lambda link: True)
+    watch = LinkFlapFilter(lambda link: True)
     watch.resync((), 0)
     seen, events = 0, 0
     for step in range(6):
@@ -39,11 +45,15 @@ def fuzz_links(source: random.Random) -> str:
             )
             for i in range(1, 4)
         )
-        for told in netlink.parse_told(flipped(data, source) if step else data, 7):
-            seen += not isinstance(told.what, Malformed)
-            check(told.what if isinstance(told.what, Link) and told.what.index >= 0 else None)
-            if isinstance(told.what, Link | Removed):
-                found = watch.observe(told.what, step)
+        for told in netlink.parse_link_messages(flipped(data, source) if step else data, 7):
+            seen += not isinstance(told.content, MalformedMessage)
+            check(
+                told.content
+                if isinstance(told.content, LinkInfo) and told.content.index >= 0
+                else None
+            )
+            if isinstance(told.content, LinkInfo | LinkRemoved):
+                found = watch.observe(told.content, step)
                 events += len(found)
                 assert all(0 < event.count < 1 << 32 for event in found)
     assert events < 200
@@ -117,7 +127,7 @@ def fuzz_statistics(source: random.Random) -> str:
     names = [
         source.choice((*known, *ODD_WORDS[:4], b"rx_packets")) for _ in range(source.randrange(60))
     ]
-    found = pick(driver, names)
+    found = select_statistics(driver, names)
     assert all(names.count(names[place]) == 1 for place in found.values())
     return outcome(found)
 

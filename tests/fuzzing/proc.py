@@ -155,8 +155,8 @@ def fuzz_mountstats(source: random.Random) -> str:
 
 def fuzz_lustre(source: random.Random) -> str:
     """`stats` and `import` of a client, with the zero bytes that some releases leave in them."""
-    check(storage.parse_import(damaged(LUSTRE_IMPORT, source)))
-    return outcome(storage.parse_stats(damaged(LUSTRE_STATS, source)))
+    check(storage.parse_lustre_import(damaged(LUSTRE_IMPORT, source)))
+    return outcome(storage.parse_lustre_stats(damaged(LUSTRE_STATS, source)))
 
 
 def fuzz_tasks(source: random.Random) -> str:

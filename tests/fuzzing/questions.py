@@ -8,7 +8,7 @@ from functools import cache
 import duckdb
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.sandbox import Refused, explained
+from gangline.aggregator.query.sandbox import StatementRefused, explain_error
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 STATEMENTS = (
@@ -34,10 +34,10 @@ def fuzz_question(source: random.Random) -> str:
     sql = damage(source.choice(STATEMENTS), source).decode(errors="replace")
     try:
         sandbox.check(_connection(), sql)
-    except Refused as refused:
+    except StatementRefused as refused:
         words = str(refused)
     except duckdb.Error as error:
-        words = explained(error, sql, list)
+        words = explain_error(error, sql, list)
     else:
         (statement,) = _connection().extract_statements(sql)
         assert statement.type.name in ("SELECT", "EXPLAIN"), sql

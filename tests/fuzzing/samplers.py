@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.collector import Outcome, Turn
+from gangline.agent.collector import CollectOutcome, CollectResult
 from gangline.agent.sampler import messages
-from gangline.agent.sampler.abandoned import LeftBehind, format_left_behind, parse_left_behind
+from gangline.agent.sampler.abandoned import AbandonedProcess, format_abandoned, parse_abandoned
 from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.world import feed
@@ -17,53 +17,59 @@ COLLECTORS = ["gpu_1s", "disk_1s"]
 
 def _stream() -> bytes:
     """Rounds whose shapes are known, new and others again, between them an event and a wish."""
-    encoder = messages.RoundEncoder(COLLECTORS)
+    encoder = messages.SampleBatchEncoder(COLLECTORS)
     block, other = Block("gpu_1s", ["GPU-1", "GPU-2"]), Block("gpu_1s", ["GPU-3"], [1, 2])
     block.put_float(0, 1, 1.5)
     turns = [
-        messages.Timed(5, Turn("gpu_1s", [block, other], 0.25, Outcome.BLIND, "one refuses")),
-        messages.Timed(6, Turn("disk_1s", (), 0.5, Outcome.ERROR, "OSError: gone")),
+        messages.TimedResult(
+            5, CollectResult("gpu_1s", [block, other], 0.25, CollectOutcome.BLIND, "one refuses")
+        ),
+        messages.TimedResult(
+            6, CollectResult("disk_1s", (), 0.5, CollectOutcome.ERROR, "OSError: gone")
+        ),
     ]
-    fewer = [messages.Timed(7, Turn("gpu_1s", [other], 0.25, Outcome.OK))]
+    fewer = [messages.TimedResult(7, CollectResult("gpu_1s", [other], 0.25, CollectOutcome.OK))]
     counts = (1_000_000_000, 0.5, 1 << 20, 0)
     event = messages.encode_event(HealthEvent(event_id="e", name="gpu.lost"))
     return b"".join(
         (
-            encoder.encode(*counts, turns, messages.NOBODY),
+            encoder.encode(*counts, turns, messages.NO_DEVICES),
             event,
             messages.encode_inventory("new"),
             encoder.encode(*counts, turns, frozenset({"GPU-1", "GPU-2"})),
-            encoder.encode(*counts, fewer, messages.NOBODY),
-            encoder.encode(*counts, turns, messages.NOBODY),
+            encoder.encode(*counts, fewer, messages.NO_DEVICES),
+            encoder.encode(*counts, turns, messages.NO_DEVICES),
         )
     )
 
 
 _STREAM = _stream()
 _BOOT = b"b" * 16
-_LEFT = format_left_behind(
-    _BOOT, [LeftBehind(("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlInit")] * 3
+_LEFT = format_abandoned(
+    _BOOT, [AbandonedProcess(("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlInit")] * 3
 )
-_TASK = messages.encode_order(
-    messages.Task("gpu", frozenset({"a", "b"}), frozenset({"c"}), "d", "", 5)
+_TASK = messages.encode_command(
+    messages.SamplerTask("gpu", frozenset({"a", "b"}), frozenset({"c"}), "d", "", 5)
 )
 
 
 def fuzz_rounds(source: random.Random) -> str:
     """A sampler's stream, damaged and in pieces."""
     data = source.choice((damaged, flipped))(_STREAM, source)
-    decoder = messages.Decoder(COLLECTORS)
+    decoder = messages.SampleBatchDecoder(COLLECTORS)
     while data:
         piece = source.randrange(1, len(data) + 1)
         feed(decoder, data[:piece])
         data = data[piece:]
         try:
             while (said := decoder.next()) is not None:
-                if isinstance(said, messages.Round):
-                    assert all(timed.turn.collector in COLLECTORS for timed in said.turns)
-                    assert all(type(device) is str for device in said.slow)
+                if isinstance(said, messages.SampleBatch):
+                    assert all(timed.result.collector in COLLECTORS for timed in said.results)
+                    assert all(type(device) is str for device in said.slow_devices)
                     assert all(
-                        len(b.cells) == 8 * len(b.valid) for t in said.turns for b in t.turn.blocks
+                        len(b.cells) == 8 * len(b.valid)
+                        for t in said.results
+                        for b in t.result.blocks
                     )
         except messages.CodecError:
             return REFUSED
@@ -72,20 +78,22 @@ def fuzz_rounds(source: random.Random) -> str:
 
 def fuzz_orders(source: random.Random) -> str:
     """The daemon's orders, damaged."""
-    inbox = messages.Inbox()
+    inbox = messages.MessageBuffer()
     inbox.feed(source.choice((damaged, flipped))(_TASK, source))
     try:
-        orders = [messages.decode_order(kind, body) for kind, body in inbox]
+        orders = [messages.decode_command(kind, body) for kind, body in inbox]
     except messages.CodecError:
         return REFUSED
-    assert all(isinstance(each, messages.Task | messages.Warm | messages.End) for each in orders)
+    assert all(
+        isinstance(each, messages.SamplerTask | messages.WarmUp | messages.End) for each in orders
+    )
     return ACCEPTED
 
 
 def fuzz_left_behind(source: random.Random) -> str:
     """What an agent before this one noted of who hangs."""
     try:
-        found = parse_left_behind(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
+        found = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
     except ValueError:
         return REFUSED
     assert all(each.pid > 0 and all(type(word) is str for word in each.unit) for each in found)

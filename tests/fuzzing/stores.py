@@ -8,7 +8,12 @@ import struct
 from pathlib import Path
 
 from gangline.aggregator.store import duckdb_file
-from gangline.aggregator.store.journal import StoredEvent, encode, parse, salvaged
+from gangline.aggregator.store.journal import (
+    StoredEvent,
+    encode_record,
+    parse_records,
+    salvage_events,
+)
 from gangline.aggregator.store.maintenance import backup_files
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
@@ -20,11 +25,13 @@ MANIFEST = json.dumps(
         "files": {"gangline.duckdb": {"size_bytes": 12288, "sha256": "ab" * 32}},
     }
 ).encode()  # fmt: skip
-MARK = duckdb_file.encode(duckdb_file.Mark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24))
+MARK = duckdb_file.encode_mark(
+    duckdb_file.DurabilityMark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24)
+)
 _HEADS = b"".join(struct.pack("<8xQ8x8xQQ", n, 12, 262_144).ljust(4096, b"\0") for n in (6, 7))
 HEAD = (bytes(8) + b"DUCK" + struct.pack("<Q", 64)).ljust(4096, b"\0") + _HEADS
 EVENTS = [StoredEvent("a", 1, 1, HealthEvent(event_id=f"e{n}", message="m" * n)) for n in range(6)]
-RECORDS = [encode(event) for event in EVENTS]
+RECORDS = [encode_record(event) for event in EVENTS]
 
 
 def fuzz_manifest(source: random.Random) -> str:
@@ -48,7 +55,7 @@ def fuzz_mark(source: random.Random) -> str:
         return REFUSED
     assert found == duckdb_file.parse_mark(MARK)
     other = duckdb_file.Header(source.randrange(10), source.randrange(1 << 40))
-    assert found.lost(other, source.randrange(9999), b"x", Path("/s")).isprintable()
+    assert found.loss_message(other, source.randrange(9999), b"x", Path("/s")).isprintable()
     return ACCEPTED
 
 
@@ -66,9 +73,9 @@ def fuzz_journal(source: random.Random) -> str:
     at = source.randrange(len(RECORDS))
     pieces = [*RECORDS[:at], flipped(RECORDS[at], source), *RECORDS[at + 1 :]]
     data = b"".join(pieces)
-    read = list(parse(data))
+    read = list(parse_records(data))
     end = read[-1][1] if read else 0
-    found = [event for event, _ in read] + list(salvaged(data, end))
+    found = [event for event, _ in read] + list(salvage_events(data, end))
     names = [event.event.event_id for event in found]
     assert set(names) <= {event.event.event_id for event in EVENTS}
     assert {f"e{n}" for n in range(len(EVENTS)) if n != at} <= set(names)

@@ -8,7 +8,7 @@ import struct
 from gangline.agent.hardware import network, pci, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
 from gangline.agent.hardware.host import parse_timex
-from gangline.agent.hardware.pci import ConfigClosed, Express, parse_express
+from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
 from gangline.agent.inventory.gpus import fabric, platform
 from gangline.ext import counterfiles
 from gangline.ext.counterfiles import Meter
@@ -111,7 +111,7 @@ def fuzz_config_space(source: random.Random) -> str:
 
     try:
         found = parse_express(read)
-    except ConfigClosed:
+    except ConfigHidden:
         return REFUSED
     assert reads < 1000
     sizes = (
@@ -120,7 +120,7 @@ def fuzz_config_space(source: random.Random) -> str:
         found.max_read_request_bytes,
     )
     assert all(size in (None, 128, 256, 512, 1024, 2048, 4096) for size in sizes)
-    return REFUSED if found == Express() else ACCEPTED
+    return REFUSED if found == ExpressRegisters() else ACCEPTED
 
 
 def _config() -> bytes:
@@ -214,7 +214,7 @@ def fuzz_services(source: random.Random) -> str:
         False,
         None,
     )
-    check(storage.parse_state(text(damaged(b"live\n", source))))
+    check(storage.parse_nvme_state(text(damaged(b"live\n", source))))
     return outcome(found)
 
 

@@ -17,15 +17,15 @@ from h2.connection import H2Connection
 from gangline.agent.config import AgentConfig
 from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.spool import event_queue, spool
-from gangline.agent.spool.segment import FileSegment, first_of
+from gangline.agent.spool.segment import FileSegment, first_sequence_of
 from gangline.agent.transport.client import TargetError, parse_target
-from gangline.agent.transport.grpc_http2 import Session, SessionError
+from gangline.agent.transport.grpc_http2 import ClientSession, SessionError
 from gangline.aggregator.config import AggregatorConfig, parse_listen
-from gangline.aggregator.errors import Invalid
+from gangline.aggregator.errors import InvalidArgument
 from gangline.aggregator.ingest.sessions import check_events, check_request
 from gangline.aggregator.store import journal
 from gangline.aggregator.store.parquet import segment_files
-from gangline.aggregator.store.parquet.segment_files import Segment
+from gangline.aggregator.store.parquet.segment_files import ParquetSegment
 from gangline.contract.settings import SettingsError, load
 from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
@@ -59,9 +59,9 @@ def fuzz_event_lines(source: random.Random) -> str:
 def fuzz_journal(source: random.Random) -> str:
     """The journal of events, torn and damaged: whole records from its beginning, never one that was not written."""
     records = [journal.StoredEvent(f"host{i}", 1, 2, EVENT) for i in range(3)]
-    data = b"".join(map(journal.encode, records))
+    data = b"".join(map(journal.encode_record, records))
     found = list(
-        journal.parse(source.choice((damaged, flipped, lambda data, _: data))(data, source))
+        journal.parse_records(source.choice((damaged, flipped, lambda data, _: data))(data, source))
     )
     assert all(after <= len(data) + (1 << 17) for _, after in found)
     whole = [one for one, _ in found if one in records]
@@ -72,13 +72,13 @@ def fuzz_journal(source: random.Random) -> str:
 def fuzz_manifest(source: random.Random) -> str:
     """A manifest, damaged: files that lie where files lie, with SQL over them that DuckDB can parse, or words."""
     files = [
-        Segment("raw", "gpu_1s", f"2026112010{m:02}", f"segments/gpu_1s/2026112010/2026112010{m:02}-0.parquet",
+        ParquetSegment("raw", "gpu_1s", f"2026112010{m:02}", f"segments/gpu_1s/2026112010/2026112010{m:02}-0.parquet",
                 10**15, 10**15 + m, 5, 100, 7, "host VARCHAR,time TIMESTAMP")
         for m in (0, 5)
     ]  # fmt: skip
     data = json.dumps([asdict(one) for one in files]).encode()
     try:
-        found = segment_files.parse(
+        found = segment_files.parse_manifest(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
         )
     except ValueError:
@@ -105,7 +105,7 @@ def fuzz_segments(source: random.Random) -> str:
     known = [frame for _, frame in read if frame is not None]
     assert all(frame in frames for frame in known), "a frame that nobody wrote"
     name = damaged(b"00000000000000000007.seg", source).decode(errors="surrogateescape")
-    check(first_of(name))
+    check(first_sequence_of(name))
     return ACCEPTED if len(known) == len(frames) else REFUSED
 
 
@@ -116,7 +116,7 @@ def fuzz_run(source: random.Random) -> str:
         b"cd" * 16,
     )
     try:
-        found = spool.parse(source.choice((damaged, flipped))(data, source))
+        found = spool.parse_run(source.choice((damaged, flipped))(data, source))
     except ValueError:
         return REFUSED
     assert len(found.run_id) == spool.RUN_ID_BYTES
@@ -130,7 +130,7 @@ def fuzz_inventory(source: random.Random) -> str:
         b' "problems": ["disks: none"]}\n'
     )
     found = parse_inventory(source.choice((damaged, flipped))(data, source))
-    assert found.devices or found.words or found.labels is not None
+    assert found.devices or found.reason or found.labels is not None
     check({device.key: dict(device.attributes) for device in found.devices})
     return ACCEPTED if found.devices else REFUSED
 
@@ -189,7 +189,7 @@ def fuzz_events(source: random.Random) -> str:
             data * source.choice((1, 1, 1, 3) if len(data) > 1000 else (1, 1, 1001))
         )
         check_events(request)
-    except (Invalid, DecodeError) as error:
+    except (InvalidArgument, DecodeError) as error:
         assert str(error)
         return REFUSED
     for one in request.events:
@@ -250,7 +250,7 @@ def fuzz_registration(source: random.Random) -> str:
                 )
     try:
         check_request(request)
-    except Invalid as error:
+    except InvalidArgument as error:
         assert 0 < len(str(error)) < 512
         return REFUSED
     assert len(request.node) <= 253 and request.node.isascii()
@@ -259,7 +259,7 @@ def fuzz_registration(source: random.Random) -> str:
 
 def fuzz_session(source: random.Random) -> str:
     """An aggregator's answer, damaged: the answer, or SessionError in printable words."""
-    session = Session("127.0.0.1:7600")
+    session = ClientSession("127.0.0.1:7600")
     call = session.call("RegisterNode", RegisterNodeRequest(node="host-1"))
     data = _answer(session.data_to_send(), call)
     data = flipped(data, source) if source.random() < 0.8 else data

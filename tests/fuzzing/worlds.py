@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.simulator.scenario import SettingsError
+from gangline.simulator.scenario import ScenarioError
 from gangline.simulator.scenario_file import PATH, parse
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
@@ -15,7 +15,7 @@ def fuzz_world(source: random.Random) -> str:
     """A world within its bounds, or words: never another error."""
     try:
         settings = parse(damaged(WORLD, source).decode("utf-8", "replace"))
-    except SettingsError as error:
+    except ScenarioError as error:
         assert str(error)
         return REFUSED
     assert all(0 <= each.rate <= 1 for each in settings.classes.values())

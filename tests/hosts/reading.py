@@ -8,13 +8,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gangline.agent.collector import Collector, Outcome, Turn, take_turn
+from gangline.agent.collector import Collector, CollectOutcome, CollectResult, run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.disk import Filesystems, NvmeSmart
 from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast
 from gangline.agent.collectors.host import ClockTenSeconds
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.collectors.nvml_session import Session
+from gangline.agent.collectors.nvml_session import NvmlSession
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
@@ -102,10 +102,12 @@ def read_host(host: HostFolder) -> dict[str, object]:
     collectors = collectors_of(roots, with_gpus=True)
     try:
         for collector in collectors:
-            take_turn(collector, StoppedClock())
+            run_collector(collector, StoppedClock())
         host.pass_a_second()
         scenario.step(1)
-        document = as_document([take_turn(collector, StoppedClock()) for collector in collectors])
+        document = as_document(
+            [run_collector(collector, StoppedClock()) for collector in collectors]
+        )
         # Words name files where they are now; what is golden is where they stand on their host.
         return json.loads(json.dumps(document).replace(str(host.root), ""))  # type: ignore[no-any-return]
     finally:
@@ -116,7 +118,7 @@ def read_host(host: HostFolder) -> dict[str, object]:
 def let_go(collectors: Iterable[Collector]) -> None:
     """Have NVML closed if it is open: a library stays loaded as long as anybody in the process uses one."""
     for session in {getattr(collector, "_session", None) for collector in collectors}:
-        if isinstance(session, Session):
+        if isinstance(session, NvmlSession):
             session.close()
 
 
@@ -178,14 +180,14 @@ class FastByHand(GpuFast):
         return super().collect()
 
 
-def as_document(turns: list[Turn]) -> dict[str, object]:
+def as_document(turns: list[CollectResult]) -> dict[str, object]:
     """Return the readings by table and device, and the words of those that had none."""
     tables: dict[str, object] = {}
     words: dict[str, str] = {}
     for turn in turns:
         tables |= {block.table: _known(block) for block in turn.blocks}
-        if turn.outcome is not Outcome.OK:
-            words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.words}"
+        if turn.outcome is not CollectOutcome.OK:
+            words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
     return {"tables": tables, "without readings": words}
 
 

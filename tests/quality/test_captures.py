@@ -11,10 +11,10 @@ import pytest
 
 from bench.quality import captures, feeding
 from bench.quality.bed import block_of
-from bench.quality.captures import CAPTURES, DATA, Capture, Told, told_of
-from gangline.agent.collector import Outcome
+from bench.quality.captures import CAPTURES, DATA, Capture, CaptureResult, result_of
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.hardware.files import Roots
-from gangline.aggregator.model import State
+from gangline.aggregator.model import HealthState
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 
@@ -23,18 +23,18 @@ SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Told]:
+def told() -> dict[str, CaptureResult]:
     """What came of the short ones, by path."""
     if not DATA.exists():
         pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS
     try:
-        return {one.path: told_of(one) for one in CAPTURES if one.path.startswith(SHORT)}
+        return {one.path: result_of(one) for one in CAPTURES if one.path.startswith(SHORT)}
     finally:
         feeding.STILL_SECONDS = before
 
 
-def test_no_false_finding_on_real_recordings(told: dict[str, Told]) -> None:
+def test_no_false_finding_on_real_recordings(told: dict[str, CaptureResult]) -> None:
     """Containers' links that come up, counters that are full, an idle GPU: none of it is a fault."""
     assert len(told) == 4
     assert {path: one.false for path, one in told.items() if one.false} == {}
@@ -42,13 +42,15 @@ def test_no_false_finding_on_real_recordings(told: dict[str, Told]) -> None:
     assert all(one.bed.readings or one.read > 40 for one in told.values())
 
 
-def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(told: dict[str, Told]) -> None:
+def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(
+    told: dict[str, CaptureResult],
+) -> None:
     """A table of zeros that could show nothing else."""
     one = told["kernel_log/dmesg-with-xid-119.log"]
     assert {signal for signal, _ in one.true} == {"gpu.xid", "gpu.driver_message"}
-    assert State.UNHEALTHY in one.bed.states
+    assert HealthState.UNHEALTHY in one.bed.states
     assert len(replace(one, capture=replace(one.capture, true={})).false) == len(one.true)
-    assert replace(one, capture=replace(one.capture, worst=State.HEALTHY)).false == [
+    assert replace(one, capture=replace(one.capture, worst=HealthState.HEALTHY)).false == [
         ("state UNHEALTHY", "host")
     ]
     elsewhere = {(signal, "0000:00:00.0"): why for (signal, _), why in one.capture.true.items()}
@@ -61,17 +63,17 @@ class Reader:
 
     name, pace, enters_driver = "pcie_60s", Pace.MINUTE, False
 
-    def __init__(self, ends: Outcome) -> None:
+    def __init__(self, ends: CollectOutcome) -> None:
         self._ends = ends
-        self.blind_words = "root is shown more" if ends is Outcome.BLIND else ""
+        self.access_error = "root is shown more" if ends is CollectOutcome.BLIND else ""
 
     def collect(self) -> Sequence[Block]:
-        if self._ends is Outcome.ERROR:
+        if self._ends is CollectOutcome.ERROR:
             raise ValueError("'16.0 GT/s': a form that this parser does not know")
         return [block_of("pcie_60s", {"0000:3b:00.0": {"max_payload_bytes": 256}})]
 
 
-def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> Told:
+def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> CaptureResult:
     """Return what comes of a small /sys read by *collector* alone, of which it is true that a part is hidden."""
 
     def made(roots: Roots) -> object:
@@ -82,14 +84,14 @@ def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> Told
     patch.setattr(feeding, "COLLECTORS", {"pcie_60s": made})
     patch.setattr(feeding, "STILL_SECONDS", 20)
     true = {("collector.outcome_state BLIND", "pcie_60s"): "a part is hidden"}
-    return told_of(Capture("host.tar", "a small host", feeding.tar, true), folder)
+    return result_of(Capture("host.tar", "a small host", feeding.tar, true), folder)
 
 
 def test_a_collector_that_fails_is_a_false_finding_though_it_may_be_blind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are one signal: with blindness declared true, no parser could fail on a recording."""
-    told = _read_by(Reader(Outcome.ERROR), tmp_path, monkeypatch)
+    told = _read_by(Reader(CollectOutcome.ERROR), tmp_path, monkeypatch)
     assert told.false == [("collector.outcome_state ERROR", "pcie_60s")] and not told.true
     page = "\n".join(captures._table([told]))
     assert "**1 false findings**" in page
@@ -102,7 +104,7 @@ def test_what_a_collector_that_is_blind_to_a_part_sees_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent sends it; left out, nothing false could be found in it."""
-    told = _read_by(Reader(Outcome.BLIND), tmp_path, monkeypatch)
+    told = _read_by(Reader(CollectOutcome.BLIND), tmp_path, monkeypatch)
     seconds_and_outcome, payload = 2, 1
     assert told.bed.readings == seconds_and_outcome + payload
     assert (told.false, told.missed) == ([], [])

@@ -9,7 +9,7 @@ import pytest
 
 from bench.quality import hazard
 from bench.quality.hazard import section, shuffled
-from gangline.aggregator.hazard.evaluation import Terms, evaluate, markdown
+from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate, markdown
 from gangline.aggregator.hazard.events import parse_events
 from tests.aggregator.hazard.fleets import data_of, recording
 
@@ -25,17 +25,17 @@ def test_the_section_is_the_commands_table_and_a_control(
     path.write_bytes(data_of(recording(rate=0.006)))
     heard: list[str] = []
     told = section(3, lambda what, share: heard.append(what), path)
-    faults = parse_events(path.read_bytes()).among(100)
+    faults = parse_events(path.read_bytes()).with_nodes(100)
     assert told.startswith("## Real: hazard\n")
-    assert markdown(evaluate(faults, Terms(90, 100, 1.0, 4, seed=3))) in told
+    assert markdown(evaluate(faults, EvaluationTerms(90, 100, 1.0, 4, seed=3))) in told
     assert "### Negative control" in told and "negative controls" in heard
     assert "is not here" in section(3, lambda what, share: None, tmp_path / "none.json")
 
 
 def test_faults_without_a_history_cannot_be_ranked() -> None:
     """A table that shows skill where there is none."""
-    faults = parse_events(data_of(recording(rate=0.006, nodes=150))).among(150)
-    terms = Terms(90, 150, 1.0, draws=2)
+    faults = parse_events(data_of(recording(rate=0.006, nodes=150))).with_nodes(150)
+    terms = EvaluationTerms(90, 150, 1.0, draws=2)
     real, control = (
         evaluate(one, terms).tables[0].rows[0].auc.value for one in (faults, shuffled(faults, 1))
     )

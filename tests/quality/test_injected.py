@@ -11,13 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from bench.quality import injected_stage
-from bench.quality.injected import Round, page
+from bench.quality.injected import RoundResult, page
 from bench.quality.injected_cable import Cable
-from bench.quality.injected_faults import KINDS, Kind
+from bench.quality.injected_faults import KINDS, InjectedKind
 from bench.quality.injected_hosts import MEMORY, folder
-from bench.quality.injected_stage import APART_SECONDS, LISTED_SECONDS, NOT_LISTED, Stage, Subject
+from bench.quality.injected_stage import (
+    APART_SECONDS,
+    LISTED_SECONDS,
+    NOT_LISTED,
+    InjectedHost,
+    Stage,
+)
 from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.model import Reason, State
+from gangline.aggregator.model import HealthState, Reason
 from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
 from tests.processes import GUARD_SECONDS, until
@@ -26,7 +32,7 @@ from tests.processes import GUARD_SECONDS, until
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
 
-def kind_of(words: str) -> Kind:
+def kind_of(words: str) -> InjectedKind:
     (found,) = (kind for kind in KINDS if words in kind.name)
     return found
 
@@ -40,24 +46,24 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         fault, control = stage.subjects
 
         def told() -> bool:
-            heard = {host.node for host in stage._asked() or [] for it in host.contributions if it.signal == "gpu.xid"}  # fmt: skip
+            heard = {host.node for host in stage._request() or [] for it in host.contributions if it.signal == "gpu.xid"}  # fmt: skip
             return fault.named_seconds is not None and f"nodes/{control.host.name}" in heard
 
         stage.open(**FAST)
-        until(lambda: len(stage._asked() or []) == len(kinds), "both hosts are listed")
+        until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
         stage.play(GUARD_SECONDS, told, apart_seconds=0.0)
-        stage.look()
+        stage.poll()
         assert told()
         unanswered = stage.unanswered
         stage.aggregator.kill()
-        stage.look()
-        assert stage.unanswered == unanswered + 1 and fault.state is State.UNHEALTHY
-        said = page([Round(stage.subjects, stage.asked, stage.unanswered)], 1)
-    assert (fault.named, fault.named_for) == (State.UNHEALTHY, Reason.XID_FATAL)
-    assert "XID 79: GPU has fallen off the bus" in fault.words
+        stage.poll()
+        assert stage.unanswered == unanswered + 1 and fault.state is HealthState.UNHEALTHY
+        said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
+    assert (fault.named, fault.named_for) == (HealthState.UNHEALTHY, Reason.XID_FATAL)
+    assert "XID 79: GPU has fallen off the bus" in fault.message
     assert not fault.others and not control.others
     assert (
-        f"Of {stage.asked:,} questions to the API {stage.unanswered} were not answered within 5 s."
+        f"Of {stage.requests:,} questions to the API {stage.unanswered} were not answered within 5 s."
         in said
     )
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
@@ -70,7 +76,7 @@ def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
     kinds = [kind_of("XID 79, off")] * 2
     with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
         stage.open(**FAST)
-        until(lambda: len(stage._asked() or []) == len(kinds), "both hosts are listed")
+        until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
         stage.play(
             GUARD_SECONDS,
             lambda: all(each.named_seconds is not None for each in stage.subjects),
@@ -98,7 +104,7 @@ class Played(Stage):
         self.seconds = 0.0
         self.restarted: float | None = None
         self.aggregator = SimpleNamespace(log="", kill=lambda: None, start=self._starts)  # type: ignore[assignment]
-        self.says: Callable[[Subject], NodeScore | None] = self.score
+        self.says: Callable[[InjectedHost], NodeScore | None] = self.score
 
     def _starts(self) -> None:
         self.restarted = self.seconds
@@ -112,7 +118,7 @@ class Played(Stage):
         return [score for each in self.subjects if (score := self.says(each)) is not None]
 
     @staticmethod
-    def score(subject: Subject) -> NodeScore:
+    def score(subject: InjectedHost) -> NodeScore:
         """Say what is to be said of a host."""
         kind, node = subject.kind, f"nodes/{subject.host.name}"
         if kind.is_control or not subject.began:
@@ -138,7 +144,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def _restarts(stage: Stage) -> str:
-    said = page([Round(stage.subjects, stage.asked, stage.unanswered)], 1)
+    said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
     return said[said.index("Then the aggregator is killed") :]
 
 
@@ -162,7 +168,7 @@ def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
     played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
     played.play(PLAY_SECONDS)
     assert [one.name for one in control.others.values()] == [NOT_LISTED]
-    said = page([Round(played.subjects, played.asked, played.unanswered)], 1)
+    said = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
     (row,) = (line for line in said.splitlines() if line.startswith(f"| {control.kind.name}"))
     assert "1 of 1" in row and "not listed (1 of 1)" in row
 
@@ -170,7 +176,7 @@ def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
 def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) -> None:
     """A busy machine: the question is counted, the hosts stand."""
 
-    def says(each: Subject) -> NodeScore:
+    def says(each: InjectedHost) -> NodeScore:
         if 1 < played.seconds < 2 or played.since > 1:
             raise CommandError("no answer within 5 s", 1)
         return played.score(each)
@@ -181,7 +187,7 @@ def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) ->
     assert played.unanswered > 2
     assert not any(each.changed for each in played.subjects)
     assert not any(each.others for each in played.subjects)
-    assert "not listed (" not in page([Round(played.subjects, 1, 1)], 1)
+    assert "not listed (" not in page([RoundResult(played.subjects, 1, 1)], 1)
 
 
 def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Played) -> None:
@@ -191,7 +197,7 @@ def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Pl
     played.says = lambda each: well if each is fault and played.since < 1 else played.score(each)
     played.play(PLAY_SECONDS)
     played.restart(3.0)
-    assert fault.state is State.UNHEALTHY, "it was told at last"
+    assert fault.state is HealthState.UNHEALTHY, "it was told at last"
     assert fault.named_seconds is None
 
 

@@ -10,9 +10,9 @@ import pytest
 import bench.quality.__main__ as quality
 import bench.quality.head as head_module
 from bench.quality import captures, hazard, injected
-from bench.quality.head import Made, Section, Tree, commit_of, head, left_out, not_here
+from bench.quality.head import ReportHead, Section, Tree, commit_of, head, left_out, not_here
 from bench.quality.kept import Pieces
-from bench.quality.simulated_page import LOOKS
+from bench.quality.simulated_page import EVALUATIONS
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(hazard, "RECORDING", tmp_path / "../shared/data/faults/some.json")
     monkeypatch.setattr(captures, "DATA", tmp_path / "../shared/data")
     monkeypatch.setattr(quality, "PAGE", tmp_path / "quality.md")
-    monkeypatch.setattr(quality, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(quality, "CACHE_FOLDER", tmp_path / "kept")
     return tmp_path / "quality.md"
 
 
@@ -142,7 +142,7 @@ def test_the_published_seed_is_one_everywhere_and_the_page_tells_all_looks() -> 
     assert f"evaluate: SEED = {seed}\n" in (quality.ROOT / "Makefile").read_text()
     contributing = (quality.ROOT / "CONTRIBUTING.md").read_text()
     assert f"seed {seed} is what is published" in contributing
-    looks = LOOKS.read_text().strip()
+    looks = EVALUATIONS.read_text().strip()
     assert f"- Seed {seed}" in looks
     assert (quality.ROOT / "docs" / "quality.md").read_text().rstrip().endswith(looks)
 
@@ -153,7 +153,7 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
     needed = tuple((tmp_path / name, f"what {name} is") for name in ("here", "gone"))
     some = Section("captures", "Some", needed)
     assert not some.is_left_out and not_here(some).endswith("- `gone`: what gone is\n")
-    made = Made("2026-11-21", "abc", 21, "make evaluate", "Python 3")
+    made = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
     assert "Made of a part of their recordings: **Some**." in head(made, [some])
     whole = Section("captures", "Some", needed[:1])
     assert not_here(whole) == "" and "part of their" not in head(made, [whole])
@@ -162,7 +162,7 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
 
 def test_the_head_says_when_from_what_and_with_what_it_was_made(tmp_path: Path) -> None:
     """Two pages of different commits, side by side, that nobody can tell apart."""
-    made = Made.now(21, "make evaluate", quality.ROOT)
+    made = ReportHead.now(21, "make evaluate", quality.ROOT)
     told = head(made, quality.sections())
     assert (
         f"Made on {made.date} from commit {made.commit} by `make evaluate` (seed 21), with Python 3."

@@ -15,22 +15,30 @@ from hypothesis import strategies as st
 from bench.quality import intervals
 from bench.quality.kept import Pieces
 from bench.quality.markdown import number, table
-from bench.quality.simulated import Plan as Size
+from bench.quality.simulated import RunPlan as Size
 from bench.quality.simulated import judge_case, judged, planned
 from bench.quality.simulated_baselines import BASELINES
 from bench.quality.simulated_false import is_drain, rate_of, verdict
-from bench.quality.simulated_feed import JUDGE, LIMITS, UNLIMITED, Advised, Named, Said, feed
-from bench.quality.simulated_kinds import DOMAIN, RIGHT, Case, Found, Score, Wrong
+from bench.quality.simulated_feed import (
+    JUDGE,
+    LIMITS,
+    UNLIMITED,
+    NamedState,
+    Observed,
+    SimulatedAdvice,
+    feed,
+)
+from bench.quality.simulated_kinds import DOMAIN, RIGHT, CaseFinding, Score, SimulatedCase, Wrong
 from bench.quality.simulated_page import page
-from bench.quality.simulated_run import Run
+from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_score import score
-from bench.quality.simulated_truth import Truth, node_days
+from bench.quality.simulated_truth import GroundTruth, node_days
 from gangline.aggregator.advisories.advisory import Action, Basis
-from gangline.aggregator.model import Reason, State
+from gangline.aggregator.model import HealthState, Reason
 from gangline.contract.wire import telemetry_pb2
-from gangline.simulator.incidents import SHARED
+from gangline.simulator.incidents import SHARED_PLACES
 from gangline.simulator.scenario_file import load
-from gangline.simulator.world import Step, World
+from gangline.simulator.world import World, WorldStep
 
 PARADE = World("parade", 1)
 
@@ -51,11 +59,11 @@ class OutsideOnly:
     def labels(self, host: int) -> dict[str, str]:
         return self._one.labels(host)
 
-    def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[Step]:
+    def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[WorldStep]:
         return self._one.frames(hosts, begin, end)
 
 
-def thermal() -> Case:
+def thermal() -> SimulatedCase:
     """The parade's first hot GPU, with few hosts beside it."""
     planned_ones = planned(PARADE, Size("parade", 1, 1))
     case = next(each for each in planned_ones if each.class_name == "thermal")
@@ -66,7 +74,7 @@ def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
     """A judge that could look into the truth log would find everything, and the page would be worth nothing."""
     case = thermal()
     said = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     told = score(case, said, truth, {})
     (struck,) = truth.of_cause(case.cause)
     assert told.found is not None
@@ -82,7 +90,7 @@ def test_a_healthy_span_counts_nothing() -> None:
     """Of look-alikes alone nobody is named, and nothing is advised."""
     calm = World("healthy", 5, hosts=64)
     begin = 90_000.0
-    case = Case("", "", -1, 1.0, tuple(range(16)), begin, begin + 240.0)
+    case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), begin, begin + 240.0)
     told = judge_case(calm, case)
     assert not [one for one in told.wrong if one.by == JUDGE]
     assert told.days == pytest.approx(16 * 240 / 86400)
@@ -144,8 +152,8 @@ def test_no_limit_on_hosts_that_are_out_hides_a_false_drain_in_the_hours() -> No
     assert hidden == [True, False]
 
 
-def _advised(host: str, seconds: float, action: Action = Action.DRAIN_AFTER_JOB) -> Advised:
-    return Advised(
+def _advised(host: str, seconds: float, action: Action = Action.DRAIN_AFTER_JOB) -> SimulatedAdvice:
+    return SimulatedAdvice(
         seconds, f"a-{host}", f"host {host}", (host,), action, Basis.STATISTICAL, "FABRIC", ""
     )
 
@@ -153,19 +161,21 @@ def _advised(host: str, seconds: float, action: Action = Action.DRAIN_AFTER_JOB)
 def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
     """Drains of healthy hosts are what the budget is about; of the culprit, or just after its fault, they are not."""
     case = thermal()
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
     victim = min(truth.victims([struck]))
     late = struck.begin + 100.0
-    said = Said(
+    said = Observed(
         advised=[_advised(struck.host, late), _advised(victim, late), _advised("elsewhere", late)]
     )
     wrong = score(case, said, truth, {}).wrong
     assert [(one.what, one.host) for one in wrong if one.what != "astray"] == [("drain", victim)]
     right = replace(_advised(struck.host, late), reason="THERMAL_THROTTLE")
     for advice, what in ((right, []), (_advised(struck.host, late), ["astray"])):
-        assert [one.what for one in score(case, Said(advised=[advice]), truth, {}).wrong] == what
-    early = Said(advised=[_advised(struck.host, struck.begin - 50.0, Action.AVOID)])
+        assert [
+            one.what for one in score(case, Observed(advised=[advice]), truth, {}).wrong
+        ] == what
+    early = Observed(advised=[_advised(struck.host, struck.begin - 50.0, Action.AVOID)])
     assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
 
 
@@ -186,15 +196,15 @@ def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
     assert [cell.strip() for cell in row.split("|")[2:5:2]] == ["2", "1"]
 
 
-def _drained(case: Case, reason: str, is_avoided_before: bool = False) -> Score:
+def _drained(case: SimulatedCase, reason: str, is_avoided_before: bool = False) -> Score:
     """Return how it stands that the first host that *case* struck is drained by itself."""
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)[0]
     advice = [replace(_advised(struck.host, struck.begin + 60.0), reason=reason)]
     if is_avoided_before:
         advice.insert(0, _advised(struck.host, struck.begin - 1.0, Action.AVOID))
-    places = {name: PARADE.place(at) for at, name in enumerate(PARADE.names)}
-    return score(case, Said(advised=advice), truth, places)
+    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    return score(case, Observed(advised=advice), truth, places)
 
 
 def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
@@ -206,9 +216,9 @@ def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
     assert "0 advisories of the hours, and 1 around causes, were for a cause that no two" in text
 
 
-def _told_as_one(case: Case) -> Score:
+def _told_as_one(case: SimulatedCase) -> Score:
     """Return how it stands that whom *case* struck first, and another, are told of as one."""
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)
     if not struck:
         return Score("", 1.0)
@@ -220,27 +230,27 @@ def _told_as_one(case: Case) -> Score:
         hosts=(struck[0].host, others[0]),
         basis=Basis.SHARED_CAUSE,
     )
-    places = {name: PARADE.place(at) for at, name in enumerate(PARADE.names)}
-    return score(case, Said(advised=[advised]), truth, places)
+    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    return score(case, Observed(advised=[advised]), truth, places)
 
 
 def test_a_victim_that_is_blamed_is_counted() -> None:
     """A host that waits for another is at 100 % utilisation and slow: to blame it is the classic error."""
     case = thermal()
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
     victim = min(truth.victims([struck]))
-    named = Named(
+    named = NamedState(
         JUDGE,
         victim,
         "gpu.straggler",
         "GPU-x",
-        State.DEGRADED,
+        HealthState.DEGRADED,
         Reason.STRAGGLER,
         struck.begin + 30.0,
         inf,
     )
-    told = score(case, Said(named=[named]), truth, {})
+    told = score(case, Observed(named=[named]), truth, {})
     assert told.found is not None
     assert (told.found.rule, told.found.victims_blamed) == ("", 1)
     assert [one.what for one in told.wrong] == ["name"]
@@ -249,15 +259,15 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
 def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
     """Causes without victims, or with those of next month, cannot go wrong: "in none of 247" was of fewer."""
     case = thermal()
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
     assert truth.victims([struck])
-    unseen = Truth(PARADE, case.hosts, case.begin, struck.begin)
+    unseen = GroundTruth(PARADE, case.hosts, case.begin, struck.begin)
     assert not unseen.victims([struck])
     silent = replace(struck, each=load().classes["silent_corruption"])
     assert not truth.victims([silent])
     deadly = next(one for one in PARADE.schedule.jobs if one.killed_by >= 0 and one.hosts.size > 3)
-    everyone = Truth(PARADE, range(64), deadly.end - 1.0, deadly.end + 3600.0)
+    everyone = GroundTruth(PARADE, range(64), deadly.end - 1.0, deadly.end + 3600.0)
     killer = everyone.of_cause(deadly.killed_by)[0]
     at_once = replace(killer, begin=deadly.end)  # the job is dead as it begins
     assert everyone.victims([replace(killer, begin=deadly.end - 1.0)])
@@ -267,11 +277,11 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
 def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_nothing_did() -> None:
     """One host in ten has a power cap at full load: what names them named "hosts on which nothing stood"."""
     calm = World("healthy", 5, hosts=64)
-    case = Case("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
-    truth = Truth(calm, case.hosts, case.begin, case.end)
-    capped = next(one.host for one in truth.struck if one.each.name == "full_load_cap")
-    cry = Named("slow clock", capped, "x", "", State.SUSPECT, Reason.NONE, 90_100.0, inf)
-    told = score(case, Said(named=[cry]), truth, {})
+    case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
+    truth = GroundTruth(calm, case.hosts, case.begin, case.end)
+    capped = next(one.host for one in truth.faults if one.each.name == "full_load_cap")
+    cry = NamedState("slow clock", capped, "x", "", HealthState.SUSPECT, Reason.NONE, 90_100.0, inf)
+    told = score(case, Observed(named=[cry]), truth, {})
     assert (told.calm_hosts, told.calm_named["slow clock"]) == (16, 1)
     assert 0 < told.plain_hosts < 16 and told.plain_named["slow clock"] == 0
     text = page(_run([told]))
@@ -280,17 +290,17 @@ def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_no
 
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
     """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
-    said = [((rule, State.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
+    said = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
     found = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
     wrong = [Wrong(JUDGE, "drain", "h", rule, rule, (), False) for rule in ("b", "a")]
     one, two = (
         page(
             _run(
                 [
-                    Score("data_stall", 1.0, said_of=Counter(dict(said[::way])), hosts=1),
+                    Score("data_stall", 1.0, named=Counter(dict(said[::way])), hosts=1),
                     *(Score("thermal", 1.0, found=each) for each in found[::way]),
                     Score("", 1.0, wrong=wrong[::way], days=1.0, passed=Counter(checkpoint=7)),
-                    Score("", 1.0, said_in_passing=_passed(said[::way])),
+                    Score("", 1.0, named_in_passing=_passed(said[::way])),
                 ]
             )
         )
@@ -299,12 +309,14 @@ def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
     assert one == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in one
 
 
-def _passed(said: list[tuple[tuple[str, State], int]]) -> Counter[tuple[str, str, State]]:
+def _passed(
+    said: list[tuple[tuple[str, HealthState], int]],
+) -> Counter[tuple[str, str, HealthState]]:
     return Counter({("checkpoint", rule, state): count for (rule, state), count in said})
 
 
-def _found() -> Found:
-    return Found(
+def _found() -> CaseFinding:
+    return CaseFinding(
         "thermal", "", 1.0, False, False, False, False, False, 0, 0, dict.fromkeys(BASELINES, False)
     )
 
@@ -312,10 +324,10 @@ def _found() -> Found:
 def test_the_page_shows_zeros_weights_and_what_is_not_found() -> None:
     """A table that leaves out what was not seen reads as if nobody had looked."""
     case = thermal()
-    truth = Truth(PARADE, case.hosts, case.begin, case.end)
-    missed = score(case, Said(steps=1, advised=[]), truth, {})
+    truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
+    missed = score(case, Observed(steps=1, advised=[]), truth, {})
     victim = min(truth.victims(truth.of_cause(case.cause)))
-    drained = score(case, Said(advised=[_advised(victim, case.begin + 300.0)]), truth, {})
+    drained = score(case, Observed(advised=[_advised(victim, case.begin + 300.0)]), truth, {})
     hour = Score("", 2.0, days=10.0, calm_hosts=16)
     text = page(_run([missed, drained, hour]))
     assert "| `thermal` " in text
@@ -331,10 +343,10 @@ def test_the_page_shows_zeros_weights_and_what_is_not_found() -> None:
     assert text == page(_run([missed, drained, hour]))
 
 
-def _run(scores: list[Score]) -> Run:
+def _run(scores: list[Score]) -> SimulatedRun:
     world = PARADE
-    classes = world.settings.befalling(world.scenario)
-    return Run("parade", 1, 1, 1, 64, 0.5, classes, tuple(scores), node_days(world))
+    classes = world.settings.active_classes(world.scenario)
+    return SimulatedRun("parade", 1, 1, 1, 64, 0.5, classes, tuple(scores), node_days(world))
 
 
 def _hour(days: float, drains: int) -> Score:
@@ -393,7 +405,7 @@ def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:
     """A class that is forgotten here ends the run after ten minutes, or is never rightly named."""
     faults = {name: one for name, one in load().classes.items() if one.sort == "faults"}
     assert RIGHT.keys() == faults.keys()
-    shared = {name for name, one in faults.items() if one.per in (*SHARED, "job_hour")}
+    shared = {name for name, one in faults.items() if one.per in (*SHARED_PLACES, "job_hour")}
     assert DOMAIN.keys() == shared
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.quality.simulated_feed import JUDGE, Advised, Said
-from bench.quality.simulated_kinds import RIGHT, Case
+from bench.quality.simulated_feed import JUDGE, Observed, SimulatedAdvice
+from bench.quality.simulated_kinds import RIGHT, SimulatedCase
 from bench.quality.simulated_score import score
-from bench.quality.simulated_truth import GRACE_SECONDS, Struck, Truth
+from bench.quality.simulated_truth import GRACE_SECONDS, GroundTruth, TrueFault
 from gangline.aggregator.advisories.advisory import Action, Basis
 from gangline.simulator.world import World
 
@@ -16,23 +16,25 @@ PARADE = World("parade", 1)
 EVERYONE = tuple(range(64))
 
 
-def struck_by(name: str, begin: float = 0.0, end: float = PARADE.seconds) -> tuple[Truth, Struck]:
+def struck_by(
+    name: str, begin: float = 0.0, end: float = PARADE.seconds
+) -> tuple[GroundTruth, TrueFault]:
     """Return what is so of the whole parade in a span, and the first host that a class strikes."""
     number = next(n for n, each in enumerate(PARADE.schedule.classes) if each.name == name)
     rows = PARADE.schedule.rows
     cause = int(rows[rows["cls"] == number]["cause"][0])
-    whole = Truth(PARADE, EVERYONE, 0.0, PARADE.seconds)
-    return Truth(PARADE, EVERYONE, begin, end), whole.of_cause(cause)[0]
+    whole = GroundTruth(PARADE, EVERYONE, 0.0, PARADE.seconds)
+    return GroundTruth(PARADE, EVERYONE, begin, end), whole.of_cause(cause)[0]
 
 
-def drained(truth: Truth, one: Struck, seconds: float) -> list[str]:
+def drained(truth: GroundTruth, one: TrueFault, seconds: float) -> list[str]:
     """Return what a drain of a struck host for a reason of its fault's counts as, so late."""
     reason = min(each.name for each in RIGHT[one.each.name])
-    advised = Advised(
+    advised = SimulatedAdvice(
         seconds, "a1", f"host {one.host}", (one.host,), Action.DRAIN_AFTER_JOB, Basis.STATISTICAL, reason, ""
     )  # fmt: skip
-    case = Case("", "", -1, 1.0, EVERYONE, 0.0, 60.0)
-    wrong = score(case, Said(advised=[advised]), truth, {}).wrong
+    case = SimulatedCase("", "", -1, 1.0, EVERYONE, 0.0, 60.0)
+    wrong = score(case, Observed(advised=[advised]), truth, {}).wrong
     return [each.what for each in wrong if each.by == JUDGE]
 
 
@@ -40,7 +42,9 @@ def drained(truth: Truth, one: Struck, seconds: float) -> list[str]:
 def test_a_drain_of_a_host_that_is_back_from_its_repair_is_false(name: str) -> None:
     """A judge that carries an XID over the boot drains what was just repaired: for ten minutes that counted as right."""
     truth, one = struck_by(name)
-    assert any(away.end == one.end for away in PARADE.schedule.away), "its end is that it is back"
+    assert any(away.end == one.end for away in PARADE.schedule.downtimes), (
+        "its end is that it is back"
+    )
     assert drained(truth, one, one.end - 60.0) == []
     assert drained(truth, one, one.end + 10.0) == [], "what is just taken back"
     assert drained(truth, one, one.end + 300.0) == ["drain"]
@@ -59,8 +63,10 @@ def test_a_host_that_is_back_counts_as_well_and_as_calm() -> None:
     times = np.arange(one.end + 30.0, one.end + 300.0, 10.0)
     later, _ = struck_by("gsp_hang", one.end + 30.0, one.end + 300.0)
     away = [
-        a for a in PARADE.schedule.away if a.begin <= one.end + 300.0 and a.end > one.end + 30.0
+        a
+        for a in PARADE.schedule.downtimes
+        if a.begin <= one.end + 300.0 and a.end > one.end + 30.0
     ]
     assert not [a for a in away if PARADE.names[a.host] == one.host]
     assert one.host in truth.undisturbed(times)
-    assert one not in later.struck, "else it is none of the victims of others in this span"
+    assert one not in later.faults, "else it is none of the victims of others in this span"

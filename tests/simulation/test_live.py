@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.frame_builder import Framer
+from gangline.agent.frame_builder import FrameBuilder
 from gangline.contract import frame
 from gangline.contract.signal import Signal
 from gangline.contract.signals import TABLES
@@ -23,9 +23,9 @@ SEEDS = range(1, 10)
 def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
     """Return every frame of a run, with fixed ids and clocks."""
     live = three(seed, hosts)
-    framers = [Framer(bytes([i] * 16), bytes(16)) for i in range(hosts)]
+    framers = [FrameBuilder(bytes([i] * 16), bytes(16)) for i in range(hosts)]
     return [
-        framer.frame(second, second * SECOND_NS, 1_700_000_000 * SECOND_NS, blocks)
+        framer.build(second, second * SECOND_NS, 1_700_000_000 * SECOND_NS, blocks)
         for second in range(1, seconds + 1)
         for framer, (_, blocks, _) in zip(framers, live.step(1.0), strict=True)
     ]
@@ -47,7 +47,7 @@ def test_seeds_differ() -> None:
 def test_frames_come_back_as_they_went() -> None:
     """What the aggregator decodes is what the model said, cell by cell."""
     for host, blocks, _ in calm(1, 2).step(1.0):
-        data = Framer(bytes(16), bytes(16)).frame(1, SECOND_NS, SECOND_NS, blocks)
+        data = FrameBuilder(bytes(16), bytes(16)).build(1, SECOND_NS, SECOND_NS, blocks)
         back = {block.table: block for block in frame.decode(data).blocks}
         assert len(back) == len(blocks), host
         for block in blocks:

@@ -17,7 +17,7 @@ from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.wire import telemetry_pb2
 from gangline.simulator import truth
-from gangline.simulator.runner import LiveWorld, Runner, SimulatedHost, allow_files
+from gangline.simulator.runner import LiveWorld, SimulatedHost, SimulationRunner, raise_file_limit
 from gangline.simulator.world import World
 from tests.processes import Process, free_port, until
 from tests.simulation.readings import Reading, calm
@@ -66,7 +66,7 @@ class Recorder:
 def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
     """After a pause of seven seconds a loop that caught up would send seven frames that all say now."""
     live, clock, host = calm(1, 1), HandedClock(), Recorder()
-    runner = Runner(live, [host], clock)
+    runner = SimulationRunner(live, [host], clock)
     begin = clock.now_ns
     assert runner.tick() == begin + SECOND_NS
     clock.now_ns += SECOND_NS // 2
@@ -83,7 +83,7 @@ def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
     """A world's repair that kept its connection would be a gap; readings of before the boot would go on.
     Its clock is off while it says so, and a gap is no frame."""
     world = World("parade", 1, hosts=16)
-    row = next(a for a in world.schedule.away if a.begin > 20)
+    row = next(a for a in world.schedule.downtimes if a.begin > 20)
     live, clock = LiveWorld(world), HandedClock()
     hosts, opened = [Recorder() for _ in range(16)], list[tuple[str, Recorder]]()
 
@@ -91,7 +91,7 @@ def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
         opened.append((name, Recorder()))
         return opened[-1][1]
 
-    runner, begin = Runner(live, hosts, clock, reopen), clock.now_ns
+    runner, begin = SimulationRunner(live, hosts, clock, reopen), clock.now_ns
     for seconds in (0.0, row.begin + 1, row.begin + 2, row.end + 1, row.end + 2):
         clock.now_ns = begin + round(seconds * SECOND_NS)
         runner.tick()
@@ -168,10 +168,10 @@ def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
     """512 hosts hold some thousands of descriptors; EMFILE in a thread would name nobody."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        allow_files(4096)
+        raise_file_limit(4096)
         return
     with pytest.raises(OSError, match=f"{hard} are allowed: name fewer hosts"):
-        allow_files(hard + 1)
+        raise_file_limit(hard + 1)
 
 
 # The command, as a process. ---------------------------------------------------------------------

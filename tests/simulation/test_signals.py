@@ -13,7 +13,7 @@ from gangline.contract.block import Block
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME, TABLES
 from gangline.simulator.host_tables import BYTES_PER_PORT_BYTE
-from gangline.simulator.machine import GPUS, LINKS
+from gangline.simulator.machine import GPUS, NVLINKS_PER_GPU
 from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three
 from tests.simulation.rules_read import signals_read
@@ -220,7 +220,7 @@ def _of_links(reading: Reading) -> Floats:
     """Return what all links of each GPU have sent."""
     values = np.array(reading.numbers("nvlink.transmitted_data_bytes"))
     assert (values % 1024 == 0).all(), "NVML counts in KiB"
-    return np.asarray(values.reshape(GPUS, LINKS).sum(axis=1))
+    return np.asarray(values.reshape(GPUS, NVLINKS_PER_GPU).sum(axis=1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.agent.frame_builder import Framer
+from gangline.agent.frame_builder import FrameBuilder
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import received
-from gangline.aggregator.model import SEVERITY, HostScore, Reason, Snapshot, State
-from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.model import SEVERITY, HealthState, HostScore, Reason, Snapshot
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.simulator.runner import LiveWorld
 from gangline.simulator.world import World
 from tests.simulation.readings import calm, struck, three
@@ -43,7 +43,7 @@ REASONS = {
 def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
     """Yield the judge's snapshot of every second."""
     fleet, snapshot = Fleet(), None
-    framers = {name: Framer(name.encode().ljust(16), bytes(16)) for name in model.names}
+    framers = {name: FrameBuilder(name.encode().ljust(16), bytes(16)) for name in model.names}
     for name in model.names:
         fleet.register(
             name,
@@ -54,11 +54,11 @@ def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
     for second in range(1, seconds + 1):
         passed_ns = second * SECOND_NS
         for name, blocks, events in model.step(1.0):
-            data = framers[name].frame(second, BOOTTIME_NS + passed_ns, WALL_NS + passed_ns, blocks)
-            fleet.observe(name, received(data), WALL_NS + passed_ns)
+            data = framers[name].build(second, BOOTTIME_NS + passed_ns, WALL_NS + passed_ns, blocks)
+            fleet.observe(name, read_frame(data), WALL_NS + passed_ns)
             for event in events:
-                fleet.event(name, event, WALL_NS + passed_ns)
-        snapshot = judge(fleet, WALL_NS + passed_ns, snapshot)
+                fleet.observe_event(name, event, WALL_NS + passed_ns)
+        snapshot = evaluate(fleet, WALL_NS + passed_ns, snapshot)
         yield snapshot
 
 
@@ -71,7 +71,7 @@ def test_the_host_that_the_readme_explains_is_sick() -> None:
 
 
 def worse_than_watch(host: HostScore) -> bool:
-    return SEVERITY.index(host.state) < SEVERITY.index(State.WATCH)
+    return SEVERITY.index(host.state) < SEVERITY.index(HealthState.WATCH)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def run(model: LiveWorld, truth: dict[str, Reason]) -> Verdict:
         worst = sorted(snapshot.hosts, key=lambda host: host.rank)
         bottoms.append({host.host: host.reason for host in worst[: len(truth)]})
         blamed |= {
-            f"{host.host} {host.state.name} {host.reason.name}: {host.reason_words}"
+            f"{host.host} {host.state.name} {host.reason.name}: {host.reason_message}"
             for host in worst
             if worse_than_watch(host) and host.host not in truth
         }
@@ -146,5 +146,5 @@ def test_five_faults_of_eight_hosts_are_found_and_nobody_else_is_blamed(seed: in
     worse = {host.host: host.reason for host in last.hosts if worse_than_watch(host)}
     assert worse == truth
     assert isinstance(last, Judgement)
-    waiting = {host.host for host in last.hosts if last.waits.of(host.node_index)}
+    waiting = {host.host for host in last.hosts if last.gang_waits.evidence_for(host.node_index)}
     assert not waiting & truth.keys() and len(waiting) >= 15

@@ -13,22 +13,22 @@ import pytest
 
 from gangline.simulator import truth
 from gangline.simulator.incidents import days_until_next
-from gangline.simulator.jobs import Job
-from gangline.simulator.scenario import Settings
+from gangline.simulator.jobs import SimulatedJob
+from gangline.simulator.scenario import WorldSettings
 from gangline.simulator.scenario_file import load
 from gangline.simulator.truth import (
     AFTER_SECONDS,
     BEFORE_SECONDS,
     LENGTH_SECONDS_MAX,
-    eventful,
-    hours,
+    fault_episodes,
+    random_spans,
 )
 from gangline.simulator.world import STEP_SECONDS, World
 
 SETTINGS = load()
 
 
-def small(name: str, **changes: Any) -> Settings:
+def small(name: str, **changes: Any) -> WorldSettings:
     """Return the file's world with a scenario changed."""
     scenario = replace(SETTINGS.scenarios[name], **changes)
     return replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})
@@ -102,7 +102,7 @@ def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
     assert len(schedule.rows) > 40
     for cause in np.unique(schedule.rows["cause"]):
         rows = schedule.rows[schedule.rows["cause"] == cause]
-        rack = np.flatnonzero(schedule.places.rack == schedule.places.rack[rows["host"][0]])
+        rack = np.flatnonzero(schedule.topology.rack == schedule.topology.rack[rows["host"][0]])
         begin = float(rows["begin"].min())
         missing = {*rack.tolist()} - {*rows["host"].tolist()}
         assert all(schedule.is_away(host, begin + 2.0) for host in missing), "else it is struck"
@@ -118,11 +118,11 @@ def test_a_gang_hangs_until_its_time_out_and_dies_then() -> None:
         due = float(row["begin"] + row["onset"])
         job = parade.schedule.job_at(int(row["host"]), due)
         assert job is not None and job.killed_by == row["cause"], name
-        away = next(a for a in parade.schedule.away if a.cause == row["cause"])
+        away = next(a for a in parade.schedule.downtimes if a.cause == row["cause"])
         assert due + 10.0 < job.end == away.begin - 60.0 * SETTINGS.repair.drain_minutes
         view = parade.open([int(row["host"])], due - 5.0, job.end)
         view.step(due - 1.0)
-        assert view.step(due + 5.0).now.shares.wait[0].min() > 0.99
+        assert view.step(due + 5.0).gauges.shares.wait[0].min() > 0.99
 
 
 @pytest.mark.parametrize(("exponential", "days"), [(0.0, 0.0), (0.1, 0.0303), (9.0, float("inf"))])
@@ -136,9 +136,9 @@ def test_no_host_is_in_two_jobs_or_away_with_one() -> None:
     """Such a world would have victims of jobs that they are not in."""
     schedule = world().schedule
     for host in range(schedule.hosts):
-        jobs: list[Job] = [schedule.jobs[n] for n in schedule.stints.get(host, [])]
+        jobs: list[SimulatedJob] = [schedule.jobs[n] for n in schedule.jobs_by_host.get(host, [])]
         spans = [(j.begin, j.end) for j in jobs]
-        spans += [(a.begin, a.end) for a in schedule.absences.get(host, [])]
+        spans += [(a.begin, a.end) for a in schedule.downtimes_by_host.get(host, [])]
         spans.sort()
         assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans)), host
     assert len(schedule.jobs) > 100
@@ -167,7 +167,7 @@ def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
     for cause in np.unique(brakes["cause"]):
         mine = brakes[brakes["cause"] == cause]
         assert np.ptp(mine["begin"]) < 2.0
-        assert len(np.unique(shared.schedule.places.rack[mine["host"]])) == 1
+        assert len(np.unique(shared.schedule.topology.rack[mine["host"]])) == 1
     assert len(brakes) >= SETTINGS.fleet.rack_hosts
 
 
@@ -187,7 +187,7 @@ def test_every_class_has_its_turn_in_a_parade() -> None:
     """A class that never befalls is a class that nobody tests."""
     for nvlink_hosts in (1, 8):
         parade = World("parade", 1, settings=small("parade", nvlink_hosts=nvlink_hosts))
-        wanted = {c.name for c in SETTINGS.befalling(parade.scenario) if c.per != "share"}
+        wanted = {c.name for c in SETTINGS.active_classes(parade.scenario) if c.per != "share"}
         assert {i["class"] for i in incidents(parade)} >= wanted
         assert ("nvlink_switch" in wanted) == (nvlink_hosts > 1)
 
@@ -205,22 +205,22 @@ def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
     jobs = {line["job"]: line for line in lines if line["what"] == "job"}
     others = {host for job in hang["jobs"] for host in jobs[job]["hosts"]}
     assert hang["victims_count"] == len(others - {hang["struck"][0][0]})
-    places = {parade.place(host).rack for host in range(4)}
-    assert len(places) == 1 and len(parade.place(0).rails) == 8
+    places = {parade.location(host).rack for host in range(4)}
+    assert len(places) == 1 and len(parade.location(0).rails) == 8
 
 
 def test_hours_sample_all_time_alike() -> None:
     """False alarms per node-day come from samples: one at random from each equal part, weighing what it stands for."""
-    spans = list(hours(world(), 12))
+    spans = list(random_spans(world(), 12))
     assert sum(e.weight * (e.end - e.begin) for e in spans) == pytest.approx(world().seconds)
     assert all(e.hosts == tuple(range(128)) and e.end <= world().seconds for e in spans)
     assert len({int(12 * e.begin / (world().seconds - 3600.0)) for e in spans}) == 12
-    assert spans == list(hours(world(), 12))
+    assert spans == list(random_spans(world(), 12))
 
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
     """A judge that is shown the culprit alone has nobody to compare it with."""
-    found = list(eventful(world(), 2))
+    found = list(fault_episodes(world(), 2))
     assert len({e.class_name for e in found}) > 15
     truths = {i["cause"]: i for i in incidents(world())}
     names = world().names
@@ -237,7 +237,7 @@ def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
 def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
     """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
     sorts = {each.name: each.sort for each in world().schedule.classes}
-    found = [one for one in eventful(world(), 5) if sorts[one.class_name] != "faults"]
+    found = [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
     rows = world().schedule.rows
     late = []
     for one in found:
@@ -252,12 +252,12 @@ def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_
             late.append(one.begin > begin + LENGTH_SECONDS_MAX)
     reboots = [one for one in found if one.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
-    assert found == [one for one in eventful(world(), 5) if sorts[one.class_name] != "faults"]
+    assert found == [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
     """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
-    found = [one for one in eventful(world(), 5) if one.class_name == "slow_host"]
+    found = [one for one in fault_episodes(world(), 5) if one.class_name == "slow_host"]
     parts = {int(4 * one.begin / world().seconds) for one in found}
     assert len(found) > 3 and len(parts) > 2
     longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
@@ -271,6 +271,6 @@ def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
 def test_causes_begin_anywhere_between_two_steps() -> None:
     """All began on a step: what lasts for two seconds was seen every time, and each delay was half a step too short."""
     begins = {int(row["cause"]): float(row["begin"]) for row in world().schedule.rows[::-1]}
-    phases = [(begins[one.cause] - one.begin) % STEP_SECONDS for one in eventful(world(), 5)]
+    phases = [(begins[one.cause] - one.begin) % STEP_SECONDS for one in fault_episodes(world(), 5)]
     counts, _ = np.histogram(phases, 5, (0.0, STEP_SECONDS))
     assert counts.min() >= 0.1 * len(phases), counts

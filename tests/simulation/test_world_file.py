@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.simulator import jobs
-from gangline.simulator.scenario import SettingsError
+from gangline.simulator.scenario import ScenarioError
 from gangline.simulator.scenario_file import FILE_BYTES_MAX, PATH, load, parse
 from gangline.simulator.world import World
 
@@ -116,7 +116,7 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
 )
 def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
     """Somebody sweeps a rate and mistypes it: the world must not run on with another."""
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(ScenarioError, match=words):
         parse(TEXT.replace(old, new, 1))
 
 
@@ -124,12 +124,12 @@ def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyP
     """Each number is within its bounds, and together they are a billion incidents."""
     many = parse(TEXT.replace("rate = 1.0e-3", "rate = 1.0", 1))
     with pytest.raises(
-        SettingsError, match=r"thermal\] rate: 1 gpu_hour makes about 34,560,000 incid"
+        ScenarioError, match=r"thermal\] rate: 1 gpu_hour makes about 34,560,000 incid"
     ):
         World("quarter", 1, settings=many)
     monkeypatch.setattr(jobs, "JOBS_MAX", 1000)
     short = TEXT.replace("duration_median_hours = 5.0", "duration_median_hours = 0.01")
-    with pytest.raises(SettingsError, match=r"\[jobs\]: more than 1,000 of them"):
+    with pytest.raises(ScenarioError, match=r"\[jobs\]: more than 1,000 of them"):
         World(
             "demo", 1, settings=parse(short.replace("duration_sigma = 1.3", "duration_sigma = 0.0"))
         )
@@ -139,22 +139,22 @@ def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
     """Also one of a gigabyte, and one that is no text."""
     path = tmp_path / "world.toml"
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
-    with pytest.raises(SettingsError, match="longer than 1048576 bytes"):
+    with pytest.raises(ScenarioError, match="longer than 1048576 bytes"):
         load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsError, match=r"world\.toml: not UTF-8"):
+    with pytest.raises(ScenarioError, match=r"world\.toml: not UTF-8"):
         load(path)
-    with pytest.raises(SettingsError, match=r"none\.toml: No such file"):
+    with pytest.raises(ScenarioError, match=r"none\.toml: No such file"):
         load(tmp_path / "none.toml")
 
 
 def test_what_is_no_world_is_refused() -> None:
     """A class that has no effect in code would befall and show nothing."""
-    with pytest.raises(SettingsError, match="expected one of quarter"):
+    with pytest.raises(ScenarioError, match="expected one of quarter"):
         World("quater", 1)
-    with pytest.raises(SettingsError, match="expected 1 to 20000"):
+    with pytest.raises(ScenarioError, match="expected 1 to 20000"):
         World("demo", 1, hosts=0)
-    with pytest.raises(SettingsError, match="seed -1"):
+    with pytest.raises(ScenarioError, match="seed -1"):
         World("demo", -1)
-    with pytest.raises(SettingsError, match=r"\[class.flapping\]: expected one of"):
+    with pytest.raises(ScenarioError, match=r"\[class.flapping\]: expected one of"):
         parse(TEXT.replace("[class.flap]", "[class.flapping]"))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gangline.simulator import truth
-from gangline.simulator.faults import Channels
+from gangline.simulator.faults import HostEffects
 from gangline.simulator.incidents import Rows
 from gangline.simulator.noise import Noise
-from gangline.simulator.physics import Gangs, Shares
+from gangline.simulator.physics import GangModel, TimeShares
 from gangline.simulator.scenario_file import load
 from gangline.simulator.world import World
 from tests.simulation.readings import Reading
@@ -44,11 +44,11 @@ DRAWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def shares(domains: list[int], nvlink: dict[int, float]) -> Shares:
+def shares(domains: list[int], nvlink: dict[int, float]) -> TimeShares:
     """Return what two jobs of three hosts do. *nvlink*: by host, what its first GPU's links move of what they should."""
     jobs: Any = [SimpleNamespace(number=number, **DRAWN) for number in (0, 1)]
-    gangs = Gangs(jobs, [np.arange(3), np.arange(3, 6)], np.array(domains), 1)
-    channels = Channels(6)
+    gangs = GangModel(jobs, [np.arange(3), np.arange(3, 6)], np.array(domains), 1)
+    channels = HostEffects(6)
     for host, moves in nvlink.items():
         channels.nvlink[host, 0] = moves
     noise = Noise(1, np.arange(48).reshape(6, 8))
@@ -81,9 +81,9 @@ def test_a_stage_that_computes_longer_is_of_the_last_hosts_of_its_job(
 ) -> None:
     """A job of two hosts had no last stage: more than a quarter of the causes of `stage_imbalance` showed nothing at all."""
     job: Any = SimpleNamespace(number=0, **DRAWN)
-    gangs = Gangs([job], [np.arange(hosts)], np.arange(hosts), 1)
-    channels = Channels(hosts)
-    channels.stage[:] = 0.2
+    gangs = GangModel([job], [np.arange(hosts)], np.arange(hosts), 1)
+    channels = HostEffects(hosts)
+    channels.stage_imbalance[:] = 0.2
     noise = Noise(1, np.arange(hosts * 8).reshape(hosts, 8))
     told = gangs.shares(5.0, 5, np.ones((hosts, 8)), channels, noise)
     longest = told.compute[:, 0] > 1.1 * told.compute[:, 0].min()
@@ -94,11 +94,11 @@ def test_a_stage_that_computes_longer_is_of_the_last_hosts_of_its_job(
 def test_a_rack_of_72_gpus_is_one_domain() -> None:
     """Hosts of an NVL72 share NVLinks, power and rack; what calls each host a domain of its own sees no shared cause."""
     world = World("nvl72", 1, hosts=90)
-    places = [world.place(host) for host in range(90)]
+    places = [world.location(host) for host in range(90)]
     assert places[0].nvlink_domain == places[8].nvlink_domain != places[9].nvlink_domain
     assert len({(place.rack, place.nvlink_domain) for place in places}) == 10
     assert {place.leaf for place in places[:27]} == {"leaf-00"} != {places[27].leaf}, "whole racks"
-    assert World("parade", 1).place(1).nvlink_domain == "nvlink-0001"
+    assert World("parade", 1).location(1).nvlink_domain == "nvlink-0001"
 
 
 def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
@@ -113,7 +113,7 @@ def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
     hosts = [int(row["host"])]
     at = float(row["begin"] + 0.9 * row["onset"])
     view = world.open(hosts, at - 60.0, at + 1.0)
-    shares = [view.step(seconds).now.shares for seconds in np.arange(at - 50.0, at, 10.0)]
+    shares = [view.step(seconds).gauges.shares for seconds in np.arange(at - 50.0, at, 10.0)]
     moved = Reading(view.readings.blocks(0, -1.0, at)).numbers(
         "gpu_fast.nvlink_received_bytes_per_second"
     )
@@ -134,7 +134,7 @@ def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
         view.step(float(seconds))
         said += [(at, event.code) for at in range(8) for event in view.events(at) if event.code]
     assert sorted(said) == [(at, 74) for at in range(8)]
-    domains = {place.nvlink_domain for place in map(WORLD.place, hosts)}
+    domains = {place.nvlink_domain for place in map(WORLD.location, hosts)}
     assert domains == {f"nvlink-{hosts[0] // 8:04d}"}
 
 
@@ -147,7 +147,7 @@ def test_a_stall_that_rotates_is_of_another_host_each_time() -> None:
     stalled = []
     for number in range(12):
         moment = view.step(begin + 5.0 + 10.0 * number)
-        gaps, own = moment.now.channels.starved[: len(hosts)], moment.now.shares
+        gaps, own = moment.gauges.effects.starved[: len(hosts)], moment.gauges.shares
         assert (gaps > 0).sum() == 1
         at = int(gaps.argmax())
         stalled.append(at)

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.simulator.incidents import DAY, HOUR
 from gangline.simulator.scenario_file import load
-from gangline.simulator.schedule import Schedule, build
+from gangline.simulator.schedule import WorldSchedule, build_schedule
 
 SETTINGS = load()
 #: The world begins with all hosts free; so long after it, its jobs have mixed.
@@ -20,12 +20,14 @@ SETTLED_DAYS = 15.0
 
 
 @lru_cache(maxsize=4)
-def drawn(seed: int, hosts: int, days: float, scenario: str = "month") -> Schedule:
+def drawn(seed: int, hosts: int, days: float, scenario: str = "month") -> WorldSchedule:
     """Return what happens to *hosts* hosts, at the rates of the record. No reading is made."""
-    return build(SETTINGS, replace(SETTINGS.scenario(scenario), hosts=hosts, days=days), seed)
+    return build_schedule(
+        SETTINGS, replace(SETTINGS.scenario(scenario), hosts=hosts, days=days), seed
+    )
 
 
-def host_hours(schedule: Schedule, begin_days: float) -> Mapping[int, float]:
+def host_hours(schedule: WorldSchedule, begin_days: float) -> Mapping[int, float]:
     """Return how long jobs of each size had their hosts, from *begin_days* to the end."""
     found: dict[int, float] = {}
     for job in schedule.jobs:

@@ -10,22 +10,24 @@ import pytest
 
 from gangline.aggregator.declared.reported_inventory import place_of
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import received
-from gangline.aggregator.model import State
-from gangline.aggregator.scoring.evaluate import Judgement, judge
-from gangline.simulator.truth import eventful
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.simulator.truth import fault_episodes
 from gangline.simulator.world import World
 
 PARADE = World("parade", 1)
 #: States that keep work off a host, or end it.
-NAMED = (State.DEGRADED, State.SUSPECT, State.UNHEALTHY)
+NAMED = (HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY)
 
 
-def judged(world: World, hosts: Sequence[int], begin: float, end: float) -> dict[str, set[State]]:
+def judged(
+    world: World, hosts: Sequence[int], begin: float, end: float
+) -> dict[str, set[HealthState]]:
     """Feed what *hosts* send to a fleet that never saw them, and return the states each was in."""
     fleet, snapshot, boots = Fleet(epoch=1), None, dict[str, bytes]()
     index = {name: i for i, name in enumerate(world.names)}
-    states: dict[str, set[State]] = {}
+    states: dict[str, set[HealthState]] = {}
     for step in world.frames(hosts, begin, end):
         for delivery in step.deliveries:
             if boots.get(delivery.host) != delivery.boot_id:
@@ -37,22 +39,22 @@ def judged(world: World, hosts: Sequence[int], begin: float, end: float) -> dict
                     devices=world.devices(index[delivery.host]),
                     booted_ns=delivery.booted_ns,
                 )
-            fleet.observe(delivery.host, received(delivery.frame), step.now_ns)
+            fleet.observe(delivery.host, read_frame(delivery.frame), step.now_ns)
             for event in delivery.events:
-                fleet.event(delivery.host, event, step.now_ns)
-        snapshot = judge(fleet, step.now_ns, snapshot)
+                fleet.observe_event(delivery.host, event, step.now_ns)
+        snapshot = evaluate(fleet, step.now_ns, snapshot)
         _note(states, snapshot)
     return states
 
 
-def _note(states: dict[str, set[State]], snapshot: Judgement) -> None:
+def _note(states: dict[str, set[HealthState]], snapshot: Judgement) -> None:
     for host in snapshot.hosts:
         states.setdefault(host.host, set()).add(host.state)
 
 
 def test_hosts_say_where_they_stand() -> None:
     """A rack whose supply brakes is one cause only for who knows what stands in it."""
-    said, is_so = place_of(PARADE.labels(37)), PARADE.place(37)
+    said, is_so = place_of(PARADE.labels(37)), PARADE.location(37)
     assert is_so.rack == "rack-009" and len(is_so.rails) == 8
     assert all(getattr(said, field.name) == getattr(is_so, field.name) for field in fields(is_so))
 
@@ -65,7 +67,7 @@ def test_hosts_say_where_they_stand() -> None:
 )  # fmt: skip
 def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
     """Frames, tables, units and flags of the world are those that judgement reads; else it sees nothing."""
-    episode = next(e for e in eventful(PARADE, 1) if e.class_name == name)
+    episode = next(e for e in fault_episodes(PARADE, 1) if e.class_name == name)
     hosts = episode.hosts[:12]
     number = next(i for i, c in enumerate(PARADE.schedule.classes) if c.name == name)
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]

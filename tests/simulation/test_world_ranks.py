@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gangline.simulator.machine import GPUS, build
-from gangline.simulator.readings import Ranks
+from gangline.simulator.machine import GPUS, build_machines
+from gangline.simulator.readings import RankEvents
 
-MACHINES = build(4, np.random.default_rng(1))
+MACHINES = build_machines(4, np.random.default_rng(1))
 JOBS: Any = [SimpleNamespace(hosts=np.array([0, 2])), SimpleNamespace(hosts=np.array([1, 2, 3]))]
 
 
 def told(
-    ranks: Ranks, jobs: list[int], silent: int = -1, booted: int = -1, seconds: float = 5.0
+    ranks: RankEvents, jobs: list[int], silent: int = -1, booted: int = -1, seconds: float = 5.0
 ) -> list[str]:
     """Return what is told of a moment, a line a host: the others of a slot's job are of no matter."""
     where = np.arange(2)
@@ -32,7 +32,7 @@ def told(
 
 def test_a_job_is_told_when_it_begins_and_when_it_ends() -> None:
     """A job that was never told to have ended would hold its hosts for an hour."""
-    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     assert told(ranks, [-1, -1]) == []
     assert told(ranks, [0, 0]) == ["2 running 1 of 16", "0 running 1 of 16"]
     assert told(ranks, [0, 0]) == []
@@ -41,7 +41,7 @@ def test_a_job_is_told_when_it_begins_and_when_it_ends() -> None:
 
 def test_what_runs_is_told_again() -> None:
     """What is not told for an hour counts as over: a job of days was gone from `ops.jobs` after the first."""
-    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     told(ranks, [0, -1])
     assert told(ranks, [0, -1], seconds=1800.0) == []
     assert told(ranks, [0, -1], seconds=1805.0) == ["2 running 1 of 16"]
@@ -50,14 +50,14 @@ def test_what_runs_is_told_again() -> None:
 
 def test_what_a_silent_host_missed_it_tells_once_it_is_heard() -> None:
     """Frames come late, and so do events: none is lost."""
-    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     assert told(ranks, [0, 0], silent=0) == ["0 running 1 of 16"]
     assert told(ranks, [0, 0]) == ["2 running 1 of 16"]
 
 
 def test_a_boot_ends_what_ran() -> None:
     """Nothing of before it is told to end: nobody is there to tell."""
-    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     told(ranks, [0, 0])
     assert told(ranks, [-1, 0], booted=0) == []
     assert told(ranks, [1, 0]) == ["2 running 2 of 24"]
@@ -65,7 +65,7 @@ def test_a_boot_ends_what_ran() -> None:
 
 def test_ranks_are_by_host_and_gpu() -> None:
     """Two hosts that both tell of rank 0 would be one too many."""
-    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     moment: Any = SimpleNamespace(
         jobs=np.array([0, 0]), silent=np.zeros(2, bool), booted=np.zeros(2, bool), seconds=5.0
     )

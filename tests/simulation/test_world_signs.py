@@ -93,7 +93,7 @@ def test_heat_leads_the_clock() -> None:
     middle = float(rows["begin"][0] + 0.45 * rows["onset"][0])
     view = WORLD.open([host], middle - 10.0, middle + 1.0)
     moment = view.step(middle)
-    assert moment.now.channels.speed[0, part] == 1.0
+    assert moment.gauges.effects.speed[0, part] == 1.0
     assert (
         Reading(view.readings.blocks(0, -1.0, middle)).numbers("gpu.temperature_celsius")[part] > 75
     )
@@ -117,7 +117,7 @@ def test_a_slow_rank_computes_while_the_others_wait() -> None:
     host, part = int(rows["host"][0]), int(rows["part"][0])
     at = float(rows["begin"][0] + rows["onset"][0]) + 15.0
     view = WORLD.open([host], at - 10.0, at + 1.0)
-    shares = view.step(at).now.shares
+    shares = view.step(at).gauges.shares
     own, others = shares.wait[0, part], np.delete(shares.wait, 0, axis=0)
     assert own < 0.01 and others[shares.at_work[1:]].min() > own
     assert np.allclose((shares.compute + shares.exchange + shares.gap + shares.wait)[0], 1.0)
@@ -244,7 +244,7 @@ def test_imbalance_moves_from_rank_to_rank_or_stays_with_its_stage() -> None:
         begin = float(rows["begin"].max())
         view = WORLD.open(hosts, begin, begin + 200.0)
         moments = [view.step(begin + 10.0 * i + 5.0) for i in range(12)]
-        runs = [m.now.shares.compute for m in moments if m.now.shares.compute.any()]
+        runs = [m.gauges.shares.compute for m in moments if m.gauges.shares.compute.any()]
         slowest[name] = {divmod(int(c.argmax()), 8) for c in runs}
         assert runs
     assert len(slowest["sequence_imbalance"]) >= 5
@@ -273,7 +273,7 @@ def test_noise_is_a_function_of_who_and_when_alone() -> None:
 def test_the_noise_of_two_seeds_is_not_the_same_in_another_order() -> None:
     """Seed 22's noise was seed 9's with the parts changing places: what is judged there had been tuned on."""
     parts = np.arange(4096)
-    tuned, published = (set(Noise(seed, parts).words(3, 1).tolist()) for seed in (9, 22))
+    tuned, published = (set(Noise(seed, parts).random_bits(3, 1).tolist()) for seed in (9, 22))
     assert len(tuned) == len(published) == parts.size and not tuned & published
 
 
@@ -282,7 +282,7 @@ def test_a_host_that_returns_shows_nothing_of_what_was_repaired(name: str) -> No
     """The first frame of the new boot had the fault's gauges still, as if its repair had repaired nothing."""
     row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
     host, back = int(row["host"]), float(row["end"])
-    assert any(away.end == back for away in WORLD.schedule.absences[host])
+    assert any(away.end == back for away in WORLD.schedule.downtimes_by_host[host])
     view = WORLD.open([host], back - 60.0, back + 20.0)
     assert view.step(back - 5.0).silent[0]
     moment = view.step(back + 5.0)

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from gangline.agent.frame_builder import dictionary
+from gangline.agent.frame_builder import signal_dictionary
 from gangline.contract import frame
 from gangline.contract.block import Block
 from gangline.contract.signals import TABLES, index_of
@@ -32,7 +32,7 @@ BOOT_ID = b"one-and-the-same"
 #: Frames that one stream has on their way without a receipt.
 WINDOW = 16
 AGAIN = 30
-DICTIONARY = dictionary()
+DICTIONARY = signal_dictionary()
 GPUS = [f"GPU-{number}" for number in range(2)]
 POWER = [s.column for s in TABLES["gpu_1s"]].index("power_watts")
 

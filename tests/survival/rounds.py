@@ -256,12 +256,12 @@ class World:
 
     def journaled(self) -> set[str]:
         """Return the events that wait in the journal of a killed aggregator."""
-        from gangline.aggregator.store.journal import parse
+        from gangline.aggregator.store.journal import parse_records
 
         path = self.data / JOURNAL
         if not path.exists():
             return set()
-        return {event.event.event_id for event, _ in parse(path.read_bytes())}
+        return {event.event.event_id for event, _ in parse_records(path.read_bytes())}
 
     def close(self) -> None:
         self.fleet.close()
@@ -433,7 +433,7 @@ DESTROYED: dict[str, Callable[[World], str]] = {
 
 
 def round_of(world: World, name: str) -> None:
-    """One round of the fault *name*. Raises Broken."""
+    """One round of the fault *name*. Raises FailedCollector."""
     begin = time.monotonic()
     world.running()
     world.wait_receipts(20)

@@ -14,7 +14,7 @@ import random
 import time
 from pathlib import Path
 
-from gangline.agent.frame_builder import dictionary
+from gangline.agent.frame_builder import signal_dictionary
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport import protocol
@@ -73,7 +73,7 @@ class Confused(Sender):
 def registration(spool: Spool) -> RegisterNodeRequest:
     return RegisterNodeRequest(
         protocol_version=1, node=NODE, run_id=spool.run_id, boot_id=BOOT_ID, agent_version="test",
-        signals=dictionary(), boottime_ns=10**15, wall_time_ns=time.time_ns(),
+        signals=signal_dictionary(), boottime_ns=10**15, wall_time_ns=time.time_ns(),
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def main() -> None:
         bytes_max=options.bytes_max,
         boot_id=BOOT_ID,
         owner="sender",
-        head_folder=options.folder / "memory",
+        memory_folder=options.folder / "memory",
     )
     events = EventQueue.open(options.folder / "events")
     client = Client(

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.aggregator.commands.connection import CommandError, ScoreClient
 from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
 from tests.processes import Process, free_port, listening, until
@@ -202,7 +202,7 @@ def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
 def fresh(address: str) -> bool:
     """Say whether the service has heard host `this` within the last two seconds."""
     try:
-        with Client(address) as client:
+        with ScoreClient(address) as client:
             score = client.host("this")
     except CommandError:
         return False

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from gangline.agent.kernel_log.reader import FILE_NAME, Position, format_position
+from gangline.agent.kernel_log.reader import FILE_NAME, LogPosition, format_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import Spool
@@ -63,7 +63,7 @@ def main() -> None:
     """Entry point."""
     folder = Path(sys.argv[1])
     (folder / "spool").mkdir(parents=True)
-    run.Run(RUN_ID, BOOT_ID, OWNER).write(folder / "spool")
+    run.RunRecord(RUN_ID, BOOT_ID, OWNER).write(folder / "spool")
     # An empty segment is where a run begins: with its name the run id stands.
     (folder / "spool" / f"{1:020d}.seg").touch()
     (folder / "spool" / "unbroken").touch()
@@ -80,7 +80,7 @@ def main() -> None:
         queue.put(event(number))
     queue.close()
     (folder / "state").mkdir()
-    position = Position("00000000-1111-2222-3333-444444444444", 1234, incidents=())
+    position = LogPosition("00000000-1111-2222-3333-444444444444", 1234, incidents=())
     (folder / "state" / FILE_NAME).write_bytes(format_position(position))
     for lock in folder.glob("*/lock"):
         os.unlink(lock)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import Finding
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.store import Store
@@ -36,7 +36,7 @@ def frame(sequence: int) -> Any:
     for row in range(len(GPUS)):
         gpus.put_float(0, row, sequence * 10.0 + row)
     stamp = frames.Stamp(RUN_ID, b"boot of the kept", sequence, sequence * 10**9, NOW_NS)
-    return received(frames.encode(stamp, [host, gpus]))
+    return read_frame(frames.encode(stamp, [host, gpus]))
 
 
 def event(host: str, number: int) -> HealthEvent:

@@ -59,7 +59,7 @@ def found(path: Path) -> str:
 def main() -> None:
     """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
-    path, kept = work / duckdb_file.FILE, work.with_name("kept")
+    path, kept = work / duckdb_file.STORE_FILE, work.with_name("kept")
     steps, states = again(source, work, lambda: opened(path, kept=kept))
     print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv

@@ -18,7 +18,7 @@ from gangline.agent.kernel_log.reader import FILE_NAME, parse_position
 from gangline.agent.spool import spool as run
 from gangline.agent.spool.event_queue import EventQueue
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
-from gangline.aggregator.commands.connection import Client, CommandError
+from gangline.aggregator.commands.connection import CommandError, ScoreClient
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from tests.fake_nvml.build import compiler
@@ -128,7 +128,7 @@ class World:
     def is_heard(self) -> bool:
         """Whether a frame of the host has come within the last second or two."""
         try:
-            with Client(f"127.0.0.1:{self.port}") as client:
+            with ScoreClient(f"127.0.0.1:{self.port}") as client:
                 score = client.host("upgraded")
         except CommandError:
             return False
@@ -139,14 +139,14 @@ class World:
         boot_id = bytes.fromhex(
             Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")
         )
-        noted = run.read(self.place / "spool")
+        noted = run.read_run(self.place / "spool")
         assert noted is not None
         spool = Spool.open(
             self.place / "spool",
             bytes_max=1 << 28,
             boot_id=boot_id,
             owner=noted.owner,
-            head_folder=self.place,
+            memory_folder=self.place,
         )
         try:
             assert (spool.notice, spool.dropped_frames) == ("", 0)

@@ -13,11 +13,11 @@ from ...counter_deltas import Flags
 from ...fleet.active_events import Hang
 from ...fleet.collector_status import BLIND, ERROR, HUNG
 from ...fleet.devices import DEVICES_PER_HOST_MAX
-from ...model import Reason, State
+from ...model import HealthState, Reason
 from ...sql import quoted
-from ..evidence_sql import HEARD, last_heard, moment
-from ..rule import Rule, Standing, Symptom, above, counted_lately, short, standing
-from ..view import Present
+from ..evidence_sql import RECEIVED_SOURCES, last_received, timestamp_sql
+from ..rule import Rule, Symptom, ThresholdRule, above, recent_counts, short, threshold_symptoms
+from ..view import FleetView
 
 # ----------------------------------------------------------------------
 # Devices and drivers whose calls do not return, in one sentence each: which, in which call, since
@@ -25,14 +25,14 @@ from ..view import Present
 
 #: Sources whose hanging means that a driver does, and how bad that is. Collectors are named by source
 #: and pace (`gpu_1s`).
-DRIVERS = {"gpu": State.UNHEALTHY, "rdma": State.SUSPECT}
+DRIVERS = {"gpu": HealthState.UNHEALTHY, "rdma": HealthState.SUSPECT}
 HUNG_HAZARD_FACTORS = {"gpu": 1000.0, "rdma": 50.0}
 
 #: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
 #: is told a second or two before: by then it is that driver's finding.
 DEVICE_HANGS = Rule(
     "device.hung",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.DRIVER_HUNG,
     "the agent's own trial of it answers in time, and for 30 s after",
     enter_seconds=3.0,
@@ -40,16 +40,16 @@ DEVICE_HANGS = Rule(
 )
 DRIVER_HANGS = Rule(
     "driver.hung",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.DRIVER_HUNG,
     "the agent's own trial of the driver answers in time, and for 30 s after",
     leave_seconds=30.0,
     hazard_factor=1000.0,
 )
 #: Of `probe_1s.state` (`agent/sampler/quarantine.py`).
-WELL, _HUNG, _ABANDONED, _LEFT_ALONE, SLOW, _TRIED, RELEASED = range(7)
+OK, _HUNG, _ABANDONED, _QUARANTINED, SLOW, _PROBED, RELEASED = range(7)
 #: The lane of all that calls NVIDIA's driver: what hangs there without a device is that driver.
-GPU_LANE = "gpu"
+GPU_GROUP = "gpu"
 #: A call that lasted no longer did not hang: it ended the agent's process that made it.
 DIED_SECONDS_MAX = 0.1
 #: What to do, as the host's own policy says it (`contract/host_policy.toml`).
@@ -62,113 +62,114 @@ ACTIONS = {
 Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gpu`, `host mlx5_0/1`
 
 
-def hung_devices(present: Present) -> Iterator[Symptom]:
+def hung_devices(view: FleetView) -> Iterator[Symptom]:
     """A device whose calls do not return, by name and call; all of a driver's at once are one finding of the host."""
     states, seconds = (
-        present.state("probe_1s", "state"),
-        present.gauge("probe_1s", "hung_seconds"),
+        view.state("probe_1s", "state"),
+        view.gauge("probe_1s", "hung_seconds"),
     )
-    rows = np.flatnonzero((states != WELL) & ((seconds > 0.0) | (states == SLOW))).tolist()
-    names: dict[int, Row] = {row: present.name("probe_1s", row) for row in rows}
-    whole = {each for each in names.values() if _is_whole(present, each)}
+    rows = np.flatnonzero((states != OK) & ((seconds > 0.0) | (states == SLOW))).tolist()
+    names: dict[int, Row] = {row: view.name("probe_1s", row) for row in rows}
+    driver_rows = {each for each in names.values() if _is_driver_row(view, each)}
     for row, (host, name) in names.items():
-        if (host, name) in whole:
+        if (host, name) in driver_rows:
             within = [
-                n for of, n in names.values() if of == host and _whole_of(present, of, n) == name
+                n for of, n in names.values() if of == host and _driver_row(view, of, n) == name
             ]
-            yield _driver_hangs(present, row, float(seconds[row]), sorted(within))
-        elif (host, _whole_of(present, host, name)) not in whole:
-            yield _device_hangs(present, row, float(seconds[row]), int(states[row]) == SLOW)
+            yield _driver_hangs(view, row, float(seconds[row]), sorted(within))
+        elif (host, _driver_row(view, host, name)) not in driver_rows:
+            yield _device_hangs(view, row, float(seconds[row]), int(states[row]) == SLOW)
 
 
-def _is_whole(present: Present, row: Row) -> bool:
+def _is_driver_row(view: FleetView, row: Row) -> bool:
     """Say whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
     host, name = row
     device = name.partition(" ")[2]
-    return not device or device == present.fleet.hangs.of(host, name).collector
+    return not device or device == view.fleet.hangs.of(host, name).collector
 
 
-def _whole_of(present: Present, host: int, name: str) -> str:
+def _driver_row(view: FleetView, host: int, name: str) -> str:
     """Return the row of the driver that a device's row belongs to."""
-    lane = name.partition(" ")[0]
-    return lane if lane == GPU_LANE else f"{lane} {present.fleet.hangs.of(host, name).collector}"
+    group = name.partition(" ")[0]
+    return group if group == GPU_GROUP else f"{group} {view.fleet.hangs.of(host, name).collector}"
 
 
-def _driver_hangs(present: Present, row: int, seconds: float, within: list[str]) -> Symptom:
-    host, name = present.name("probe_1s", row)
-    said, collector = present.fleet.hangs.of(host, name), name.partition(" ")[2]
+def _driver_hangs(view: FleetView, row: int, seconds: float, within: list[str]) -> Symptom:
+    host, name = view.name("probe_1s", row)
+    hang, collector = view.fleet.hangs.of(host, name), name.partition(" ")[2]
     devices = ", ".join(each.partition(" ")[2] for each in within if each != name)
     first = f" ({devices} first)" if devices else ""
-    who = f"what {collector} reads" if collector else "the GPU driver as a whole"
+    subject = f"what {collector} reads" if collector else "the GPU driver as a whole"
     action = ACTIONS["other" if collector else "driver"]
-    words = f"{who} has not answered {_since(present, said, seconds)}{_in(said)}{first}: {action}"
+    message = f"{subject} has not answered {_duration_text(view, hang, seconds)}{_call_text(hang)}{first}: {action}"
     kind = collector.partition("_")[0]
     return _symptom(
-        present,
+        view,
         row,
         DEVICE_HANGS if collector else DRIVER_HANGS,
         device=collector or "host",
         seconds=seconds,
-        words=words,
+        message=message,
         kind=kind,
     )
 
 
-def _device_hangs(present: Present, row: int, seconds: float, is_slow: bool) -> Symptom:
-    host, name = present.name("probe_1s", row)
-    lane, _, device = name.partition(" ")
-    said = present.fleet.hangs.of(host, name)
-    kind = "gpu" if lane == GPU_LANE else said.collector.partition("_")[0]
-    key = gpu_at(present, host, device) if kind == "gpu" else device
-    who = f"{'GPU' if kind == 'gpu' else kind} {device}".strip()
-    who += f" ({short(key)})" if key != device else ""
-    since, action = _since(present, said, seconds), ACTIONS["gpu" if kind == "gpu" else "other"]
+def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> Symptom:
+    host, name = view.name("probe_1s", row)
+    group, _, device = name.partition(" ")
+    hang = view.fleet.hangs.of(host, name)
+    kind = "gpu" if group == GPU_GROUP else hang.collector.partition("_")[0]
+    key = gpu_at(view, host, device) if kind == "gpu" else device
+    subject = f"{'GPU' if kind == 'gpu' else kind} {device}".strip()
+    subject += f" ({short(key)})" if key != device else ""
+    since, action = (
+        _duration_text(view, hang, seconds),
+        ACTIONS["gpu" if kind == "gpu" else "other"],
+    )
     if is_slow:
-        words = (
-            f"{who} answers too slowly for its neighbours {since}{_in(said)}: {ACTIONS['other']}"
-        )
+        message = f"{subject} answers too slowly for its neighbours {since}{_call_text(hang)}: {ACTIONS['other']}"
     elif seconds < DIED_SECONDS_MAX:
-        died = said.words.partition(" in ")[0] or "died"
-        lasts = f" {since}" if said.since_ns else ""  # the seconds are of the call alone
-        words = f"{who} is left alone{lasts}, as the agent's process {died}{_in(said)}: {action}"
+        died = hang.message.partition(" in ")[0] or "died"
+        lasts = f" {since}" if hang.since_ns else ""  # the seconds are of the call alone
+        message = f"{subject} is left alone{lasts}, as the agent's process {died}{_call_text(hang)}: {action}"
     else:
-        words = f"{who} has not answered {since}{_in(said)}: {action}"
+        message = f"{subject} has not answered {since}{_call_text(hang)}: {action}"
     return _symptom(
-        present,
+        view,
         row,
         DEVICE_HANGS,
         device=key,
         seconds=seconds,
-        words=words,
+        message=message,
         kind="" if is_slow else kind,
     )
 
 
 def _symptom(
-    present: Present, row: int, rule: Rule, *, device: str, seconds: float, words: str, kind: str
+    view: FleetView, row: int, rule: Rule, *, device: str, seconds: float, message: str, kind: str
 ) -> Symptom:
     """*kind*: of device, where its hanging means more than the rule says."""
     return Symptom(
         rule=rule,
-        host=present.name("probe_1s", row)[0],
+        host=view.name("probe_1s", row)[0],
         device=device,
         signal="probe.hung_seconds",
         value=seconds,
         unit="seconds",
         normal="below 0.9 s",
-        words=words,
-        sql=present.sql("probe_1s", row, "hung_seconds, state, abandoned_count", 120),
+        message=message,
+        sql=view.sql("probe_1s", row, "hung_seconds, state, abandoned_count", 120),
         state=DRIVERS.get(kind),
         hazard_factor=HUNG_HAZARD_FACTORS.get(kind, 0.0),
     )
 
 
-def _since(present: Present, said: Hang, seconds: float) -> str:
+def _duration_text(view: FleetView, hang: Hang, seconds: float) -> str:
     """Return for how long, and since when: the reading ends where the call was given up, the trouble does not."""
-    if not said.since_ns:
+    if not hang.since_ns:
         return f"for {seconds:.1f} s"
-    at = datetime.fromtimestamp(said.since_ns // 1_000_000_000, UTC)
-    lasts = max(seconds, (present.now_ns - said.since_ns) / 1e9)
+    at = datetime.fromtimestamp(hang.since_ns // 1_000_000_000, UTC)
+    lasts = max(seconds, (view.now_ns - hang.since_ns) / 1e9)
     return f"for {_span(lasts)}, since {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -180,13 +181,13 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _in(said: Hang) -> str:
-    return f", in {said.call}" if said.call else ""
+def _call_text(hang: Hang) -> str:
+    return f", in {hang.call}" if hang.call else ""
 
 
-def gpu_at(present: Present, host: int, address: str) -> str:
+def gpu_at(view: FleetView, host: int, address: str) -> str:
     """Return the UUID of the GPU at a PCI address, or the address where that is all that is known."""
-    attributes: Mapping[tuple[str, str], Mapping[str, str]] = present.fleet.attributes[host]
+    attributes: Mapping[tuple[str, str], Mapping[str, str]] = view.fleet.attributes[host]
     for (kind, key), known in attributes.items():
         if kind == "gpu" and known.get("pci_address") == address:
             return key
@@ -194,15 +195,20 @@ def gpu_at(present: Present, host: int, address: str) -> str:
 
 
 #: A host is UNKNOWN until it was heard for this long.
-ENOUGH_SECONDS = 5.0
-NEW = Rule("host.new", State.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
+RECEIVED_SECONDS_MIN = 5.0
+NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
 #: Telemetry that goes missing is itself a leading sign of a fault.
 SILENT = Rule(
-    "host.silent", State.STALE, Reason.STALE_TELEMETRY, "", leave_seconds=0.0, hazard_factor=5.0
+    "host.silent",
+    HealthState.STALE,
+    Reason.STALE_TELEMETRY,
+    "",
+    leave_seconds=0.0,
+    hazard_factor=5.0,
 )
 HANGS = Rule(
     "collector.hung",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.DRIVER_HUNG,
     "the call returns, and readings come for 30 s",
     enter_seconds=3.0,
@@ -210,50 +216,50 @@ HANGS = Rule(
 )
 FAILS = Rule(
     "collector.failed",
-    State.HEALTHY,
+    HealthState.HEALTHY,
     Reason.BLIND,
     "the collector reads again",
     leave_seconds=5.0,
 )
 STUCK = Rule(
     "counter.saturated",
-    State.HEALTHY,
+    HealthState.HEALTHY,
     Reason.BLIND,
     "the counter is cleared and reads less than its ceiling",
     leave_seconds=0.0,
 )
-LEFT_OUT = Rule(
+UNTRACKED = Rule(
     "devices.left_out",
-    State.HEALTHY,
+    HealthState.HEALTHY,
     Reason.BLIND,
     f"the host reports at most {DEVICES_PER_HOST_MAX} of the kind at once",
     leave_seconds=60.0,
 )
 FRAMES_LOST = Rule(
     "data.lost",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.DATA_LOST,
     "the agent loses no frames for 5 minutes",
     leave_seconds=300.0,
 )
 #: What the host's own policy condemns, its operator's rows too: a fault of that policy shows as many such hosts, and the
 #: fleet's permit is withheld.
-BARS = Rule(
+HOST_BARRED = Rule(
     "host.barred",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.POLICY,
     "`gangline check` on the host finds nothing to enforce for 30 s",
     leave_seconds=30.0,
 )
-BARRED = Standing(
-    BARS,
+BARRED = ThresholdRule(
+    HOST_BARRED,
     "agent_10s",
     "barring_findings_count",
     above(0.0),
     "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
     "`gangline check` there names them",
 )
-FOUND = Rule("finding", State.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
+HOST_FINDING = Rule("finding", HealthState.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
 
 #: Findings that stand against a host: beginning of the name -> reason, what ends it.
 FINDINGS = {
@@ -262,12 +268,14 @@ FINDINGS = {
 }
 
 
-def new_hosts(present: Present) -> Iterator[Symptom]:
+def new_hosts(view: FleetView) -> Iterator[Symptom]:
     """Nothing can be said yet. Missing is neither zero nor healthy."""
-    heard, first = present.fleet.heard_ns, present.fleet.first_ns
-    for host in np.flatnonzero(heard - first < ENOUGH_SECONDS * 1e9).tolist():
-        seconds = (heard[host] - first[host]) / 1e9 if heard[host] else 0.0
-        known = f"heard for {seconds:.0f} s only" if heard[host] else "registered, never heard"
+    last_received, first = view.fleet.last_received_ns, view.fleet.first_received_ns
+    for host in np.flatnonzero(last_received - first < RECEIVED_SECONDS_MIN * 1e9).tolist():
+        seconds = (last_received[host] - first[host]) / 1e9 if last_received[host] else 0.0
+        known = (
+            f"heard for {seconds:.0f} s only" if last_received[host] else "registered, never heard"
+        )
         yield Symptom(
             rule=NEW,
             host=host,
@@ -275,22 +283,24 @@ def new_hosts(present: Present) -> Iterator[Symptom]:
             signal="telemetry",
             value=float(seconds),
             unit="seconds",
-            normal=f"heard for {ENOUGH_SECONDS:.0f} s",
-            words=known,
-            sql=_first_heard(present, host) if heard[host] else _registered(present, host),
-            clears=f"it was heard for {ENOUGH_SECONDS:.0f} s",
+            normal=f"heard for {RECEIVED_SECONDS_MIN:.0f} s",
+            message=known,
+            sql=_first_received_sql(view, host)
+            if last_received[host]
+            else _registration_sql(view, host),
+            clears=f"it was heard for {RECEIVED_SECONDS_MIN:.0f} s",
         )
 
 
-def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
+def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
     """A host that spoke is silent. *frozen*: too many at once, so that the fault is likely ours."""
-    silent = present.silent_seconds
-    for host in np.flatnonzero(np.isfinite(silent) & ~present.awake).tolist():
-        ours = host in frozen
-        words = f"silent for {silent[host]:.0f} s"
-        backlog = present.fleet.backlog_age_seconds(host, present.now_ns)
+    silent = view.silent_seconds
+    for host in np.flatnonzero(np.isfinite(silent) & ~view.awake).tolist():
+        is_frozen = host in frozen
+        message = f"silent for {silent[host]:.0f} s"
+        backlog = view.fleet.backlog_age_seconds(host, view.now_ns)
         if backlog < 15.0:
-            words += ", but it is sending what it kept meanwhile"
+            message += ", but it is sending what it kept meanwhile"
         yield Symptom(
             rule=SILENT,
             host=host,
@@ -299,29 +309,32 @@ def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
             value=float(round(silent[host])),
             unit="seconds",
             normal="a frame every second",
-            words=words + (", as many others: more likely our fault than theirs" if ours else ""),
-            sql=last_heard(present.fleet.names[host], present.now_ns),
-            state=State.HEALTHY if ours else None,
-            hazard_factor=1.0 if ours else 0.0,
+            message=message
+            + (", as many others: more likely our fault than theirs" if is_frozen else ""),
+            sql=last_received(view.fleet.names[host], view.now_ns),
+            state=HealthState.HEALTHY if is_frozen else None,
+            hazard_factor=1.0 if is_frozen else 0.0,
             clears="it is heard again",
         )
 
 
-def failing_collectors(present: Present) -> Iterator[Symptom]:
+def failing_collectors(view: FleetView) -> Iterator[Symptom]:
     """A collector hangs in a driver, fails, or is blind, in whole or in part.
 
     One that hangs on a host whose agent names the device is left to `hung_devices`.
     """
-    rows = present.where("collector_10s", "outcome_state", _is_unwell)
-    outcomes = present.fleet.tables["collector_10s"].values_at("outcome_state", rows)
-    unwell = ~np.isin(present.state("probe_1s", "state"), (WELL, RELEASED))
-    named = {present.name("probe_1s", row)[0] for row in np.flatnonzero(unwell).tolist()}
+    rows = view.where("collector_10s", "outcome_state", _has_failed)
+    outcomes = view.fleet.tables["collector_10s"].values_at("outcome_state", rows)
+    unhealthy = ~np.isin(view.state("probe_1s", "state"), (OK, RELEASED))
+    named = {view.name("probe_1s", row)[0] for row in np.flatnonzero(unhealthy).tolist()}
     for row, code in zip(rows.tolist(), outcomes.tolist(), strict=True):
-        host, name = present.name("collector_10s", row)
+        host, name = view.name("collector_10s", row)
         outcome, source = int(code), name.partition("_")[0]
         if outcome == HUNG and host in named:
             continue
-        said = next((s.words for s in present.fleet.sources.of(host) if s.name == name), "")
+        message = next(
+            (s.message for s in view.fleet.collector_statuses.of(host) if s.name == name), ""
+        )
         rule = HANGS if outcome == HUNG else FAILS
         verb = {BLIND: "is blind", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
         yield Symptom(
@@ -331,35 +344,35 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
             signal="collector.outcome_state",
             value=float(outcome),
             normal="0 (ok) or 1 (no-data)",
-            words=f"collector {name} {verb}" + (f": {said}" if said else ""),
-            sql=present.sql("collector_10s", row, "outcome_state, turn_seconds", 120),
+            message=f"collector {name} {verb}" + (f": {message}" if message else ""),
+            sql=view.sql("collector_10s", row, "outcome_state, turn_seconds", 120),
             state=DRIVERS.get(source) if outcome == HUNG else None,
             hazard_factor=HUNG_HAZARD_FACTORS.get(source, 0.0) if outcome == HUNG else 0.0,
-            whose=f"driver of {source}" if outcome == HUNG else "",
+            fault_source=f"driver of {source}" if outcome == HUNG else "",
         )
 
 
-def _is_unwell(outcomes: NDArray[Any]) -> Flags:
+def _has_failed(outcomes: NDArray[Any]) -> Flags:
     return np.asarray((outcomes >= BLIND) & (outcomes <= HUNG), dtype=bool)
 
 
-def stuck_counters(present: Present) -> Iterator[Symptom]:
+def stuck_counters(view: FleetView) -> Iterator[Symptom]:
     """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
 
     Rules that read it see no step and so stay silent: this symptom says that they are blind.
     """
-    for name, table in present.fleet.tables.items():
+    for name, table in view.fleet.tables.items():
         for column in table.sticky:
             stuck = np.flatnonzero(table.saturated(column))
-            for row in stuck[present.fresh_at(name, stuck)].tolist():
-                yield _stuck(present, name, row, column)
+            for row in stuck[view.fresh_at(name, stuck)].tolist():
+                yield _stuck(view, name, row, column)
 
 
-def _stuck(present: Present, name: str, row: int, column: str) -> Symptom:
-    host, device = present.name(name, row)
-    table = present.fleet.tables[name]
+def _stuck(view: FleetView, name: str, row: int, column: str) -> Symptom:
+    host, device = view.name(name, row)
+    table = view.fleet.tables[name]
     kind, value = table.devices.kind, float(table.state(column)[row])
-    layer = present.fleet.attributes[host].get((kind, device), {}).get("link_layer", "")
+    layer = view.fleet.attributes[host].get((kind, device), {}).get("link_layer", "")
     what = "RDMA port" if kind == "rdma" else kind
     return Symptom(
         rule=Rule(
@@ -370,9 +383,9 @@ def _stuck(present: Present, name: str, row: int, column: str) -> Symptom:
         signal=f"{kind}.{column}",
         value=value,
         normal=f"below {value:.0f}",
-        words=f"{what} {device}: {column} stands at its ceiling of {value:.0f} and counts no more: "
+        message=f"{what} {device}: {column} stands at its ceiling of {value:.0f} and counts no more: "
         f"what comes now is not seen; clear it with: {clear_command(device, layer)}",
-        sql=present.sql(name, row, column, 120),
+        sql=view.sql(name, row, column, 120),
     )
 
 
@@ -390,32 +403,32 @@ def clear_command(port: str, link_layer: str = "") -> str:
     return f"perfquery -R -C {device} -P {number or 1}"
 
 
-def unjudged_devices(present: Present) -> Iterator[Symptom]:
+def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
     """A host reports more devices of a kind at once than are kept in memory: of the others nothing is said."""
-    for (host, kind), tables in present.fleet.evictions.left_out.items():
-        if not present.awake[host]:
+    for (host, kind), tables in view.fleet.evictions.untracked.items():
+        if not view.awake[host]:
             continue
         table, count = max(tables.items(), key=lambda one: one[1])
         yield Symptom(
-            rule=LEFT_OUT,
+            rule=UNTRACKED,
             host=host,
             device=kind,
             signal="telemetry",
             value=float(count),
             unit="devices",
             normal="0",
-            words=f"{count} devices of kind {kind} are not judged: it reports more than the {DEVICES_PER_HOST_MAX} "
+            message=f"{count} devices of kind {kind} are not judged: it reports more than the {DEVICES_PER_HOST_MAX} "
             "that a host may have of one kind",
-            sql=present.sql_devices(table, host, 120.0),
+            sql=view.sql_devices(table, host, 120.0),
         )
 
 
-def lost_frames(present: Present) -> Iterator[Symptom]:
+def lost_frames(view: FleetView) -> Iterator[Symptom]:
     """An agent's spool overflowed, or its disk failed: readings are gone."""
-    rows, lost = counted_lately(present, "agent_10s", "spool_dropped_frames")
+    rows, lost = recent_counts(view, "agent_10s", "spool_dropped_frames")
     for row, frames in zip(rows.tolist(), lost.tolist(), strict=True):
-        host, device = present.name("agent_10s", row)
-        total = float(present.state("agent_10s", "spool_dropped_frames")[row])
+        host, device = view.name("agent_10s", row)
+        total = float(view.state("agent_10s", "spool_dropped_frames")[row])
         yield Symptom(
             rule=FRAMES_LOST,
             host=host,
@@ -423,51 +436,51 @@ def lost_frames(present: Present) -> Iterator[Symptom]:
             signal="agent.spool_dropped_frames",
             value=total,
             normal="0",
-            words=f"the agent lost {max(1.0, frames):.0f} frames lately "
+            message=f"the agent lost {max(1.0, frames):.0f} frames lately "
             f"({total:.0f} in all): its spool was full or its disk failed",
-            sql=present.sql("agent_10s", row, "spool_dropped_frames, spool_bytes", 600),
+            sql=view.sql("agent_10s", row, "spool_dropped_frames, spool_bytes", 600),
         )
 
 
-def barred_hosts(present: Present) -> Iterator[Symptom]:
+def barred_hosts(view: FleetView) -> Iterator[Symptom]:
     """A host that bars itself from jobs by its own policy, or would under the fleet's permit."""
-    return standing(present, (BARRED,))
+    return threshold_symptoms(view, (BARRED,))
 
 
-def standing_findings(present: Present) -> Iterator[Symptom]:
+def host_findings(view: FleetView) -> Iterator[Symptom]:
     """Findings of others about a host: two hosts of one name, a clock that is off."""
-    for finding in present.fleet.findings.values():
-        host = present.fleet.index.get(finding.host)
+    for finding in view.fleet.findings.values():
+        host = view.fleet.index.get(finding.host)
         kind = FINDINGS.get(finding.name.partition(".")[0])
         if host is None or kind is None or finding.cleared_ns:
             continue
         reason, clears = kind
         yield Symptom(
-            rule=FOUND,
+            rule=HOST_FINDING,
             host=host,
             device=f"{finding.name} {finding.subject}".strip(),
             signal=finding.name,
             value=1.0,
             unit="finding",
             normal="none",
-            words=finding.words,
+            message=finding.message,
             sql=f"SELECT * FROM findings WHERE host = {quoted(finding.host)} AND name = {quoted(finding.name)} "
-            f"AND subject = {quoted(finding.subject)} AND since = {moment(finding.since_ns)}",
+            f"AND subject = {quoted(finding.subject)} AND since = {timestamp_sql(finding.since_ns)}",
             reason=reason,
             clears=clears,
         )
 
 
-def _first_heard(present: Present, host: int) -> str:
-    name = quoted(present.fleet.names[host])
-    seconds = (present.now_ns - present.fleet.first_ns[host]) / 1e9
+def _first_received_sql(view: FleetView, host: int) -> str:
+    name = quoted(view.fleet.names[host])
+    seconds = (view.now_ns - view.fleet.first_received_ns[host]) / 1e9
     return (
         "SELECT min(time) AS first, max(time) AS last, "
-        f"date_diff('second', min(time), max(time)) AS heard_seconds FROM ({HEARD}) "
-        f"WHERE host = {name} AND time BETWEEN {present.moment(-seconds - 0.5)} AND {present.moment(1)}"
+        f"date_diff('second', min(time), max(time)) AS heard_seconds FROM ({RECEIVED_SOURCES}) "
+        f"WHERE host = {name} AND time BETWEEN {view.timestamp_sql(-seconds - 0.5)} AND {view.timestamp_sql(1)}"
     )
 
 
-def _registered(present: Present, host: int) -> str:
-    name = quoted(present.fleet.names[host])
+def _registration_sql(view: FleetView, host: int) -> str:
+    name = quoted(view.fleet.names[host])
     return f"SELECT host, address, registered, 0 AS heard_seconds FROM hosts WHERE host = {name}"

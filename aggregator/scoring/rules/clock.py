@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...counter_deltas import Flags, Floats, Words
+from ...counter_deltas import Flags, Floats, Uint64s
 from ...fleet.activity import (
     AT_LIMIT_SHARE,
     REASON_HARDWARE,
@@ -24,21 +24,21 @@ from ...fleet.activity import (
     REASON_THERMAL,
 )
 from ...fleet.gangs import medians
-from ...fleet.peers import ALIKE, ALL, AT_LIMIT, IN_GANG, alike_in
-from ...model import Reason, State
+from ...fleet.peers import ALL, AT_LIMIT, IN_GANG, SAME_WORK_RATIO_MAX, describe_peers
+from ...model import HealthState, Reason
 from .. import evidence_sql
 from ..rule import Rule, Symptom, short
-from ..view import Present
+from ..view import FleetView
 from .gang import members
 
 #: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: its default is past all of them. Without a cause
 #: that the driver names, more is asked.
 SLOW_BELOW = "gpu.slow_below_ratio"
 #: Where the driver says that heat, a brake or a cap holds it down. A level ends so much above where it begins.
-HELD_WATCH, HELD_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
+THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
 #: Of one that is held little it is told after so long.
-LITTLE_SECONDS = 15.0
+MILD_SECONDS = 15.0
 #: A cap that holds for so much of the time is no burst of work that reaches the limit (assumed).
 CAPPED_SHARE_MIN = 0.8
 #: Software slowdown begins a few degrees before the threshold the driver tells.
@@ -48,14 +48,14 @@ HOT_CELSIUS, HOT_MEMORY_CELSIUS = 80.0, 95.0
 #: Newer parts tell the distance to their limit themselves.
 MARGIN_CELSIUS = 3.0
 #: Held down for this share of the time by the violation counters (nanoseconds per second).
-HELD_SHARE = 0.05
+THROTTLED_SHARE = 0.05
 #: Of a GPU's own past so much is shown.
-PAST_SECONDS = 900.0
+BASELINE_SHOWN_SECONDS = 900.0
 
 _CLEARS = "its SM clock stays within {:.0f} % of {} for 60 s"
 THERMAL = Rule(
     "gpu.thermal",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.THERMAL_THROTTLE,
     _CLEARS.format(10, "its peers'"),
     enter_seconds=4.0,
@@ -64,7 +64,7 @@ THERMAL = Rule(
 )
 POWER = Rule(
     "gpu.power",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.POWER_CAP,
     _CLEARS.format(10, "its peers'"),
     enter_seconds=6.0,
@@ -72,17 +72,17 @@ POWER = Rule(
     shared="power",
 )
 #: A cap below its own limit: the flag alone says it, which comes and goes with work that reaches the limit.
-ELSEWHERE = replace(POWER, enter_seconds=20.0)
+EXTERNAL_CAP = replace(POWER, enter_seconds=20.0)
 SETTING = Rule(
     "gpu.clock_setting",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.POLICY,
     "its clock setting is that of its peers for 60 s",
     enter_seconds=20.0,
 )
 STRAGGLER = Rule(
     "gpu.straggler",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.STRAGGLER,
     _CLEARS.format(10, "its peers'"),
     enter_seconds=20.0,
@@ -90,150 +90,155 @@ STRAGGLER = Rule(
 )
 
 
-def slow_gpus(present: Present) -> Iterator[Symptom]:
+def slow_gpus(view: FleetView) -> Iterator[Symptom]:
     """Name each GPU that is slower than its peers, under the cause that its own readings show."""
-    relative, before = present.speeds.relative, present.speeds_before
-    slow = relative < present.threshold(SLOW_BELOW)
-    little = relative < _begins(present)[0] + LEAVES_WATCH
-    fell = (before < present.threshold(SLOW_BELOW)) & ~slow
-    if not (slow | little | fell).any():
+    relative, before = view.speeds.relative, view.clock_over_baseline
+    slow = relative < view.threshold(SLOW_BELOW)
+    mild = relative < _throttled_limits(view)[0] + LEAVES_WATCH
+    fell = (before < view.threshold(SLOW_BELOW)) & ~slow
+    if not (slow | mild | fell).any():
         return
-    flags = present.state("gpu_1s", "clock_event_reasons_flags")
-    hot = is_hot(present) & _held(present, flags, REASON_THERMAL, "violation_thermal_nanoseconds")
-    brake = _held(present, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
-    capped = _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds")
-    lowered = capped & _is_lowered(present)
-    elsewhere = _sets_apart(present, capped, little & _is_capped_elsewhere(present, flags))
-    power = brake | elsewhere | (capped & _at(present))
-    named = elsewhere | _sets_apart(present, hot, little)
-    named |= _sets_apart(present, brake | lowered, little)
+    flags = view.state("gpu_1s", "clock_event_reasons_flags")
+    hot = is_hot(view) & _is_throttled(view, flags, REASON_THERMAL, "violation_thermal_nanoseconds")
+    brake = _is_throttled(view, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
+    capped = _is_throttled(view, flags, REASON_POWER_CAP, "violation_power_nanoseconds")
+    limit_lowered = capped & _has_lower_limit(view)
+    capped_elsewhere = _stands_out(view, capped, mild & _is_capped_elsewhere(view, flags))
+    power = brake | capped_elsewhere | (capped & _is_at_limit(view))
+    named = capped_elsewhere | _stands_out(view, hot, mild)
+    named |= _stands_out(view, brake | limit_lowered, mild)
     setting = (flags & np.uint64(REASON_SETTING)) != 0
-    together = _are_placed(present, fell & hot, "cooling_domain")
-    together |= _are_placed(present, fell & brake, "power_domain")
-    for row in np.flatnonzero(slow | together | (little & named)).tolist():
+    together = _has_declared_place(view, fell & hot, "cooling_domain")
+    together |= _has_declared_place(view, fell & brake, "power_domain")
+    for row in np.flatnonzero(slow | together | (mild & named)).tolist():
         is_named = bool(named[row])
         if hot[row]:
-            words = f"held down by heat ({_heat(present, row)})"
-            yield _symptom(present, THERMAL, row, words, is_held=is_named)
+            message = f"held down by heat ({_heat_text(view, row)})"
+            yield _symptom(view, THERMAL, row, message, is_throttled=is_named)
         elif power[row]:
-            words = _power_words(present, row, int(flags[row]), elsewhere=bool(elsewhere[row]))
-            rule = ELSEWHERE if elsewhere[row] and not brake[row] else POWER
-            yield _symptom(present, rule, row, words, is_held=is_named)
+            message = _power_text(
+                view, row, int(flags[row]), capped_elsewhere=bool(capped_elsewhere[row])
+            )
+            rule = EXTERNAL_CAP if capped_elsewhere[row] and not brake[row] else POWER
+            yield _symptom(view, rule, row, message, is_throttled=is_named)
         elif setting[row]:
-            yield _symptom(present, SETTING, row, "held down by a clock setting of its own")
-        elif relative[row] < present.threshold("gpu.unexplained_below_ratio"):
-            yield _symptom(present, STRAGGLER, row, "and its driver names no cause")
+            yield _symptom(view, SETTING, row, "held down by a clock setting of its own")
+        elif relative[row] < view.threshold("gpu.unexplained_below_ratio"):
+            yield _symptom(view, STRAGGLER, row, "and its driver names no cause")
 
 
-def _begins(present: Present) -> tuple[float, float]:
+def _throttled_limits(view: FleetView) -> tuple[float, float]:
     """Return below which share of its peers' clock a GPU that is held down is WATCH, and below which it is DEGRADED."""
-    degraded = present.threshold(HELD_BELOW)
-    return max(present.threshold(HELD_WATCH), degraded), degraded
+    degraded = view.threshold(THROTTLED_BELOW)
+    return max(view.threshold(THROTTLED_WATCH), degraded), degraded
 
 
-def _sets_apart(present: Present, held: Flags, some: Flags) -> Flags:
-    """Return *some* that are *held*, of whose peers less than half are held.
+def _stands_out(view: FleetView, throttled: Flags, some: Flags) -> Flags:
+    """Return *some* that are *throttled*, of whose peers less than half are held.
 
     On a hot afternoon, or in a job that is at its limit, the spread of parts is what is left between them.
     """
-    found = held & some
+    found = throttled & some
     if not found.any():
         return np.asarray(found, dtype=bool)
-    _, group = np.unique(present.speeds.median_hertz, return_inverse=True)
-    computing = np.isfinite(present.clock)
+    _, group = np.unique(view.speeds.median_hertz, return_inverse=True)
+    computing = np.isfinite(view.clock)
     every = np.bincount(group[computing], minlength=group.max(initial=0) + 1)
-    of_them = np.bincount(group[computing & held], minlength=every.size)
+    of_them = np.bincount(group[computing & throttled], minlength=every.size)
     return np.asarray(found & (2 * of_them < every)[group], dtype=bool)
 
 
-def _is_lowered(present: Present) -> Flags:
+def _has_lower_limit(view: FleetView) -> Flags:
     """Say which GPUs draw what a limit allows that is lower than their peers': else those at theirs would be the measure."""
-    power = present.gauge("gpu_1s", "power_watts")
-    limit = present.gauge("gpu_10s", "power_limit_watts")
-    return np.asarray((power >= AT_LIMIT_SHARE * limit) & (present.speeds.whom == ALL), dtype=bool)
+    power = view.gauge("gpu_1s", "power_watts")
+    limit = view.gauge("gpu_10s", "power_limit_watts")
+    return np.asarray((power >= AT_LIMIT_SHARE * limit) & (view.speeds.basis == ALL), dtype=bool)
 
 
-def _is_capped_elsewhere(present: Present, flags: Words) -> Flags:
+def _is_capped_elsewhere(view: FleetView, flags: Uint64s) -> Flags:
     """Say which GPUs the driver caps though they draw less than their limit: a module, a board or a rack has one, too.
 
     The flag comes and goes with work that reaches the limit in bursts, and its counter then counts a part of the time.
     Dense work draws more than its peers do; only in a gang it is known to be the same.
     """
-    speeds, power = present.speeds, present.gauge("gpu_1s", "power_watts")
-    below = power < AT_LIMIT_SHARE * present.gauge("gpu_10s", "power_limit_watts")
-    found = below & ((flags & np.uint64(REASON_POWER_CAP)) != 0) & (speeds.whom != AT_LIMIT)
+    speeds, power = view.speeds, view.gauge("gpu_1s", "power_watts")
+    below = power < AT_LIMIT_SHARE * view.gauge("gpu_10s", "power_limit_watts")
+    found = below & ((flags & np.uint64(REASON_POWER_CAP)) != 0) & (speeds.basis != AT_LIMIT)
     found &= speeds.relative < 1.0
     if not found.any():
         return np.asarray(found, dtype=bool)
-    counted = present.rates("gpu_1s", "violation_power_nanoseconds")
-    found &= (counted <= 0.0) | (counted >= CAPPED_SHARE_MIN * 1e9)
+    counter_rate = view.rates("gpu_1s", "violation_power_nanoseconds")
+    found &= (counter_rate <= 0.0) | (counter_rate >= CAPPED_SHARE_MIN * 1e9)
     _, group = np.unique(speeds.median_hertz, return_inverse=True)
-    computing = np.where(np.isfinite(present.clock), group, -1).astype(np.intp)
-    usual = medians(power, computing, int(group.max(initial=0)) + 1)[group]
-    return np.asarray(found & ((speeds.whom == IN_GANG) | (power <= ALIKE * usual)), dtype=bool)
+    computing = np.where(np.isfinite(view.clock), group, -1).astype(np.intp)
+    peer_power = medians(power, computing, int(group.max(initial=0)) + 1)[group]
+    return np.asarray(
+        found & ((speeds.basis == IN_GANG) | (power <= SAME_WORK_RATIO_MAX * peer_power)),
+        dtype=bool,
+    )
 
 
-def _are_placed(present: Present, found: Flags, shared: str) -> Flags:
+def _has_declared_place(view: FleetView, found: Flags, shared: str) -> Flags:
     """Return those *found* of whose host it is declared what it shares: that, or else its rack."""
     rows = np.flatnonzero(found)
     places = {
-        host: present.fleet.declared.place(present.fleet.names[host])
-        for host in set(present.fleet.devices["gpu"].host[rows].tolist())
+        host: view.fleet.declared.place(view.fleet.names[host])
+        for host in set(view.fleet.devices["gpu"].host[rows].tolist())
     }
     placed = np.zeros(found.shape, dtype=bool)
     for row in rows.tolist():
-        place = places[int(present.fleet.devices["gpu"].host[row])]
+        place = places[int(view.fleet.devices["gpu"].host[row])]
         placed[row] = bool(getattr(place, shared) or place.rack)
     return placed
 
 
-def is_hot(present: Present) -> Flags:
+def is_hot(view: FleetView) -> Flags:
     """Say which GPUs are near the temperature that slows them down, in the die or the memory."""
-    die = present.gauge("gpu_1s", "temperature_celsius")
-    memory = present.gauge("gpu_1s", "memory_temperature_celsius")
-    slowdown = present.gauge("gpu_10s", "temperature_slowdown_celsius")
-    margin = present.gauge("gpu_1s", "temperature_margin_celsius")
+    die = view.gauge("gpu_1s", "temperature_celsius")
+    memory = view.gauge("gpu_1s", "memory_temperature_celsius")
+    slowdown = view.gauge("gpu_10s", "temperature_slowdown_celsius")
+    margin = view.gauge("gpu_1s", "temperature_margin_celsius")
     near = np.where(np.isfinite(slowdown), slowdown - NEAR_SLOWDOWN_CELSIUS, HOT_CELSIUS)
     hot = (die >= near) | (memory >= HOT_MEMORY_CELSIUS) | (margin <= MARGIN_CELSIUS)
     return np.asarray(hot, dtype=bool)
 
 
-def _held(present: Present, flags: Floats | object, bits: int, counter: str | None) -> Flags:
+def _is_throttled(view: FleetView, flags: Floats | object, bits: int, counter: str | None) -> Flags:
     """Say where the driver gives a reason: now by its flags, or by time on its counter."""
-    held = (np.asarray(flags, dtype=np.uint64) & np.uint64(bits)) != 0
+    throttled = (np.asarray(flags, dtype=np.uint64) & np.uint64(bits)) != 0
     if counter:
-        held |= present.rates("gpu_1s", counter) > HELD_SHARE * 1e9
-    return np.asarray(held, dtype=bool)
+        throttled |= view.rates("gpu_1s", counter) > THROTTLED_SHARE * 1e9
+    return np.asarray(throttled, dtype=bool)
 
 
-def _at(present: Present) -> Flags:
+def _is_at_limit(view: FleetView) -> Flags:
     """Say which GPUs draw what their limit allows, or whose limit is not known."""
-    power = present.gauge("gpu_1s", "power_watts")
-    limit = present.gauge("gpu_10s", "power_limit_watts")
-    return ~(power < AT_LIMIT_SHARE * limit) | present.fleet.activity.at_limit
+    power = view.gauge("gpu_1s", "power_watts")
+    limit = view.gauge("gpu_10s", "power_limit_watts")
+    return ~(power < AT_LIMIT_SHARE * limit) | view.fleet.activity.at_limit
 
 
-def _heat(present: Present, row: int) -> str:
-    die = present.gauge("gpu_1s", "temperature_celsius")[row]
-    memory = present.gauge("gpu_1s", "memory_temperature_celsius")[row]
-    slowdown = present.gauge("gpu_10s", "temperature_slowdown_celsius")[row]
-    margin = present.gauge("gpu_1s", "temperature_margin_celsius")[row]
-    words = [f"{die:.0f} C"] if np.isfinite(die) else []
-    if words and np.isfinite(slowdown):  # which is the die's
-        words.append(f"slowdown at {slowdown:.0f} C")
+def _heat_text(view: FleetView, row: int) -> str:
+    die = view.gauge("gpu_1s", "temperature_celsius")[row]
+    memory = view.gauge("gpu_1s", "memory_temperature_celsius")[row]
+    slowdown = view.gauge("gpu_10s", "temperature_slowdown_celsius")[row]
+    margin = view.gauge("gpu_1s", "temperature_margin_celsius")[row]
+    parts = [f"{die:.0f} C"] if np.isfinite(die) else []
+    if parts and np.isfinite(slowdown):  # which is the die's
+        parts.append(f"slowdown at {slowdown:.0f} C")
     if memory >= HOT_MEMORY_CELSIUS:
-        words.append(f"memory at {memory:.0f} C")
+        parts.append(f"memory at {memory:.0f} C")
     if margin <= MARGIN_CELSIUS and not die >= slowdown - NEAR_SLOWDOWN_CELSIUS:
-        words.append(f"{abs(margin):.0f} C {'above' if margin < 0 else 'below'} its limit")
-    return ", ".join(words)
+        parts.append(f"{abs(margin):.0f} C {'above' if margin < 0 else 'below'} its limit")
+    return ", ".join(parts)
 
 
-def _power_words(present: Present, row: int, flags: int, *, elsewhere: bool) -> str:
+def _power_text(view: FleetView, row: int, flags: int, *, capped_elsewhere: bool) -> str:
     if flags & (REASON_POWER_BRAKE | REASON_HARDWARE):
         return "held down by the hardware's power brake"
-    power = present.gauge("gpu_1s", "power_watts")[row]
-    limit = present.gauge("gpu_10s", "power_limit_watts")[row]
-    if elsewhere:
+    power = view.gauge("gpu_1s", "power_watts")[row]
+    limit = view.gauge("gpu_10s", "power_limit_watts")[row]
+    if capped_elsewhere:
         return (
             f"held down by a power cap that is not its own limit ({power:.0f} W of {limit:.0f} W): "
             "look at those of its module, board and rack"
@@ -246,8 +251,8 @@ class _Measure(NamedTuple):
     """What a GPU's clock is held against: its peers', or its own past."""
 
     relative: float
-    usual_hertz: float
-    whose: str
+    reference_hertz: float
+    compared_to: str
     normal: str
     clearing: str
     is_of_peers: bool = True
@@ -257,78 +262,78 @@ class _Level(NamedTuple):
     """Which state a GPU's pace puts it in, beside what; and what ends that."""
 
     rule: Rule
-    state: State | None
-    keeps: State | None
+    state: HealthState | None
+    retained_state: HealthState | None
     limit: float
     leaves: float
 
 
-def _level(present: Present, rule: Rule, relative: float, *, is_held: bool) -> _Level:
-    """Return the level of a GPU at *relative* of its peers. *is_held*: the driver says by what."""
-    if not is_held:
-        limit = present.threshold(SLOW_BELOW)
+def _level(view: FleetView, rule: Rule, relative: float, *, is_throttled: bool) -> _Level:
+    """Return the level of a GPU at *relative* of its peers. *is_throttled*: the driver says by what."""
+    if not is_throttled:
+        limit = view.threshold(SLOW_BELOW)
         return _Level(rule, None, None, limit, limit)
-    watch, degraded = _begins(present)
+    watch, degraded = _throttled_limits(view)
     if relative <= degraded:
         return _Level(rule, None, rule.state, degraded, degraded + LEAVES_DEGRADED)
-    mild = replace(rule, enter_seconds=max(LITTLE_SECONDS, rule.enter_seconds))
-    state = State.WATCH if relative <= watch else State.HEALTHY
-    keeps = rule.state if relative < degraded + LEAVES_DEGRADED else State.WATCH
-    return _Level(mild, state, keeps, watch, watch + LEAVES_WATCH)
+    mild = replace(rule, enter_seconds=max(MILD_SECONDS, rule.enter_seconds))
+    state = HealthState.WATCH if relative <= watch else HealthState.HEALTHY
+    retained_state = rule.state if relative < degraded + LEAVES_DEGRADED else HealthState.WATCH
+    return _Level(mild, state, retained_state, watch, watch + LEAVES_WATCH)
 
 
 def _symptom(
-    present: Present, rule: Rule, row: int, cause: str, *, is_held: bool = False
+    view: FleetView, rule: Rule, row: int, cause: str, *, is_throttled: bool = False
 ) -> Symptom:
-    host, device = present.name("gpu_1s", row)
-    measure = _measure(present, row)
-    relative, usual = measure.relative, measure.usual_hertz
-    level = _level(present, rule, relative, is_held=is_held)
+    host, device = view.name("gpu_1s", row)
+    measure = _measure(view, row)
+    relative, reference_hertz = measure.relative, measure.reference_hertz
+    level = _level(view, rule, relative, is_throttled=is_throttled)
     limit, within = level.limit, 100 * (1 - level.leaves)
     return Symptom(
         rule=level.rule,
         host=host,
         device=device,
         signal="gpu.sm_clock_hertz",
-        value=float(relative * usual),
-        normal=f"above {limit * usual / 1e9:.2f} GHz ({100 * limit:.0f} % of {measure.normal})",
-        words=f"{short(device)} SM clock at {100 * relative:.0f} % of {measure.whose}, {cause}",
-        sql=_sql(present, row, measure),
+        value=float(relative * reference_hertz),
+        normal=f"above {limit * reference_hertz / 1e9:.2f} GHz ({100 * limit:.0f} % of {measure.normal})",
+        message=f"{short(device)} SM clock at {100 * relative:.0f} % of {measure.compared_to}, {cause}",
+        sql=_sql(view, row, measure),
         speed=min(relative, 1.0),
         state=level.state,
         clears="" if rule is SETTING else _CLEARS.format(within, measure.clearing),
-        keeps=level.keeps,
+        retained_state=level.retained_state,
     )
 
 
-def _sql(present: Present, row: int, measure: _Measure) -> str:
+def _sql(view: FleetView, row: int, measure: _Measure) -> str:
     """Return the query for a GPU's clock beside its peers', or for what it was before."""
     if not measure.is_of_peers:
         columns = "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags"
-        return present.sql("gpu_1s", row, columns, PAST_SECONDS)
-    host, gpu = present.name("gpu_1s", row)
-    gang = _gang(present, row, host) if present.speeds.whom[row] == IN_GANG else []
-    return evidence_sql.peers(present.fleet.names[host], present.now_ns, gpu, gang)
+        return view.sql("gpu_1s", row, columns, BASELINE_SHOWN_SECONDS)
+    host, gpu = view.name("gpu_1s", row)
+    gang = _gang(view, row, host) if view.speeds.basis[row] == IN_GANG else []
+    return evidence_sql.peers(view.fleet.names[host], view.now_ns, gpu, gang)
 
 
-def _gang(present: Present, row: int, host: int) -> list[str]:
+def _gang(view: FleetView, row: int, host: int) -> list[str]:
     """Return the hosts of a GPU's job, its own first, and where hosts are shared that job's GPUs: as many as are shown."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return []
-    gang = int(standing.of_gpus(present.fleet.devices["gpu"].host)[row])
-    hosts, gpus = members(present, standing, host, gang, evidence_sql.PEERS_SHOWN_MAX)
+    gang = int(comparison.of_gpus(view.fleet.devices["gpu"].host)[row])
+    hosts, gpus = members(view, comparison, host, gang, evidence_sql.PEERS_SHOWN_MAX)
     return hosts + gpus
 
 
-def _measure(present: Present, row: int) -> _Measure:
-    speeds, before = present.speeds, float(present.speeds_before[row])
-    relative, limit = float(speeds.relative[row]), present.threshold(SLOW_BELOW)
+def _measure(view: FleetView, row: int) -> _Measure:
+    speeds, before = view.speeds, float(view.clock_over_baseline[row])
+    relative, limit = float(speeds.relative[row]), view.threshold(SLOW_BELOW)
     if not relative < limit and before < limit:
-        past = float(present.fleet.activity.past[row])
+        baseline = float(view.fleet.activity.baseline_clock[row])
         normal = "its own mean in this job while nothing held it"
-        return _Measure(before, past, "what it was", normal, "what it was", is_of_peers=False)
-    peers, alike = f"{speeds.peers[row]} peers", alike_in(present.fleet, speeds, row)
+        return _Measure(before, baseline, "what it was", normal, "what it was", is_of_peers=False)
+    peers, alike = f"{speeds.peers[row]} peers", describe_peers(view.fleet, speeds, row)
     median = float(speeds.median_hertz[row])
     normal = f"the median of {peers}: {alike}"
     return _Measure(relative, median, f"its {peers}", normal, "its peers'")

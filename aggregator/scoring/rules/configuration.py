@@ -11,14 +11,14 @@ import numpy as np
 
 from ...counter_deltas import Flags, Floats
 from ...declared.drift import Difference
-from ...declared.fields import told
-from ...declared.model import Expected
-from ...model import Reason, State
+from ...declared.fields import format_time
+from ...declared.model import Expectation
+from ...model import HealthState, Reason
 from ...sql import quoted
-from ..evidence_sql import moment
+from ..evidence_sql import timestamp_sql
 from ..rule import Rule, Symptom
 from ..score import Return
-from ..view import Present
+from ..view import FleetView
 
 #: Time for an inventory to be whole after a boot or a start of the agent (assumed).
 SETTLING_SECONDS = 60.0
@@ -27,31 +27,31 @@ SPEED_SHARE = 0.99
 ACTIVE = 4
 
 
-def differences(present: Present) -> Iterator[Symptom]:
+def differences(view: FleetView) -> Iterator[Symptom]:
     """Name what each host lacks, or has too much, by what was declared for its model."""
-    fleet = present.fleet
+    fleet = view.fleet
     if not fleet.declared.expectations:
         return
-    fleet.expecting.renew(fleet.declared, fleet.told, fleet.names)
-    expected = fleet.expecting.expected
-    for host, found in fleet.expecting.differences.items():
-        if present.awake[host]:
+    fleet.expectations.update(fleet.declared, fleet.reported_inventory, fleet.names)
+    expected = fleet.expectations.expected
+    for host, found in fleet.expectations.differences.items():
+        if view.awake[host]:
             for one in found:
                 yield _symptom(host, one, expected[host])
-    for host, one in (*_ports(present), *_links(present), *_slots(present)):
+    for host, one in (*_ports(view), *_links(view), *_slots(view)):
         yield _symptom(host, one, expected[host])
 
 
-def _symptom(host: int, one: Difference, expected: Expected) -> Symptom:
+def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
     return Symptom(
         rule=_RULES[one.item],
         host=host,
         device="host",
         signal=f"expected.{one.item}",
-        value=one.has,
+        value=one.actual,
         unit=next((unit for noun, unit in _UNITS.items() if noun in one.item), ""),
         normal=one.normal,
-        words=f"{one.words} ({expected.name}, {expected.where})",
+        message=f"{one.message} ({expected.name}, {expected.where})",
         sql=one.sql,
         clears=f"{one.item} is {one.normal}, or {expected.where} says otherwise",
     )
@@ -59,95 +59,93 @@ def _symptom(host: int, one: Difference, expected: Expected) -> Symptom:
 
 #: What the value of an item is of whose name has this in it; of others it is a count.
 _UNITS = {"gigabytes": "GB", "gigabits_per_second": "Gb/s", "lanes": "lanes"}
-Found = Iterator[tuple[int, Difference]]
+FoundDifferences = Iterator[tuple[int, Difference]]
 
 
-def _ports(present: Present) -> Found:
+def _ports(view: FleetView) -> FoundDifferences:
     """RDMA ports that are up: how many, and how fast."""
-    if not _is_asked(present, "rdma_ports", "rdma_port_gigabits_per_second"):
+    if not _is_expected(view, "rdma_ports", "rdma_port_gigabits_per_second"):
         return
-    state = present.state("rdma_1s", "port_state")
-    up = _count(present, "rdma_1s", state == ACTIVE)
-    known = _count(present, "rdma_1s", present.known("rdma_1s", "port_state")) > 0
-    wanted = present.fleet.expecting.wanted("rdma_ports")
+    state = view.state("rdma_1s", "port_state")
+    up = _count(view, "rdma_1s", state == ACTIVE)
+    known = _count(view, "rdma_1s", view.known("rdma_1s", "port_state")) > 0
+    wanted = view.fleet.expectations.expected_values("rdma_ports")
     for host in np.flatnonzero(known & (up != wanted) & np.isfinite(wanted)).tolist():
-        words = f"{up[host]:g} RDMA ports are up, {wanted[host]:g} expected"
-        sql = _ports_sql(present, host)
-        yield host, Difference("rdma_ports", float(up[host]), f"{wanted[host]:g} up", words, sql)
-    rate = present.gauge("rdma_1s", "rate_bytes_per_second") * 8 / 1e9
-    slowest = _least(present, "rdma_1s", np.where(state == ACTIVE, rate, np.nan))
-    wanted = present.fleet.expecting.wanted("rdma_port_gigabits_per_second")
+        message = f"{up[host]:g} RDMA ports are up, {wanted[host]:g} expected"
+        sql = _ports_sql(view, host)
+        yield host, Difference("rdma_ports", float(up[host]), f"{wanted[host]:g} up", message, sql)
+    rate = view.gauge("rdma_1s", "rate_bytes_per_second") * 8 / 1e9
+    slowest = _least(view, "rdma_1s", np.where(state == ACTIVE, rate, np.nan))
+    wanted = view.fleet.expectations.expected_values("rdma_port_gigabits_per_second")
     for host in np.flatnonzero(slowest < SPEED_SHARE * wanted).tolist():
-        words = f"an RDMA port runs at {slowest[host]:.0f} Gb/s, {wanted[host]:g} expected"
+        message = f"an RDMA port runs at {slowest[host]:.0f} Gb/s, {wanted[host]:g} expected"
         normal = f"at least {wanted[host]:g} Gb/s"
-        sql = _ports_sql(present, host)
+        sql = _ports_sql(view, host)
         item = "rdma_port_gigabits_per_second"
-        yield host, Difference(item, float(slowest[host]), normal, words, sql)
+        yield host, Difference(item, float(slowest[host]), normal, message, sql)
 
 
-def _ports_sql(present: Present, host: int) -> str:
+def _ports_sql(view: FleetView, host: int) -> str:
     columns = (
         f"port_state = {ACTIVE} AS active, rate_bytes_per_second * 8 / 1e9 AS gigabits_per_second"
     )
-    return f"{present.sql_last_of_each('rdma_1s', host, columns, 15)} ORDER BY active, gigabits_per_second, device"
+    return f"{view.sql_last_of_each('rdma_1s', host, columns, 15)} ORDER BY active, gigabits_per_second, device"
 
 
-def _links(present: Present) -> Found:
+def _links(view: FleetView) -> FoundDifferences:
     """NVLinks that are up, of all GPUs of a host together."""
-    if not _is_asked(present, "nvlinks_per_gpu"):
+    if not _is_expected(view, "nvlinks_per_gpu"):
         return
     table = "nvlink_10s_changes"
-    up = _count(present, table, present.state(table, "link_state") > 0)
-    known = _count(present, table, present.known(table, "link_state")) > 0
-    gpus = present.gpus_read  # of one that is missing, that it is
-    wanted = present.fleet.expecting.wanted("nvlinks_per_gpu") * gpus
+    up = _count(view, table, view.state(table, "link_state") > 0)
+    known = _count(view, table, view.known(table, "link_state")) > 0
+    gpus = view.gpus_read  # of one that is missing, that it is
+    wanted = view.fleet.expectations.expected_values("nvlinks_per_gpu") * gpus
     for host in np.flatnonzero(known & (up < wanted)).tolist():
-        words = f"{up[host]:g} NVLinks of {gpus[host]} GPUs are up, {wanted[host]:g} expected"
-        sql = f"{present.sql_last_of_each(table, host, 'link_state', 120)} ORDER BY link_state, device"
-        yield host, Difference("nvlinks_up", float(up[host]), f"{wanted[host]:g} up", words, sql)
+        message = f"{up[host]:g} NVLinks of {gpus[host]} GPUs are up, {wanted[host]:g} expected"
+        sql = f"{view.sql_last_of_each(table, host, 'link_state', 120)} ORDER BY link_state, device"
+        yield host, Difference("nvlinks_up", float(up[host]), f"{wanted[host]:g} up", message, sql)
 
 
-def _slots(present: Present) -> Found:
+def _slots(view: FleetView) -> FoundDifferences:
     """The PCIe link that GPU and slot could have."""
     for item, column, form in (
         ("gpu_pcie_width_lanes", "pcie_width_max_lanes", "{:g} PCIe lanes"),
         ("gpu_pcie_generation", "pcie_generation_max_number", "PCIe generation {:g}"),
     ):
-        if not _is_asked(present, item):
+        if not _is_expected(view, item):
             continue
-        wanted = present.fleet.expecting.wanted(item)
-        has = _least(present, "gpu_10s", present.gauge("gpu_10s", column))
+        wanted = view.fleet.expectations.expected_values(item)
+        has = _least(view, "gpu_10s", view.gauge("gpu_10s", column))
         for host in np.flatnonzero(has < wanted).tolist():
-            words = f"a GPU has {form.format(has[host])} at best, {wanted[host]:g} expected"
-            sql = (
-                f"{present.sql_last_of_each('gpu_10s', host, column, 30)} ORDER BY {column}, device"
-            )
-            yield host, Difference(item, float(has[host]), f"{wanted[host]:g}", words, sql)
+            message = f"a GPU has {form.format(has[host])} at best, {wanted[host]:g} expected"
+            sql = f"{view.sql_last_of_each('gpu_10s', host, column, 30)} ORDER BY {column}, device"
+            yield host, Difference(item, float(has[host]), f"{wanted[host]:g}", message, sql)
 
 
-def _is_asked(present: Present, *items: str) -> bool:
+def _is_expected(view: FleetView, *items: str) -> bool:
     """Say whether any of *items* is declared of any host: their tables are large."""
-    return any(np.isfinite(present.fleet.expecting.wanted(item)).any() for item in items)
+    return any(np.isfinite(view.fleet.expectations.expected_values(item)).any() for item in items)
 
 
-def _count(present: Present, table: str, which: Flags) -> Floats:
+def _count(view: FleetView, table: str, which: Flags) -> Floats:
     """Return how many of each host's devices are of *which*."""
-    hosts = present.fleet.tables[table].devices.host
-    return np.bincount(hosts[which], minlength=len(present.fleet)).astype(np.float64)
+    hosts = view.fleet.tables[table].devices.host
+    return np.bincount(hosts[which], minlength=len(view.fleet)).astype(np.float64)
 
 
-def _least(present: Present, table: str, values: Floats) -> Floats:
+def _least(view: FleetView, table: str, values: Floats) -> Floats:
     """Return the least of each host's *values*; NaN where it has none."""
-    least = np.full(len(present.fleet), np.inf)
+    least = np.full(len(view.fleet), np.inf)
     known = np.isfinite(values)
-    np.minimum.at(least, present.fleet.tables[table].devices.host[known], values[known])
+    np.minimum.at(least, view.fleet.tables[table].devices.host[known], values[known])
     return np.where(np.isfinite(least), least, np.nan)
 
 
 def _rule(item: str) -> Rule:
     return Rule(
         f"hardware.unexpected.{item}",
-        State.WATCH,
+        HealthState.WATCH,
         Reason.POLICY,
         "the host has what was declared",
         enter_seconds=SETTLING_SECONDS,
@@ -171,7 +169,7 @@ _RULES = {
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS
-RULE = Rule("host.returned", State.PROBATION, Reason.POLICY, "", leave_seconds=0.0)
+HOST_RETURNED = Rule("host.returned", HealthState.PROBATION, Reason.POLICY, "", leave_seconds=0.0)
 #: Days since the return, and how many times as likely a fault is until then as with a host that never failed: 276, 27, 17,
 #: 12 and 7 against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
 FACTORS = ((1.0, 110.4), (3.0, 10.8), (7.0, 6.8), (14.0, 4.8), (30.0, 2.8))
@@ -185,29 +183,29 @@ def factor_after(days: float) -> float:
 
 
 def returned_hosts(
-    present: Present, returned: Mapping[str, Return], *, is_trained: bool
+    view: FleetView, returned: Mapping[str, Return], *, is_trained: bool
 ) -> Iterator[Symptom]:
     """Yield who is on probation. *is_trained*: a model of this fleet says itself what a return means."""
-    fleet = present.fleet
+    fleet = view.fleet
     for name, one in returned.items():
         host = fleet.index.get(name)
-        if host is None or not fleet.first_ns[host] or present.now_ns >= one.until_ns:
+        if host is None or not fleet.first_received_ns[host] or view.now_ns >= one.until_ns:
             continue
-        days = max(present.now_ns - one.since_ns, 0) / DAY_NS
+        days = max(view.now_ns - one.since_ns, 0) / DAY_NS
         factor = 1.0 if is_trained else factor_after(days)
         often = "" if is_trained else f"; so soon hosts fail {factor:,.3g} times as often as others"
         yield Symptom(
-            rule=RULE,
+            rule=HOST_RETURNED,
             host=host,
             device="host",
-            signal=RULE.name,
+            signal=HOST_RETURNED.name,
             value=days,
             unit="days",
             normal="not taken out by advice lately",
-            words=f"back in service since {told(one.since_ns)}, and watched{often}",
+            message=f"back in service since {format_time(one.since_ns)}, and watched{often}",
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
-            f"WHERE host = {quoted(name)} AND time BETWEEN {moment(one.since_ns - SECOND_NS)} AND {moment(present.now_ns)} ORDER BY time DESC",
+            f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(one.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
-            whose=RULE.name,  # what befalls the host now is another fault, and no reason to forget this one
-            clears=f"it stays well until {told(one.until_ns)}",
+            fault_source=HOST_RETURNED.name,  # what befalls the host now is another fault, and no reason to forget this one
+            clears=f"it stays well until {format_time(one.until_ns)}",
         )

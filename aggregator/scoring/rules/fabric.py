@@ -12,9 +12,9 @@ import numpy as np
 from ...counter_deltas import Flags, Floats
 from ...fleet.peers import PEERS_MIN
 from ...fleet.tables import FAST_SECONDS
-from ...model import Reason, State
-from ..rule import Far, Rule, Symptom, counted_lately, far_from_peers
-from ..view import Present
+from ...model import HealthState, Reason
+from ..rule import PeerOutlier, Rule, Symptom, peer_outliers, recent_counts
+from ..view import FleetView
 
 #: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
 #: may count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
@@ -30,8 +30,8 @@ RETRANSMISSIONS = {
 PEERS_RATIO = 10.0
 #: Only what moves can come out of order: a port that moves so many bytes a second, or so many, is held against those
 #: that move as much or more; one that moves less against those that do (assumed).
-MOVES, WORKS = 1e6, 1e8
-MOVED = ("received_bytes", "transmitted_bytes")
+LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
+TRAFFIC_COLUMNS = ("received_bytes", "transmitted_bytes")
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 #: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
@@ -43,7 +43,7 @@ PER_TEN_MINUTES = "events in 10 min"
 
 RETRANSMITS = Rule(
     "rdma.retransmits",
-    State.SUSPECT,
+    HealthState.SUSPECT,
     Reason.FABRIC,
     "each of its retransmission counters rises slower for 60 s",
     enter_seconds=8.0,
@@ -52,7 +52,7 @@ RETRANSMITS = Rule(
 )
 PORT_DOWN = Rule(
     "rdma.down",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.RAIL_DOWN,
     "the port is ACTIVE for 60 s, or was disabled on purpose",
     enter_seconds=DOWN_SECONDS,
@@ -62,7 +62,7 @@ PORT_DOWN = Rule(
 PORT_TRAINS = replace(PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 PORT_FLAPS = Rule(
     "rdma.flaps",
-    State.SUSPECT,
+    HealthState.SUSPECT,
     Reason.RAIL_DOWN,
     "the link does not go down for 10 minutes",
     leave_seconds=300.0,
@@ -70,7 +70,7 @@ PORT_FLAPS = Rule(
 )
 LINK_DOWN = Rule(
     "net.down",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.RAIL_DOWN,
     "the interface has a carrier for 60 s",
     enter_seconds=5.0,
@@ -78,7 +78,7 @@ LINK_DOWN = Rule(
 )
 AER_LOST = Rule(
     "pcie.aer_uncorrectable",
-    State.SUSPECT,
+    HealthState.SUSPECT,
     Reason.PCIE,
     "no transaction is lost for 10 minutes",
     leave_seconds=300.0,
@@ -86,7 +86,7 @@ AER_LOST = Rule(
 )
 AER_CORRECTED = Rule(
     "pcie.aer_correctable",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.PCIE,
     "fewer corrected link errors for 5 minutes",
     enter_seconds=10.0,
@@ -95,57 +95,61 @@ AER_CORRECTED = Rule(
 )
 
 
-def retransmitting_ports(present: Present) -> Iterator[Symptom]:
+def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
-    least = present.threshold("rdma.retransmissions_per_second")
-    for one in far_from_peers(
-        present, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
+    least = view.threshold("rdma.retransmissions_per_second")
+    for one in peer_outliers(
+        view, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
     ):
-        yield _retransmits(present, one, least)
+        yield _retransmit_symptom(view, one, least)
 
 
-def _median_at_same_traffic(present: Present, table: str, rates: Floats) -> Floats:
+def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Floats:
     """Return the median of the ports of one link layer that move as much; NaN for too few of those that move."""
     found = np.zeros(rates.shape)
     if not rates.any():
         return found
-    moved = _moved(present)
-    simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
-    kind = 2 * present.state("rdma_10s", "link_layer_code").astype(np.int64) + simulated
+    traffic = _traffic(view)
+    simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
+    kind = 2 * view.state("rdma_10s", "link_layer_code").astype(np.int64) + simulated
     for one in np.unique(kind):
-        alike = (kind == one) & present.fresh(table)
-        for least, below in ((-np.inf, MOVES), (MOVES, WORKS), (WORKS, np.inf)):
-            peers = rates[alike & (moved >= least) & (np.isfinite(least) | (moved < below))]
-            none = np.nan if np.isfinite(least) else 0.0
-            own = alike & (moved >= least) & (moved < below)
-            found[own] = np.median(peers) if peers.size >= PEERS_MIN else none
+        alike = (kind == one) & view.fresh(table)
+        for least, below in (
+            (-np.inf, LIGHT_TRAFFIC),
+            (LIGHT_TRAFFIC, HEAVY_TRAFFIC),
+            (HEAVY_TRAFFIC, np.inf),
+        ):
+            peers = rates[alike & (traffic >= least) & (np.isfinite(least) | (traffic < below))]
+            unknown = np.nan if np.isfinite(least) else 0.0
+            of_class = alike & (traffic >= least) & (traffic < below)
+            found[of_class] = np.median(peers) if peers.size >= PEERS_MIN else unknown
     return found
 
 
-def _moved(present: Present) -> Floats:
+def _traffic(view: FleetView) -> Floats:
     """Return the bytes a second that each port moves; none where nobody counts them."""
-    return present.rates("rdma_1s", MOVED[0]) + present.rates("rdma_1s", MOVED[1])
+    return view.rates("rdma_1s", TRAFFIC_COLUMNS[0]) + view.rates("rdma_1s", TRAFFIC_COLUMNS[1])
 
 
-def _peers_sql(present: Present, row: int) -> str:
+def _peers_sql(view: FleetView, row: int) -> str:
     """Return the query for the ports that one is held against."""
-    moved = float(_moved(present)[row])
-    least = WORKS if moved >= WORKS else MOVES
-    layer = int(present.state("rdma_10s", "link_layer_code")[row])
-    since = f"time BETWEEN {present.moment(-15)} AND {present.moment(0)}"
-    bytes_moved = " + ".join(f"coalesce(max({one}) - min({one}), 0)" for one in MOVED)
+    traffic = float(_traffic(view)[row])
+    least = HEAVY_TRAFFIC if traffic >= HEAVY_TRAFFIC else LIGHT_TRAFFIC
+    layer = int(view.state("rdma_10s", "link_layer_code")[row])
+    since = f"time BETWEEN {view.timestamp_sql(-15)} AND {view.timestamp_sql(0)}"
+    bytes_moved = " + ".join(f"coalesce(max({one}) - min({one}), 0)" for one in TRAFFIC_COLUMNS)
     return (
         "SELECT host, device FROM readings.rdma_1s "
         "LEFT JOIN (SELECT host, device, link_layer_code FROM latest.rdma_10s) USING (host, device) "
         f"WHERE {since} AND coalesce(link_layer_code, 0) = {layer} GROUP BY host, device "
-        f"HAVING ({bytes_moved}) {'>=' if moved >= MOVES else '<'} "
+        f"HAVING ({bytes_moved}) {'>=' if traffic >= LIGHT_TRAFFIC else '<'} "
         f"{least:g} * greatest(epoch(max(time) - min(time)), 1)"
     )
 
 
-def _retransmits(present: Present, one: Far, least: float) -> Symptom:
+def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symptom:
     """Return the symptom of one counter: its own rate, its own unit, its own query."""
-    host, device = present.name(CHANGES, one.row)
+    host, device = view.name(CHANGES, one.row)
     unit = f"{one.column.rpartition('_')[2]}/s"
     excess = min(one.rate / least, 100.0)
     return Symptom(
@@ -155,28 +159,24 @@ def _retransmits(present: Present, one: Far, least: float) -> Symptom:
         signal=f"rdma.{one.column}",
         value=round(one.rate, 1),
         unit=unit,
-        normal=f"below {one.limit:.0f}; its peers' median is {one.usual:.1f}",
-        words=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.usual:.0f})",
-        sql=present.sql_beside_peers(
-            CHANGES, one.row, one.column, unit, _peers_sql(present, one.row)
-        ),
+        normal=f"below {one.limit:.0f}; its peers' median is {one.peer_median:.1f}",
+        message=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.peer_median:.0f})",
+        sql=view.sql_with_peers(CHANGES, one.row, one.column, unit, _peers_sql(view, one.row)),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )
 
 
-def ports_down(present: Present) -> Iterator[Symptom]:
+def ports_down(view: FleetView) -> Iterator[Symptom]:
     """A port that was up is not. One that never was is not cabled; one disabled is so on purpose."""
-    state = present.state("rdma_1s", "port_state")
-    known = present.known("rdma_1s", "port_state")
-    physical = present.state("rdma_1s", "physical_state")
+    state = view.state("rdma_1s", "port_state")
+    known = view.known("rdma_1s", "port_state")
+    physical = view.state("rdma_1s", "physical_state")
     down = known & (state != ACTIVE) & (physical != DISABLED)
-    expected = present.fleet.seen.ports_up | _up_elsewhere(
-        present, known & (state == ACTIVE), known
-    )
+    expected = view.fleet.ever_up.ports_up | _up_elsewhere(view, known & (state == ACTIVE), known)
     for row in np.flatnonzero(down & expected).tolist():
-        host, device = present.name("rdma_1s", row)
-        is_new = present.host_now_ns[host] < TRAINING_SECONDS * 1e9
+        host, device = view.name("rdma_1s", row)
+        is_new = view.host_now_ns[host] < TRAINING_SECONDS * 1e9
         yield Symptom(
             rule=PORT_TRAINS if is_new else PORT_DOWN,
             host=host,
@@ -185,14 +185,14 @@ def ports_down(present: Present) -> Iterator[Symptom]:
             value=float(state[row]),
             unit="state",
             normal="4 (ACTIVE)",
-            words=f"RDMA port {device} is down (state {state[row]}, physical {physical[row]})",
-            sql=present.sql("rdma_1s", row, "port_state, physical_state", 120),
+            message=f"RDMA port {device} is down (state {state[row]}, physical {physical[row]})",
+            sql=view.sql("rdma_1s", row, "port_state, physical_state", 120),
         )
 
 
-def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
+def _up_elsewhere(view: FleetView, up: Flags, known: Flags) -> Flags:
     """Say which ports are up, under the same name, on most of at least four hosts alike: with GPUs of one model."""
-    fleet, devices = present.fleet, present.fleet.devices["rdma"]
+    fleet, devices = view.fleet, view.fleet.devices["rdma"]
     expected = np.zeros(devices.count, dtype=bool)
     down = np.flatnonzero(known & ~up).tolist()
     if not down:
@@ -200,7 +200,7 @@ def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
 
     def alike(row: int) -> tuple[str, bool, str]:
         host = int(devices.host[row])
-        model = fleet.told.hardware(fleet.names[host]).model
+        model = fleet.reported_inventory.hardware(fleet.names[host]).model
         return devices.names[row], bool(fleet.simulated[host]), model
 
     named = {devices.names[row] for row in down}
@@ -211,11 +211,11 @@ def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
     return expected
 
 
-def flapping_ports(present: Present) -> Iterator[Symptom]:
+def flapping_ports(view: FleetView) -> Iterator[Symptom]:
     """A link went down and came back."""
-    rows, downs = counted_lately(present, CHANGES, "link_downed_events")
+    rows, downs = recent_counts(view, CHANGES, "link_downed_events")
     for row, events in zip(rows.tolist(), downs.tolist(), strict=True):
-        host, device = present.name(CHANGES, row)
+        host, device = view.name(CHANGES, row)
         count = max(1, round(events))
         often = "once" if count == 1 else f"{count} times"
         yield Symptom(
@@ -226,17 +226,17 @@ def flapping_ports(present: Present) -> Iterator[Symptom]:
             value=float(count),
             unit=PER_TEN_MINUTES,
             normal="0",
-            words=f"RDMA port {device}: the link went down {often} lately",
-            sql=present.sql_counted(CHANGES, row, "link_downed_events", PER_TEN_MINUTES, 600),
+            message=f"RDMA port {device}: the link went down {often} lately",
+            sql=view.sql_counter(CHANGES, row, "link_downed_events", PER_TEN_MINUTES, 600),
         )
 
 
-def interfaces_down(present: Present) -> Iterator[Symptom]:
+def interfaces_down(view: FleetView) -> Iterator[Symptom]:
     """A network interface that had a carrier has none."""
-    carrier = present.state("net_1s", "carrier_state")
-    known = present.known("net_1s", "carrier_state")
-    for row in np.flatnonzero(known & (carrier == 0) & present.fleet.seen.carriers).tolist():
-        host, device = present.name("net_1s", row)
+    carrier = view.state("net_1s", "carrier_state")
+    known = view.known("net_1s", "carrier_state")
+    for row in np.flatnonzero(known & (carrier == 0) & view.fleet.ever_up.carriers).tolist():
+        host, device = view.name("net_1s", row)
         yield Symptom(
             rule=LINK_DOWN,
             host=host,
@@ -244,50 +244,52 @@ def interfaces_down(present: Present) -> Iterator[Symptom]:
             signal="net.carrier_state",
             value=0.0,
             normal="1",
-            words=f"network interface {device} lost its carrier",
-            sql=present.sql("net_1s", row, "carrier_state", 120),
+            message=f"network interface {device} lost its carrier",
+            sql=view.sql("net_1s", row, "carrier_state", 120),
         )
 
 
-def pcie_errors(present: Present) -> Iterator[Symptom]:
+def pcie_errors(view: FleetView) -> Iterator[Symptom]:
     """A PCIe link lost transactions, or repairs many."""
-    for row, (lost, column) in _lost(present).items():
+    for row, (lost, column) in _lost(view).items():
         count = float(max(1, round(lost)))
-        words = f"lost {count:.0f} transactions lately"
-        sql = present.sql_counted(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
-        yield _pcie(present, AER_LOST, row, column, (count, PER_TEN_MINUTES), words, sql)
-    least = present.threshold("pcie.corrected_per_second")
-    rows, events = present.counting(TABLE_AER, CORRECTED, least * FAST_SECONDS)
+        message = f"lost {count:.0f} transactions lately"
+        sql = view.sql_counter(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
+        yield _aer_symptom(view, AER_LOST, row, column, (count, PER_TEN_MINUTES), message, sql)
+    least = view.threshold("pcie.corrected_per_second")
+    rows, events = view.counting(TABLE_AER, CORRECTED, least * FAST_SECONDS)
     for row, rate in zip(rows.tolist(), (events / FAST_SECONDS).tolist(), strict=True):
         value = round(rate, 1)
-        words = f"repairs {value:.0f} errors a second"
-        sql = present.sql_counted(TABLE_AER, row, CORRECTED, "errors/s", 10)
-        symptom = _pcie(present, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), words, sql)
+        message = f"repairs {value:.0f} errors a second"
+        sql = view.sql_counter(TABLE_AER, row, CORRECTED, "errors/s", 10)
+        symptom = _aer_symptom(
+            view, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), message, sql
+        )
         clears = f"less than {least:g} corrected link errors a second for 5 minutes"
         yield replace(symptom, normal=f"below {least:g}", clears=clears)
 
 
-def _lost(present: Present) -> dict[int, tuple[float, str]]:
+def _lost(view: FleetView) -> dict[int, tuple[float, str]]:
     """Return row -> (events, counter) by the one that moved most: a sum would be no signal that exists."""
-    most: dict[int, tuple[float, str]] = {}
+    largest: dict[int, tuple[float, str]] = {}
     for column in LOST:
-        rows, events = counted_lately(present, TABLE_AER, column)
+        rows, events = recent_counts(view, TABLE_AER, column)
         for row, count in zip(rows.tolist(), events.tolist(), strict=True):
-            if row not in most or count > most[row][0]:
-                most[row] = count, column
-    return dict(sorted(most.items()))
+            if row not in largest or count > largest[row][0]:
+                largest[row] = count, column
+    return dict(sorted(largest.items()))
 
 
-def _pcie(
-    present: Present,
+def _aer_symptom(
+    view: FleetView,
     rule: Rule,
     row: int,
     column: str,
     value: tuple[float, str],
-    words: str,
+    message: str,
     sql: str,
 ) -> Symptom:
-    host, device = present.name(TABLE_AER, row)
+    host, device = view.name(TABLE_AER, row)
     return Symptom(
         rule=rule,
         host=host,
@@ -296,6 +298,6 @@ def _pcie(
         value=value[0],
         unit=value[1],
         normal="0",
-        words=f"PCIe link {device} {words}",
+        message=f"PCIe link {device} {message}",
         sql=sql,
     )

@@ -18,12 +18,19 @@ import numpy as np
 
 from ...counter_deltas import Codes, Flags, Floats, Indexes
 from ...fleet import gangs as network
-from ...fleet.devices import Names
-from ...fleet.gangs import SIGNS, WINDOW_NS, WINDOWS, Sign, Standing, few_of
-from ...model import Reason, State
+from ...fleet.devices import DeviceNames
+from ...fleet.gangs import (
+    CONGESTION_COUNTERS,
+    WINDOW_NS,
+    WINDOWS,
+    CongestionCounter,
+    GangComparison,
+    outliers_max,
+)
+from ...model import HealthState, Reason
 from ...sql import quoted
 from ..rule import Rule, Symptom
-from ..view import Present
+from ..view import FleetView
 from .fabric import flapping_ports, ports_down, retransmitting_ports
 from .host import networks, pauses
 from .pcie import gpu_links, links_above
@@ -37,7 +44,7 @@ HOSTS_MIN = 3
 #: What befalls any host of a gang alike (stalls that go round) befalls the same one so often no more often than this.
 CHANCE_MAX = 5e-6
 #: Of larger gangs it takes as many windows as of one so large: their chance is smaller.
-_HOSTS_TOLD = 64
+_GANG_HOSTS_MAX = 64
 #: Hosts of a gang that evidence is shown of.
 HOSTS_SHOWN_MAX = 32
 
@@ -54,7 +61,7 @@ def _beyond_chance(windows: int, hosts: int) -> int:
 #: [windows, hosts]
 _BEYOND_CHANCE = np.array(
     [
-        [_beyond_chance(n, max(hosts, 1)) for hosts in range(_HOSTS_TOLD + 1)]
+        [_beyond_chance(n, max(hosts, 1)) for hosts in range(_GANG_HOSTS_MAX + 1)]
         for n in range(WINDOWS + 1)
     ]
 )
@@ -64,141 +71,147 @@ _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 _ALIKE = "it computes no longer than the others of its job for a minute or two, or an hour without such a job"
 SLOW = Rule(
-    "gang.slow_host", State.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
+    "gang.slow_host", HealthState.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
 )  # fmt: skip
 CONTENDED = Rule(
-    "gang.cpu_contention", State.DEGRADED, Reason.HOST_CPU,
+    "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
     "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
 )  # fmt: skip
 STALLED = Rule(
-    "gang.storage_stall", State.DEGRADED, Reason.STORAGE,
+    "gang.storage_stall", HealthState.DEGRADED, Reason.STORAGE,
     "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
 )  # fmt: skip
 UNKNOWN = Rule(
-    "gang.unknown", State.WATCH, Reason.STRAGGLER, "it holds its gang up no longer",
+    "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it holds its gang up no longer",
 )  # fmt: skip
 #: What is known and blames no host.
 WORKLOAD = Rule(
-    "gang.workload", State.HEALTHY, Reason.NONE, "its share of the work is that of the others",
+    "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others",
 )  # fmt: skip
 SHARED = Rule(
-    "gang.shared_storage", State.HEALTHY, Reason.NONE, "its job waits for data no longer",
+    "gang.shared_storage", HealthState.HEALTHY, Reason.NONE, "its job waits for data no longer",
 )  # fmt: skip
 
 
-def long_hosts(present: Present) -> Iterator[Symptom]:
+def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host that all others of its job wait for while it computes."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return
-    least = present.threshold("gang.slow_ratio")
-    found = settled(present, standing) & (standing.busy >= least)
-    found &= _is_the_same(present, standing, standing.busy_often)
-    found &= sizes(standing) >= HOSTS_MIN
-    for host in _rows(found & _are_few(standing, found)):
-        excess, work = float(standing.busy[host]), float(standing.work[host])
-        told = f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
+    least = view.threshold("gang.slow_ratio")
+    found = settled(view, comparison) & (comparison.busy >= least)
+    found &= _is_persistent(view, comparison, comparison.busy_often)
+    found &= sizes(comparison) >= HOSTS_MIN
+    for host in _rows(found & _are_few(comparison, found)):
+        excess, work = float(comparison.busy[host]), float(comparison.work[host])
+        statement = (
+            f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
+        )
         if work > WORK_SHARE_MAX * excess:
-            words = f"{told}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host"
-            yield _long(present, standing, WORKLOAD, host, words)
+            message = f"{statement}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host"
+            yield _slow_symptom(view, comparison, WORKLOAD, host, message)
         elif np.isfinite(work):
-            words = f"{told}, at a normal clock and the same work: the host is slow, and nothing names a cause"
-            yield _long(present, standing, SLOW, host, words)
+            message = f"{statement}, at a normal clock and the same work: the host is slow, and nothing names a cause"
+            yield _slow_symptom(view, comparison, SLOW, host, message)
         else:
-            words = f"{told}; whether it has more to do is not known: nothing measures the work"
-            yield _long(present, standing, UNKNOWN, host, words)
+            message = (
+                f"{statement}; whether it has more to do is not known: nothing measures the work"
+            )
+            yield _slow_symptom(view, comparison, UNKNOWN, host, message)
 
 
-def alike(present: Present) -> frozenset[int]:
+def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
     """Return the hosts that compute no longer than the others of their job, by all windows: none of them is slow any more."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return frozenset()
-    with present.as_before():
-        before = present.threshold("gang.slow_ratio")
-    most = ALIKE_SHARE_MAX * min(before, present.threshold("gang.slow_ratio"))
-    found = settled(present, standing) & (standing.busy < most) & (sizes(standing) >= HOSTS_MIN)
+    with view.with_previous_thresholds():
+        before = view.threshold("gang.slow_ratio")
+    most = ALIKE_SHARE_MAX * min(before, view.threshold("gang.slow_ratio"))
+    found = settled(view, comparison) & (comparison.busy < most) & (sizes(comparison) >= HOSTS_MIN)
     return frozenset(_rows(found))
 
 
-def gapped_hosts(present: Present) -> Iterator[Symptom]:
+def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host whose GPUs stand empty while those of its job wait for it, by what its cores or disks say."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return
-    least, pressure = present.threshold("gang.gap_ratio"), present.threshold("gang.pressure_ratio")
-    known = settled(present, standing)
-    found = known & (standing.gap >= least)
-    found &= _is_the_same(present, standing, standing.gap_often, standing.gap_run)
-    for host in _rows(found & _are_few(standing, found)):
-        cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
-        told = f"nothing runs on its GPUs {100 * standing.gap[host]:.0f} % of the time, while the others of its job wait"
+    least, pressure = view.threshold("gang.gap_ratio"), view.threshold("gang.pressure_ratio")
+    known = settled(view, comparison)
+    found = known & (comparison.gap >= least)
+    found &= _is_persistent(view, comparison, comparison.gap_often, comparison.gap_run)
+    for host in _rows(found & _are_few(comparison, found)):
+        cpu, io, steal = (float(a[host]) for a in (comparison.cpu, comparison.io, comparison.steal))
+        statement = f"nothing runs on its GPUs {100 * comparison.gap[host]:.0f} % of the time, while the others of its job wait"
         cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
         if cores >= pressure and not io > cores:
-            words = (
-                f"{told}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
-            )
-            yield _gapped(present, standing, CONTENDED, host, words)
+            message = f"{statement}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
+            yield _gap_symptom(view, comparison, CONTENDED, host, message)
         elif io >= pressure:
-            words = f"{told}: it waits for data as they do not ({_more(io)} of the time in I/O)"
-            yield _gapped(present, standing, STALLED, host, words)
+            message = (
+                f"{statement}: it waits for data as they do not ({_more(io)} of the time in I/O)"
+            )
+            yield _gap_symptom(view, comparison, STALLED, host, message)
         else:
-            words = f"{told}; neither its cores nor its disks say why"
-            yield _gapped(present, standing, UNKNOWN, host, words)
-    yield from _gang_waits(
-        present, standing, known & (standing.gap_median >= least) & (standing.io_median >= pressure)
+            message = f"{statement}; neither its cores nor its disks say why"
+            yield _gap_symptom(view, comparison, UNKNOWN, host, message)
+    yield from _shared_stall(
+        view,
+        comparison,
+        known & (comparison.gap_median >= least) & (comparison.io_median >= pressure),
     )
 
 
-def _gang_waits(present: Present, standing: Standing, found: Flags) -> Iterator[Symptom]:
+def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> Iterator[Symptom]:
     """Say of each host that its gang waits alike: words and query are the gang's, as it may be the whole fleet that waits."""
-    told: dict[int, Symptom] = {}
+    by_gang: dict[int, Symptom] = {}
     for host in _rows(found):
-        gang = int(standing.gang[host])
-        if gang not in told:
-            words = (
-                f"its job waits for data on all hosts alike, {100 * standing.gap_median[host]:.0f} % of the time: "
+        gang = int(comparison.gang[host])
+        if gang not in by_gang:
+            message = (
+                f"its job waits for data on all hosts alike, {100 * comparison.gap_median[host]:.0f} % of the time: "
                 "a service they share, no host is to blame"
             )
-            told[gang] = _gapped(present, standing, SHARED, host, words)
-        yield replace(told[gang], host=host)
+            by_gang[gang] = _gap_symptom(view, comparison, SHARED, host, message)
+        yield replace(by_gang[gang], host=host)
 
 
-def settled(present: Present, standing: Standing) -> Flags:
+def settled(view: FleetView, comparison: GangComparison) -> Flags:
     """Say of which hosts enough windows are known, and which are heard."""
-    known = np.zeros(len(present.fleet), dtype=bool)
-    enough = standing.windows >= present.threshold("gang.windows_count")
-    known[: standing.gang.size] = enough & (standing.gang >= 0)
-    return np.asarray((known & present.awake)[: standing.gang.size], dtype=bool)
+    known = np.zeros(len(view.fleet), dtype=bool)
+    enough = comparison.windows >= view.threshold("gang.windows_count")
+    known[: comparison.gang.size] = enough & (comparison.gang >= 0)
+    return np.asarray((known & view.awake)[: comparison.gang.size], dtype=bool)
 
 
-def sizes(standing: Standing, among: Flags | None = None) -> Indexes:
+def sizes(comparison: GangComparison, among: Flags | None = None) -> Indexes:
     """Return for each host how many of its gang there are; *among*: of these."""
-    member = standing.gang >= 0
+    member = comparison.gang >= 0
     counted = member if among is None else member & among
-    gangs = int(standing.gang.max(initial=-1)) + 1
-    every = np.bincount(standing.gang[counted], minlength=gangs + 1)
-    return np.where(member, every[np.where(member, standing.gang, gangs)], 0)
+    gangs = int(comparison.gang.max(initial=-1)) + 1
+    every = np.bincount(comparison.gang[counted], minlength=gangs + 1)
+    return np.where(member, every[np.where(member, comparison.gang, gangs)], 0)
 
 
-def _is_the_same(
-    present: Present, standing: Standing, often: Floats, run: Codes | None = None
+def _is_persistent(
+    view: FleetView, comparison: GangComparison, often: Floats, run: Codes | None = None
 ) -> Flags:
     """Say which hosts it was that *often* (a share of their windows) that neither noise nor chance tells it.
 
     *run*: in how many windows on end it was each, if that is counted further back than *often*.
     """
-    hosts = np.minimum(sizes(standing), _HOSTS_TOLD)
-    is_sure = np.rint(often * standing.windows) >= _BEYOND_CHANCE[standing.windows, hosts]
+    hosts = np.minimum(sizes(comparison), _GANG_HOSTS_MAX)
+    is_sure = np.rint(often * comparison.windows) >= _BEYOND_CHANCE[comparison.windows, hosts]
     if run is not None:
         is_sure |= run >= _RUN_MIN
-    return np.asarray((often >= present.threshold("gang.identity_ratio")) & is_sure)
+    return np.asarray((often >= view.threshold("gang.identity_ratio")) & is_sure)
 
 
-def _are_few(standing: Standing, found: Flags) -> Flags:
+def _are_few(comparison: GangComparison, found: Flags) -> Flags:
     """Say of which hosts few others of their gang are *found* too."""
-    few = sizes(standing, found) <= few_of(sizes(standing))
-    return np.asarray((standing.gang >= 0) & few, dtype=bool)
+    few = sizes(comparison, found) <= outliers_max(sizes(comparison))
+    return np.asarray((comparison.gang >= 0) & few, dtype=bool)
 
 
 def _rows(found: Flags) -> list[int]:
@@ -209,8 +222,10 @@ def _more(ratio: float) -> str:
     return f"{100 * max(ratio, 0.0):.0f} % more" if np.isfinite(ratio) else "not known"
 
 
-def _long(present: Present, standing: Standing, rule: Rule, host: int, words: str) -> Symptom:
-    excess = float(standing.busy[host])
+def _slow_symptom(
+    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str
+) -> Symptom:
+    excess = float(comparison.busy[host])
     return Symptom(
         rule=rule,
         host=host,
@@ -218,18 +233,20 @@ def _long(present: Present, standing: Standing, rule: Rule, host: int, words: st
         signal=rule.name,
         value=round(1.0 + excess, 3),
         unit="times the median of its gang's others",
-        normal=f"below {1.0 + present.threshold('gang.slow_ratio'):.2f}, "
-        f"by {standing.windows[host]} windows of {WINDOW_NS // 10**9} s",
-        words=words,
+        normal=f"below {1.0 + view.threshold('gang.slow_ratio'):.2f}, "
+        f"by {comparison.windows[host]} windows of {WINDOW_NS // 10**9} s",
+        message=message,
         sql=_gang_means_sql(
-            present, standing, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"
+            view, comparison, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"
         ),
         speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
     )
 
 
-def _gapped(present: Present, standing: Standing, rule: Rule, host: int, words: str) -> Symptom:
-    gap = float((standing.gap_median if rule is SHARED else standing.gap)[host])
+def _gap_symptom(
+    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str
+) -> Symptom:
+    gap = float((comparison.gap_median if rule is SHARED else comparison.gap)[host])
     return Symptom(
         rule=rule,
         host=host,
@@ -237,34 +254,36 @@ def _gapped(present: Present, standing: Standing, rule: Rule, host: int, words: 
         signal=rule.name,
         value=round(gap, 3),
         unit="of the time" if rule is SHARED else "of the time more than its gang's others",
-        normal=f"below {present.threshold('gang.gap_ratio'):g}",
-        words=words,
-        sql=_gang_means_sql(present, standing, host, "gpu_1s", "utilization_ratio"),
+        normal=f"below {view.threshold('gang.gap_ratio'):g}",
+        message=message,
+        sql=_gang_means_sql(view, comparison, host, "gpu_1s", "utilization_ratio"),
         speed=max(1.0 - gap, 0.05) if rule in (CONTENDED, STALLED) else 1.0,
     )
 
 
 def _gang_means_sql(
-    present: Present, standing: Standing, host: int, table: str, *columns: str
+    view: FleetView, comparison: GangComparison, host: int, table: str, *columns: str
 ) -> str:
     """Return the query for the means of *columns* over the windows, by host of the gang."""
-    hosts, gpus = members(present, standing, host, int(standing.gang[host]), HOSTS_SHOWN_MAX)
+    hosts, gpus = members(view, comparison, host, int(comparison.gang[host]), HOSTS_SHOWN_MAX)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
     seconds = WINDOWS * WINDOW_NS // 10**9 + 15
     return (
-        f"SELECT host, {means} FROM readings.{table} WHERE {_are(hosts, gpus)} AND time BETWEEN "
-        f"{present.moment(-seconds)} AND {present.moment(5)} GROUP BY host ORDER BY {columns[0]} DESC"
+        f"SELECT host, {means} FROM readings.{table} WHERE {_condition(hosts, gpus)} AND time BETWEEN "
+        f"{view.timestamp_sql(-seconds)} AND {view.timestamp_sql(5)} GROUP BY host ORDER BY {columns[0]} DESC"
     )
 
 
-def _are(hosts: list[str], gpus: list[str]) -> str:
+def _condition(hosts: list[str], gpus: list[str]) -> str:
     named = {"host": hosts, "device": gpus}
-    told = [f"{key} IN ({', '.join(map(quoted, names))})" for key, names in named.items() if names]
-    return f"({' OR '.join(told)})" if len(told) > 1 else "".join(told) or "false"
+    conditions = [
+        f"{key} IN ({', '.join(map(quoted, names))})" for key, names in named.items() if names
+    ]
+    return f"({' OR '.join(conditions)})" if len(conditions) > 1 else "".join(conditions) or "false"
 
 
 def members(
-    present: Present, standing: Standing, host: int, gang: int, most: int
+    view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
     """Return names of hosts of *gang*, *host* before others; of those that are not all its own, those of its GPUs.
 
@@ -272,32 +291,34 @@ def members(
     """
     hosts: list[str] = []
     gpus: list[str] = []
-    others: Indexes = np.flatnonzero(standing.gang == gang)[: most + 1]
+    others: Indexes = np.flatnonzero(comparison.gang == gang)[: most + 1]
     for one in (host, *(one for one in others.tolist() if one != host)):
         if len(hosts) + len(gpus) >= most:
             break
-        if standing.shared[one]:
-            gpus += _own(present, standing, one, gang)
+        if comparison.shared[one]:
+            gpus += _gang_gpus(view, comparison, one, gang)
         else:
-            hosts.append(present.fleet.names[one])
+            hosts.append(view.fleet.names[one])
     return hosts, gpus
 
 
-def _own(present: Present, standing: Standing, host: int, gang: int) -> list[str]:
-    devices = present.fleet.devices["gpu"]
-    own = (devices.host == host) & (standing.of_gpus(devices.host) == gang)
-    return [devices.names[row] for row in _rows(own)]
+def _gang_gpus(view: FleetView, comparison: GangComparison, host: int, gang: int) -> list[str]:
+    devices = view.fleet.devices["gpu"]
+    of_gang = (devices.host == host) & (comparison.of_gpus(devices.host) == gang)
+    return [devices.names[row] for row in _rows(of_gang)]
 
 
-def gap_sql(present: Present, host: int) -> str:
+def gap_sql(view: FleetView, host: int) -> str:
     """Return the query for how empty the GPUs of *host*, or of them those of its job, stood in each minute."""
-    standing, which = present.fleet.gangs.standing, f"host = {quoted(present.fleet.names[host])}"
-    if standing is not None and standing.shared[host]:
-        which += f" AND {_are([], _own(present, standing, host, int(standing.gang[host])))}"
+    comparison, which = view.fleet.gangs.comparison, f"host = {quoted(view.fleet.names[host])}"
+    if comparison is not None and comparison.shared[host]:
+        which += (
+            f" AND {_condition([], _gang_gpus(view, comparison, host, int(comparison.gang[host])))}"
+        )
     return (
         "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
         f"FROM readings.gpu_1s WHERE {which} AND time BETWEEN "
-        f"{present.moment(-900)} AND {present.moment(5)} GROUP BY ALL ORDER BY minute"
+        f"{view.timestamp_sql(-900)} AND {view.timestamp_sql(5)} GROUP BY ALL ORDER BY minute"
     )
 
 
@@ -306,33 +327,35 @@ def gap_sql(present: Present, host: int) -> str:
 # fault that is: it is watched.
 
 _CLEARS = "its GPUs stand empty no more than before for two or three minutes"
-DATA = Rule("alone.data_wait", State.WATCH, Reason.STORAGE, _CLEARS)
-CORES = Rule("alone.cpu_wait", State.WATCH, Reason.HOST_CPU, _CLEARS)
+DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS)
+CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS)
 
 
-def waiting_hosts(present: Present) -> Iterator[Symptom]:
+def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
     """Name each host with a job of its own that waits for data or for cores more than it did."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return
-    pressure = present.threshold("gang.pressure_ratio")
-    found = settled(present, standing) & (sizes(standing) == 1)
-    found &= standing.gap_more >= present.threshold("gang.gap_ratio")
-    found &= standing.gap_more_often >= present.threshold("gang.identity_ratio")
+    pressure = view.threshold("gang.pressure_ratio")
+    found = settled(view, comparison) & (sizes(comparison) == 1)
+    found &= comparison.gap_more >= view.threshold("gang.gap_ratio")
+    found &= comparison.gap_more_often >= view.threshold("gang.identity_ratio")
     for host in np.flatnonzero(found).tolist():
-        cpu, io = float(standing.cpu_more[host]), float(standing.io_more[host])
+        cpu, io = float(comparison.cpu_more[host]), float(comparison.io_more[host])
         if io >= pressure and not cpu > io:
             waits = f"it waits for I/O {100 * io:.0f} % more of the time"
-            words = "whether its own disks and mounts are slow or a storage that others use too, a job of one host does not tell"
-            yield _symptom(present, standing, DATA, host, f"{waits}: {words}")
+            message = "whether its own disks and mounts are slow or a storage that others use too, a job of one host does not tell"
+            yield _symptom(view, comparison, DATA, host, f"{waits}: {message}")
         elif cpu >= pressure:
             waits = f"tasks wait for its cores {100 * cpu:.0f} % more of the time"
-            words = "whether the job asks for more or somebody takes them, a job of one host does not tell"
-            yield _symptom(present, standing, CORES, host, f"{waits}: {words}")
+            message = "whether the job asks for more or somebody takes them, a job of one host does not tell"
+            yield _symptom(view, comparison, CORES, host, f"{waits}: {message}")
 
 
-def _symptom(present: Present, standing: Standing, rule: Rule, host: int, words: str) -> Symptom:
-    gap = float(standing.gap_more[host])
+def _symptom(
+    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str
+) -> Symptom:
+    gap = float(comparison.gap_more[host])
     return Symptom(
         rule=rule,
         host=host,
@@ -340,9 +363,9 @@ def _symptom(present: Present, standing: Standing, rule: Rule, host: int, words:
         signal=rule.name,
         value=round(gap, 3),
         unit="of the time more than before",
-        normal=f"below {present.threshold('gang.gap_ratio'):g}",
-        words=f"nothing runs on its GPUs {100 * gap:.0f} % more of the time than before in this job, and {words}",
-        sql=gap_sql(present, host),
+        normal=f"below {view.threshold('gang.gap_ratio'):g}",
+        message=f"nothing runs on its GPUs {100 * gap:.0f} % more of the time than before in this job, and {message}",
+        sql=gap_sql(view, host),
     )
 
 
@@ -358,113 +381,120 @@ HOSTS_SHARE_MIN = 0.7
 #: One port a host (by name) has so much of all the waiting: it is that rail.
 RAIL_SHARE_MIN = 0.7
 #: A rail is short on all hosts of a job alike: so many are asked which.
-HOSTS_ASKED = 4
+HOSTS_SAMPLED = 4
 #: Names that words hold.
 NAMES_SHOWN_MAX = 3
 #: Rules that name one link, port or host behind it.
-OF_ONE_LINK = (
+LINK_RULES = (
     retransmitting_ports, ports_down, flapping_ports, networks, pauses, gpu_links, links_above,
 )  # fmt: skip
 
 CONGESTED = Rule(
-    "network.congestion", State.WATCH, Reason.FABRIC,
+    "network.congestion", HealthState.WATCH, Reason.FABRIC,
     "its job moves as much as before, or its ports wait no more than before, for two or three minutes",
 )  # fmt: skip
 
 
-def congested_jobs(present: Present) -> Iterator[Symptom]:
+def congested_jobs(view: FleetView) -> Iterator[Symptom]:
     """Name what the hosts of a job share whose network makes all of them wait, at each of them."""
-    standing = present.fleet.gangs.standing
-    if standing is None:
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
         return
-    shows = settled(present, standing) & (
-        standing.slowed >= present.threshold("network.slowed_ratio")
+    shows = settled(view, comparison) & (
+        comparison.slowed >= view.threshold("network.slowed_ratio")
     )
-    shows &= standing.waits >= present.threshold("network.waits_ratio")
-    shows &= standing.slowed_often >= present.threshold("gang.identity_ratio")
+    shows &= comparison.waits >= view.threshold("network.waits_ratio")
+    shows &= comparison.slowed_often >= view.threshold("gang.identity_ratio")
     if not shows.any():
         return
-    sick = {one.host for rule in OF_ONE_LINK for one in rule(present)}
-    waited = network.waited(present.fleet, present.now_ns)
-    ports = [_ports(present, sign) for sign in SIGNS]
-    for members in _gangs(standing, shows):
-        own = members[shows[members]]
-        if own.size >= HOSTS_SHARE_MIN * members.size and sick.isdisjoint(members.tolist()):
-            yield from _of_job(present, standing, members, own, waited, ports)
+    hosts_with_link_faults = {one.host for rule in LINK_RULES for one in rule(view)}
+    congestion = network.congestion_rates(view.fleet, view.now_ns)
+    ports = [_port_rates(view, counter) for counter in CONGESTION_COUNTERS]
+    for members in _gangs(comparison, shows):
+        affected = members[shows[members]]
+        if affected.size >= HOSTS_SHARE_MIN * members.size and hosts_with_link_faults.isdisjoint(
+            members.tolist()
+        ):
+            yield from _job_symptoms(view, comparison, members, affected, congestion, ports)
 
 
-class _Ports(NamedTuple):
+class _PortRates(NamedTuple):
     """All ports that a sign is read of, in the order of their hosts."""
 
-    names: Names
+    names: DeviceNames
     rates: Floats  # 0 where not read
     order: Indexes
     begins: Indexes  # of each host within `order`, and the end
 
 
-def _ports(present: Present, sign: Sign) -> _Ports:
-    devices = present.fleet.tables[sign.table].devices
+def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
+    devices = view.fleet.tables[counter.table].devices
     order = np.argsort(devices.host, kind="stable")
-    begins = np.searchsorted(devices.host[order], np.arange(len(present.fleet) + 1))
-    each = network.rates(present.fleet, sign.table, sign.column, present.now_ns)
-    return _Ports(devices.names, np.nan_to_num(each), order, begins)
+    begins = np.searchsorted(devices.host[order], np.arange(len(view.fleet) + 1))
+    each = network.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
+    return _PortRates(devices.names, np.nan_to_num(each), order, begins)
 
 
-def _gangs(standing: Standing, shows: Flags) -> Iterator[Indexes]:
+def _gangs(comparison: GangComparison, shows: Flags) -> Iterator[Indexes]:
     """Yield the hosts of each gang of which any *shows* it, in one pass: it may be all of them."""
-    wanted = np.isin(standing.gang, standing.gang[shows])
+    wanted = np.isin(comparison.gang, comparison.gang[shows])
     hosts = np.flatnonzero(wanted)
-    hosts = hosts[np.argsort(standing.gang[hosts], kind="stable")]
-    yield from np.split(hosts, np.flatnonzero(np.diff(standing.gang[hosts])) + 1)
+    hosts = hosts[np.argsort(comparison.gang[hosts], kind="stable")]
+    yield from np.split(hosts, np.flatnonzero(np.diff(comparison.gang[hosts])) + 1)
 
 
-def _of_job(
-    present: Present,
-    standing: Standing,
+def _job_symptoms(
+    view: FleetView,
+    comparison: GangComparison,
     members: Indexes,
-    own: Indexes,
-    waited: Floats,
-    ports: Sequence[_Ports],
+    affected: Indexes,
+    congestion: Floats,
+    ports: Sequence[_PortRates],
 ) -> Iterator[Symptom]:
-    least = np.array([[sign.least] for sign in SIGNS])
-    which = int(np.nansum(waited[:, own] / least, axis=1).argmax())
-    sign, shared = SIGNS[which], _shared_network(present, ports[which], members)
-    slowed, waits = float(np.median(standing.slowed[own])), float(np.median(standing.waits[own]))
+    least = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
+    which = int(np.nansum(congestion[:, affected] / least, axis=1).argmax())
+    counter, shared = CONGESTION_COUNTERS[which], _shared_network(view, ports[which], members)
+    slowed, waits = (
+        float(np.median(comparison.slowed[affected])),
+        float(np.median(comparison.waits[affected])),
+    )
     if members.size == 1:
-        told = f"its ports {sign.words} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
-        words = f"{told}: {shared}"
+        statement = f"its ports {counter.description} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
+        message = f"{statement}: {shared}"
     else:
-        all_of = "all" if own.size == members.size else f"{own.size} of"
-        told = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
-        told = f"{told} while their ports {sign.words} {waits:.1f} times as much as before"
-        words = f"{told}: {shared} is congested; no host is to blame"
+        all_of = "all" if affected.size == members.size else f"{affected.size} of"
+        statement = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
+        statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
+        message = f"{statement}: {shared} is congested; no host is to blame"
     one = Symptom(
         rule=CONGESTED,
         host=-1,
         device="host",
-        signal=f"rdma.{sign.column}",
+        signal=f"rdma.{counter.column}",
         value=round(waits, 2),
         unit="times its rate before",
-        normal=f"below {present.threshold('network.waits_ratio'):g}, or no less moved than before",
-        words=words,
+        normal=f"below {view.threshold('network.waits_ratio'):g}, or no less moved than before",
+        message=message,
         sql="",
     )
-    since = f"time BETWEEN {present.moment(-900)} AND {present.moment(5)}"
-    names = present.fleet.names
-    others = "".join(f", {quoted(names[host])}" for host in own[: HOSTS_SHOWN_MAX - 1].tolist())
-    for host in own.tolist():
+    since = f"time BETWEEN {view.timestamp_sql(-900)} AND {view.timestamp_sql(5)}"
+    names = view.fleet.names
+    others = "".join(
+        f", {quoted(names[host])}" for host in affected[: HOSTS_SHOWN_MAX - 1].tolist()
+    )
+    for host in affected.tolist():
         yield replace(
-            one, host=host, sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, sign)
+            one, host=host, sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, counter)
         )
 
 
-def _shared_network(present: Present, ports: _Ports, members: Indexes) -> str:
+def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
     """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
     if members.size == 1:
         return "the network, or its way into it; a job of one host does not tell which"
     rail = _rail(ports, members)
     of_rail = f"rail {rail} of " if rail else ""
-    places = [present.fleet.declared.place(present.fleet.names[host]) for host in members.tolist()]
+    places = [view.fleet.declared.place(view.fleet.names[host]) for host in members.tolist()]
     for what in ("leaf", "spine"):
         names = {getattr(place, what) for place in places}
         if len(names) == 1 and (name := names.pop()):
@@ -474,10 +504,10 @@ def _shared_network(present: Present, ports: _Ports, members: Indexes) -> str:
     return f"{of_rail}the network between them{between if leaves else ''}"
 
 
-def _rail(ports: _Ports, members: Indexes) -> str:
+def _rail(ports: _PortRates, members: Indexes) -> str:
     """Return the port, by name, on which most of the waiting is; "" where it is on several."""
     waits: dict[str, float] = defaultdict(float)
-    for host in members[:HOSTS_ASKED].tolist():
+    for host in members[:HOSTS_SAMPLED].tolist():
         for row in ports.order[ports.begins[host] : ports.begins[host + 1]].tolist():
             waits[ports.names[row]] += float(ports.rates[row])
     most = max(waits, key=lambda name: waits[name], default="")
@@ -485,11 +515,11 @@ def _rail(ports: _Ports, members: Indexes) -> str:
     return most if is_one else ""
 
 
-def _port_waits_sql(names: str, since: str, sign: Sign) -> str:
+def _port_waits_sql(names: str, since: str, counter: CongestionCounter) -> str:
     """Return the query for how much the ports of hosts waited in each minute, all of a host together."""
-    step = f"greatest({sign.column}, lag({sign.column}) OVER ports) - lag({sign.column}) OVER ports"
+    step = f"greatest({counter.column}, lag({counter.column}) OVER ports) - lag({counter.column}) OVER ports"
     return (
-        f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {sign.column}_per_second, host "
-        f"FROM (SELECT host, time, {step} AS waited FROM readings.{sign.table} WHERE host IN ({names}) AND {since} "
+        f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {counter.column}_per_second, host "
+        f"FROM (SELECT host, time, {step} AS waited FROM readings.{counter.table} WHERE host IN ({names}) AND {since} "
         "WINDOW ports AS (PARTITION BY host, device ORDER BY time)) GROUP BY ALL ORDER BY host, minute"
     )

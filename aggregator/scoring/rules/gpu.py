@@ -9,16 +9,26 @@ from typing import TypedDict
 import numpy as np
 
 from ...counter_deltas import Flags
-from ...model import Reason, State
+from ...model import HealthState, Reason
 from ...sql import quoted
 from .. import rule as readings
-from ..rule import Rule, Standing, Symptom, above, counted_lately, equals, short, suspect, watch
-from ..view import SILENT_SECONDS_MAX, Present
-from .agent import GPU_LANE, RELEASED, gpu_at
+from ..rule import (
+    Rule,
+    Symptom,
+    ThresholdRule,
+    above,
+    equals,
+    recent_counts,
+    short,
+    suspect_rule,
+    watch_rule,
+)
+from ..view import SILENT_SECONDS_MAX, FleetView
+from .agent import GPU_GROUP, RELEASED, gpu_at
 
 LOST = Rule(
     "gpu.lost",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.XID_FATAL,
     "the host boots with the GPU back on the bus",
     leave_seconds=10.0,
@@ -26,7 +36,7 @@ LOST = Rule(
 )
 RECOVERY = Rule(
     "gpu.recovery_action",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.XID_FATAL,
     "the driver asks for no recovery any more",
     enter_seconds=2.0,
@@ -35,14 +45,14 @@ RECOVERY = Rule(
 )
 UNSEEN = Rule(
     "gpu.unseen",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.BLIND,
     "readings of the GPU come again",
     leave_seconds=10.0,
     hazard_factor=3.0,
 )
 #: An agent that begins has not read them all at once.
-NEVER_SEEN = replace(UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
+NEVER_READ = replace(UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
 #: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
 OUT_SECONDS_MAX = 3600.0
 
@@ -60,10 +70,10 @@ ACTIONS = {
 PARTIAL = (3, 5)
 
 
-def lost_gpus(present: Present) -> Iterator[Symptom]:
+def lost_gpus(view: FleetView) -> Iterator[Symptom]:
     """A GPU fell off the bus."""
-    for row in np.flatnonzero(present.state("gpu_1s", "lost_state") == 1).tolist():
-        host, device = present.name("gpu_1s", row)
+    for row in np.flatnonzero(view.state("gpu_1s", "lost_state") == 1).tolist():
+        host, device = view.name("gpu_1s", row)
         yield Symptom(
             rule=LOST,
             host=host,
@@ -71,16 +81,16 @@ def lost_gpus(present: Present) -> Iterator[Symptom]:
             signal="gpu.lost_state",
             value=1.0,
             normal="0",
-            words=f"{short(device)} has fallen off the bus; only a reboot brings it back",
-            sql=present.sql("gpu_1s", row, "lost_state, calls_failed_errors", 120),
+            message=f"{short(device)} has fallen off the bus; only a reboot brings it back",
+            sql=view.sql("gpu_1s", row, "lost_state, calls_failed_errors", 120),
         )
 
 
-def recovery_actions(present: Present) -> Iterator[Symptom]:
+def recovery_actions(view: FleetView) -> Iterator[Symptom]:
     """The driver says what it needs to go on; nobody knows better."""
-    action = present.state("gpu_1s", "recovery_action_state")
+    action = view.state("gpu_1s", "recovery_action_state")
     for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
-        host, device = present.name("gpu_1s", row)
+        host, device = view.name("gpu_1s", row)
         partial = int(action[row]) in PARTIAL
         yield Symptom(
             rule=RECOVERY,
@@ -89,57 +99,57 @@ def recovery_actions(present: Present) -> Iterator[Symptom]:
             signal="gpu.recovery_action_state",
             value=float(action[row]),
             normal="0",
-            words=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
-            sql=present.sql("gpu_1s", row, "recovery_action_state", 120),
-            state=State.SUSPECT if partial else None,
+            message=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
+            sql=view.sql("gpu_1s", row, "recovery_action_state", 120),
+            state=HealthState.SUSPECT if partial else None,
             reason=Reason.NVLINK_ERRORS if partial else None,
             hazard_factor=50.0 if partial else 0.0,
         )
 
 
-def unseen_gpus(present: Present) -> Iterator[Symptom]:
+def unseen_gpus(view: FleetView) -> Iterator[Symptom]:
     """The host speaks, but not of a GPU that it has: vanished fields come before faults.
 
     One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing: for as long as
     its hanging is a finding, and else for an hour, as a repair that nobody ends is one.
     """
-    out = Out(present)
-    yield from _vanished(present, out)
-    yield from _never_seen(present, out)
+    out_of_service = OutOfServiceGpus(view)
+    yield from _vanished(view, out_of_service)
+    yield from _never_read(view, out_of_service)
 
 
 class _Weight(TypedDict, total=False):
-    state: State
+    state: HealthState
     hazard_factor: float
 
 
-class Out:
+class OutOfServiceGpus:
     """Which GPUs need not be read, by their agents' word; and of which a release stands."""
 
-    def __init__(self, present: Present) -> None:
-        fleet, hosts = present.fleet, present.fleet.devices["gpu"].host
+    def __init__(self, view: FleetView) -> None:
+        fleet, hosts = view.fleet, view.fleet.devices["gpu"].host
         drivers = [
             row
-            for row in np.flatnonzero(present.heard("probe_1s") <= SILENT_SECONDS_MAX).tolist()
-            if present.name("probe_1s", row)[1] == GPU_LANE
+            for row in np.flatnonzero(view.age_seconds("probe_1s") <= SILENT_SECONDS_MAX).tolist()
+            if view.name("probe_1s", row)[1] == GPU_GROUP
         ]
         of_drivers = fleet.devices["probe"].host[drivers]
         everywhere = np.arange(len(fleet))
         is_out = np.isin(everywhere, of_drivers)
-        seconds = present.gauge("probe_1s", "hung_seconds")[drivers]
+        seconds = view.gauge("probe_1s", "hung_seconds")[drivers]
         hangs = np.isin(everywhere, of_drivers[seconds > 0.0])
-        known = np.minimum(fleet.heard_ns - fleet.first_ns, present.host_now_ns) / 1e9
+        known = np.minimum(fleet.last_received_ns - fleet.first_received_ns, view.host_now_ns) / 1e9
         #: By host: all its GPUs are, whether they were ever read or not.
         self.hosts: Flags = hangs | (is_out & (known <= OUT_SECONDS_MAX))
-        heard = present.heard("gpu_1s")
-        unread = np.where(np.isfinite(heard), heard, known[hosts])
-        gpu_is_out = is_out[hosts] | (present.heard("gpu_1s_probe") <= SILENT_SECONDS_MAX)
-        gpu_hangs = hangs[hosts] | (present.gauge("gpu_1s_probe", "probe_hung_seconds") > 0.0)
+        age_seconds = view.age_seconds("gpu_1s")
+        unread = np.where(np.isfinite(age_seconds), age_seconds, known[hosts])
+        gpu_is_out = is_out[hosts] | (view.age_seconds("gpu_1s_probe") <= SILENT_SECONDS_MAX)
+        gpu_hangs = hangs[hosts] | (view.gauge("gpu_1s_probe", "probe_hung_seconds") > 0.0)
         #: By GPU that has a row of readings.
         self.gpus: Flags = gpu_hangs | (gpu_is_out & (unread <= OUT_SECONDS_MAX))
-        self._released = set(_released(present))
+        self._released = set(_released(view))
 
-    def words(self, host: int, device: str) -> str:
+    def message(self, host: int, device: str) -> str:
         """Return what to do about a GPU that is missing because it was released."""
         if self._released.isdisjoint(((host, device), (host, ""))):
             return ""
@@ -149,89 +159,91 @@ class Out:
         )
 
 
-def _released(present: Present) -> Iterator[tuple[int, str]]:
+def _released(view: FleetView) -> Iterator[tuple[int, str]]:
     """Yield (host, GPU) of what is released now; an empty GPU for all of a host's."""
-    for row in np.flatnonzero(present.state("probe_1s", "state") == RELEASED).tolist():
-        host, name = present.name("probe_1s", row)
-        yield host, gpu_at(present, host, name.partition(" ")[2])
+    for row in np.flatnonzero(view.state("probe_1s", "state") == RELEASED).tolist():
+        host, name = view.name("probe_1s", row)
+        yield host, gpu_at(view, host, name.partition(" ")[2])
 
 
-def _vanished(present: Present, out: Out) -> Iterator[Symptom]:
-    heard, hosts = present.heard("gpu_1s"), present.fleet.devices["gpu"].host
-    silent = np.isfinite(heard) & (heard > SILENT_SECONDS_MAX)
+def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Symptom]:
+    age_seconds, hosts = view.age_seconds("gpu_1s"), view.fleet.devices["gpu"].host
+    silent = np.isfinite(age_seconds) & (age_seconds > SILENT_SECONDS_MAX)
     # Where all of a host's are silent it is one fault, of its driver or its agent.
-    speak = np.bincount(hosts[~silent], minlength=len(present.fleet))
-    for row in np.flatnonzero(present.awake[hosts] & silent & ~out.gpus).tolist():
-        host, device = present.name("gpu_1s", row)
+    reporting = np.bincount(hosts[~silent], minlength=len(view.fleet))
+    for row in np.flatnonzero(view.awake[hosts] & silent & ~out_of_service.gpus).tolist():
+        host, device = view.name("gpu_1s", row)
         yield Symptom(
             rule=UNSEEN,
             host=host,
             device=device,
             signal="gpu.sm_clock_hertz",
-            value=float(round(heard[row])),
+            value=float(round(age_seconds[row])),
             unit="seconds",
             normal="a reading every second",
-            words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on"
-            + out.words(host, device),
-            sql=present.sql("gpu_1s", row, f"{present.age()}, sm_clock_hertz", heard[row] + 60),
-            whose="GPUs" if not speak[host] or _is_gone(present, host, device) else "",
-            **_weightless(present.unread_hosts[host]),
+            message=f"no reading of {short(device)} for {age_seconds[row]:.0f} s while its host goes on"
+            + out_of_service.message(host, device),
+            sql=view.sql("gpu_1s", row, f"{view.age()}, sm_clock_hertz", age_seconds[row] + 60),
+            fault_source="GPUs" if not reporting[host] or _is_gone(view, host, device) else "",
+            **_weightless(view.unread_hosts[host]),
         )
 
 
-def _is_gone(present: Present, host: int, device: str) -> bool:
+def _is_gone(view: FleetView, host: int, device: str) -> bool:
     """Say whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
-    return device in present.fleet.known_gpus.of(present.fleet.names[host]).lacks
+    return device in view.fleet.known_gpus.of(view.fleet.names[host]).missing_gpus
 
 
 def _weightless(is_unread: bool) -> _Weight:
     """Return the weight of one GPU that is not read: none where no GPU of the host is, which `gpu.none_read` says."""
-    return {"state": State.HEALTHY, "hazard_factor": 1.0} if is_unread else {}
+    return {"state": HealthState.HEALTHY, "hazard_factor": 1.0} if is_unread else {}
 
 
-def _never_seen(present: Present, out: Out) -> Iterator[Symptom]:
+def _never_read(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Symptom]:
     """A GPU that the inventory lists, or that the host had before, has no reading in this boot, while its neighbours
     have."""
-    gpus = present.fleet.devices["gpu"]
-    is_read = present.fleet.gpus_read
-    read = np.bincount(gpus.host[is_read], minlength=len(present.fleet))
-    known, retired = present.fleet.known_gpus, present.gpus_declared
-    for host in np.flatnonzero(present.awake & (read < present.fleet.gpus)).tolist():
-        gone = {} if read[host] >= retired[host] else known.of(present.fleet.names[host]).lacks
-        listed = present.fleet.attributes[host]
+    gpus = view.fleet.devices["gpu"]
+    is_read = view.fleet.gpus_read
+    read = np.bincount(gpus.host[is_read], minlength=len(view.fleet))
+    known, retired = view.fleet.known_gpus, view.gpus_declared
+    for host in np.flatnonzero(view.awake & (read < view.fleet.gpus)).tolist():
+        gone = {} if read[host] >= retired[host] else known.of(view.fleet.names[host]).missing_gpus
+        listed = view.fleet.attributes[host]
         for kind, device in (
             *listed,
             *(("gpu", key) for key in gone if ("gpu", key) not in listed),
         ):
             row = gpus.find(host, device)
-            settled = out.hosts[host] if row < 0 else is_read[row] or out.gpus[row]
+            settled = (
+                out_of_service.hosts[host] if row < 0 else is_read[row] or out_of_service.gpus[row]
+            )
             if kind != "gpu" or settled:
                 continue
             there = "is there, but" if ("gpu", device) in listed else "was here before, and"
             yield Symptom(
-                rule=NEVER_SEEN,
+                rule=NEVER_READ,
                 host=host,
                 device=device,
                 signal="gpu.sm_clock_hertz",
                 value=0.0,
                 unit="readings",
                 normal="a reading every second",
-                words=f"{short(device)} {there} nothing reads it"
+                message=f"{short(device)} {there} nothing reads it"
                 + (" while its neighbours answer" if read[host] else "; nor any other GPU here")
-                + out.words(host, device),
-                sql=_readings_of_each(present, host),
-                whose="GPUs" if device in gone or not read[host] else "",
-                **_weightless(present.unread_hosts[host]),
+                + out_of_service.message(host, device),
+                sql=_readings_of_each(view, host),
+                fault_source="GPUs" if device in gone or not read[host] else "",
+                **_weightless(view.unread_hosts[host]),
             )
 
 
-def _readings_of_each(present: Present, host: int) -> str:
+def _readings_of_each(view: FleetView, host: int) -> str:
     """Return the query for how many readings of this boot there are of each GPU that *host* has."""
-    booted = present.moment(-present.host_now_ns[host] / 1e9)
+    booted = view.timestamp_sql(-view.host_now_ns[host] / 1e9)
     return (
         "SELECT device, attributes, (SELECT count(*) FROM readings.gpu_1s AS r WHERE r.host = d.host "
-        f"AND r.device = d.device AND r.time BETWEEN {booted} AND {present.moment(1)}) AS readings "
-        f"FROM devices AS d WHERE host = {quoted(present.fleet.names[host])} AND kind = 'gpu' ORDER BY readings"
+        f"AND r.device = d.device AND r.time BETWEEN {booted} AND {view.timestamp_sql(1)}) AS readings "
+        f"FROM devices AS d WHERE host = {quoted(view.fleet.names[host])} AND kind = 'gpu' ORDER BY readings"
     )
 
 
@@ -249,7 +261,7 @@ PER_TEN_SECONDS = "errors in 10 s"
 
 ECC = Rule(
     "gpu.ecc_burst",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.ECC_TREND,
     "no burst of corrected errors for 5 minutes",
     enter_seconds=2.0,
@@ -259,7 +271,7 @@ ECC = Rule(
 STORM_HAZARD_FACTOR = 50.0
 LOST_DATA = Rule(
     "gpu.ecc_uncorrected",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.ECC_TREND,
     "the GPU is reset, which sets its volatile error counters to zero",
     leave_seconds=5.0,
@@ -269,7 +281,7 @@ LOST_DATA = Rule(
 LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
 REMAP_PENDING = Rule(
     "gpu.remap_pending",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.HBM_REMAP,
     "the GPU is reset, which replaces the row",
     leave_seconds=5.0,
@@ -277,7 +289,7 @@ REMAP_PENDING = Rule(
 )
 REMAP_FAILED = Rule(
     "gpu.remap_failed",
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.HBM_REMAP,
     "the GPU is replaced, or a reset shows that the remap took after all",
     leave_seconds=5.0,
@@ -287,53 +299,53 @@ REMAP_FAILED = Rule(
 RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
 CHANGES = "gpu_10s_changes"
 #: What the driver says of a part's memory; the driver's own limits, so that each stands by itself.
-BROKEN = (
-    Standing(
-        suspect("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
+MEMORY_FAULTS = (
+    ThresholdRule(
+        suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
         CHANGES, "unrepairable_memory_state", equals(1), "has memory that cannot be repaired",
     ),
-    Standing(
-        suspect("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
+    ThresholdRule(
+        suspect_rule("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
         CHANGES, "sram_threshold_exceeded_state", equals(1),
         "has more SRAM errors than NVIDIA's field diagnostic lets pass",
     ),
-    Standing(
-        watch("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
+    ThresholdRule(
+        watch_rule("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
         CHANGES, "remap_banks_none_count", above(0.0),
         "has {value:.0f} memory banks with no spare row left: the next bad row there stays bad",
     ),
-    Standing(
-        watch("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
+    ThresholdRule(
+        watch_rule("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
         CHANGES, "repair_channel_pending_state", equals(1),
         "has a memory channel to repair at its next reset",
     ),
-    Standing(
-        watch("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
+    ThresholdRule(
+        watch_rule("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
         CHANGES, "repair_tpc_pending_state", equals(1),
         "has a cluster of SMs to repair at its next reset",
     ),
-    Standing(
-        watch("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
+    ThresholdRule(
+        watch_rule("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
         CHANGES, "retirement_pending_state", equals(1),
         "has a memory page to take out at its next reset",
     ),
 )  # fmt: skip
 
 
-def broken_memory(present: Present) -> Iterator[Symptom]:
+def broken_memory(view: FleetView) -> Iterator[Symptom]:
     """A GPU's driver says that its memory is broken, or due for repair."""
-    yield from readings.standing(present, BROKEN)
+    yield from readings.threshold_symptoms(view, MEMORY_FAULTS)
 
 
-def corrected_bursts(present: Present) -> Iterator[Symptom]:
+def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
     """A GPU repairs far more bit errors than it used to, or more than any should."""
     column = "ecc_corrected_volatile_errors"
-    recent = present.recent("gpu_1s_changes", column)
-    usual = present.rates("gpu_1s_changes", column, slow=True)
-    changed = recent / 10.0 > CHANGE_RATIO * usual
+    recent = view.recent("gpu_1s_changes", column)
+    baseline = view.rates("gpu_1s_changes", column, slow=True)
+    changed = recent / 10.0 > CHANGE_RATIO * baseline
     storms = recent >= STORM_ERRORS
     for row in np.flatnonzero(storms | ((recent >= BURST_ERRORS) & changed)).tolist():
-        host, device = present.name("gpu_1s_changes", row)
+        host, device = view.name("gpu_1s_changes", row)
         storm = bool(storms[row])
         yield Symptom(
             rule=ECC,
@@ -343,22 +355,22 @@ def corrected_bursts(present: Present) -> Iterator[Symptom]:
             value=round(float(recent[row]), 1),
             unit=PER_TEN_SECONDS,
             normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
-            words=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
-            sql=present.sql_counted("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
-            state=State.SUSPECT if storm else None,
+            message=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
+            sql=view.sql_counter("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
+            state=HealthState.SUSPECT if storm else None,
             hazard_factor=STORM_HAZARD_FACTOR if storm else 0.0,
         )
 
 
-def lost_data(present: Present) -> Iterator[Symptom]:
+def lost_data(view: FleetView) -> Iterator[Symptom]:
     """A GPU met errors that it could not repair since its last reset."""
     column = "ecc_uncorrected_volatile_errors"
-    errors = present.state("gpu_1s_changes", column)
-    known = present.known("gpu_1s_changes", column)
-    recent, _ = counted_lately(present, "gpu_1s_changes", column, 0.1, LOST_DATA_NOW_SECONDS)
+    errors = view.state("gpu_1s_changes", column)
+    known = view.known("gpu_1s_changes", column)
+    recent, _ = recent_counts(view, "gpu_1s_changes", column, 0.1, LOST_DATA_NOW_SECONDS)
     fresh = set(recent.tolist())
     for row in np.flatnonzero(known & (errors > 0) & (errors < 2**32 - 1)).tolist():
-        host, device = present.name("gpu_1s_changes", row)
+        host, device = view.name("gpu_1s_changes", row)
         now = row in fresh
         yield Symptom(
             rule=LOST_DATA,
@@ -367,22 +379,22 @@ def lost_data(present: Present) -> Iterator[Symptom]:
             signal="gpu.ecc_uncorrected_volatile_errors",
             value=float(errors[row]),
             normal="0",
-            words=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
+            message=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
             + ("in all" if now else "since its last reset"),  # a finding's words are read for hours
-            sql=present.sql("gpu_1s_changes", row, column, 600),
-            state=State.SUSPECT if now else None,
+            sql=view.sql("gpu_1s_changes", row, column, 600),
+            state=HealthState.SUSPECT if now else None,
             hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,
         )
 
 
-def remaps(present: Present) -> Iterator[Symptom]:
+def remaps(view: FleetView) -> Iterator[Symptom]:
     """A row of memory waits for its replacement, or has found none."""
-    for rule, column, words in (
+    for rule, column, message in (
         (REMAP_PENDING, "remap_pending_state", "has a memory row to replace at its next reset"),
         (REMAP_FAILED, "remap_failed_state", "has no spare memory row left to replace a bad one"),
     ):
-        for row in np.flatnonzero(present.state("gpu_10s_changes", column) == 1).tolist():
-            host, device = present.name("gpu_10s_changes", row)
+        for row in np.flatnonzero(view.state("gpu_10s_changes", column) == 1).tolist():
+            host, device = view.name("gpu_10s_changes", row)
             yield Symptom(
                 rule=rule,
                 host=host,
@@ -390,6 +402,6 @@ def remaps(present: Present) -> Iterator[Symptom]:
                 signal=f"gpu.{column}",
                 value=1.0,
                 normal="0",
-                words=f"{short(device)} {words}",
-                sql=present.sql("gpu_10s_changes", row, column, 600),
+                message=f"{short(device)} {message}",
+                sql=view.sql("gpu_10s_changes", row, column, 600),
             )

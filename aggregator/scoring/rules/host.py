@@ -6,43 +6,43 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...model import Reason, State
+from ...model import HealthState, Reason
 from .. import rule as readings
 from ..rule import (
-    Counted,
+    RateRule,
     Rule,
-    Standing,
     Symptom,
+    ThresholdRule,
     above,
-    beyond,
     equals,
+    farther_than,
     short,
-    stands,
-    suspect,
-    watch,
+    suspect_rule,
+    threshold_symptom,
+    watch_rule,
 )
-from ..view import Present
+from ..view import FleetView
 
 #: Smaller ones (boot, EFI, container mounts) are not judged.
 SIZE_BYTES_MIN = 4e9
 
 CPU = Rule(
     "host.cpu_pressure",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.HOST_CPU,
     "tasks wait for a core less often for a minute",
     enter_seconds=30.0,
 )
-STOLEN = Rule(
+CPU_STEAL = Rule(
     "host.cpu_steal",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.HOST_CPU,
     "the hypervisor takes less for a minute",
     enter_seconds=30.0,
 )
 MEMORY = Rule(
     "host.memory_pressure",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.HOST_CPU,
     "all tasks wait for memory less often for a minute",
     enter_seconds=30.0,
@@ -50,7 +50,7 @@ MEMORY = Rule(
 )
 READ_ONLY = Rule(
     "filesystem.read_only",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.STORAGE,
     "the file system can be written again",
     leave_seconds=0.0,
@@ -58,7 +58,7 @@ READ_ONLY = Rule(
 )
 FULL = Rule(
     "filesystem.full",
-    State.WATCH,
+    HealthState.WATCH,
     Reason.STORAGE,
     "the file system has more room",
     leave_seconds=0.0,
@@ -66,17 +66,17 @@ FULL = Rule(
 )
 
 
-def contention(present: Present) -> Iterator[Symptom]:
+def contention(view: FleetView) -> Iterator[Symptom]:
     """Tasks wait for cores or memory, or the hypervisor takes them away."""
-    for rule, column, words in (
+    for rule, column, message in (
         (CPU, "pressure_cpu_some_ratio", "tasks waited for a core"),
-        (STOLEN, "cpu_steal_ratio", "the hypervisor gave the cores to others"),
+        (CPU_STEAL, "cpu_steal_ratio", "the hypervisor gave the cores to others"),
         (MEMORY, "pressure_memory_full_ratio", "all tasks waited for memory"),
     ):
-        limit = present.threshold(f"{rule.name}_ratio")
-        values = present.gauge("host_1s", column)
+        limit = view.threshold(f"{rule.name}_ratio")
+        values = view.gauge("host_1s", column)
         for row in np.flatnonzero(values > limit).tolist():
-            host, device = present.name("host_1s", row)
+            host, device = view.name("host_1s", row)
             yield Symptom(
                 rule=rule,
                 host=host,
@@ -84,36 +84,36 @@ def contention(present: Present) -> Iterator[Symptom]:
                 signal=f"host.{column}",
                 value=round(float(values[row]), 3),
                 normal=f"below {100 * limit:.0f} %",
-                words=f"{words} {100 * values[row]:.0f} % of the time",
-                sql=present.sql("host_1s", row, column, 60),
+                message=f"{message} {100 * values[row]:.0f} % of the time",
+                sql=view.sql("host_1s", row, column, 60),
                 clears=f"it is below {100 * limit:.0f} % for a minute",
             )
 
 
-def file_systems(present: Present) -> Iterator[Symptom]:
+def file_systems(view: FleetView) -> Iterator[Symptom]:
     """A file system turned read-only, or is full."""
     table = "filesystem_60s"
-    read_only = present.state(table, "read_only_state") == 1
-    size = present.gauge(table, "size_bytes")
-    available = present.gauge(table, "available_bytes")
-    for row in np.flatnonzero(read_only & present.fleet.seen.writable).tolist():
-        words = "turned read-only: the kernel gave up writing to it"
-        yield _file_system(present, READ_ONLY, row, "read_only_state", 1.0, "0", words)
-    share = present.threshold("filesystem.available_ratio")
-    least = np.minimum(share * size, present.threshold("filesystem.available_bytes"))
+    read_only = view.state(table, "read_only_state") == 1
+    size = view.gauge(table, "size_bytes")
+    available = view.gauge(table, "available_bytes")
+    for row in np.flatnonzero(read_only & view.fleet.ever_up.writable).tolist():
+        message = "turned read-only: the kernel gave up writing to it"
+        yield _file_system(view, READ_ONLY, row, "read_only_state", 1.0, "0", message)
+    share = view.threshold("filesystem.available_ratio")
+    least = np.minimum(share * size, view.threshold("filesystem.available_bytes"))
     full = (available < least) & (size >= SIZE_BYTES_MIN)
     for row in np.flatnonzero(full & ~read_only).tolist():
         gigabytes = available[row] / 1e9
-        words = f"has {gigabytes:.1f} GB of {size[row] / 1e9:.0f} GB left"
+        message = f"has {gigabytes:.1f} GB of {size[row] / 1e9:.0f} GB left"
         normal = f"above {least[row] / 1e9:.1f} GB"
         value = float(available[row])
-        yield _file_system(present, FULL, row, "available_bytes", value, normal, words)
+        yield _file_system(view, FULL, row, "available_bytes", value, normal, message)
 
 
 def _file_system(
-    present: Present, rule: Rule, row: int, column: str, value: float, normal: str, words: str
+    view: FleetView, rule: Rule, row: int, column: str, value: float, normal: str, message: str
 ) -> Symptom:
-    host, device = present.name("filesystem_60s", row)
+    host, device = view.name("filesystem_60s", row)
     return Symptom(
         rule=rule,
         host=host,
@@ -121,8 +121,8 @@ def _file_system(
         signal=f"filesystem.{column}",
         value=value,
         normal=normal,
-        words=f"{device} {words}",
-        sql=present.sql("filesystem_60s", row, "*", 600),
+        message=f"{device} {message}",
+        sql=view.sql("filesystem_60s", row, "*", 600),
     )
 
 
@@ -148,90 +148,90 @@ QUIET = "no further one within 10 minutes"
 EDAC, NVME, NIC = "edac_10s_changes", "nvme_60s", "nic_10s_changes"
 
 MEMORY_COUNTS = (
-    Counted(
-        suspect("edac.uncorrected", Reason.ECC_TREND, QUIET, 30.0, leave_seconds=300.0),
+    RateRule(
+        suspect_rule("edac.uncorrected", Reason.ECC_TREND, QUIET, 30.0, leave_seconds=300.0),
         EDAC, "uncorrected_errors", "lost data: host memory errors that ECC could not repair",
     ),
-    Counted(
-        watch("edac.corrected", Reason.ECC_TREND, "fewer than 10 within 10 minutes", 2.0,
+    RateRule(
+        watch_rule("edac.corrected", Reason.ECC_TREND, "fewer than 10 within 10 minutes", 2.0,
               leave_seconds=300.0),
         EDAC, "corrected_errors", "repaired errors of host memory", CORRECTED_MIN,
     ),
 )  # fmt: skip
-MEMORY_STANDS = (
-    Standing(
-        watch("host.memory_corrupted", Reason.ECC_TREND, "the host boots", 2.0),
+MEMORY_STATES = (
+    ThresholdRule(
+        watch_rule("host.memory_corrupted", Reason.ECC_TREND, "the host boots", 2.0),
         "host_10s", "memory_corrupted_bytes", above(0.0),
         "had {value:,.0f} bytes of memory taken out of use for errors",
     ),
 )  # fmt: skip
 DRIVE_COUNTS = (
-    Counted(
-        watch("nvme.media_errors", Reason.STORAGE, QUIET, 5.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("nvme.media_errors", Reason.STORAGE, QUIET, 5.0, leave_seconds=300.0),
         NVME, "media_errors", "lost data that it could not correct",
     ),
 )  # fmt: skip
-DRIVE_STANDS = (
-    Standing(
-        watch("nvme.critical_warning", Reason.STORAGE, "the drive warns no more", 3.0),
+DRIVE_STATES = (
+    ThresholdRule(
+        watch_rule("nvme.critical_warning", Reason.STORAGE, "the drive warns no more", 3.0),
         NVME, "critical_warning_flags", above(0.0),
         "warns: flags {value:.0f} (1 spare, 2 temperature, 4 reliability, 8 read-only)",
     ),
-    Standing(
-        watch("nvme.dead", Reason.STORAGE, "the controller is live for 60 s", 5.0,
+    ThresholdRule(
+        watch_rule("nvme.dead", Reason.STORAGE, "the controller is live for 60 s", 5.0,
               enter_seconds=5.0),
         "nvme_10s", "controller_state", equals(5, 6), "is dead: the kernel gave it up", "1",
     ),
 )  # fmt: skip
 CLOCKS = (
-    Standing(
-        watch("clock.offset", Reason.CLOCK, "it is within 0.1 s for 60 s", 1.0, enter_seconds=60.0),
-        "clock_10s", "offset_seconds", beyond(OFFSET_SECONDS),
+    ThresholdRule(
+        watch_rule("clock.offset", Reason.CLOCK, "it is within 0.1 s for 60 s", 1.0, enter_seconds=60.0),
+        "clock_10s", "offset_seconds", farther_than(OFFSET_SECONDS),
         "clock still has to be moved by {value:.3f} s", "within 0.1 s",
     ),
-    Standing(
-        watch("clock.unsynchronised", Reason.CLOCK, "a time daemon keeps the clock", 1.0,
+    ThresholdRule(
+        watch_rule("clock.unsynchronised", Reason.CLOCK, "a time daemon keeps the clock", 1.0,
               enter_seconds=UNSYNCHRONISED_SECONDS),
         "clock_10s", "synchronised_state", equals(0), "clock is not synchronized (no NTP, chrony or PTP)", "1",
     ),
 )  # fmt: skip
 NETWORK_COUNTS = (
-    Counted(
-        watch("net.flaps", Reason.RAIL_DOWN, "fewer than 4 changes within 10 minutes", 5.0,
+    RateRule(
+        watch_rule("net.flaps", Reason.RAIL_DOWN, "fewer than 4 changes within 10 minutes", 5.0,
               leave_seconds=300.0),
         "net_1s_changes", "carrier_changes_count", "network link comes and goes, changes",
         CARRIER_CHANGES,
     ),
-    Counted(
-        watch("link.uncorrectable", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("link.uncorrectable", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         "link_10s_changes", "fec_uncorrectable_errors",
         "network link lost blocks that FEC could not repair", 10.0,
     ),
-    Counted(  # infiniband-diags (ibcheckerrors) warns from 10 on
-        watch("rdma.symbol_errors", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
+    RateRule(  # infiniband-diags (ibcheckerrors) warns from 10 on
+        watch_rule("rdma.symbol_errors", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         "rdma_1s_changes", "symbol_errors", "RDMA link met errors that it could not correct", 10.0,
     ),
-    Counted(
-        watch("nic.pause_storm", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("nic.pause_storm", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         NIC, "pause_storm_errors_events", "held its switch back until pauses were switched off",
     ),
-    Counted(
-        watch("nic.module", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("nic.module", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         NIC, "module_overheated_events", "network module was too hot",
     ),
 )  # fmt: skip
-BOND = Standing(
-    watch("bond.slave_down", Reason.RAIL_DOWN, "all its interfaces are up for 60 s", 3.0,
+BOND = ThresholdRule(
+    watch_rule("bond.slave_down", Reason.RAIL_DOWN, "all its interfaces are up for 60 s", 3.0,
           enter_seconds=15.0),
     "bond_10s", "slaves_up_count", above(-1.0),
     "bond runs on {value:.0f} of its interfaces; one is down", "all of them",
 )  # fmt: skip
-BOND_DOWN = Standing(
-    suspect("bond.down", Reason.RAIL_DOWN, "the bond has a carrier for 60 s", 20.0,
+BOND_DOWN = ThresholdRule(
+    suspect_rule("bond.down", Reason.RAIL_DOWN, "the bond has a carrier for 60 s", 20.0,
             enter_seconds=15.0),
     "bond_10s", "link_state", equals(0), "bond lost its carrier: none of its interfaces is up", "1",
 )  # fmt: skip
-PAUSES = watch(
+PAUSES = watch_rule(
     "nic.pauses",
     Reason.FABRIC,
     "it holds its switch back as seldom as its peers for 60 s",
@@ -240,45 +240,45 @@ PAUSES = watch(
 )
 
 
-def host_memory(present: Present) -> Iterator[Symptom]:
+def host_memory(view: FleetView) -> Iterator[Symptom]:
     """Host memory repairs errors, or lost data."""
-    yield from readings.counted(present, MEMORY_COUNTS)
-    yield from readings.standing(present, MEMORY_STANDS)
+    yield from readings.rate_symptoms(view, MEMORY_COUNTS)
+    yield from readings.threshold_symptoms(view, MEMORY_STATES)
 
 
-def drives(present: Present) -> Iterator[Symptom]:
+def drives(view: FleetView) -> Iterator[Symptom]:
     """A drive lost data, warns of its end, or is dead."""
-    yield from readings.counted(present, DRIVE_COUNTS)
-    yield from readings.standing(present, DRIVE_STANDS)
+    yield from readings.rate_symptoms(view, DRIVE_COUNTS)
+    yield from readings.threshold_symptoms(view, DRIVE_STATES)
 
 
-def clocks(present: Present) -> Iterator[Symptom]:
+def clocks(view: FleetView) -> Iterator[Symptom]:
     """The host's own clock is off, or nobody keeps it."""
-    yield from readings.standing(present, CLOCKS)
+    yield from readings.threshold_symptoms(view, CLOCKS)
 
 
-def networks(present: Present) -> Iterator[Symptom]:
+def networks(view: FleetView) -> Iterator[Symptom]:
     """A network link flaps or loses blocks, or a bond runs on fewer links than it had, or on none."""
-    yield from readings.counted(present, NETWORK_COUNTS)
-    up = present.gauge("bond_10s", "slaves_up_count")
-    all_of_them = present.gauge("bond_10s", "slaves_count")
-    for row in np.flatnonzero((up < all_of_them) & present.fleet.seen.whole_bonds).tolist():
-        yield stands(present, BOND, row, float(up[row]))
-    down = present.state("bond_10s", "link_state") == 0
-    down &= present.known("bond_10s", "link_state") & present.fleet.seen.bonds_up
+    yield from readings.rate_symptoms(view, NETWORK_COUNTS)
+    up = view.gauge("bond_10s", "slaves_up_count")
+    all_of_them = view.gauge("bond_10s", "slaves_count")
+    for row in np.flatnonzero((up < all_of_them) & view.fleet.ever_up.whole_bonds).tolist():
+        yield threshold_symptom(view, BOND, row, float(up[row]))
+    down = view.state("bond_10s", "link_state") == 0
+    down &= view.known("bond_10s", "link_state") & view.fleet.ever_up.bonds_up
     for row in np.flatnonzero(down).tolist():
-        yield stands(present, BOND_DOWN, row, 0.0)
+        yield threshold_symptom(view, BOND_DOWN, row, 0.0)
 
 
-def pauses(present: Present) -> Iterator[Symptom]:
+def pauses(view: FleetView) -> Iterator[Symptom]:
     """A port holds its switch back far more than its peers: it cannot take what is sent to it.
 
     By the busiest of the eight priorities; that the fabric pauses a port is no fault of the port.
     """
-    least, unit = present.threshold("nic.pauses_per_second"), "frames/s"
+    least, unit = view.threshold("nic.pauses_per_second"), "frames/s"
     priorities = {f"priority_{each}_transmitted_pause_frames": each for each in range(8)}
-    for one in readings.far_from_peers(present, NIC, priorities, least, PEERS_RATIO):
-        host, device = present.name(NIC, one.row)
+    for one in readings.peer_outliers(view, NIC, priorities, least, PEERS_RATIO):
+        host, device = view.name(NIC, one.row)
         yield Symptom(
             rule=PAUSES,
             host=host,
@@ -287,9 +287,9 @@ def pauses(present: Present) -> Iterator[Symptom]:
             value=round(one.rate, 1),
             unit=unit,
             normal=f"below {one.limit:,.0f}",
-            words=f"{device} holds its switch back {one.rate:,.0f} times a second in priority {priorities[one.column]} "
-            f"(its peers {one.usual:,.0f})",
-            sql=present.sql_beside_peers(NIC, one.row, one.column, unit),
+            message=f"{device} holds its switch back {one.rate:,.0f} times a second in priority {priorities[one.column]} "
+            f"(its peers {one.peer_median:,.0f})",
+            sql=view.sql_with_peers(NIC, one.row, one.column, unit),
         )
 
 
@@ -301,7 +301,7 @@ TABLE = "gpu_job_1s_changes"
 #: A process that ends is listed for moments; a driver that frees 80 GB takes seconds (assumed).
 DEAD = Rule(
     "gpu.held_by_the_dead",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.DRIVER_HUNG,
     "the driver lists no process that has ended: whoever inherited /dev/nvidia* of it is ended (`fuser -v /dev/nvidia*`), or "
     "a zombie's parent, or the GPU is reset",
@@ -311,15 +311,15 @@ DEAD = Rule(
 )
 
 
-def dead_holders(present: Present) -> Iterator[Symptom]:
+def dead_processes(view: FleetView) -> Iterator[Symptom]:
     """The driver lists processes that have ended: the next job finds the memory taken, and dies of it."""
-    counts = present.gauge(TABLE, "dead_count")
-    memory = present.gauge(TABLE, "dead_memory_bytes")
+    counts = view.gauge(TABLE, "dead_count")
+    memory = view.gauge(TABLE, "dead_memory_bytes")
     for row in np.flatnonzero(counts > 0).tolist():
-        host, device = present.name(TABLE, row)
-        held = f", with {memory[row] / 1e9:.1f} GB of its memory" if memory[row] > 0 else ""
+        host, device = view.name(TABLE, row)
+        memory_text = f", with {memory[row] / 1e9:.1f} GB of its memory" if memory[row] > 0 else ""
         many = counts[row] > 1
-        who = f"{counts[row]:.0f} processes that have" if many else "a process that has"
+        processes = f"{counts[row]:.0f} processes that have" if many else "a process that has"
         yield Symptom(
             rule=DEAD,
             host=host,
@@ -327,7 +327,7 @@ def dead_holders(present: Present) -> Iterator[Symptom]:
             signal="gpu_job.dead_count",
             value=float(counts[row]),
             normal="0",
-            words=f"{short(device)} is held by {who} ended{held}: "
+            message=f"{short(device)} is held by {processes} ended{memory_text}: "
             f"whose {'they were' if many else 'it was'} is in ops.gpu_processes",
-            sql=present.sql(TABLE, row, "dead_count, dead_memory_bytes", 120),
+            sql=view.sql(TABLE, row, "dead_count, dead_memory_bytes", 120),
         )

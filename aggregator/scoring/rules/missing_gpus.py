@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fleet.collector_status import BLIND, ERROR, HUNG
-from ...fleet.known_gpus import EXPECTED_KIND, ExpectedGpus, Shown
-from ...model import Reason, State
+from ...fleet.known_gpus import ExpectedGpus, RegisteredGpus
+from ...model import EXPECTED_KIND, HealthState, Reason
 from ...sql import quoted
 from ..rule import Rule, Symptom, short
-from ..view import Present
-from .gpu import Out
+from ..view import FleetView
+from .gpu import OutOfServiceGpus
 
 #: What evidence of missing GPUs bears, as the row of `contract/host_policy.toml` does.
 SIGNAL = "gpu.missing"
@@ -32,7 +32,7 @@ NAMED_MAX = 4
 
 MISSING = Rule(
     SIGNAL,
-    State.UNHEALTHY,
+    HealthState.UNHEALTHY,
     Reason.XID_FATAL,
     "the host has as many GPUs as before, or `[[expected]] gpus` declares fewer for it",
     enter_seconds=SETTLING_SECONDS,
@@ -43,7 +43,7 @@ MISSING = Rule(
 BOOTING = replace(MISSING, enter_seconds=inf)
 UNREAD = Rule(
     "gpu.none_read",
-    State.UNKNOWN,
+    HealthState.UNKNOWN,
     Reason.BLIND,
     "readings of its GPUs come for 5 s",
     leave_seconds=5.0,
@@ -53,103 +53,111 @@ UNREAD = Rule(
 UNREAD_KEY = UNREAD.name, "host"
 
 
-class Lack(NamedTuple):
+class MissingGpus(NamedTuple):
     """How many GPUs a host has of how many, and which are missing (GPU -> PCI address), as far as that is known."""
 
     has: int
-    of: int
-    gone: dict[str, str]
+    expected: int
+    missing: dict[str, str]
     declared: str  # where so many are declared; "" where the host had them
 
 
-def missing_gpus(present: Present) -> Iterator[Symptom]:
+def missing_gpus(view: FleetView) -> Iterator[Symptom]:
     """A host has fewer GPUs than it had before, or than are declared for it."""
-    fleet, out = present.fleet, Out(present)
+    fleet, out_of_service = view.fleet, OutOfServiceGpus(view)
     known = fleet.known_gpus
-    wanted = present.gpus_declared
-    hosts = {fleet.index[name] for name in known.lacking if name in fleet.index}
-    hosts.update(np.flatnonzero(wanted > present.gpus_read).tolist())
+    wanted = view.gpus_declared
+    hosts = {fleet.index[name] for name in known.hosts_missing_gpus if name in fleet.index}
+    hosts.update(np.flatnonzero(wanted > view.gpus_read).tolist())
     for host in sorted(hosts):
-        if not present.awake[host] or out.hosts[host] or not _is_trusted(present, host):
+        if not view.awake[host] or out_of_service.hosts[host] or not _is_trusted(view, host):
             continue
-        expected = fleet.expecting.expected.get(host)
+        expected = fleet.expectations.expected.get(host)
         where = expected.where if expected and np.isfinite(wanted[host]) else ""
-        lack = _lack(present, host, out, int(wanted[host]) if where else None, str(where))
-        if lack is not None:
-            yield _symptom(present, host, lack)
+        missing = _find_missing(
+            view, host, out_of_service, int(wanted[host]) if where else None, str(where)
+        )
+        if missing is not None:
+            yield _symptom(view, host, missing)
 
 
-def _is_trusted(present: Present, host: int) -> bool:
+def _is_trusted(view: FleetView, host: int) -> bool:
     """Say whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
-    unwell = (BLIND, ERROR, HUNG)
+    failed = (BLIND, ERROR, HUNG)
     return not any(
-        source.name == "inventory" and source.outcome in unwell and "GPUs:" in source.words
-        for source in present.fleet.sources.of(host)
+        status.name == "inventory" and status.outcome in failed and "GPUs:" in status.message
+        for status in view.fleet.collector_statuses.of(host)
     )
 
 
-def _lack(present: Present, host: int, out: Out, wanted: int | None, where: str) -> Lack | None:
+def _find_missing(
+    view: FleetView, host: int, out_of_service: OutOfServiceGpus, wanted: int | None, where: str
+) -> MissingGpus | None:
     """Return what *host* lacks of *wanted* GPUs (None: of those that it had); None for nothing."""
-    fleet, gpus = present.fleet, present.fleet.devices["gpu"]
+    fleet, gpus = view.fleet, view.fleet.devices["gpu"]
     name = fleet.names[host]
     known = fleet.known_gpus.of(name)
-    if known.shown is None:
+    if known.registered is None:
         return None
-    shown, is_read = known.shown, present.gpu_is_read
-    there = {*shown.found, *shown.hidden}
+    registered, is_read = known.registered, view.gpu_is_read
+    there = {*registered.found, *registered.hidden}
     for row in gpus.rows_of(host):
-        if is_read[row] or out.gpus[row]:
+        if is_read[row] or out_of_service.gpus[row]:
             device = gpus.names[row]
             there.add(fleet.known_gpus.key_at(name, device) or device)
-    gone = {key: at for key, at in known.lacks.items() if key not in there}
-    has = len(there) + len(shown.passed)
+    missing = {key: at for key, at in known.missing_gpus.items() if key not in there}
+    has = len(there) + len(registered.passed_through)
     if wanted is None:
-        return Lack(has, has + len(gone), gone, "") if gone else None
-    return Lack(has, wanted, gone, where) if has < wanted else None
+        return MissingGpus(has, has + len(missing), missing, "") if missing else None
+    return MissingGpus(has, wanted, missing, where) if has < wanted else None
 
 
-def _symptom(present: Present, host: int, lack: Lack) -> Symptom:
-    known = present.fleet.known_gpus.of(present.fleet.names[host])
-    booting = 0 < present.host_now_ns[host] < BOOTING_SECONDS * 1e9
-    told = f"{lack.of} declared ({lack.declared})" if lack.declared else f"it had {lack.of}"
+def _symptom(view: FleetView, host: int, missing: MissingGpus) -> Symptom:
+    known = view.fleet.known_gpus.of(view.fleet.names[host])
+    booting = 0 < view.host_now_ns[host] < BOOTING_SECONDS * 1e9
+    expected_text = (
+        f"{missing.expected} declared ({missing.declared})"
+        if missing.declared
+        else f"it had {missing.expected}"
+    )
     return Symptom(
         rule=BOOTING if booting else MISSING,
         host=host,
         device="host",
         signal=SIGNAL,
-        value=float(lack.of - lack.has),
+        value=float(missing.expected - missing.has),
         unit="GPUs",
-        normal=f"{lack.of} GPUs",
-        words=f"{lack.has} GPUs, {told}{_named(lack.gone)}{_bus(known.shown, lack)}",
-        sql=f"SELECT kind, device, attributes FROM devices WHERE host = {quoted(present.fleet.names[host])} "
+        normal=f"{missing.expected} GPUs",
+        message=f"{missing.has} GPUs, {expected_text}{_missing_text(missing.missing)}{_bus_text(known.registered, missing)}",
+        sql=f"SELECT kind, device, attributes FROM devices WHERE host = {quoted(view.fleet.names[host])} "
         f"AND kind IN ('gpu', '{EXPECTED_KIND}') ORDER BY kind DESC, device",
-        whose="GPUs",
+        fault_source="GPUs",
     )
 
 
-def _named(gone: dict[str, str]) -> str:
-    if not gone:
+def _missing_text(missing: dict[str, str]) -> str:
+    if not missing:
         return ""
-    named = [f"{short(key)} at {at}" if at else short(key) for key, at in list(gone.items())]
+    named = [f"{short(key)} at {at}" if at else short(key) for key, at in list(missing.items())]
     more = [f"{len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
     return f": {', '.join([*named[:NAMED_MAX], *more])} missing"
 
 
-def _bus(shown: Shown | None, lack: Lack) -> str:
+def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
     """Say what the PCI bus shows, where that was told: it tells a driver that does not start from a GPU that is gone."""
-    if shown is None or not shown.on_bus:
+    if registered is None or not registered.on_bus:
         return ""
-    if shown.on_bus >= lack.of:
-        return f"; the PCI bus shows {shown.on_bus}, so look at the driver (dmesg)"
-    return f"; the PCI bus shows {shown.on_bus}"
+    if registered.on_bus >= missing.expected:
+        return f"; the PCI bus shows {registered.on_bus}, so look at the driver (dmesg)"
+    return f"; the PCI bus shows {registered.on_bus}"
 
 
-def unread_hosts(present: Present) -> Iterator[Symptom]:
+def unread_hosts(view: FleetView) -> Iterator[Symptom]:
     """A host has GPUs, and none of them is read: nothing is known of what jobs would meet there."""
-    out, gpus = Out(present), present.fleet.gpus
-    for host in np.flatnonzero(present.unread_hosts & ~out.hosts).tolist():
+    out_of_service, gpus = OutOfServiceGpus(view), view.fleet.gpus
+    for host in np.flatnonzero(view.unread_hosts & ~out_of_service.hosts).tolist():
         count = int(gpus[host])
-        known = present.fleet.known_gpus.of(present.fleet.names[host])
+        known = view.fleet.known_gpus.of(view.fleet.names[host])
         yield Symptom(
             rule=UNREAD,
             host=host,
@@ -158,18 +166,18 @@ def unread_hosts(present: Present) -> Iterator[Symptom]:
             value=0.0,
             unit="GPUs",
             normal=f"{count} GPUs read",
-            words=f"none of its {count} GPUs is read{_because(present, host, known)}",
-            sql=f"SELECT device, attributes FROM devices WHERE host = {quoted(present.fleet.names[host])} "
+            message=f"none of its {count} GPUs is read{_reason_text(view, host, known)}",
+            sql=f"SELECT device, attributes FROM devices WHERE host = {quoted(view.fleet.names[host])} "
             "AND (kind = 'gpu' OR attributes['vendor'] = '0x10de') ORDER BY device",
-            whose="GPUs",
+            fault_source="GPUs",
         )
 
 
-def _because(present: Present, host: int, known: ExpectedGpus) -> str:
+def _reason_text(view: FleetView, host: int, known: ExpectedGpus) -> str:
     """Return what the collector of GPUs says of it."""
-    sources = present.fleet.sources.of(host)
-    words = next((s.words for s in sources if s.name.startswith("gpu_") and s.words), "")
-    if words:
-        return f": {words}"
-    on_bus = known.shown.on_bus if known.shown else 0
+    sources = view.fleet.collector_statuses.of(host)
+    message = next((s.message for s in sources if s.name.startswith("gpu_") and s.message), "")
+    if message:
+        return f": {message}"
+    on_bus = known.registered.on_bus if known.registered else 0
     return f"; {on_bus} are on its PCI bus" if on_bus else ""

@@ -15,8 +15,18 @@ from ...counter_deltas import Flags
 from ...fleet.activity import UTILIZATION_MIN
 from ...model import Reason
 from .. import rule
-from ..rule import Counted, Rule, Standing, Symptom, above, equals, stands, suspect, watch
-from ..view import Present
+from ..rule import (
+    RateRule,
+    Rule,
+    Symptom,
+    ThresholdRule,
+    above,
+    equals,
+    suspect_rule,
+    threshold_symptom,
+    watch_rule,
+)
+from ..view import FleetView
 
 REASON = Reason.NVLINK_ERRORS
 CHANGES, C2C, FABRIC = "nvlink_10s_changes", "c2c_10s_changes", "gpu_fabric_1s_changes"
@@ -35,50 +45,50 @@ QUIET = "no further one within 10 minutes"
 
 
 def _down(name: str, factor: float) -> Rule:
-    return suspect(name, REASON, "the link is up for 60 s", factor, enter_seconds=DOWN_SECONDS)
+    return suspect_rule(name, REASON, "the link is up for 60 s", factor, enter_seconds=DOWN_SECONDS)
 
 
 def _noisy(name: str) -> Rule:
     clears = "less than one a second, or as many as its peers, for 5 minutes"
-    return watch(name, REASON, clears, 3.0, enter_seconds=15.0, leave_seconds=300.0)
+    return watch_rule(name, REASON, clears, 3.0, enter_seconds=15.0, leave_seconds=300.0)
 
 
 #: (what, the table's flags of links that were up)
 DOWN = (
-    (Standing(_down("nvlink.down", 30.0), CHANGES, "link_state", equals(0), "NVLink is down", "1"),
+    (ThresholdRule(_down("nvlink.down", 30.0), CHANGES, "link_state", equals(0), "NVLink is down", "1"),
      "nvlinks"),
-    (Standing(_down("c2c.down", 30.0), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
+    (ThresholdRule(_down("c2c.down", 30.0), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
      "c2c_links"),
 )  # fmt: skip
-COUNTS = (
-    Counted(
-        suspect("nvlink.recovery_failed", REASON, QUIET, 20.0, leave_seconds=300.0),
+COUNTERS = (
+    RateRule(
+        suspect_rule("nvlink.recovery_failed", REASON, QUIET, 20.0, leave_seconds=300.0),
         CHANGES, "link_recovery_failed_events", "NVLink could not be recovered and was given up",
     ),
-    Counted(
-        watch("nvlink.recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("nvlink.recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
         CHANGES, "recovery_errors", "NVLink had to be trained again", 3.0,
     ),
-    Counted(
-        watch("nvlink.link_recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("nvlink.link_recoveries", REASON, QUIET, 5.0, leave_seconds=300.0),
         CHANGES, "link_recovery_events", "NVLink had to be recovered", 3.0,
     ),
-    Counted(
+    RateRule(
         _noisy("nvlink.crc"), CHANGES, "crc_errors", "NVLink checksum errors",
         ERRORS_PER_SECOND, True, PEERS_RATIO,
     ),
-    Counted(
+    RateRule(
         _noisy("nvlink.replays"), CHANGES, "replay_errors", "NVLink transmissions repeated",
         ERRORS_PER_SECOND, True, PEERS_RATIO,
     ),
-    Counted(
+    RateRule(
         _noisy("c2c.replays"), C2C, "replay_errors", "transmissions to its CPU repeated",
         ERRORS_PER_SECOND, True, PEERS_RATIO,
     ),
 )  # fmt: skip
-STANDS = (
-    Standing(
-        watch("nvlink.bit_errors", REASON, "its bit error ratio is below 1e-12 for 5 minutes", 3.0,
+BIT_ERRORS = (
+    ThresholdRule(
+        watch_rule("nvlink.bit_errors", REASON, "its bit error ratio is below 1e-12 for 5 minutes", 3.0,
               enter_seconds=15.0, leave_seconds=300.0),
         CHANGES, "effective_bit_error_ratio", above(BIT_ERROR_RATIO),
         "NVLink has a bit error ratio of {value:.1e} after correction", "below 1e-12",
@@ -89,39 +99,39 @@ STANDS = (
 def _fabric(
     name: str, clears: str, factor: float, *, grave: bool = False, enter: float = 5.0
 ) -> Rule:
-    make = suspect if grave else watch
+    make = suspect_rule if grave else watch_rule
     return make(f"gpu_fabric.{name}", REASON, clears, factor, enter_seconds=enter)
 
 
 FABRICS = (
-    Standing(
+    ThresholdRule(
         _fabric("unregistered", "its registration is complete", 3.0, enter=REGISTRATION_SECONDS),
         FABRIC, "registration_state", equals(1, 2),
         "has not joined its NVLink fabric (registration state {value:.0f})", "3",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("registration_failed", "its registration succeeds", 20.0, grave=True),
         FABRIC, "registration_status_code", above(0),
         "could not join its NVLink fabric (nvmlReturn {value:.0f})",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("degraded", "the fabric's bandwidth is whole for 60 s", 5.0, grave=True),
         FABRIC, "degraded_bandwidth_state", equals(1), "has less NVLink bandwidth than it should",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("route_unhealthy", "the route is healthy for 60 s", 20.0, grave=True),
         FABRIC, "route_unhealthy_state", equals(1), "has an unhealthy route in its NVLink fabric",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("route_recovery", "no route is being recovered for 60 s", 5.0),
         FABRIC, "route_recovery_state", equals(1), "has a route of its NVLink fabric recovered",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("access_timeout", "no access is being recovered for 60 s", 5.0),
         FABRIC, "access_timeout_recovery_state", equals(1),
         "recovers from an access over NVLink that timed out",
     ),
-    Standing(
+    ThresholdRule(
         _fabric("configuration", "the configuration is right", 3.0),
         FABRIC, "incorrect_configuration_code", above(1),
         "is configured wrongly for its NVLink fabric (code {value:.0f})", "1",
@@ -129,54 +139,54 @@ FABRICS = (
 )  # fmt: skip
 
 
-def links(present: Present) -> Iterator[Symptom]:
+def links(view: FleetView) -> Iterator[Symptom]:
     """A link that was up is down, or makes errors as its peers do not.
 
     The host's other GPUs step together with its own and wait for it: they are counted in words, and have no fault.
     """
     waiting: dict[int, list[str]] = {}
-    for one in _links(present):
+    for one in _links(view):
         if one.host not in waiting:
-            waiting[one.host] = _waiting(present, one.host)
-        own = one.device.partition("/")[0]
+            waiting[one.host] = _waiting(view, one.host)
+        gpu = one.device.partition("/")[0]
         others = len(waiting[one.host])
-        if own.startswith("GPU-") and others and own not in waiting[one.host]:
+        if gpu.startswith("GPU-") and others and gpu not in waiting[one.host]:
             many = f"{others} other GPUs wait" if others > 1 else "other GPU waits"
-            one = replace(one, words=f"{one.words}; its host's {many} for it meanwhile")
+            one = replace(one, message=f"{one.message}; its host's {many} for it meanwhile")
         yield one
 
 
-def _links(present: Present) -> Iterator[Symptom]:
-    for entry, seen in DOWN:
-        down = present.where(entry.table, entry.column, entry.wrong)
-        once_up: Flags = getattr(present.fleet.seen, seen)
+def _links(view: FleetView) -> Iterator[Symptom]:
+    for entry, flags_name in DOWN:
+        down = view.where(entry.table, entry.column, entry.condition)
+        once_up: Flags = getattr(view.fleet.ever_up, flags_name)
         for row in down[once_up[down]].tolist():
-            if _should_be_up(present, *present.name(entry.table, row)):
-                yield stands(present, entry, row, 0.0)
-    yield from rule.standing(present, STANDS)
-    yield from rule.counted(present, COUNTS)
+            if _should_be_up(view, *view.name(entry.table, row)):
+                yield threshold_symptom(view, entry, row, 0.0)
+    yield from rule.threshold_symptoms(view, BIT_ERRORS)
+    yield from rule.rate_symptoms(view, COUNTERS)
 
 
-def _waiting(present: Present, host: int) -> list[str]:
+def _waiting(view: FleetView, host: int) -> list[str]:
     """Return the GPUs of *host* on which a kernel spins while it draws little."""
-    fleet = present.fleet
+    fleet = view.fleet
     gpus = np.array(fleet.devices["gpu"].rows_of(host), dtype=np.intp)
-    busy = present.gauge_at("gpu_1s", "utilization_ratio", gpus) >= UTILIZATION_MIN
+    busy = view.gauge_at("gpu_1s", "utilization_ratio", gpus) >= UTILIZATION_MIN
     idle = ~fleet.activity.loaded[gpus]
     return [fleet.devices["gpu"].names[row] for row in gpus[busy & idle].tolist()]
 
 
-def _should_be_up(present: Present, host: int, link: str) -> bool:
+def _should_be_up(view: FleetView, host: int, link: str) -> bool:
     """Say whether the host is not just booting, and the link's GPU not split.
 
     Under MIG a GPU has no peers (NVIDIA, MIG User Guide: no GPU-to-GPU P2P), and its links may be off.
     """
-    if present.host_now_ns[host] < TRAINING_SECONDS * 1e9:
+    if view.host_now_ns[host] < TRAINING_SECONDS * 1e9:
         return False
-    gpu = present.fleet.devices["gpu"].find(host, link.partition("/")[0])
-    return gpu < 0 or present.state("gpu_10s_changes", "mig_mode_state")[gpu] != 1
+    gpu = view.fleet.devices["gpu"].find(host, link.partition("/")[0])
+    return gpu < 0 or view.state("gpu_10s_changes", "mig_mode_state")[gpu] != 1
 
 
-def fabric(present: Present) -> Iterator[Symptom]:
+def fabric(view: FleetView) -> Iterator[Symptom]:
     """A GPU's place in its NVLink fabric is not what it should be."""
-    yield from rule.standing(present, FABRICS)
+    yield from rule.threshold_symptoms(view, FABRICS)

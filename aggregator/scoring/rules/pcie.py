@@ -11,25 +11,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...counter_deltas import Flags, Floats
-from ...model import Reason, State
+from ...model import HealthState, Reason
 from ...sql import quoted
 from .. import evidence_sql
 from .. import rule as readings
-from ..rule import Counted, Rule, Symptom, short, suspect, watch
-from ..view import Present
+from ..rule import RateRule, Rule, Symptom, short, suspect_rule, watch_rule
+from ..view import FleetView
 
 #: A GPU or an adapter that moves this many bytes a second uses its link (assumed: less than 1 % of what
 #: sixteen lanes of the third generation carry, and no link sleeps beside it).
 TRAFFIC_BYTES_PER_SECOND = 1e8
 #: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
-#: (`present.PERIODS_MAX`): after so long under load, what is read is of the time under load.
+#: (`view.PERIODS_MAX`): after so long under load, what is read is of the time under load.
 LOADED_SECONDS = 26.0
 SPEED, WIDTH = "link_speed_transfers_per_second", "link_width_lanes"
 SPEED_MAX, WIDTH_MAX = "link_speed_max_transfers_per_second", "link_width_max_lanes"
 
 GPU_WIDTH = Rule(
     "gpu.pcie_width",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.PCIE,
     "the link runs at its full width under load for 60 s",
     enter_seconds=LOADED_SECONDS,
@@ -38,16 +38,16 @@ GPU_WIDTH = Rule(
 )
 GPU_GENERATION = Rule(
     "gpu.pcie_generation",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.PCIE,
     "the link runs at its full speed under load for 60 s",
     enter_seconds=LOADED_SECONDS,
     hazard_factor=3.0,
     shared="PCIe",
 )
-ABOVE = Rule(
+SLOW_LINK = Rule(
     "pcie.link",
-    State.DEGRADED,
+    HealthState.DEGRADED,
     Reason.PCIE,
     "the link runs at its full speed and width under load for 60 s",
     enter_seconds=LOADED_SECONDS,
@@ -60,45 +60,45 @@ NOISY = "less than one a second for 5 minutes"
 QUIET = "no further one within 10 minutes"
 CHANGES = "gpu_10s_changes"
 GPU_ERRORS = (
-    Counted(
-        suspect("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
+    RateRule(
+        suspect_rule("gpu.pcie_fatal", Reason.PCIE, QUIET, 30.0, leave_seconds=300.0),
         CHANGES, "pcie_fatal_errors", "PCIe errors that cost the link",
     ),
-    Counted(
-        watch("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("gpu.pcie_rollovers", Reason.PCIE, QUIET, 5.0, leave_seconds=300.0),
         CHANGES, "pcie_replay_rollovers_count", "PCIe packets were given up after four replays",
     ),
-    Counted(
-        watch("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("gpu.pcie_replays", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
         CHANGES, "pcie_replays_count", "PCIe packets sent again", 1.0, True, 10.0,
     ),
-    Counted(
-        watch("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
+    RateRule(
+        watch_rule("gpu.pcie_naks", Reason.PCIE, NOISY, 2.0, enter_seconds=15.0, leave_seconds=300.0),
         CHANGES, "pcie_naks_received_count", "PCIe packets that the other end refused", 1.0, True,
         10.0,
     ),
 )  # fmt: skip
 
 
-def gpu_pcie_errors(present: Present) -> Iterator[Symptom]:
+def gpu_pcie_errors(view: FleetView) -> Iterator[Symptom]:
     """A GPU's own counters say that its PCIe link loses packets, or repeats many."""
-    yield from readings.counted(present, GPU_ERRORS)
+    yield from readings.rate_symptoms(view, GPU_ERRORS)
 
 
-def gpu_links(present: Present) -> Iterator[Symptom]:
+def gpu_links(view: FleetView) -> Iterator[Symptom]:
     """A GPU under load runs on fewer PCIe lanes, or at a lower generation, than it could here.
 
     The driver's maximum is already what GPU and slot can do together.
     """
-    loaded = _gpus_loaded(present)
+    loaded = _gpus_loaded(view)
     for rule, column, noun in (
         (GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes"),
         (GPU_GENERATION, "pcie_generation{}_number", "PCIe generation"),
     ):
         now_column, most_column = column.format(""), column.format("_max")
-        now, most = present.gauge("gpu_10s", now_column), present.gauge("gpu_10s", most_column)
+        now, most = view.gauge("gpu_10s", now_column), view.gauge("gpu_10s", most_column)
         for row in np.flatnonzero((now < most) & (now > 0) & loaded).tolist():
-            host, device = present.name("gpu_10s", row)
+            host, device = view.name("gpu_10s", row)
             yield Symptom(
                 rule=rule,
                 host=host,
@@ -106,86 +106,86 @@ def gpu_links(present: Present) -> Iterator[Symptom]:
                 signal=f"gpu.{now_column}",
                 value=float(now[row]),
                 normal=f"{most[row]:.0f} under load",
-                words=f"{short(device)} runs on {_told(noun, now[row], most[row])} under load",
-                sql=present.sql("gpu_10s", row, f"{now_column}, {most_column}", 120),
+                message=f"{short(device)} runs on {_share_text(noun, now[row], most[row])} under load",
+                sql=view.sql("gpu_10s", row, f"{now_column}, {most_column}", 120),
             )
 
 
-def _told(noun: str, now: float, most: float) -> str:
+def _share_text(noun: str, now: float, most: float) -> str:
     if noun == "PCIe lanes":
         return f"{now:.0f} of {most:.0f} {noun}"
     return f"{noun} {now:.0f} of {most:.0f}"
 
 
-def links_above(present: Present) -> Iterator[Symptom]:
+def links_above(view: FleetView) -> Iterator[Symptom]:
     """A link between a GPU or an adapter under load and the root is slower than its ends can be."""
     below = {
-        column: _below_own(present, column, most)
+        column: _below_maximum(view, column, most)
         for column, most in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX))
     }
-    told: set[int] = set()  # eight GPUs share the link above their switch
-    for kind, loaded in (("gpu", _gpus_loaded(present)), ("rdma", _moving(present, "rdma"))):
-        links = present.fleet.wiring.links(present.fleet, kind)
+    reported: set[int] = set()  # eight GPUs share the link above their switch
+    for kind, loaded in (("gpu", _gpus_loaded(view)), ("rdma", _moving(view, "rdma"))):
+        links = view.fleet.pcie_topology.links(view.fleet, kind)
         for column, most_column in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX)):
             loaded_at = below[column][links.lower] & loaded[links.user]
             at_links = np.flatnonzero(loaded_at)
-            now = present.gauge_at("pcie_10s", column, links.lower[at_links])
+            now = view.gauge_at("pcie_10s", column, links.lower[at_links])
             # Of a link whose other end is not known nothing can be said: np.minimum keeps that NaN.
             most = np.minimum(
-                *(present.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
+                *(view.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
             )
             for at in np.flatnonzero((now < most) & (now > 0)).tolist():
                 row, user = int(links.lower[at_links[at]]), int(links.user[at_links[at]])
                 ends = [int(each[at_links[at]]) for each in links[1:]]
-                if row not in told and not _told_by_driver(present, kind, row, user):
-                    told.add(row)
-                    name = present.fleet.devices[kind].names[user]
-                    yield _above(
-                        present, row, column, (float(now[at]), float(most[at])), name, ends
+                if row not in reported and not _is_reported_by_driver(view, kind, row, user):
+                    reported.add(row)
+                    name = view.fleet.devices[kind].names[user]
+                    yield _link_symptom(
+                        view, row, column, (float(now[at]), float(most[at])), name, ends
                     )
 
 
-def _below_own(present: Present, column: str, most_column: str) -> Flags:
+def _below_maximum(view: FleetView, column: str, most_column: str) -> Flags:
     """Say which functions are slower than they can be themselves, by their last reading: no other can be too slow."""
-    table = present.fleet.tables["pcie_10s"]
+    table = view.fleet.tables["pcie_10s"]
     with np.errstate(invalid="ignore"):
         return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
 
 
-def _told_by_driver(present: Present, kind: str, row: int, user: int) -> bool:
+def _is_reported_by_driver(view: FleetView, kind: str, row: int, user: int) -> bool:
     """Say whether the link is the GPU's own, which `gpu_links` judges by what the driver says of it."""
-    if kind != "gpu" or not np.isfinite(present.gauge("gpu_10s", "pcie_width_lanes")[user]):
+    if kind != "gpu" or not np.isfinite(view.gauge("gpu_10s", "pcie_width_lanes")[user]):
         return False
-    host, name = present.name("gpu_10s", user)
-    own = present.fleet.attributes[host].get(("gpu", name), {}).get("pci_address", "")
-    return present.fleet.devices["pcie"].names[row] == own
+    host, name = view.name("gpu_10s", user)
+    gpu_address = view.fleet.attributes[host].get(("gpu", name), {}).get("pci_address", "")
+    return view.fleet.devices["pcie"].names[row] == gpu_address
 
 
-def _above(
-    present: Present, row: int, column: str, speeds: tuple[float, float], user: str, ends: list[int]
+def _link_symptom(
+    view: FleetView, row: int, column: str, speeds: tuple[float, float], user: str, ends: list[int]
 ) -> Symptom:
-    host, device = present.name("pcie_10s", row)
+    host, device = view.name("pcie_10s", row)
     now, most = (_with_unit(column, value) for value in speeds)
     return Symptom(
-        rule=ABOVE,
+        rule=SLOW_LINK,
         host=host,
         device=device,
         signal=f"pcie.{column}",
         value=speeds[0],
         normal=f"{most} under load",
-        words=f"PCIe link {device} runs at {now} of {most} while {short(user)} uses it",
-        sql=_ends_sql(present, ends),
+        message=f"PCIe link {device} runs at {now} of {most} while {short(user)} uses it",
+        sql=_ends_sql(view, ends),
     )
 
 
-def _ends_sql(present: Present, ends: list[int]) -> str:
+def _ends_sql(view: FleetView, ends: list[int]) -> str:
     """Return the query for the readings of both ends of a link: it can do what the lesser of them can."""
-    host, names = present.name("pcie_10s", ends[0])[0], present.fleet.devices["pcie"].names
+    host, names = view.name("pcie_10s", ends[0])[0], view.fleet.devices["pcie"].names
     devices = ", ".join(quoted(names[end]) for end in ends)
     return (
         f"SELECT time, device, {SPEED}, {SPEED_MAX}, {WIDTH}, {WIDTH_MAX} FROM readings.pcie_10s "
-        f"WHERE host = {quoted(present.fleet.names[host])} AND device IN ({devices}) "
-        f"AND {evidence_sql.within(present.now_ns, 125, evidence_sql.LATER_SECONDS)} ORDER BY time, device"
+        f"WHERE host = {quoted(view.fleet.names[host])} AND device IN ({devices}) "
+        f"AND {evidence_sql.within(view.now_ns, 125, evidence_sql.LATER_SECONDS)} ORDER BY time, device"
     )
 
 
@@ -193,25 +193,25 @@ def _with_unit(column: str, value: float) -> str:
     return f"{value / 1e9:g} GT/s" if column == SPEED else f"{value:.0f} lanes"
 
 
-def _gpus_loaded(present: Present) -> Flags:
+def _gpus_loaded(view: FleetView) -> Flags:
     """Say which GPUs compute, or move bytes over PCIe."""
-    computing = present.fleet.activity.loaded & present.fresh("gpu_1s")
+    computing = view.fleet.activity.loaded & view.fresh("gpu_1s")
     moved: Floats = np.zeros(computing.shape)
     for column in ("pcie_transmitted_bytes_per_second", "pcie_received_bytes_per_second"):
-        moved += np.nan_to_num(_of_gpus(present, "gpu_fast_1s", column))
+        moved += np.nan_to_num(_of_gpus(view, "gpu_fast_1s", column))
     return np.asarray(computing | (moved > TRAFFIC_BYTES_PER_SECOND), dtype=bool)
 
 
-def _of_gpus(present: Present, table: str, column: str) -> Floats:
+def _of_gpus(view: FleetView, table: str, column: str) -> Floats:
     """Return a gauge of a table about the same GPUs, by the rows of the GPUs."""
-    kind = present.fleet.tables[table].devices.kind
-    rows = present.fleet.wiring.rows(present.fleet, "gpu", kind)
-    values = present.gauge(table, column)
+    kind = view.fleet.tables[table].devices.kind
+    rows = view.fleet.pcie_topology.rows(view.fleet, "gpu", kind)
+    values = view.gauge(table, column)
     return np.where(rows >= 0, np.append(values, np.nan)[rows], np.nan)
 
 
-def _moving(present: Present, kind: str) -> Flags:
+def _moving(view: FleetView, kind: str) -> Flags:
     """Say which adapters move bytes."""
     table = f"{kind}_1s"
-    rates = present.rates(table, "received_bytes") + present.rates(table, "transmitted_bytes")
+    rates = view.rates(table, "received_bytes") + view.rates(table, "transmitted_bytes")
     return np.asarray(rates > TRAFFIC_BYTES_PER_SECOND, dtype=bool)

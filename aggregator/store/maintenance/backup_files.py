@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from ...durable_file import CopyError, why, written
-from ..duckdb_file import HOLDS
+from ...durable_file import CopyError, os_error_message, write_new_file
+from ..duckdb_file import BACKUP_HOLDS_FOLDER
 
-FILE_NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 #: A year of 5-minute segments of thirty tables are three million files of about 150 bytes a line.
 MANIFEST_BYTES_MAX = 1 << 30
@@ -28,7 +28,7 @@ class NoManifestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class BackupFile:
     """One file of a backup: bytes, SHA-256 in hex (as `sha256sum` prints it), and when the store's was last written.
 
     `modified_ns` is 0 where that is not known.
@@ -50,7 +50,7 @@ class Manifest:
     schema_version: int
     rows: int
     access: bool = False
-    files: Mapping[str, File] = field(default_factory=dict[str, File])
+    files: Mapping[str, BackupFile] = field(default_factory=dict[str, BackupFile])
     #: Parquet files that retention took away while we copied; the next export of them is none.
     gone: tuple[str, ...] = ()
 
@@ -67,14 +67,14 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write it into *folder*, durably. Raises OSError."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
-        new = folder / f"{FILE_NAME}.new"
-        written(new, text.encode())
-        new.replace(folder / FILE_NAME)
+        new = folder / f"{MANIFEST_FILE}.new"
+        write_new_file(new, text.encode())
+        new.replace(folder / MANIFEST_FILE)
 
 
 def read(folder: Path) -> Manifest:
     """Return the manifest of the backup in *folder*. Raises CopyError with words."""
-    path = folder / FILE_NAME
+    path = folder / MANIFEST_FILE
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise CopyError(
@@ -82,9 +82,9 @@ def read(folder: Path) -> Manifest:
             )
         data = path.read_bytes()
     except FileNotFoundError:
-        raise CopyError(_not_there(folder)) from None
+        raise CopyError(_no_backup_message(folder)) from None
     except OSError as error:
-        raise CopyError(f"{path} cannot be read: {why(error)}") from error
+        raise CopyError(f"{path} cannot be read: {os_error_message(error)}") from error
     try:
         return parse(data)
     except NoManifestError as error:
@@ -142,7 +142,7 @@ def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _file(name: str, each: object) -> File:
+def _file(name: str, each: object) -> BackupFile:
     if not isinstance(each, dict):
         raise NoManifestError(f"{name[:80]!r}: expected size_bytes and sha256")
     fields = cast("dict[str, Any]", each)
@@ -150,7 +150,7 @@ def _file(name: str, each: object) -> File:
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise NoManifestError(f"{name[:80]!r}: sha256: expected 64 hexadecimal digits")
     modified_ns = _number(fields, "modified_ns") if "modified_ns" in fields else 0
-    return File(_number(fields, "size_bytes"), digest, modified_ns)
+    return BackupFile(_number(fields, "size_bytes"), digest, modified_ns)
 
 
 def _name(name: str) -> str:
@@ -167,27 +167,27 @@ def backups(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = (each for each in folder.iterdir() if _NAME.fullmatch(each.name))
-    return sorted(each for each in found if (each / FILE_NAME).exists())
+    return sorted(each for each in found if (each / MANIFEST_FILE).exists())
 
 
 def newest(folder: Path) -> Path:
     """Return the backup that *folder* is, or the newest in it. Raises CopyError with words."""
-    if (folder / FILE_NAME).exists():
+    if (folder / MANIFEST_FILE).exists():
         return folder
     try:
         found = backups(folder)
     except OSError as error:
-        raise CopyError(f"{folder} cannot be read: {why(error)}") from error
+        raise CopyError(f"{folder} cannot be read: {os_error_message(error)}") from error
     if not found:
-        raise CopyError(_not_there(folder))
+        raise CopyError(_no_backup_message(folder))
     return found[-1]
 
 
-def _not_there(folder: Path) -> str:
+def _no_backup_message(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} is not there: name the folder that `gangline admin backup --to` was given"
     return (
-        f"{folder} is no backup and holds none: there is no {FILE_NAME} (it is written last; without it a "
+        f"{folder} is no backup and holds none: there is no {MANIFEST_FILE} (it is written last; without it a "
         "backup did not end). Name the folder that `gangline admin backup --to` was given"
     )
 
@@ -211,13 +211,13 @@ def files(folder: Path) -> list[str]:
 
 
 @contextmanager
-def held(data: Path, names: list[str]) -> Iterator[Path]:
+def hold_files(data: Path, names: list[str]) -> Iterator[Path]:
     """Yield a folder that has *names* of the store in *data*, also when they are removed there meanwhile.
 
     By hard links within *data*; where that cannot be written to it is *data* itself. A name that is gone
     already is not there.
     """
-    stage = data / HOLDS / str(os.getpid())
+    stage = data / BACKUP_HOLDS_FOLDER / str(os.getpid())
     try:
         stage.mkdir(parents=True)
     except OSError:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from ... import sql
-from ...durable_file import CopyError, free_bytes, words_of_bytes
-from ..duckdb_file import COMPACTED, CONFIG, FILE, cause, size_of, wal_of
-from .verify import count, named, quoted, schemas, tables
+from ...durable_file import CopyError, format_bytes, free_bytes
+from ..duckdb_file import COMPACTED_FILE, CONNECTION_CONFIG, STORE_FILE, cause, size_of, wal_of
+from .verify import count_rows, qualified_name, quoted_identifier, schemas, tables
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 Connection = duckdb.DuckDBPyConnection
 #: Gives a cursor on the live file for a moment.
-Reading = Callable[[], AbstractContextManager[Connection]]
+OpenCursor = Callable[[], AbstractContextManager[Connection]]
 #: Schema and name.
 Table = tuple[str, str]
 
 #: So many rows are copied in one piece, and the last of them while nothing is stored.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
 #: Another turn is made as long as more than this came meanwhile; while ingest outruns us, at most TURNS.
-TAIL_ROWS, TURNS = 50_000, 20
+TAIL_ROWS, TURNS_MAX = 50_000, 20
 #: Tables of these schemas only grow or go as a whole; all others are copied while nothing is stored.
 GROWING = ("hours",)
 
@@ -43,33 +43,35 @@ _TABLE = (
 )
 
 #: Told how many rows are copied, and how many there are to copy as far as is known.
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactionResult:
     """Bytes of the file before and after, and for how long nothing was stored."""
 
     bytes_before: int
     bytes_after: int
-    stood_still_microseconds: int
+    paused_microseconds: int
 
 
-def compact(store: Store, told: Told, stopped: Callable[[], bool] = lambda: False) -> Compacted:
+def compact(
+    store: Store, report_progress: ProgressCallback, is_canceled: Callable[[], bool] = lambda: False
+) -> CompactionResult:
     """Write the file of *store* anew and put it in its place. Blocks; call it beside the event loop.
 
     Raises CopyError with words, StoreError when the store closes; then the old file stays, and nothing else.
     """
-    copying = Compaction(store.folder, told, stopped)
+    compaction = Compaction(store.folder, report_progress, is_canceled)
     try:
-        copying.begin()
-        copying.copy_growing(store.reading)
-        return store.between_commits(copying.finish)
+        compaction.begin()
+        compaction.copy_growing(store.reading)
+        return store.run_on_writer_thread(compaction.finish)
     except (duckdb.Error, OSError) as error:
-        words = cause(error, store.folder)
-        raise CopyError(f"not compacted, the store is as it was: {words}") from error
+        reason = cause(error, store.folder)
+        raise CopyError(f"not compacted, the store is as it was: {reason}") from error
     finally:
-        copying.close()
+        compaction.close()
 
 
 class Compaction:
@@ -78,49 +80,53 @@ class Compaction:
     The new file is open in a DuckDB of its own, so that whoever asks the live one for its tables sees only those.
     """
 
-    def __init__(self, folder: Path, told: Told, stopped: Callable[[], bool]) -> None:
-        self._file, self._new = folder / FILE, folder / COMPACTED
-        self._told, self._stopped = told, stopped
+    def __init__(
+        self, folder: Path, report_progress: ProgressCallback, is_canceled: Callable[[], bool]
+    ) -> None:
+        self._file, self._new = folder / STORE_FILE, folder / COMPACTED_FILE
+        self._report_progress, self._is_canceled = report_progress, is_canceled
         self._bytes_before = size_of(self._file) + size_of(wal_of(self._file))
         self._copied: dict[Table, int] = {}  # rows of each table that was made
-        self._made_of: dict[Table, int] = {}  # DuckDB's number of the table that it was made of
+        self._source_ids: dict[Table, int] = {}  # DuckDB's number of the table that it was made of
         self._rows = self._rows_total = 0
         self._target: duckdb.DuckDBPyConnection | None = None
 
     def begin(self) -> None:
         """Make the new file. Raises CopyError on a disk that is too full."""
-        self._sweep()
+        self._remove_new_file()
         free = free_bytes(self._file.parent)
         if free < self._bytes_before:
             raise CopyError(
-                f"{self._file.parent} has {words_of_bytes(free)} free, and a compacted store may take up to "
-                f"{words_of_bytes(self._bytes_before)} beside the old one: make room first"
+                f"{self._file.parent} has {format_bytes(free)} free, and a compacted store may take up to "
+                f"{format_bytes(self._bytes_before)} beside the old one: make room first"
             )
-        self._target = duckdb.connect(str(self._new), config=CONFIG)
+        self._target = duckdb.connect(str(self._new), config=CONNECTION_CONFIG)
 
-    def copy_growing(self, reading: Reading) -> None:
+    def copy_growing(self, open_cursor: OpenCursor) -> None:
         """Copy the tables that only grow, until little is missing. Others read between two pieces."""
-        for _ in range(TURNS):
+        for _ in range(TURNS_MAX):
             before = self._rows
-            with reading() as source:
+            with open_cursor() as source:
                 source.execute("BEGIN")
-                self._rows_total = count(source)
+                self._rows_total = count_rows(source)
                 growing = [one for one in tables(source) if one[0] in GROWING]
-                made = [one for one in growing if self._make(source, one)]
+                made = [one for one in growing if self._create_table(source, one)]
             for each in made:
-                while self._copy_piece(reading, each) == PIECE_ROWS:
-                    if self._stopped():
+                while self._copy_piece(open_cursor, each) == PIECE_ROWS:
+                    if self._is_canceled():
                         raise CopyError("not compacted, the store is as it was: it was called off")
-            self._into.execute("CHECKPOINT")  # now, rather than while nothing is stored
+            self._target_connection.execute(
+                "CHECKPOINT"
+            )  # now, rather than while nothing is stored
             if self._rows - before < TAIL_ROWS:
                 return
 
-    def finish(self, writer: Writer) -> Compacted:
+    def finish(self, writer: Writer) -> CompactionResult:
         """Copy the rest and put the new file in place. Nothing is stored meanwhile."""
         begin = time.monotonic_ns()
         self._complete(writer.cursor)
-        self._into.execute("CHECKPOINT")
-        self._into.close()
+        self._target_connection.execute("CHECKPOINT")
+        self._target_connection.close()
         self._target = None
         if size_of(wal_of(self._new)):
             raise CopyError(
@@ -128,7 +134,7 @@ class Compaction:
             )
         writer.swap(self._new)
         micros = (time.monotonic_ns() - begin) // 1000
-        return Compacted(self._bytes_before, size_of(self._file), micros)
+        return CompactionResult(self._bytes_before, size_of(self._file), micros)
 
     def close(self) -> None:
         """Remove the new file where it was not put in place."""
@@ -136,18 +142,18 @@ class Compaction:
             with suppress(duckdb.Error):
                 self._target.close()
             self._target = None
-        self._sweep()
+        self._remove_new_file()
 
-    def _sweep(self) -> None:
+    def _remove_new_file(self) -> None:
         for each in (self._new, wal_of(self._new)):
             each.unlink(missing_ok=True)
 
     @property
-    def _into(self) -> Connection:
+    def _target_connection(self) -> Connection:
         assert self._target is not None
         return self._target
 
-    def _make(self, source: Connection, each: Table) -> bool:
+    def _create_table(self, source: Connection, each: Table) -> bool:
         """Make the table in the new file as it is in the old, with defaults and comment, once.
 
         False: it went meanwhile.
@@ -158,67 +164,77 @@ class Compaction:
         if not found:
             return False
         row = found[0]
-        self._into.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(each[0])}")
-        self._into.execute(row[0])
+        self._target_connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(each[0])}")
+        self._target_connection.execute(row[0])
         if row[1]:
-            self._into.execute(f"COMMENT ON TABLE {named(*each)} IS {sql.quoted(row[1])}")
-        self._copied[each], self._made_of[each] = 0, row[2]
+            self._target_connection.execute(
+                f"COMMENT ON TABLE {qualified_name(*each)} IS {sql.quoted(row[1])}"
+            )
+        self._copied[each], self._source_ids[each] = 0, row[2]
         return True
 
-    def _copy_piece(self, reading: Reading, each: Table) -> int:
+    def _copy_piece(self, open_cursor: OpenCursor, each: Table) -> int:
         """Copy of the rows that came since the last time; return how many, at most PIECE_ROWS.
 
         0 of a table that has left for Parquet meanwhile: `_complete` drops what was copied of it.
         """
         done = self._copied[each]
         where = f"WHERE rowid >= {done} AND rowid < {done + PIECE_ROWS}"
-        with reading() as source:
+        with open_cursor() as source:
             source.execute("BEGIN")  # what is there stays there until we are done with this cursor
             if not source.execute(_TABLE, list(each)).fetchall():
                 return 0
-            return self._copy(source, each, f"SELECT * FROM {named(*each)} {where}")
+            return self._copy(source, each, f"SELECT * FROM {qualified_name(*each)} {where}")
 
     def _copy(self, source: Connection, each: Table, query: str) -> int:
-        self._into.register("came", source.sql(query).to_arrow_reader(BATCH_ROWS))
+        self._target_connection.register("came", source.sql(query).to_arrow_reader(BATCH_ROWS))
         try:
-            insert = f"INSERT INTO {named(*each)} BY NAME FROM came"
-            ((rows,),) = self._into.execute(insert).fetchall()
+            insert = f"INSERT INTO {qualified_name(*each)} BY NAME FROM came"
+            ((rows,),) = self._target_connection.execute(insert).fetchall()
         finally:
-            self._into.unregister("came")
+            self._target_connection.unregister("came")
         self._copied[each] += rows
         self._rows += rows
-        self._told(self._rows, max(self._rows, self._rows_total))
+        self._report_progress(self._rows, max(self._rows, self._rows_total))
         return int(rows)
 
-    def _complete(self, reading: Reading) -> None:
+    def _complete(self, open_cursor: OpenCursor) -> None:
         """Make the new file hold what the old one does, whatever happened while it was copied."""
-        with reading() as source:
-            there, as_they_are, as_made = tables(source), _shapes(source), _shapes(self._into)
+        with open_cursor() as source:
+            source_tables, source_shapes, copied_shapes = (
+                tables(source),
+                _shapes(source),
+                _shapes(self._target_connection),
+            )
             for schema in schemas(source):
-                self._into.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-        for each in self._copied.keys() - set(there):
+                self._target_connection.execute(
+                    f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(schema)}"
+                )
+        for each in self._copied.keys() - set(source_tables):
             self._drop(each)
-        for each in there:
-            number, columns = as_they_are[each]
+        for each in source_tables:
+            number, columns = source_shapes[each]
             # Of another number it is another of this name, of other columns another version's.
-            kept = self._made_of.get(each) == number and as_made[each][1] == columns
-            if kept and self._grew(reading, each):
+            is_same_table = (
+                self._source_ids.get(each) == number and copied_shapes[each][1] == columns
+            )
+            if is_same_table and self._copy_end(open_cursor, each):
                 continue
-            with reading() as source:
+            with open_cursor() as source:
                 if each in self._copied:
                     self._drop(each)
-                self._make(source, each)
-                self._copy(source, each, f"SELECT * FROM {named(*each)}")
+                self._create_table(source, each)
+                self._copy(source, each, f"SELECT * FROM {qualified_name(*each)}")
 
-    def _grew(self, reading: Reading, each: Table) -> bool:
+    def _copy_end(self, open_cursor: OpenCursor, each: Table) -> bool:
         """Copy the end of a table that only grew. False: it did something else meanwhile."""
-        while self._copy_piece(reading, each) == PIECE_ROWS:
+        while self._copy_piece(open_cursor, each) == PIECE_ROWS:
             pass
-        with reading() as source:
+        with open_cursor() as source:
             return _count(source, each) == self._copied[each]
 
     def _drop(self, each: Table) -> None:
-        self._into.execute(f"DROP TABLE {named(*each)}")
+        self._target_connection.execute(f"DROP TABLE {qualified_name(*each)}")
         del self._copied[each]
 
 
@@ -232,5 +248,5 @@ def _shapes(connection: Connection) -> dict[Table, tuple[int, list[Any]]]:
 
 
 def _count(connection: Connection, each: Table) -> int:
-    ((rows,),) = connection.execute(f"SELECT count(*) FROM {named(*each)}").fetchall()
+    ((rows,),) = connection.execute(f"SELECT count(*) FROM {qualified_name(*each)}").fetchall()
     return int(rows)

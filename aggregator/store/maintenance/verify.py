@@ -13,10 +13,10 @@ import duckdb
 
 from ...durable_file import CopyError
 from ...sql import quoted as sql_quoted
-from ..duckdb_file import CONFIG, cause, migrations
+from ..duckdb_file import CONNECTION_CONFIG, cause, migrations
 from ..layout import BY_NAME
 from ..parquet import segment_files
-from ..parquet.parquet_worker import Range, ranges
+from ..parquet.parquet_worker import HostRange, ranges
 from ..parquet.segment_files import RAW
 from . import backup_files
 
@@ -32,7 +32,7 @@ from . import backup_files
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 
-class Source(NamedTuple):
+class ReadingSource(NamedTuple):
     """Where readings lie: a table as SQL names it, or the path of a Parquet file. Times are its first and its last."""
 
     name: str
@@ -42,70 +42,72 @@ class Source(NamedTuple):
     rows: int
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """From `begin_us` until before `end_us` the readings, about `rows`, are in `sources`."""
 
     begin_us: int
     end_us: int
-    sources: tuple[Source, ...]
+    sources: tuple[ReadingSource, ...]
     rows: float
 
 
-class Doubles(NamedTuple):
+class Duplicates(NamedTuple):
     """What was found in one span; hosts are those with readings in it."""
 
     rows: int
     hosts: frozenset[str]
 
 
-def spans(sources: Sequence[Source]) -> Iterator[Span]:
+def spans(sources: Sequence[ReadingSource]) -> Iterator[TimeSpan]:
     """Yield spans that together hold all of *sources*, oldest first."""
     cuts = sorted({one.first_us for one in sources} | {one.last_us + 1 for one in sources})
-    coming = sorted(sources, key=lambda one: one.first_us, reverse=True)
-    active: list[Source] = []
-    taken: dict[Source, None] = {}
+    upcoming = sorted(sources, key=lambda one: one.first_us, reverse=True)
+    active: list[ReadingSource] = []
+    chosen: dict[ReadingSource, None] = {}
     begin_us, rows = cuts[0] if cuts else 0, 0.0
     for cut_us, next_us in pairwise(cuts):  # between two of them nothing begins or ends
         active = [one for one in active if one.last_us >= cut_us]
-        while coming and coming[-1].first_us <= cut_us:
-            active.append(coming.pop())
-        more = sum(one.rows * (next_us - cut_us) / _micros(one) for one in active)
-        sources_count = len(taken.keys() | set(active))
-        if taken and (rows + more > SPAN_ROWS or sources_count > SPAN_SOURCES):
-            yield Span(begin_us, cut_us, tuple(taken), rows)
-            taken, begin_us, rows = {}, cut_us, 0.0
-        taken |= dict.fromkeys(active)
+        while upcoming and upcoming[-1].first_us <= cut_us:
+            active.append(upcoming.pop())
+        more = sum(one.rows * (next_us - cut_us) / _duration_us(one) for one in active)
+        sources_count = len(chosen.keys() | set(active))
+        if chosen and (rows + more > SPAN_ROWS or sources_count > SPAN_SOURCES):
+            yield TimeSpan(begin_us, cut_us, tuple(chosen), rows)
+            chosen, begin_us, rows = {}, cut_us, 0.0
+        chosen |= dict.fromkeys(active)
         rows += more
-    if taken:
-        yield Span(begin_us, cuts[-1], tuple(taken), rows)
+    if chosen:
+        yield TimeSpan(begin_us, cuts[-1], tuple(chosen), rows)
 
 
-def _micros(one: Source) -> int:
+def _duration_us(one: ReadingSource) -> int:
     return one.last_us - one.first_us + 1
 
 
-def look(
+def find_duplicates(
     connection: duckdb.DuckDBPyConnection,
     table: str,
-    sources: Sequence[Source],
-    told: Callable[[str, int, int], None],
-) -> Iterator[Doubles | duckdb.Error]:
+    sources: Sequence[ReadingSource],
+    report_progress: Callable[[str, int, int], None],
+) -> Iterator[Duplicates | duckdb.Error]:
     """Yield for each piece of *table* what was found, or why it could not be looked at."""
     all_spans = list(spans(sources))
     for at, span in enumerate(all_spans):
-        told(f"doubles in {table}", at, len(all_spans))
+        report_progress(f"doubles in {table}", at, len(all_spans))
         try:
-            for hosts in _hosts(connection, table, span):
+            for hosts in _host_ranges(connection, table, span):
                 query = _query(table, span, hosts)
                 ((rows, names),) = connection.execute(query, hosts.parameters).fetchall()
-                yield Doubles(int(rows), frozenset(names or ()))
+                yield Duplicates(int(rows), frozenset(names or ()))
         except duckdb.Error as error:
             yield error
 
 
-def _hosts(connection: duckdb.DuckDBPyConnection, table: str, span: Span) -> list[Range]:
+def _host_ranges(
+    connection: duckdb.DuckDBPyConnection, table: str, span: TimeSpan
+) -> list[HostRange]:
     """Return by which hosts the readings of a span are looked at: files are sorted by them."""
-    everyone = Range(None, None, int(span.rows))
+    everyone = HostRange(None, None, int(span.rows))
     if span.rows <= SPAN_ROWS:
         return [everyone]
     counts = connection.execute(
@@ -114,7 +116,7 @@ def _hosts(connection: duckdb.DuckDBPyConnection, table: str, span: Span) -> lis
     return ranges(counts, SPAN_ROWS)
 
 
-def _readings(columns: str, span: Span, hosts: Range) -> str:
+def _readings(columns: str, span: TimeSpan, hosts: HostRange) -> str:
     of_time = f"time >= make_timestamp({span.begin_us}) AND time < make_timestamp({span.end_us})"
     names = [one.name for one in span.sources if not one.is_file]
     if files := ", ".join(sql_quoted(one.name) for one in span.sources if one.is_file):
@@ -125,7 +127,7 @@ def _readings(columns: str, span: Span, hosts: Range) -> str:
     return f"SELECT * FROM ({everything}) WHERE {hosts.where}"
 
 
-def _query(table: str, span: Span, hosts: Range) -> str:
+def _query(table: str, span: TimeSpan, hosts: HostRange) -> str:
     key = "host, device, time, " + ("signal" if table == BY_NAME else "boottime_ns")
     return (
         f"SELECT coalesce(sum(times - 1), 0)::BIGINT, list(DISTINCT host) "
@@ -134,35 +136,37 @@ def _query(table: str, span: Span, hosts: Range) -> str:
 
 
 #: Told of each table that is read: its name, which of how many.
-Told = Callable[[str, int, int], None]
+StepCallback = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
-class Found:
-    """What reading back found. `wrong` is empty when all is well."""
+class VerifyReport:
+    """What reading back found. `problems` is empty when all is well."""
 
     schema_version: int = 0
     tables: int = 0
     rows: int = 0
     frames: int = 0
     parquet_files: int = 0
-    wrong: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
 
 
 @contextmanager
-def opened(
+def open_database(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to a store's file. Raises CopyError, with words on *copy_of* where that is what was copied."""
     # Named before it is opened: replaying a log may spill, and after that DuckDB takes no other folder.
-    config = CONFIG if spill is None else CONFIG | {"temp_directory": str(spill)}
+    config = (
+        CONNECTION_CONFIG if spill is None else CONNECTION_CONFIG | {"temp_directory": str(spill)}
+    )
     try:
         connection = duckdb.connect(str(file), read_only=read_only, config=config)
     except duckdb.Error as error:
-        named_so = copy_of or file
-        words = cause(error, file.parent).replace(str(file.parent), str(named_so.parent))
+        shown_path = copy_of or file
+        reason = cause(error, file.parent).replace(str(file.parent), str(shown_path.parent))
         raise CopyError(
-            f"{named_so} does not open in DuckDB {duckdb.__version__}: {words}"
+            f"{shown_path} does not open in DuckDB {duckdb.__version__}: {reason}"
         ) from error
     try:
         connection.execute("SET enable_progress_bar = false")
@@ -203,62 +207,64 @@ def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def count(connection: duckdb.DuckDBPyConnection) -> int:
+def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
     """Return how many rows all tables have, by their metadata."""
-    queries = [f"SELECT count(*) AS n FROM {named(*each)}" for each in tables(connection)]
+    queries = [f"SELECT count(*) AS n FROM {qualified_name(*each)}" for each in tables(connection)]
     ((rows,),) = connection.execute(
         f"SELECT sum(n) FROM ({' UNION ALL '.join(queries)})"
     ).fetchall()
     return int(rows or 0)
 
 
-def read_back(file: Path, folder: Path, spill: Path, told: Told) -> Found:
+def verify_store(
+    file: Path, folder: Path, spill: Path, report_progress: StepCallback
+) -> VerifyReport:
     """Read everything of the store's *file*, with its Parquet files in *folder*. Raises CopyError if it does not open."""
-    found = Found()
-    with opened(file, read_only=True, spill=spill) as connection:
-        found.schema_version = schema_version(connection, file)
+    report = VerifyReport()
+    with open_database(file, read_only=True, spill=spill) as connection:
+        report.schema_version = schema_version(connection, file)
         names = tables(connection)
         for at, (schema, table) in enumerate(names):
-            told(f"{schema}.{table}", at, len(names))
-            found.rows += _read_table(connection, schema, table, found)
-        found.tables = len(names)
-        _ledger(connection, found)
+            report_progress(f"{schema}.{table}", at, len(names))
+            report.rows += _read_table(connection, schema, table, report)
+        report.tables = len(names)
+        _check_ledger(connection, report)
         for at, each in enumerate(paths := backup_files.files(folder)):
-            told(each, at, len(paths))
-            found.rows += _read_parquet(connection, folder / each, found)
-        found.parquet_files = len(paths)
-        _recorded(connection, folder, found)
-        _twice(connection, folder, found, told)
-    return found
+            report_progress(each, at, len(paths))
+            report.rows += _read_parquet(connection, folder / each, report)
+        report.parquet_files = len(paths)
+        _check_recorded(connection, folder, report)
+        _check_duplicates(connection, folder, report, report_progress)
+    return report
 
 
 def _read_table(
-    connection: duckdb.DuckDBPyConnection, schema: str, table: str, found: Found
+    connection: duckdb.DuckDBPyConnection, schema: str, table: str, report: VerifyReport
 ) -> int:
     """Read all columns of all rows, so that the checksum of each block is looked at."""
-    name = named(schema, table)
+    name = qualified_name(schema, table)
     try:
         ((rows, _),) = connection.execute(
             f"SELECT count(*), bit_xor(hash(one)) FROM {name} AS one"
         ).fetchall()
     except duckdb.Error as error:
-        found.wrong.append(f"{schema}.{table} cannot be read: {cause(error, Path())}")
+        report.problems.append(f"{schema}.{table} cannot be read: {cause(error, Path())}")
         return 0
     return int(rows)
 
 
-def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, found: Found) -> int:
+def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: VerifyReport) -> int:
     try:
         ((rows, _),) = connection.execute(
             "SELECT count(*), bit_xor(hash(one)) FROM read_parquet(?) AS one", [str(path)]
         ).fetchall()
     except duckdb.Error as error:
-        found.wrong.append(f"{path} cannot be read: {cause(error, path.parent)}")
+        report.problems.append(f"{path} cannot be read: {cause(error, path.parent)}")
         return 0
     return int(rows)
 
 
-def _ledger(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
+def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -> None:
     """Look whether the ranges of received frames are whole, apart, and of hosts that are known."""
     query = """
         SELECT
@@ -275,17 +281,22 @@ def _ledger(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
     try:
         ((frames, backwards, overlapping),) = connection.execute(query).fetchall()
     except duckdb.Error as error:
-        found.wrong.append(f"the ledger of frames cannot be read: {cause(error, Path())}")
+        report.problems.append(f"the ledger of frames cannot be read: {cause(error, Path())}")
         return
-    found.frames = int(frames)
+    report.frames = int(frames)
     if backwards or overlapping:
-        found.wrong.append(
+        report.problems.append(
             f"the ledger of frames has {backwards} ranges that end before they begin and "
             f"{overlapping} that overlap another: a frame was taken in twice"
         )
 
 
-def _twice(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found, told: Told) -> None:
+def _check_duplicates(
+    connection: duckdb.DuckDBPyConnection,
+    folder: Path,
+    report: VerifyReport,
+    report_progress: StepCallback,
+) -> None:
     """Look for readings that are stored twice, and for hosts with readings that the ledger does not know."""
     known: set[str] | None = None
     with suppress(duckdb.Error):  # a ledger that cannot be read has been told of
@@ -294,42 +305,49 @@ def _twice(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found, to
     live = [name for schema, name in tables(connection) if schema == "hours"]
     catalogue = {name.rpartition("__")[0] for name in live} | set(_recorded_tables(connection))
     for table in sorted(catalogue):
-        sources = [*_live(connection, table, live), *_raw(connection, folder, table)]
-        doubled, strangers = 0, set[str]()
-        for each in look(connection, table, sources, told):
+        sources = [
+            *_live_sources(connection, table, live),
+            *_parquet_sources(connection, folder, table),
+        ]
+        duplicates, unknown_hosts = 0, set[str]()
+        for each in find_duplicates(connection, table, sources, report_progress):
             if isinstance(each, duckdb.Error):
-                words = f"{table} cannot be searched for doubles: {cause(each, Path())}"
-                found.wrong += [words] if words not in found.wrong else []
+                message = f"{table} cannot be searched for doubles: {cause(each, Path())}"
+                report.problems += [message] if message not in report.problems else []
                 continue
-            doubled += each.rows
-            strangers |= each.hosts - (each.hosts if known is None else known)
-        if doubled:
-            found.wrong.append(f"readings.{table}: {doubled} rows are stored more than once")
-        if strangers:
-            found.wrong.append(
-                f"readings.{table}: rows of {len(strangers)} hosts whose frames the ledger does not "
-                f"know, such as {min(strangers)}"
+            duplicates += each.rows
+            unknown_hosts |= each.hosts - (each.hosts if known is None else known)
+        if duplicates:
+            report.problems.append(f"readings.{table}: {duplicates} rows are stored more than once")
+        if unknown_hosts:
+            report.problems.append(
+                f"readings.{table}: rows of {len(unknown_hosts)} hosts whose frames the ledger does not "
+                f"know, such as {min(unknown_hosts)}"
             )
 
 
-def _live(connection: duckdb.DuckDBPyConnection, table: str, live: list[str]) -> Iterator[Source]:
+def _live_sources(
+    connection: duckdb.DuckDBPyConnection, table: str, live: list[str]
+) -> Iterator[ReadingSource]:
     """Yield the tables of hours that hold readings of *table*."""
     for name in live:
         if name.rpartition("__")[0] != table:
             continue
         with suppress(duckdb.Error):  # one that cannot be read has been told of
             ((first_us, last_us, rows),) = connection.execute(
-                f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {named('hours', name)}"
+                f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {qualified_name('hours', name)}"
             ).fetchall()
             if rows:
-                yield Source(named("hours", name), False, first_us, last_us, rows)
+                yield ReadingSource(qualified_name("hours", name), False, first_us, last_us, rows)
 
 
-def _raw(connection: duckdb.DuckDBPyConnection, folder: Path, table: str) -> Iterator[Source]:
+def _parquet_sources(
+    connection: duckdb.DuckDBPyConnection, folder: Path, table: str
+) -> Iterator[ReadingSource]:
     """Yield the segments with readings of *table* that are there."""
-    for one in segment_files.recorded(connection, table=table):
+    for one in segment_files.recorded_segments(connection, table=table):
         if one.grain == RAW and (folder / one.path).exists():
-            yield Source(str(folder / one.path), True, one.first_us, one.last_us, one.rows)
+            yield ReadingSource(str(folder / one.path), True, one.first_us, one.last_us, one.rows)
 
 
 def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
@@ -347,19 +365,21 @@ def _recorded_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [table for (table,) in connection.execute(query).fetchall()]
 
 
-def _recorded(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found) -> None:
+def _check_recorded(
+    connection: duckdb.DuckDBPyConnection, folder: Path, report: VerifyReport
+) -> None:
     """Look whether each Parquet file that the store has on record is there, and what was written."""
     for table in _recorded_tables(connection):
-        for one in segment_files.recorded(connection, table=table):
-            if words := segment_files.damage(folder, one):
-                found.wrong.append(f"{one.path} {words}")
+        for one in segment_files.recorded_segments(connection, table=table):
+            if reason := segment_files.damage(folder, one):
+                report.problems.append(f"{one.path} {reason}")
 
 
-def named(schema: str, table: str) -> str:
+def qualified_name(schema: str, table: str) -> str:
     """Return the name of a table as SQL wants it."""
-    return f"{quoted(schema)}.{quoted(table)}"
+    return f"{quoted_identifier(schema)}.{quoted_identifier(table)}"
 
 
-def quoted(name: str) -> str:
+def quoted_identifier(name: str) -> str:
     """Return a name as SQL wants it."""
     return '"' + name.replace('"', '""') + '"'

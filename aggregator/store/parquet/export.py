@@ -14,46 +14,52 @@ import duckdb
 
 from ...sql import quoted
 from ..layout import COLUMNS, LAYOUTS
-from .parquet_worker import Range, order_of, ranges, rows_within
-from .rollup import merged, rollup_columns
-from .segment_files import HOUR, MINUTE, RAW, TAIL, Segment, damage, fault
-from .segment_store import Shelf
+from .parquet_worker import HostRange, order_of, ranges, rows_within
+from .rollup import merge_query, rollup_columns
+from .segment_files import HOUR, MINUTE, RAW, TAIL, ParquetSegment, damage, fault
+from .segment_store import SegmentStore
 from .views import span_us
 
 
-class Changed(Exception):
+class TableChangedError(Exception):
     """Rows came to a table while it was being exported: the clock was set back. It is exported anew."""
 
 
-def export(shelf: Shelf, table: str, part: str) -> Iterator[str]:
+def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     """Export the live table of *table* and *part*; yields between its pieces, words at the end.
 
     Raises OSError, duckdb.Error, ArrowException, PackerError, Changed.
     """
     name = f'hours."{table}__{part}"'
-    counts = shelf.rows(f"SELECT host, count(*) FROM {name} GROUP BY host ORDER BY host")
+    counts = segment_store.rows(f"SELECT host, count(*) FROM {name} GROUP BY host ORDER BY host")
     rows = sum(count for _, count in counts)
     grains = [RAW, MINUTE, TAIL] if table in LAYOUTS else [RAW]
-    old_tails = shelf.of(TAIL, table) if rows else []
-    new: list[Segment] = []
+    old_tails = segment_store.of_grain(TAIL, table) if rows else []
+    new: list[ParquetSegment] = []
     if rows:
-        before = [one.path for one in old_tails[-1:] if not fault(shelf.folder, one)]
-        with shelf.files(table, part, grains) as of:
-            rows_max = rows_within(shelf.rows_max, len(COLUMNS[table]))
+        before = [one.path for one in old_tails[-1:] if not fault(segment_store.folder, one)]
+        with segment_store.files(table, part, grains) as file_set:
+            rows_max = rows_within(segment_store.rows_max, len(COLUMNS[table]))
             for each in ranges(counts, rows_max):
-                with shelf.live(f"FROM {name} WHERE {each.where}", each.parameters) as memory:
-                    shelf.pack("readings", of, table, part, each, before, memory=memory)
+                with segment_store.live_stream(
+                    f"FROM {name} WHERE {each.where}", each.parameters
+                ) as memory:
+                    segment_store.pack(
+                        "readings", file_set, table, part, each, before, memory=memory
+                    )
                 yield ""
-            new = shelf.finish(of, table, part)
+            new = segment_store.finish(file_set, table, part)
 
     def drop(connection: duckdb.DuckDBPyConnection) -> None:
         counted = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
         if counted != (rows,):
-            raise Changed(f"{table} {part}: {rows} rows were exported, {counted} are there")
+            raise TableChangedError(
+                f"{table} {part}: {rows} rows were exported, {counted} are there"
+            )
         connection.execute(f"DROP TABLE {name}")
 
-    shelf.settle(table, new, old_tails, drop)
-    shelf.exported_rows += rows
+    segment_store.record(table, new, old_tails, drop)
+    segment_store.exported_rows += rows
     yield f"exported {table} {part}: {rows} rows"
 
 
@@ -68,13 +74,13 @@ CLOSED_SECONDS = 60
 _PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 
 
-class Damaged(Exception):
+class DamagedSegmentError(Exception):
     """A file that was to be read is not what was written."""
 
-    def __init__(self, one: Segment, words: str) -> None:
-        super().__init__(f"{one.path} {words}")
-        self.segment = one
-        self.words = words
+    def __init__(self, segment: ParquetSegment, reason: str) -> None:
+        super().__init__(f"{segment.path} {reason}")
+        self.segment = segment
+        self.reason = reason
 
 
 class Merge(NamedTuple):
@@ -82,7 +88,7 @@ class Merge(NamedTuple):
 
     table: str
     bucket: str
-    files: tuple[Segment, ...]
+    files: tuple[ParquetSegment, ...]
     hours: bool  # parts of minutes: the rollup by hour is made of them too
 
     @property
@@ -91,11 +97,13 @@ class Merge(NamedTuple):
         return self.files[0].grain
 
 
-def due(found: Iterable[Segment], waiting: set[tuple[str, str]], now_us: int) -> list[Merge]:
+def due_merges(
+    found: Iterable[ParquetSegment], waiting: set[tuple[str, str]], now_us: int
+) -> list[Merge]:
     """Return what is to be merged, oldest first. *waiting*: (table, bucket) that are still live."""
-    groups: dict[tuple[str, str, str, int], list[Segment]] = {}
+    groups: dict[tuple[str, str, str, int], list[ParquetSegment]] = {}
     for one in found:
-        for digits in _merges(one):
+        for digits in _target_digits(one):
             key = one.bucket[:digits], one.table, one.grain, digits
             groups.setdefault(key, []).append(one)
     blocked = {(table, bucket[:digits]) for table, bucket in waiting for digits in (_HOUR, _DAY)}
@@ -110,7 +118,7 @@ def due(found: Iterable[Segment], waiting: set[tuple[str, str]], now_us: int) ->
     return chosen
 
 
-def _merges(one: Segment) -> tuple[int, ...]:
+def _target_digits(one: ParquetSegment) -> tuple[int, ...]:
     """Return the lengths of the buckets that a file may be merged into."""
     if one.grain == RAW:
         return (_HOUR,) if len(one.bucket) == _PART else ()
@@ -119,32 +127,32 @@ def _merges(one: Segment) -> tuple[int, ...]:
     return (_DAY,) if one.grain == HOUR and len(one.bucket) == _HOUR else ()
 
 
-def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
+def merge(segment_store: SegmentStore, one: Merge) -> Iterator[str]:
     """Make one file of several; yields between its pieces, words at the end.
 
-    Raises OSError, duckdb.Error, PackerError, Damaged.
+    Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
     """
     for each in one.files:
-        if words := damage(shelf.folder, each):
-            raise Damaged(each, words)
+        if reason := damage(segment_store.folder, each):
+            raise DamagedSegmentError(each, reason)
         yield ""
-    source = _source(shelf, one)
+    source = _source(segment_store, one)
     grains = [one.grain, *([HOUR] if one.hours else [])]
-    with shelf.files(one.table, one.bucket, grains) as of:
-        rows_max = rows_within(shelf.rows_max, _columns(one))
-        for at in range(shelf.pack("ranges", of, source, rows_max)):
-            hosts = Range(*shelf.pack("range", of, at))
+    with segment_store.files(one.table, one.bucket, grains) as file_set:
+        rows_max = rows_within(segment_store.rows_max, _columns(one))
+        for at in range(segment_store.pack("ranges", file_set, source, rows_max)):
+            hosts = HostRange(*segment_store.pack("range", file_set, at))
             for grain in grains:
                 query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
-                shelf.pack("write", of, grain, query, hosts.parameters)
+                segment_store.pack("write", file_set, grain, query, hosts.parameters)
                 yield ""
-        new = shelf.finish(of, one.table, one.bucket)
-    shelf.settle(one.table, new, one.files)
+        new = segment_store.finish(file_set, one.table, one.bucket)
+    segment_store.record(one.table, new, one.files)
     yield f"merged {len(one.files)} files into {one.grain} {one.table} {one.bucket}"
 
 
-def _source(shelf: Shelf, one: Merge) -> str:
-    names = ", ".join(quoted(str(shelf.folder / each.path)) for each in one.files)
+def _source(segment_store: SegmentStore, one: Merge) -> str:
+    names = ", ".join(quoted(str(segment_store.folder / each.path)) for each in one.files)
     return f"read_parquet([{names}], union_by_name = true)"
 
 
@@ -158,4 +166,4 @@ def _query(one: Merge, grain: str, source: str) -> str:
         return f"FROM {source} ORDER BY {order_of(one.table)}"
     unit = "hour" if grain == HOUR else "minute"
     names = ", ".join(f'"{name}"' for name, _ in rollup_columns(one.table))
-    return f"SELECT {names} FROM ({merged(one.table, [source], unit)}) ORDER BY host, device, time"
+    return f"SELECT {names} FROM ({merge_query(one.table, [source], unit)}) ORDER BY host, device, time"

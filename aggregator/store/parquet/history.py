@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from ...config import AggregatorConfig
 from ...model import Finding
-from ..duckdb_file import THREADS, StoreError, cause
-from .export import Changed, Damaged, export
-from .maintenance import House, Standing, is_closed, parts_of
-from .segment_store import Doors, Shelf
+from ..duckdb_file import THREAD_NAME_PREFIX, StoreError, cause
+from .export import DamagedSegmentError, TableChangedError, export
+from .maintenance import HistoryMaintenance, StoreFindings, is_closed, parts_of
+from .segment_store import SegmentStore, StoreAccess
 from .views import span_us
-from .worker_client import PackerError, Packing, Packs, Starved
+from .worker_client import PackerError, PackerHandle, PackerProcess, PackerStarvedError
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +36,16 @@ PAUSE_SECONDS = 0.01
 #: Once the oldest that waits is older than this the packer does not go last any more.
 BEHIND_SECONDS = 120
 #: What failed is tried again after this long.
-AGAIN_SECONDS = 60
+RETRY_SECONDS = 60
 #: How often house is kept.
 ROUND_SECONDS = 30
 #: A clock that moves by more than it should is not believed when it says that something is old.
-JUMP_SECONDS, AGE_RESTS_SECONDS = 3600, 86_400
+JUMP_SECONDS, AGE_PAUSE_SECONDS = 3600, 86_400
 _FAILURES = (
-    OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, Changed, ValueError,
+    OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, TableChangedError, ValueError,
 )  # fmt: skip
 
-_LOOKING = "looking through the folder"
+_SCANNING = "looking through the folder"
 _EXPORTING = "exporting "
 _MAKING_ROOM = "making room on the disk"
 
@@ -55,8 +55,8 @@ Job = Iterator[str]
 class Failure(NamedTuple):
     """Why something failed, and when it is tried again."""
 
-    words: str
-    again_us: int
+    reason: str
+    retry_us: int
 
 
 class History:
@@ -66,34 +66,36 @@ class History:
         self,
         folder: Path,
         config: AggregatorConfig,
-        doors: Doors,
+        access: StoreAccess,
         submit_findings: Callable[[Sequence[Finding]], None],
         *,
         free_bytes: Callable[[], tuple[int, int]] | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         step: Callable[[str], None] = lambda _: None,
-        packing: Packs | None = None,
+        packer: PackerHandle | None = None,
     ) -> None:
         """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done.
 
-        *packing*: what sorts and writes, a process by default.
+        *packer*: what sorts and writes, a process by default.
         """
         self._folder = folder
         self._config = config
         self._monotonic_ns = monotonic_ns
         self._free_bytes = free_bytes or (lambda: _disk(folder))
         rows_max = config.history_rows_max
-        self._packing = packing or Packing(folder, rows_max, config.history_memory_bytes_max)
-        self._shelf = Shelf(folder, doors, self._packing, rows_max=rows_max, step=step)
-        self._standing = Standing(submit_findings)
-        self._house = House(folder, config, self._shelf, self._standing)
-        self._looked = self._round_over = self._starved = False
+        self._packer = packer or PackerProcess(folder, rows_max, config.history_memory_bytes_max)
+        self._segment_store = SegmentStore(
+            folder, access, self._packer, rows_max=rows_max, step=step
+        )
+        self._findings = StoreFindings(submit_findings)
+        self._maintenance = HistoryMaintenance(folder, config, self._segment_store, self._findings)
+        self._is_scanned = self._round_over = self._is_starved = False
         self._failures: dict[str, Failure] = {}  # by what failed, the longest first
         self._jobs: dict[str, Job] = {}
         self._due: list[tuple[str, str]] = []
-        self._doing = self._export_name = ""
+        self._current_job = self._export_name = ""
         self._clocks: tuple[int, int] | None = None
-        self._age_rests_until_ns = 0
+        self._age_paused_until_ns = 0
         self._now_ns = self._room_made_ns = self._round_us = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -113,14 +115,14 @@ class History:
     @property
     def failing(self) -> str:
         """What fails and why, of several the one that has failed the longest; "" when nothing does."""
-        words = [one.words for one in list(self._failures.values())]
-        others = f" (and {len(words) - 1} others)" if len(words) > 1 else ""
-        return f"{words[0]}{others}" if words else ""
+        reasons = [one.reason for one in list(self._failures.values())]
+        others = f" (and {len(reasons) - 1} others)" if len(reasons) > 1 else ""
+        return f"{reasons[0]}{others}" if reasons else ""
 
     @property
     def removed_for_room_count(self) -> int:
         """Files that went for want of room on the disk."""
-        return self._house.removed_for_room_count
+        return self._maintenance.removed_for_room_count
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -128,15 +130,15 @@ class History:
         """Take turns in a thread of their own until `stop`."""
         self.last_turn_ns = wall_ns()
         self._thread = threading.Thread(
-            target=self._run, args=(wall_ns,), name=THREADS + "history", daemon=True
+            target=self._run, args=(wall_ns,), name=THREAD_NAME_PREFIX + "history", daemon=True
         )
         self._thread.start()
 
     def _run(self, wall_ns: Callable[[], int]) -> None:
         pause = self._config.history_seconds
         while not self._stopping.wait(pause):
-            for words in self.turn(wall_ns()):
-                log.debug("history: %s", words)
+            for message in self.turn(wall_ns()):
+                log.debug("history: %s", message)
             pause = self._config.history_seconds
             if self._jobs:
                 pause = min(pause, PAUSE_SECONDS)
@@ -147,11 +149,11 @@ class History:
         if self._thread is not None:
             self._thread.join(seconds_max / 2)
             if self._thread.is_alive():
-                self._packing.kill()
+                self._packer.kill()
                 self._thread.join(seconds_max / 2)
             if self._thread.is_alive():  # its files are found at the next start
                 return
-        self._packing.rest()  # first: one that hangs is not asked to discard anything
+        self._packer.release()  # first: one that hangs is not asked to discard anything
         self._drop_jobs()
 
     def _drop_jobs(self) -> None:
@@ -169,141 +171,143 @@ class History:
         """
         begin = time.monotonic()
         self._now_ns = now_ns
-        self._shelf.now_us, self._standing.now_ns = now_ns // 1000, now_ns
+        self._segment_store.now_us, self._findings.now_ns = now_ns // 1000, now_ns
         done: list[str] = []
-        going = self._guarded(self._begin_turn, done)
+        going = self._run_guarded(self._begin_turn, done)
         while going and not self._stopping.is_set():
-            going = self._guarded(self._advance, done)
+            going = self._run_guarded(self._advance, done)
             if time.monotonic() - begin >= seconds_max:
                 break
         if not going:
-            self._packing.rest()
+            self._packer.release()
         self.busy_seconds += time.monotonic() - begin
         self.last_turn_ns = now_ns
         return done
 
-    def _guarded(self, act: Callable[[list[str]], bool], done: list[str]) -> bool:
+    def _run_guarded(self, act: Callable[[list[str]], bool], done: list[str]) -> bool:
         try:
             return act(done)
-        except Damaged as error:
-            self._house.damaged.append((error.segment, error.words))
+        except DamagedSegmentError as error:
+            self._maintenance.damaged.append((error.segment, error.reason))
             self._drop_jobs()
-        except Starved:  # goes on with the next turn
-            self._starved = True
+        except PackerStarvedError:  # goes on with the next turn
+            self._is_starved = True
             self._drop_jobs()
         except _FAILURES as error:
             if not self._stopping.is_set():
-                self._failed(error)
+                self._record_failure(error)
         except Exception:
             log.exception("history: a fault of ours; it goes on later")
-            self._failed(RuntimeError("a fault of ours, see the log"))
+            self._record_failure(RuntimeError("a fault of ours, see the log"))
         return False
 
-    def _failed(self, error: Exception) -> None:
-        words = f"{self._doing}: {cause(error, self._folder)}"
-        before = self._failures.get(self._doing)
-        if before is None or before.words != words:
-            log.warning("history: %s; tried again in %d s", words, AGAIN_SECONDS)
-        again_us = self._shelf.now_us + AGAIN_SECONDS * 1_000_000
-        self._failures[self._doing] = Failure(words, again_us)
+    def _record_failure(self, error: Exception) -> None:
+        reason = f"{self._current_job}: {cause(error, self._folder)}"
+        before = self._failures.get(self._current_job)
+        if before is None or before.reason != reason:
+            log.warning("history: %s; tried again in %d s", reason, RETRY_SECONDS)
+        retry_us = self._segment_store.now_us + RETRY_SECONDS * 1_000_000
+        self._failures[self._current_job] = Failure(reason, retry_us)
         self._drop_jobs()
-        self._looked = False  # what it left behind is looked for before the next
+        self._is_scanned = False  # what it left behind is looked for before the next
 
     def _begin_turn(self, done: list[str]) -> bool:
         """See what is due. False: nothing, or not now."""
         del done
-        self._doing = "looking at what is due"
-        self._mind_the_clock()
-        if any(self._is_resting(each) for each in (self._doing, _LOOKING)):
+        self._current_job = "looking at what is due"
+        self._check_clock()
+        if any(self._is_backing_off(each) for each in (self._current_job, _SCANNING)):
             return False
         self._due = self._closed_parts()
-        self._failures.pop(self._doing, None)
-        self._forget_gone_exports()
-        self._round_over = abs(self._shelf.now_us - self._round_us) < ROUND_SECONDS * 1_000_000
+        self._failures.pop(self._current_job, None)
+        self._clear_dropped_exports()
+        self._round_over = (
+            abs(self._segment_store.now_us - self._round_us) < ROUND_SECONDS * 1_000_000
+        )
         return True
 
     def _advance(self, done: list[str]) -> bool:
         """Do a step of the first job that there is. False: nothing is left to do."""
         for name, make in (
-            (_LOOKING, self._look_through),
+            (_SCANNING, self._start_scan),
             (_MAKING_ROOM, self._make_room),
             ("exporting", self._next_export),
-            ("keeping house", self._next_round),
+            ("keeping house", self._start_round),
         ):
             if name not in self._jobs:
                 job = make()
                 if job is None:
                     continue
                 self._jobs[name] = job
-            self._doing = name if name != "exporting" else self._export_name
-            words = next(self._jobs[name], None)
-            if words is None:
+            self._current_job = name if name != "exporting" else self._export_name
+            message = next(self._jobs[name], None)
+            if message is None:
                 del self._jobs[name]
-                self._failures.pop(self._doing, None)
-            elif words:
-                done.append(words)
+                self._failures.pop(self._current_job, None)
+            elif message:
+                done.append(message)
             return True
-        self._starved = False
+        self._is_starved = False
         return False
 
-    def _is_resting(self, name: str) -> bool:
+    def _is_backing_off(self, name: str) -> bool:
         failure = self._failures.get(name)
         if failure is None:
             return False
-        rest_us = failure.again_us - self._shelf.now_us
-        return 0 < rest_us <= AGAIN_SECONDS * 1_000_000  # not for hours when the clock is set back
+        wait_us = failure.retry_us - self._segment_store.now_us
+        return 0 < wait_us <= RETRY_SECONDS * 1_000_000  # not for hours when the clock is set back
 
-    def _mind_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         """A wall clock that jumped must not end what is kept by age."""
         now = self._now_ns, self._monotonic_ns()
         wall_ns, steady_ns = self._clocks or now
         self._clocks = now
         jump_ns = (now[0] - wall_ns) - (now[1] - steady_ns)
         if abs(jump_ns) > JUMP_SECONDS * 1_000_000_000:
-            self._age_rests_until_ns = now[1] + AGE_RESTS_SECONDS * 1_000_000_000
-            self._standing.find(
+            self._age_paused_until_ns = now[1] + AGE_PAUSE_SECONDS * 1_000_000_000
+            self._findings.raise_finding(
                 "store.clock_jumped",
                 f"the aggregator's clock jumped by {jump_ns / 3.6e12:+.1f} h; nothing is removed "
                 "for its age for a day: see that the clock is right",
                 "a day has passed",
             )
-        elif now[1] >= self._age_rests_until_ns:
-            self._standing.clear("store.clock_jumped")
+        elif now[1] >= self._age_paused_until_ns:
+            self._findings.clear("store.clock_jumped")
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def _look_through(self) -> Job | None:
-        if self._looked and not self._house.damaged:
+    def _start_scan(self) -> Job | None:
+        if self._is_scanned and not self._maintenance.damaged:
             return None
-        return self._looking_through()
+        return self._scan()
 
-    def _looking_through(self) -> Job:
-        yield from self._house.look_through()
-        self._looked = True
+    def _scan(self) -> Job:
+        yield from self._maintenance.scan_folder()
+        self._is_scanned = True
 
     def _make_room(self) -> Job | None:
-        chosen = self._house.room_wanting(*self._free_bytes())
+        chosen = self._maintenance.segments_to_remove(*self._free_bytes())
         if not chosen:
             self._failures.pop(_MAKING_ROOM, None)
         if not chosen or self._room_made_ns == self._now_ns:
             return None
         self._room_made_ns = self._now_ns
-        return self._house.make_room(chosen)
+        return self._maintenance.make_room(chosen)
 
     def _closed_parts(self) -> list[tuple[str, str]]:
         """Return (table, part) of the live file that get no more rows, oldest first."""
-        with self._shelf.cursor() as cursor:
+        with self._segment_store.cursor() as cursor:
             live = parts_of(cursor)
-        now_us = self._shelf.now_us
+        now_us = self._segment_store.now_us
         closed = sorted((part, table) for table, part in live if is_closed(part, now_us))
         self.waiting_parts = len(closed)
         oldest = min((span_us(part)[1] for part, _ in closed), default=now_us)
         self.lag_seconds = max(0.0, (now_us - oldest) / 1e6)
-        self._packing.is_behind = self._starved or self.lag_seconds > BEHIND_SECONDS
-        self._house.live = live
+        self._packer.is_behind = self._is_starved or self.lag_seconds > BEHIND_SECONDS
+        self._maintenance.live = live
         return [(table, part) for part, table in closed]
 
-    def _forget_gone_exports(self) -> None:
+    def _clear_dropped_exports(self) -> None:
         """What was dropped from the live file is not exported any more, and so fails no more."""
         waiting = {_export_name(*one) for one in self._due}
         for name in [one for one in self._failures if one.startswith(_EXPORTING)]:
@@ -315,37 +319,37 @@ class History:
             table, part = self._due.pop(0)
             # It may have been listed while it was being exported, over several turns. Where one part failed, those
             # after it wait: counters are compared with the part before, and one that comes late counts nothing.
-            is_there = (table, part) in self._house.live
-            if is_there and not self._are_exports_resting(table):
-                if self._packing.goes_last and self._packing.is_behind:
-                    self._packing.rest()
+            is_there = (table, part) in self._maintenance.live
+            if is_there and not self._are_exports_backing_off(table):
+                if self._packer.is_low_priority and self._packer.is_behind:
+                    self._packer.release()
                     self._drop_jobs()  # no export is among them; a merge is begun again
                 self._export_name = _export_name(table, part)
                 return self._exporting(table, part)
         return None
 
-    def _are_exports_resting(self, table: str) -> bool:
-        ours = [name for name in self._failures if name.startswith(_export_name(table, ""))]
-        return any(self._is_resting(name) for name in ours)
+    def _are_exports_backing_off(self, table: str) -> bool:
+        names = [name for name in self._failures if name.startswith(_export_name(table, ""))]
+        return any(self._is_backing_off(name) for name in names)
 
     def _exporting(self, table: str, part: str) -> Job:
-        yield from export(self._shelf, table, part)
-        self._house.live.discard((table, part))
-        self._house.views_due.add(table)
-        self.exported_rows = self._shelf.exported_rows
-        self.files_count, self.files_bytes = self._shelf.totals()
+        yield from export(self._segment_store, table, part)
+        self._maintenance.live.discard((table, part))
+        self._maintenance.views_due.add(table)
+        self.exported_rows = self._segment_store.exported_rows
+        self.files_count, self.files_bytes = self._segment_store.totals()
         self.waiting_parts = max(0, self.waiting_parts - 1)
 
-    def _next_round(self) -> Job | None:
-        if self._round_over or self._is_resting("keeping house"):
+    def _start_round(self) -> Job | None:
+        if self._round_over or self._is_backing_off("keeping house"):
             return None
-        return self._keeping_house()
+        return self._maintain()
 
-    def _keeping_house(self) -> Job:
-        by_age = self._monotonic_ns() >= self._age_rests_until_ns
-        yield from self._house.keep(self.failing, by_age=by_age)
-        self.files_count, self.files_bytes = self._shelf.totals()
-        self._round_over, self._round_us = True, self._shelf.now_us
+    def _maintain(self) -> Job:
+        by_age = self._monotonic_ns() >= self._age_paused_until_ns
+        yield from self._maintenance.run_round(self.failing, by_age=by_age)
+        self.files_count, self.files_bytes = self._segment_store.totals()
+        self._round_over, self._round_us = True, self._segment_store.now_us
 
 
 def _export_name(table: str, part: str) -> str:

@@ -1,4 +1,4 @@
-"""Keeping house: what lies in the folder, room on the disk, merging, retention, parts, reading again.
+"""Maintenance of the history's folder: leftovers, room on the disk, merging, retention, parts, reading again.
 
 Each is a generator that yields between its steps, words when it did something; `history.py` takes the steps.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,86 +16,29 @@ from typing import NamedTuple
 import duckdb
 
 from ...config import AggregatorConfig
-from ...model import OURSELVES, Finding
+from ...model import AGGREGATOR_HOST, Finding
 from . import export, segment_files, views
-from .export import Damaged
-from .segment_files import GRACE_SECONDS, HOUR, MINUTE, PLACE, RAW, TAIL, UNFINISHED, Segment
-from .segment_store import Shelf
+from .export import DamagedSegmentError
+from .retention import (
+    ROOM_RATIO,
+    DiskFullness,
+    RetentionLimit,
+    choose_for_room,
+    expired,
+    free_bytes_target,
+)
+from .segment_files import (
+    GRACE_SECONDS,
+    HOUR,
+    MINUTE,
+    RAW,
+    SEGMENT_PATH,
+    TAIL,
+    UNFINISHED_SUFFIX,
+    ParquetSegment,
+)
+from .segment_store import SegmentStore
 from .views import span_us
-
-# ----------------------------------------------------------------------
-# Retention: what goes, by age and by bytes, and what goes first when the disk is almost full.
-# Decides only.
-
-#: What goes for want of room, in this order: what was kept is then still there by the minute, or the hour. Each only
-#: with less free than this share of what is to stay free: a neighbour's log must not cost a year of hours, which are small.
-ORDER = ((RAW, 1.0), (MINUTE, 0.5), (HOUR, 0.25))
-#: Room that is made goes so far beyond what was wanting, so that it is not made again with each segment.
-ROOM_RATIO = 1.25
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How long files of a grain are kept, and how many bytes of them."""
-
-    seconds: int
-    bytes: int
-
-
-def expired(found: Sequence[Segment], limit: Limit, now_us: int) -> list[Segment]:
-    """Return what is past its age, then the oldest of what is past its bytes. *found*: oldest first."""
-    before_us = now_us - limit.seconds * 1_000_000
-    old = [one for one in found if span_us(one.bucket)[1] < before_us]
-    kept = [one for one in found if span_us(one.bucket)[1] >= before_us]
-    over = sum(one.bytes for one in kept) - limit.bytes
-    return old + _oldest(kept, over)
-
-
-def _oldest(found: Sequence[Segment], bytes_wanted: int) -> list[Segment]:
-    """Return as many of the oldest as hold *bytes_wanted*."""
-    chosen: list[Segment] = []
-    for one in found:
-        if bytes_wanted <= 0:
-            break
-        chosen.append(one)
-        bytes_wanted -= one.bytes
-    return chosen
-
-
-def for_room(found: Sequence[Segment], bytes_wanted: int, free_share: float) -> list[Segment]:
-    """Return what goes so that *bytes_wanted* come free: the oldest raw, then minutes, then hours.
-
-    *free_share*: what is free now, of what is to stay free.
-    """
-    chosen: list[Segment] = []
-    for grain, below in ORDER:
-        if grain == RAW or free_share < below:
-            of_grain = sorted(
-                (o for o in found if o.grain == grain), key=lambda o: (o.bucket, o.path)
-            )
-            chosen += _oldest(of_grain, bytes_wanted - sum(one.bytes for one in chosen))
-    return chosen
-
-
-def free_wanted(total_bytes: int, free_bytes_min: int, free_share_min: float) -> int:
-    """Return how many bytes of the disk stay free: the lesser of both limits, so that a small disk has room."""
-    return min(free_bytes_min, int(total_bytes * free_share_min))
-
-
-class Fullness:
-    """Whether the disk is almost full: from less than `wanted` free on, until a quarter more is free."""
-
-    def __init__(self) -> None:
-        self.is_low = False
-
-    def wanting(self, free_bytes: int, wanted_bytes: int) -> int:
-        """Take a look; return how many bytes should come free now, 0 when none need to."""
-        if free_bytes < wanted_bytes:
-            self.is_low = True
-        elif free_bytes >= wanted_bytes * ROOM_RATIO:
-            self.is_low = False
-        return max(0, int(wanted_bytes * ROOM_RATIO) - free_bytes) if self.is_low else 0
-
 
 # ----------------------------------------------------------------------
 # Leftovers: what a crash between two steps left in the data folder, found at the start and told in
@@ -108,27 +51,30 @@ class Fullness:
 _HOUR_DIGITS = 10
 
 
-class Found(NamedTuple):
+class FolderCleanup(NamedTuple):
     """What is to be done about the folder."""
 
     unlink: list[str]  # unfinished, gone, or doubled
     aside: list[str]  # not recorded, and the only one for all we know
 
 
-def look(
-    folder: Path, recorded: Iterable[Segment], gone: Iterable[Segment], live: set[tuple[str, str]]
-) -> Found:
+def compare_folder(
+    folder: Path,
+    recorded: Iterable[ParquetSegment],
+    gone: Iterable[ParquetSegment],
+    live: set[tuple[str, str]],
+) -> FolderCleanup:
     """Compare the folder with what is recorded. *live*: (table, part) that the live file has."""
-    counted = {one.path: one for one in recorded}
-    known = counted.keys() | {one.path for one in gone}
+    recorded_by_path = {one.path: one for one in recorded}
+    known = recorded_by_path.keys() | {one.path for one in gone}
     unlink: list[str] = []
     aside: list[str] = []
     for path in _files(folder):
-        if path.endswith(UNFINISHED):
+        if path.endswith(UNFINISHED_SUFFIX):
             unlink.append(path)
         elif path not in known:
-            (unlink if _is_elsewhere(folder, path, counted, live) else aside).append(path)
-    return Found(unlink, aside)
+            (unlink if _is_elsewhere(folder, path, recorded_by_path, live) else aside).append(path)
+    return FolderCleanup(unlink, aside)
 
 
 def _files(folder: Path) -> list[str]:
@@ -137,9 +83,9 @@ def _files(folder: Path) -> list[str]:
 
 
 def _is_elsewhere(
-    folder: Path, path: str, counted: dict[str, Segment], live: set[tuple[str, str]]
+    folder: Path, path: str, recorded_by_path: dict[str, ParquetSegment], live: set[tuple[str, str]]
 ) -> bool:
-    place = PLACE.fullmatch(path)
+    place = SEGMENT_PATH.fullmatch(path)
     if place is None:
         return False
     table, grain, bucket = place["raw"] or place["table"], place["grain"] or RAW, place["bucket"]
@@ -148,7 +94,7 @@ def _is_elsewhere(
     source = MINUTE if grain != RAW and len(bucket) == _HOUR_DIGITS else grain
     made_of = [
         one
-        for one in counted.values()
+        for one in recorded_by_path.values()
         if (one.table, one.grain) == (table, source)
         and one.bucket.startswith(bucket)
         and len(one.bucket) > len(bucket)
@@ -169,24 +115,26 @@ def _rows(path: Path) -> int:
 # Findings of the store itself: each told once when it begins, and once when it ends.
 
 
-class Standing:
+class StoreFindings:
     """`now_ns` is set by who owns it."""
 
     def __init__(self, submit: Callable[[Sequence[Finding]], None]) -> None:
         self.now_ns = 0
         self._submit = submit
-        self._standing: dict[tuple[str, str], Finding] = {}
+        self._open: dict[tuple[str, str], Finding] = {}
 
-    def find(self, name: str, words: str, clears_when: str, subject: str = "") -> None:
+    def raise_finding(self, name: str, message: str, clears_when: str, subject: str = "") -> None:
         """Say that something is so, in the words of the first time."""
-        if (name, subject) not in self._standing:
-            one = Finding(OURSELVES, name, subject, words, self.now_ns, clears_when=clears_when)
-            self._standing[name, subject] = one
+        if (name, subject) not in self._open:
+            one = Finding(
+                AGGREGATOR_HOST, name, subject, message, self.now_ns, clears_when=clears_when
+            )
+            self._open[name, subject] = one
             self._submit([one])
 
     def clear(self, name: str, subject: str = "") -> None:
         """Say that it is no longer so. Nothing happens when it was not."""
-        one = self._standing.pop((name, subject), None)
+        one = self._open.pop((name, subject), None)
         if one is not None:
             self._submit([replace(one, cleared_ns=self.now_ns)])
 
@@ -203,7 +151,7 @@ CLOSED_SECONDS = 5
 #: A part that begins later than this from now was made under a clock that was wrong: it is closed.
 AHEAD_SECONDS = 3600
 #: Bytes of files that are read again per round, whether they are what was written.
-READ_BYTES = 16 << 20
+REREAD_BYTES = 16 << 20
 #: Files retired, and hosts looked at, in one transaction.
 FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
 _FOREVER_SECONDS = 1 << 40
@@ -212,27 +160,31 @@ _LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 Job = Iterator[str]
 
 
-class House:
+class HistoryMaintenance:
     """Used by one thread."""
 
     def __init__(
-        self, folder: Path, config: AggregatorConfig, shelf: Shelf, standing: Standing
+        self,
+        folder: Path,
+        config: AggregatorConfig,
+        segment_store: SegmentStore,
+        findings: StoreFindings,
     ) -> None:
         self._folder = folder
         self._config = config
-        self.shelf = shelf
-        self.standing = standing
+        self.segment_store = segment_store
+        self.findings = findings
         self._limits = {
-            RAW: Limit(config.segments_hours * 3600, config.segments_bytes_max),
-            MINUTE: Limit(config.rollups_1m_days * 86_400, config.rollups_1m_bytes_max),
-            HOUR: Limit(config.rollups_1h_days * 86_400, config.rollups_1h_bytes_max),
+            RAW: RetentionLimit(config.segments_hours * 3600, config.segments_bytes_max),
+            MINUTE: RetentionLimit(config.rollups_1m_days * 86_400, config.rollups_1m_bytes_max),
+            HOUR: RetentionLimit(config.rollups_1h_days * 86_400, config.rollups_1h_bytes_max),
         }
-        self._fullness = Fullness()
-        self._seen: dict[str, int] = {}
+        self._fullness = DiskFullness()
+        self._known_registrations: dict[str, int] = {}
         self._unread: list[str] = []
-        self._looked_ever = False
+        self._has_scanned = False
         #: Files found to be damaged, with what is wrong; they are set aside by the next look.
-        self.damaged: list[tuple[Segment, str]] = []
+        self.damaged: list[tuple[ParquetSegment, str]] = []
         #: Tables whose views of rollups are to be made anew.
         self.views_due: set[str] = set()
         #: (table, part) that the live file has.
@@ -241,191 +193,211 @@ class House:
         #: Files that went for want of room on the disk.
         self.removed_for_room_count = 0
 
-    def look_through(self) -> Job:
+    def scan_folder(self) -> Job:
         """Load what counts, and put right what a crash left. The views are the writer's own by then."""
-        recorded, gone, live = self.shelf.transact(
-            lambda c: (segment_files.recorded(c), segment_files.gone(c), parts_of(c))
+        recorded, gone, live = self.segment_store.transact(
+            lambda c: (
+                segment_files.recorded_segments(c),
+                segment_files.gone_segments(c),
+                parts_of(c),
+            )
         )
-        self.shelf.there = {one.path: one for one in recorded}
+        self.segment_store.recorded = {one.path: one for one in recorded}
         yield ""
-        found = look(self._folder, recorded, gone, live)
+        found = compare_folder(self._folder, recorded, gone, live)
         for path in found.unlink:
             segment_files.unlink(self._folder, path)
         if found.unlink:
             yield f"removed {len(found.unlink)} files that were not finished or are elsewhere whole"
         for path in found.aside:
-            yield self._unrecorded(path)
-        yield from self._setting_aside(() if self._looked_ever else recorded)
-        for table in sorted({one.table for one in self.shelf.there.values()}):
-            self.shelf.publish(table)
+            yield self._move_unrecorded(path)
+        yield from self._set_aside_damaged(() if self._has_scanned else recorded)
+        for table in sorted({one.table for one in self.segment_store.recorded.values()}):
+            self.segment_store.publish(table)
             self.views_due.add(table)
-        self._looked_ever = True
+        self._has_scanned = True
 
-    def _setting_aside(self, found: Sequence[Segment]) -> Job:
+    def _set_aside_damaged(self, found: Sequence[ParquetSegment]) -> Job:
         """Set aside what is known to be damaged, and what of *found* cannot be opened."""
         for one in found:
-            if words := segment_files.fault(self._folder, one):
-                self.damaged.append((one, words))
+            if reason := segment_files.fault(self._folder, one):
+                self.damaged.append((one, reason))
             yield ""
         while self.damaged:
-            one, words = self.damaged.pop()
-            if one.path in self.shelf.there:
-                yield self._set_aside(one, words)
+            one, reason = self.damaged.pop()
+            if one.path in self.segment_store.recorded:
+                yield self._set_aside(one, reason)
 
-    def _unrecorded(self, path: str) -> str:
-        place = self.shelf.move_aside(path)
-        words = f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
-        self.standing.find(
-            "store.file_unrecorded", words, "somebody has looked at it; told once", path
+    def _move_unrecorded(self, path: str) -> str:
+        place = self.segment_store.move_aside(path)
+        message = (
+            f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
         )
-        log.warning("history: %s", words)
-        return words
+        self.findings.raise_finding(
+            "store.file_unrecorded", message, "somebody has looked at it; told once", path
+        )
+        log.warning("history: %s", message)
+        return message
 
-    def _set_aside(self, one: Segment, what: str) -> str:
-        place = self.shelf.set_aside(one)
-        self.views_due.add(one.table)
+    def _set_aside(self, segment: ParquetSegment, reason: str) -> str:
+        place = self.segment_store.set_aside(segment)
+        self.views_due.add(segment.table)
         where = f"it is now {place}, and " if place else ""
-        words = (
-            f"{one.path} {what}: {where}{one.rows} rows of {one.table} received "
-            f"{one.bucket} are missing from what is shown; the rest is not touched"
+        message = (
+            f"{segment.path} {reason}: {where}{segment.rows} rows of {segment.table} received "
+            f"{segment.bucket} are missing from what is shown; the rest is not touched"
         )
-        self.standing.find(
-            "store.segment_damaged", words, "the file is put back; told once", one.path
+        self.findings.raise_finding(
+            "store.segment_damaged", message, "the file is put back; told once", segment.path
         )
-        log.error("history: %s", words)
-        return words
+        log.error("history: %s", message)
+        return message
 
-    def room_wanting(self, total_bytes: int, free_bytes: int) -> list[Segment]:
+    def segments_to_remove(self, total_bytes: int, free_bytes: int) -> list[ParquetSegment]:
         """Return what goes because the disk is almost full; none while it is not. Says so in a finding."""
-        wanted = free_wanted(
+        target_bytes = free_bytes_target(
             total_bytes, self._config.disk_free_bytes_min, self._config.disk_free_share_min
         )
-        wanting = self._fullness.wanting(free_bytes, wanted)
+        bytes_wanted = self._fullness.bytes_to_free(free_bytes, target_bytes)
         if not self._fullness.is_low:
-            self.standing.clear("store.disk_almost_full")
+            self.findings.clear("store.disk_almost_full")
             return []
-        self.standing.find(
+        self.findings.raise_finding(
             "store.disk_almost_full",
-            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, {gigabytes(wanted)} are to stay "
+            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, {gigabytes(target_bytes)} are to stay "
             "free: the oldest readings in Parquet are being removed; give it room, or lower segments_hours",
-            f"{gigabytes(int(wanted * ROOM_RATIO))} are free",
+            f"{gigabytes(int(target_bytes * ROOM_RATIO))} are free",
         )
-        there = list(self.shelf.there.values())
-        return for_room(there, wanting, free_bytes / max(1, wanted))
+        recorded = list(self.segment_store.recorded.values())
+        return choose_for_room(recorded, bytes_wanted, free_bytes / max(1, target_bytes))
 
-    def make_room(self, chosen: list[Segment]) -> Job:
+    def make_room(self, chosen: list[ParquetSegment]) -> Job:
         """Remove files at once: who reads them is told that they are gone."""
         for batch in _batches(chosen):
             self._retire(batch)
-            self.shelf.drop([one.path for one in batch])
+            self.segment_store.drop([one.path for one in batch])
             self.removed_for_room_count += len(batch)
-            words = f"removed {len(batch)} files for want of room, {batch[0].path} first"
-            log.warning("history: %s", words)
-            yield words
+            message = f"removed {len(batch)} files for want of room, {batch[0].path} first"
+            log.warning("history: %s", message)
+            yield message
 
-    def keep(self, failing: str, *, by_age: bool) -> Job:
+    def run_round(self, failing: str, *, by_age: bool) -> Job:
         """Do all that is due once; what cannot be merged keeps nothing else from being done.
 
         Raises OSError, duckdb.Error, PackerError, Damaged.
         """
-        wrong: Exception | None = None
+        merge_error: Exception | None = None
         try:
-            yield from self._merging()
-        except Damaged:
+            yield from self._merge_due()
+        except DamagedSegmentError:
             raise
         except Exception as error:  # noqa: BLE001 - raised when all else is done
-            wrong = error
-        yield from self._expiring(by_age)
-        yield from self._dropping_live(failing)
-        yield from self._unlinking()
-        yield from self._viewing()
-        yield from self._following_parts()
-        yield from self._reading_again()
-        if wrong is not None:
-            raise wrong
+            merge_error = error
+        yield from self._expire(by_age)
+        yield from self._drop_live(failing)
+        yield from self._unlink_gone()
+        yield from self._remake_views()
+        yield from self._track_parts()
+        yield from self._reread_files()
+        if merge_error is not None:
+            raise merge_error
 
-    def _merging(self) -> Job:
+    def _merge_due(self) -> Job:
         due = {
             (one.table, one.grain, one.bucket): one
-            for one in export.due(self.shelf.there.values(), self.live, self.shelf.now_us)
+            for one in export.due_merges(
+                self.segment_store.recorded.values(), self.live, self.segment_store.now_us
+            )
         }
         self._unmerged &= due.keys()
         for key in sorted(due, key=lambda key: key in self._unmerged):  # else in their order
             self._unmerged.add(key)
-            yield from export.merge(self.shelf, due[key])
+            yield from export.merge(self.segment_store, due[key])
             self._unmerged.discard(key)
             self.views_due.add(due[key].table)
 
-    def _expiring(self, by_age: bool) -> Job:
+    def _expire(self, by_age: bool) -> Job:
         for grain, limit in self._limits.items():
-            kept = limit if by_age else Limit(_FOREVER_SECONDS, limit.bytes)
-            for batch in _batches(expired(self.shelf.of(grain), kept, self.shelf.now_us)):
+            effective_limit = limit if by_age else RetentionLimit(_FOREVER_SECONDS, limit.bytes)
+            for batch in _batches(
+                expired(
+                    self.segment_store.of_grain(grain), effective_limit, self.segment_store.now_us
+                )
+            ):
                 self._retire(batch)
                 yield f"let {len(batch)} files of {grain} go, {batch[0].path} first"
 
-    def _retire(self, old: list[Segment]) -> None:
+    def _retire(self, old: list[ParquetSegment]) -> None:
         """Let files count no more."""
-        now_us = self.shelf.now_us
-        self.shelf.transact(lambda connection: segment_files.mark_gone(connection, old, now_us))
+        now_us = self.segment_store.now_us
+        self.segment_store.transact(
+            lambda connection: segment_files.mark_gone(connection, old, now_us)
+        )
         for one in old:
-            self.shelf.there.pop(one.path, None)
-        self.shelf.step("retired")
+            self.segment_store.recorded.pop(one.path, None)
+        self.segment_store.step("retired")
         for table in sorted({one.table for one in old}):
-            self.shelf.publish(table)
+            self.segment_store.publish(table)
             self.views_due.add(table)
 
-    def _dropping_live(self, failing: str) -> Job:
+    def _drop_live(self, failing: str) -> Job:
         """Drop the oldest closed part when the live file is too large: nothing of it could leave."""
-        used = self.shelf.rows("SELECT used_blocks * block_size FROM pragma_database_size()")[0][0]
-        closed = sorted(part for _, part in self.live if is_closed(part, self.shelf.now_us))
+        used = self.segment_store.rows(
+            "SELECT used_blocks * block_size FROM pragma_database_size()"
+        )[0][0]
+        closed = sorted(part for _, part in self.live if is_closed(part, self.segment_store.now_us))
         if used <= self._config.live_bytes_max or not closed:
-            self.standing.clear("store.live_full")
+            self.findings.clear("store.live_full")
             return
         names = [f'hours."{t}__{p}"' for t, p in self.live if p == closed[0]]
-        self.standing.find(
+        self.findings.raise_finding(
             "store.live_full",
             f"the live file uses {gigabytes(used)}, at most {gigabytes(self._config.live_bytes_max)}: "
             f"readings of {closed[0]} and after are dropped, for they could not be exported "
             f"({failing or 'history does not keep up'})",
             "it uses less",
         )
-        self.shelf.transact(lambda c: [c.execute(f"DROP TABLE {name}") for name in names])
+        self.segment_store.transact(lambda c: [c.execute(f"DROP TABLE {name}") for name in names])
         yield f"dropped {len(names)} live tables of {closed[0]}"
 
-    def _unlinking(self) -> Job:
-        before_us = self.shelf.now_us - GRACE_SECONDS * 1_000_000
-        with self.shelf.cursor() as cursor:
-            gone = [one for one in segment_files.gone(cursor) if (one.gone_us or 0) <= before_us]
+    def _unlink_gone(self) -> Job:
+        before_us = self.segment_store.now_us - GRACE_SECONDS * 1_000_000
+        with self.segment_store.cursor() as cursor:
+            gone = [
+                one
+                for one in segment_files.gone_segments(cursor)
+                if (one.gone_us or 0) <= before_us
+            ]
         for batch in _batches(gone):
-            self.shelf.drop([one.path for one in batch])
+            self.segment_store.drop([one.path for one in batch])
             yield f"unlinked {len(batch)} files"
 
-    def _viewing(self) -> Job:
+    def _remake_views(self) -> Job:
         for table in sorted(self.views_due):
             self.views_due.discard(table)
-            self.shelf.make_rollup_views(table)
+            self.segment_store.make_rollup_views(table)
             yield ""
 
-    def _following_parts(self) -> Job:
-        with self.shelf.cursor() as cursor:
-            now = views.registered(cursor)
-        hosts = views.news(self._seen, now)
+    def _track_parts(self) -> Job:
+        with self.segment_store.cursor() as cursor:
+            now = views.registrations(cursor)
+        hosts = views.newly_registered(self._known_registrations, now)
         for at in range(0, len(hosts), HOSTS_AT_ONCE):
             some = hosts[at : at + HOSTS_AT_ONCE]
-            self.shelf.transact(partial(views.see, hosts=some))
-            self._seen |= {host: now[host] for host in some}
+            self.segment_store.transact(partial(views.track_parts, hosts=some))
+            self._known_registrations |= {host: now[host] for host in some}
             yield f"took down where the parts of {len(some)} hosts are"
 
-    def _reading_again(self) -> Job:
+    def _reread_files(self) -> Job:
         """Read some files whole, the longest unread first: a disk that rots is found before it is asked."""
         if not self._unread:
-            self._unread = sorted(self.shelf.there)
+            self._unread = sorted(self.segment_store.recorded)
         size = 0
-        while self._unread and size < READ_BYTES:
-            one = self.shelf.there.get(self._unread.pop(0))
+        while self._unread and size < REREAD_BYTES:
+            one = self.segment_store.recorded.get(self._unread.pop(0))
             if one is not None and one.recorded_us:
-                if words := segment_files.damage(self._folder, one):
-                    raise Damaged(one, words)
+                if reason := segment_files.damage(self._folder, one):
+                    raise DamagedSegmentError(one, reason)
                 size += one.bytes
             yield ""
 
@@ -445,7 +417,7 @@ def is_closed(part: str, now_us: int) -> bool:
     return end + CLOSED_SECONDS * 1_000_000 <= now_us or begin > now_us + AHEAD_SECONDS * 1_000_000
 
 
-def _batches(found: Sequence[Segment]) -> Iterator[list[Segment]]:
+def _batches(found: Sequence[ParquetSegment]) -> Iterator[list[ParquetSegment]]:
     """Yield them some at a time, so that no transaction is long."""
     for at in range(0, len(found), FILES_AT_ONCE):
         yield list(found[at : at + FILES_AT_ONCE])

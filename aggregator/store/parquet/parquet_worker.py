@@ -31,10 +31,10 @@ import pyarrow.parquet
 
 from ....ext import process
 from ...sql import quoted
-from ...workers import address_space_bytes, die_first, go_last, limit
+from ...workers import address_space_bytes, lower_priority, raise_oom_score, set_limit
 from ..layout import BY_NAME, COLUMNS, LAYOUTS, typed_empty
-from .rollup import IS_TAIL, roll, shapes
-from .segment_files import MINUTE, RAW, TAIL, UNFINISHED
+from .rollup import IS_TAIL, roll, rollup_spec
+from .segment_files import MINUTE, RAW, TAIL, UNFINISHED_SUFFIX
 from .views import LATE_SECONDS, span_us
 
 # ----------------------------------------------------------------------
@@ -69,12 +69,14 @@ _DUCKDB = {
 class ParquetFile:
     """Writes the unfinished file of *path* within *folder*; the folder is made. Raises OSError."""
 
-    def __init__(self, folder: Path, path: str, remembered: dict[str, Any] | None = None) -> None:
-        """*remembered*: what was tried for files of the same kind, by their columns."""
+    def __init__(
+        self, folder: Path, path: str, known_encodings: dict[str, Any] | None = None
+    ) -> None:
+        """*known_encodings*: what was tried for files of the same kind, by their columns."""
         self.path = path
-        self._remembered = dict(remembered or {})
-        self._whole = folder / (path + UNFINISHED)
-        self._whole.parent.mkdir(parents=True, exist_ok=True)
+        self._known_encodings = dict(known_encodings or {})
+        self._unfinished_path = folder / (path + UNFINISHED_SUFFIX)
+        self._unfinished_path.parent.mkdir(parents=True, exist_ok=True)
         self._writer: Any = None
         self.rows = 0
         self.columns = ""
@@ -84,14 +86,14 @@ class ParquetFile:
         """Append a `pyarrow.Table`. Of all chunks the columns are the same, and of one at least there."""
         if self._writer is None:
             self.columns = ",".join(f"{f.name} {_DUCKDB[f.type]}" for f in chunk.schema)
-            if self.columns not in self._remembered and chunk.num_rows >= TRIED_ROWS_MIN:
-                self._remembered[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
-            settings = self._remembered.get(self.columns, {"use_dictionary": True})
+            if self.columns not in self._known_encodings and chunk.num_rows >= TRIED_ROWS_MIN:
+                self._known_encodings[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
+            settings = self._known_encodings.get(self.columns, {"use_dictionary": True})
             with_keys: dict[str, Any] = {**settings, "write_statistics": list(KEYS)}
             from pyarrow.parquet import ParquetWriter  # 0.05 s, which a start would wait for
 
             self._writer = ParquetWriter(
-                str(self._whole),
+                str(self._unfinished_path),
                 chunk.schema,
                 compression="zstd",
                 compression_level=ZSTD_LEVEL,
@@ -114,7 +116,7 @@ class ParquetFile:
         """The latest time in it."""
         return int(self._times[1]) if self._times else 0
 
-    def said(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what is to be known of it once it is closed; `encodings` is for the next file of its kind."""
         return {
             "path": self.path,
@@ -122,7 +124,7 @@ class ParquetFile:
             "first_us": self.first_us,
             "last_us": self.last_us,
             "columns": self.columns,
-            "encodings": self._remembered,
+            "encodings": self._known_encodings,
         }
 
     def close(self) -> None:
@@ -134,7 +136,7 @@ class ParquetFile:
         """Remove what was written of a file that did not come to its end. Never raises."""
         with contextlib.suppress(OSError, pa.ArrowException):  # a full disk takes no footer either
             self.close()
-        self._whole.unlink(missing_ok=True)
+        self._unfinished_path.unlink(missing_ok=True)
 
 
 def encodings(sample: Any) -> dict[str, Any]:
@@ -182,7 +184,7 @@ CELLS_MAX = 1 << 22
 Counts = Sequence[tuple[str, int]]
 
 
-class Range(NamedTuple):
+class HostRange(NamedTuple):
     """Hosts after *after* up to *last*, by name, and so of their devices; None: no limit.
 
     Limits of devices stand only where that is one host: one that has more rows than a piece.
@@ -200,7 +202,7 @@ class Range(NamedTuple):
         limits = zip(
             ("host > ?", "host <= ?", "device > ?", "device <= ?"), self._limits, strict=True
         )
-        return " AND ".join(words for words, limit in limits if limit is not None) or "true"
+        return " AND ".join(condition for condition, limit in limits if limit is not None) or "true"
 
     @property
     def parameters(self) -> list[str]:
@@ -219,28 +221,28 @@ def rows_within(rows_max: int, columns: int) -> int:
 
 def ranges(
     counts: Counts, rows_max: int, devices: Callable[[str], Counts] | None = None
-) -> list[Range]:
+) -> list[HostRange]:
     """Return consecutive ranges over all hosts, of at most *rows_max* rows where hosts allow it.
 
     *counts*: (host, rows), by host. *devices* tells (device, rows), by device, of a host with more than that: it
     is cut between its devices.
     """
-    cut: list[Range] = []
+    cut: list[HostRange] = []
     rows, after, last = 0, None, None
     for host, count in counts:
         if rows and rows + count > rows_max:
-            cut.append(Range(after, last, rows))
+            cut.append(HostRange(after, last, rows))
             after, rows = last, 0
         rows, last = rows + count, host
         if devices is not None and rows > rows_max:
             cut += _within(after, host, ranges(devices(host), rows_max))
             after, rows = host, 0
-    return [*cut, Range(after, None, rows)] if rows or not cut else cut
+    return [*cut, HostRange(after, None, rows)] if rows or not cut else cut
 
 
-def _within(before: str | None, host: str, cut: Sequence[Range]) -> list[Range]:
+def _within(before: str | None, host: str, cut: Sequence[HostRange]) -> list[HostRange]:
     """Return the ranges of one host's devices; *before*: the host before it, if any."""
-    return [Range(before, host, one.rows, one.after, one.last) for one in cut]
+    return [HostRange(before, host, one.rows, one.after, one.last) for one in cut]
 
 
 def order_of(table: str) -> str:
@@ -257,7 +259,7 @@ ROW_BYTES_MAX = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PackerSettings:
     """What a packer is started with. `parent`: the process it ends with. `is_behind`: it does not go last."""
 
     folder: str
@@ -277,11 +279,11 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Making:
+class _FileSet:
     """The files of one table and bucket, by grain, and the ranges of hosts that they are written by."""
 
     files: dict[str, ParquetFile]
-    ranges: list[Range] = field(default_factory=list[Range])
+    ranges: list[HostRange] = field(default_factory=list[HostRange])
 
 
 class Packer:
@@ -292,7 +294,7 @@ class Packer:
 
     def __init__(self, folder: Path, memory_bytes_max: int) -> None:
         self._folder = folder
-        self._made: dict[str, _Making] = {}
+        self._file_sets: dict[str, _FileSet] = {}
         spill = folder / "spill-history"
         shutil.rmtree(spill, ignore_errors=True)  # of one that was killed
         self._engine = duckdb.connect(
@@ -305,22 +307,24 @@ class Packer:
             }
         )
 
-    def begin(self, of: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]) -> None:
+    def begin(
+        self, file_set: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]
+    ) -> None:
         """Begin the file of each grain at its place; *encodings* by grain, as `end` returned them."""
         files = {
             grain: ParquetFile(self._folder, place, encodings.get(grain))
             for grain, place in places.items()
         }
-        self._made[of] = _Making(files)
+        self._file_sets[file_set] = _FileSet(files)
 
-    def _making(self, of: str) -> _Making:
-        if of not in self._made:
-            raise OSError(f"{of} was begun by a process that has ended; it is begun again")
-        return self._made[of]
+    def _file_set(self, file_set: str) -> _FileSet:
+        if file_set not in self._file_sets:
+            raise OSError(f"{file_set} was begun by a process that has ended; it is begun again")
+        return self._file_sets[file_set]
 
     def readings(
         self,
-        of: str,
+        file_set: str,
         table: str,
         part: str,
         hosts: Sequence[Any],
@@ -329,23 +333,23 @@ class Packer:
     ) -> None:
         """Write the readings in the Arrow stream of descriptor *memory*, with their rollup and their tails.
 
-        *hosts*: the fields of the Range that they are of. *tails*: files with each device's last readings before.
+        *hosts*: the fields of the HostRange that they are of. *tails*: files with each device's last readings before.
         """
-        files = self._making(of).files
+        files = self._file_set(file_set).files
         with pa.memory_map(f"/proc/self/fd/{memory}") as mapped:
             chunk = pa.ipc.open_stream(mapped).read_all()
             if table in LAYOUTS:
-                before = self._tails(table, part, Range(*hosts), tails)
+                before = self._tails(table, part, HostRange(*hosts), tails)
                 self._write_rolled(files, table, chunk, before)
             else:
-                ordered = self._ask(f"FROM chunk ORDER BY {order_of(table)}", chunk=chunk)
+                ordered = self._query(f"FROM chunk ORDER BY {order_of(table)}", chunk=chunk)
                 files[RAW].write(ordered)
 
     def _write_rolled(
         self, files: dict[str, ParquetFile], table: str, chunk: Any, tails: Any
     ) -> None:
         columns = [*COLUMNS[table], (IS_TAIL, "BOOLEAN")]
-        ordered = self._ask(
+        ordered = self._query(
             f"FROM ({typed_empty(columns)} UNION ALL BY NAME SELECT *, false AS {IS_TAIL} FROM chunk "
             f"UNION ALL BY NAME SELECT *, true AS {IS_TAIL} FROM tails) "
             f"ORDER BY host, device, time, {IS_TAIL}",
@@ -360,64 +364,64 @@ class Packer:
         files[MINUTE].write(rolled.minutes)
         files[TAIL].write(rolled.tail)
 
-    def _tails(self, table: str, part: str, hosts: Range, tails: Sequence[str]) -> Any:
+    def _tails(self, table: str, part: str, hosts: HostRange, tails: Sequence[str]) -> Any:
         """Return the last readings of those hosts' devices before *part*."""
-        columns = shapes(table).tail_columns
+        columns = rollup_spec(table).tail_columns
         names = ", ".join(f'"{name}"' for name, _ in columns)
         parts = [typed_empty(columns)]
         parts += [f"FROM read_parquet({quoted(str(self._folder / path))})" for path in tails]
         _, end_us = span_us(part)
         newest_us = end_us + LATE_SECONDS * 1_000_000
-        return self._ask(
+        return self._query(
             f"SELECT {names} FROM ({' UNION ALL BY NAME '.join(parts)}) WHERE {hosts.where} "
             "AND time BETWEEN make_timestamp(?) AND make_timestamp(?)",
             [*hosts.parameters, newest_us - TAIL_SECONDS_MAX * 1_000_000, newest_us],
         )
 
-    def ranges(self, of: str, source: str, rows_max: int) -> int:
+    def ranges(self, file_set: str, source: str, rows_max: int) -> int:
         """Return how many ranges all hosts of *source* (a table function, or a query in brackets) come to."""
         hosts = self._count("host", source)
         found = ranges(
             hosts, rows_max, lambda host: self._count("device", f"{source} WHERE host = ?", host)
         )
-        self._making(of).ranges = found
+        self._file_set(file_set).ranges = found
         return len(found)
 
     def _count(self, key: str, source: str, *parameters: str) -> list[tuple[str, int]]:
         query = f"SELECT {key}, count(*) FROM {source} GROUP BY {key} ORDER BY {key}"
         return self._engine.sql(query, params=list(parameters)).fetchall()
 
-    def range(self, of: str, at: int) -> Range:
+    def range(self, file_set: str, at: int) -> HostRange:
         """Return one of the ranges."""
-        return self._making(of).ranges[at]
+        return self._file_set(file_set).ranges[at]
 
-    def write(self, of: str, grain: str, query: str, parameters: Sequence[Any]) -> None:
+    def write(self, file_set: str, grain: str, query: str, parameters: Sequence[Any]) -> None:
         """Append what *query* answers to the file of *grain*."""
-        self._making(of).files[grain].write(self._ask(query, parameters))
+        self._file_set(file_set).files[grain].write(self._query(query, parameters))
 
-    def end(self, of: str) -> dict[str, dict[str, Any]]:
-        """End the files; return of each what a Segment says of it, and which encodings are small."""
+    def end(self, file_set: str) -> dict[str, dict[str, Any]]:
+        """End the files; return of each what a ParquetSegment says of it, and which encodings are small."""
         made = {}
-        for grain, file in self._making(of).files.items():
+        for grain, file in self._file_set(file_set).files.items():
             file.close()
-            made[grain] = file.said()
-        del self._made[of]
+            made[grain] = file.metadata()
+        del self._file_sets[file_set]
         pa.default_memory_pool().release_unused()
         return made
 
-    def discard(self, of: str) -> None:
+    def discard(self, file_set: str) -> None:
         """Remove files, if any, that were begun and not ended."""
-        if of in self._made:
-            for file in self._made.pop(of).files.values():
+        if file_set in self._file_sets:
+            for file in self._file_sets.pop(file_set).files.values():
                 file.discard()
 
     def close(self) -> None:
         """Let go of all."""
-        for of in list(self._made):
-            self.discard(of)
+        for file_set in list(self._file_sets):
+            self.discard(file_set)
         self._engine.close()
 
-    def _ask(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
+    def _query(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
         """Return a `pyarrow.Table` from the engine, over *tables* by name."""
         for name, table in tables.items():
             self._engine.register(name, table)
@@ -439,21 +443,21 @@ def serve(control: socket.socket, packer: Packer) -> None:
             try:
                 answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
             except Exception as error:  # noqa: BLE001 - told to the aggregator, which tries again later
-                answer = {"error": _words(error)}
+                answer = {"error": _error_message(error)}
             finally:
                 for each in descriptors:
                     os.close(each)
             control.send(json.dumps(answer).encode())
 
 
-def _words(error: Exception) -> str:
-    is_told = isinstance(error, OSError | duckdb.Error | pa.ArrowException) and str(error)
-    return str(error) if is_told else f"{type(error).__name__}: {error}"
+def _error_message(error: Exception) -> str:
+    is_expected = isinstance(error, OSError | duckdb.Error | pa.ArrowException) and str(error)
+    return str(error) if is_expected else f"{type(error).__name__}: {error}"
 
 
 def main() -> int:
     """Be a packer with the settings in the first argument."""
-    settings = Settings.from_text(sys.argv[1])
+    settings = PackerSettings.from_text(sys.argv[1])
     # Of a terminal, or of systemd for all at once: the aggregator ends us.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
@@ -462,15 +466,15 @@ def main() -> int:
         return 1
     process.name(b"gangline-pack")
     if not settings.is_behind:
-        go_last()
-    die_first()
+        lower_priority()
+    raise_oom_score()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    limit(
+    set_limit(
         resource.RLIMIT_AS,
         address_space_bytes() + 2 * settings.memory_bytes_max + settings.rows_max * ROW_BYTES_MAX,
     )
-    limit(resource.RLIMIT_CORE, 0)
+    set_limit(resource.RLIMIT_CORE, 0)
     packer = Packer(Path(settings.folder), settings.memory_bytes_max)
     serve(socket.socket(fileno=os.dup(0)), packer)
     packer.close()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ....contract.counters import Outcome
+from ....contract.counters import StepOutcome
 from ....contract.signal import Kind, Signal
 from ...counter_deltas import Shape, compare, nature_of, unusable
 from ..layout import LAYOUTS, Column, Layout, typed_empty
@@ -36,11 +36,11 @@ IS_TAIL = "is_tail"
 Times = npt.NDArray[np.int64]
 Indexes = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
+UInts = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 
-class Rolled(NamedTuple):
+class RollupTables(NamedTuple):
     """Two `pyarrow.Table`s: a row per device and minute; each device's last readings (mostly one row)."""
 
     minutes: Any
@@ -48,7 +48,7 @@ class Rolled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class RollupSpec:
     """The signals of a table by how they are rolled up."""
 
     gauges: tuple[Signal, ...]
@@ -59,14 +59,14 @@ class Shapes:
     @property
     def tail_columns(self) -> tuple[tuple[str, str], ...]:
         """Columns of a tail and their DuckDB types."""
-        counted = [signal.column for signal in self.counters]
-        numbers = ["boottime_ns", *([EPOCH] if self.has_epoch else []), *counted]
+        counter_columns = [signal.column for signal in self.counters]
+        numbers = ["boottime_ns", *([EPOCH] if self.has_epoch else []), *counter_columns]
         keys = ("host", "VARCHAR"), ("device", "VARCHAR"), ("time", "TIMESTAMP")
         return (*keys, *((name, "UBIGINT") for name in numbers))
 
 
 @cache
-def shapes(table: str) -> Shapes:
+def rollup_spec(table: str) -> RollupSpec:
     """Return how *table* is rolled up. KeyError for one that the catalogue does not have."""
     layout: Layout = LAYOUTS[table]
 
@@ -75,13 +75,13 @@ def shapes(table: str) -> Shapes:
 
     states = of(Kind.STATE)
     has_epoch = any(signal.column == EPOCH for signal in states)
-    return Shapes(of(Kind.GAUGE), of(Kind.COUNTER), states, has_epoch)
+    return RollupSpec(of(Kind.GAUGE), of(Kind.COUNTER), states, has_epoch)
 
 
-def roll(chunk: Any, table: str) -> Rolled:
+def roll(chunk: Any, table: str) -> RollupTables:
     """Roll up *chunk*, a `pyarrow.Table` with IS_TAIL, sorted by host, device, time and IS_TAIL."""
-    spec = shapes(table)
-    rows = _Rows(chunk)
+    spec = rollup_spec(table)
+    rows = _Chunk(chunk)
     readings = chunk.filter(pa.array(~rows.is_tail)) if rows.is_tail.any() else chunk
     groups = _Groups(rows)
     out: dict[str, Any] = groups.keys(readings)
@@ -89,72 +89,76 @@ def roll(chunk: Any, table: str) -> Rolled:
         out |= groups.gauge(signal.column, readings[signal.column])
     lasts: dict[str, Indexes] = {}
     for signal in spec.counters:
-        counted, lasts[signal.column] = rows.steps(chunk[signal.column], signal)
-        out |= groups.counter(signal.column, counted)
+        steps, lasts[signal.column] = rows.steps(chunk[signal.column], signal)
+        out |= groups.counter(signal.column, steps)
     for signal in spec.states:
         out |= groups.state(signal, readings[signal.column])
-    return Rolled(pa.table(out), rows.tail(chunk, spec, lasts))
+    return RollupTables(pa.table(out), rows.tail(chunk, spec, lasts))
 
 
-class _Counted(NamedTuple):
+class _CounterSteps(NamedTuple):
     """Per reading (no tails): what was counted, over how long, and the value; valid where it is so."""
 
-    counts: Words
+    counts: UInts
     is_counted: Flags
     seconds: Floats
-    value: Words
+    value: UInts
     is_value: Flags
 
 
-class _Rows:
+class _Chunk:
     """A sorted chunk with tails in it: where each device begins and which row was before which."""
 
     def __init__(self, chunk: Any) -> None:
         count = chunk.num_rows
         self.is_tail: Flags = chunk[IS_TAIL].to_numpy().astype(bool)
         self.time_us: Times = chunk["time"].cast(pa.int64()).to_numpy()
-        self.boot_us: Times = (_words(chunk["boottime_ns"])[0] // np.uint64(1000)).astype(np.int64)
-        self.epoch: tuple[Words, Flags] | None = None
+        self.boot_us: Times = (_uints(chunk["boottime_ns"])[0] // np.uint64(1000)).astype(np.int64)
+        self.epoch: tuple[UInts, Flags] | None = None
         if EPOCH in chunk.column_names:
-            self.epoch = _words(chunk[EPOCH])
+            self.epoch = _uints(chunk[EPOCH])
         self.new_device = _changes(chunk["host"]) | _changes(chunk["device"])
         self.starts: Indexes = np.flatnonzero(self.new_device)
         self.ends: Indexes = np.append(self.starts[1:], count) - 1
-        self.at: Indexes = np.arange(count)
+        self.index: Indexes = np.arange(count)
         lengths = self.ends - self.starts + 1
         self.begin: Indexes = np.repeat(self.starts, lengths)
-        tails = np.maximum.reduceat(np.where(self.is_tail, self.at, -1), self.starts)
-        self.late: Flags = ~self.is_tail & (self.at < np.repeat(tails, lengths))
+        tails = np.maximum.reduceat(np.where(self.is_tail, self.index, -1), self.starts)
+        self.late: Flags = ~self.is_tail & (self.index < np.repeat(tails, lengths))
 
-    def steps(self, column: Any, signal: Signal) -> tuple[_Counted, Indexes]:
+    def steps(self, column: Any, signal: Signal) -> tuple[_CounterSteps, Indexes]:
         """Return what a counter counted from reading to reading, and each device's last usable row.
 
         Where a device has none that row is before its first.
         """
         shape = Shape.of([nature_of(signal)])
-        value, valid = _words(column)
-        standing = unusable(value[None], valid[None], shape)[0]
-        there = (standing != Outcome.UNSUPPORTED) & (standing != Outcome.BLANK)
-        last = np.maximum.accumulate(np.where(there & ~self.late, self.at, -1))
+        value, valid = _uints(column)
+        outcome = unusable(value[None], valid[None], shape)[0]
+        has_value = (outcome != StepOutcome.UNSUPPORTED) & (outcome != StepOutcome.BLANK)
+        last = np.maximum.accumulate(np.where(has_value & ~self.late, self.index, -1))
         before = np.append(-1, last[:-1])
         known = (before >= self.begin) & ~self.late & ~self.is_tail
         before = np.where(known, before, 0)
         elapsed_us = self.time_us - self.time_us[before]
         found = compare(
             value[before][None],
-            (known & (standing[before] == Outcome.DELTA))[None],
+            (known & (outcome[before] == StepOutcome.DELTA))[None],
             value[None],
             valid[None],
             self._same(before),
             elapsed_us * 1000,
             shape,
         )
-        counted = (found.outcome[0] == Outcome.DELTA) | (found.outcome[0] == Outcome.WRAPPED)
+        counted = (found.outcome[0] == StepOutcome.DELTA) | (
+            found.outcome[0] == StepOutcome.WRAPPED
+        )
         counted &= known
         keep = ~self.is_tail
         count = np.minimum(np.where(counted, found.counts[0], 0), STEP_MAX).astype(np.uint64)
         seconds = np.where(counted, elapsed_us / 1e6, 0.0)
-        readings = _Counted(count[keep], counted[keep], seconds[keep], value[keep], there[keep])
+        readings = _CounterSteps(
+            count[keep], counted[keep], seconds[keep], value[keep], has_value[keep]
+        )
         return readings, last[self.ends]
 
     def _same(self, before: Indexes) -> Flags:
@@ -167,14 +171,14 @@ class _Rows:
             same &= ~(known & known[before]) | (epoch == epoch[before])
         return same
 
-    def tail(self, chunk: Any, spec: Shapes, lasts: dict[str, Indexes]) -> Any:
+    def tail(self, chunk: Any, spec: RollupSpec, lasts: dict[str, Indexes]) -> Any:
         """Return each device's last row, and the rows before it that hold a counter's last value."""
         found = [self.ends, *(last[last >= self.starts] for last in lasts.values())]
         rows: Indexes = np.unique(np.concatenate(found))
-        taken = chunk.select([name for name, _ in spec.tail_columns]).take(pa.array(rows))
-        columns = dict(zip(taken.column_names, taken.columns, strict=True))
+        tail_rows = chunk.select([name for name, _ in spec.tail_columns]).take(pa.array(rows))
+        columns = dict(zip(tail_rows.column_names, tail_rows.columns, strict=True))
         for name, last in lasts.items():
-            values, valid = _words(columns[name])
+            values, valid = _uints(columns[name])
             columns[name] = pa.array(values, mask=~(valid & np.isin(rows, last)))
         return pa.table(columns)
 
@@ -182,7 +186,7 @@ class _Rows:
 class _Groups:
     """Which readings are of one device and one minute."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Chunk) -> None:
         keep = ~rows.is_tail
         time_us = rows.time_us[keep]
         device = np.cumsum(rows.new_device)[keep]
@@ -191,7 +195,7 @@ class _Groups:
         self.starts: Indexes = np.flatnonzero(new)
         self.ends: Indexes = np.append(self.starts[1:], len(time_us))
         self.time_us = time_us
-        self.at: Indexes = np.arange(len(time_us))
+        self.index: Indexes = np.arange(len(time_us))
 
     def keys(self, readings: Any) -> dict[str, Any]:
         """Return the columns that every rollup begins with."""
@@ -223,7 +227,7 @@ class _Groups:
         made = {f"{name}_{part}": pa.array(of, mask=none) for part, of in parts.items()}
         return {f"{name}_count": pa.array(count)} | made
 
-    def counter(self, name: str, counted: _Counted) -> dict[str, Any]:
+    def counter(self, name: str, counted: _CounterSteps) -> dict[str, Any]:
         """Return the increase, the seconds that it took, and the last value."""
         none = self._sum(counted.is_counted.astype(np.uint32)) == 0
         unknown = self._sum(counted.is_value.astype(np.uint32)) == 0
@@ -235,7 +239,7 @@ class _Groups:
 
     def state(self, signal: Signal, column: Any) -> dict[str, Any]:
         """Return least, greatest and last; of flags also all that were set at any time."""
-        value, valid = _words(column)
+        value, valid = _uints(column)
         none = self._sum(valid.astype(np.uint32)) == 0
         high = np.uint64(2**64 - 1)
         parts = {
@@ -257,7 +261,7 @@ class _Groups:
         """Return per group the last row that is valid; any row where none is."""
         if valid.all():
             return self.ends - 1
-        found: Indexes = self._reduce(np.maximum, np.where(valid, self.at, 0))
+        found: Indexes = self._reduce(np.maximum, np.where(valid, self.index, 0))
         return found
 
 
@@ -267,14 +271,14 @@ def _changes(column: Any) -> Flags:
     return np.append(True, np.diff(codes) != 0)[: len(codes)]
 
 
-def _words(column: Any) -> tuple[Words, Flags]:
+def _uints(column: Any) -> tuple[UInts, Flags]:
     """Return a column's values (0 where there is none) and where there are any."""
     array = column.combine_chunks()
     valid: Flags = np.ones(len(array), bool)
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
         array = array.fill_null(0)
-    values: Words = array.to_numpy(zero_copy_only=False).astype(np.uint64, copy=False)
+    values: UInts = array.to_numpy(zero_copy_only=False).astype(np.uint64, copy=False)
     return values, valid
 
 
@@ -299,12 +303,12 @@ _KEYS: tuple[Column, ...] = (
     ("last_time", "TIMESTAMP"),
     ("readings_count", "UINTEGER"),
 )
-_WORD_MAX = 2**64 - 1
+_UINT64_MAX = 2**64 - 1
 
 
 def rollup_columns(table: str) -> tuple[Column, ...]:
     """Return the columns of a rollup's file, as `rollup.roll` makes them."""
-    spec = shapes(table)
+    spec = rollup_spec(table)
     columns = list(_KEYS)
     for signal in spec.gauges:
         columns.append((f"{signal.column}_count", "UINTEGER"))
@@ -318,9 +322,9 @@ def rollup_columns(table: str) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def merged(table: str, sources: Iterable[str], bucket: str) -> str:
+def merge_query(table: str, sources: Iterable[str], bucket: str) -> str:
     """Return the query that makes one row of all pieces of a device and a *bucket* (minute, hour)."""
-    spec = shapes(table)
+    spec = rollup_spec(table)
     out = ["min(first_time) AS first_time", "max(last_time) AS last_time"]
     out.append("sum(readings_count)::UINTEGER AS readings_count")
     for signal in spec.gauges:
@@ -330,7 +334,9 @@ def merged(table: str, sources: Iterable[str], bucket: str) -> str:
         out += _extremes(c)
     for signal in spec.counters:
         c = signal.column
-        total = f'if(sum("{c}_increase") > {_WORD_MAX}, {_WORD_MAX}, sum("{c}_increase"))::UBIGINT'
+        total = (
+            f'if(sum("{c}_increase") > {_UINT64_MAX}, {_UINT64_MAX}, sum("{c}_increase"))::UBIGINT'
+        )
         out.append(f'{total} AS "{c}_increase"')
         out.append(f'sum("{c}_seconds") AS "{c}_seconds"')
         out.append(_last(c))
@@ -340,7 +346,7 @@ def merged(table: str, sources: Iterable[str], bucket: str) -> str:
 
 def rollup_view(table: str, sources: Mapping[str, object]) -> str:
     """Return the body of `rollups.TABLE_1m` or `_1h`: means and rates, a row per device and time."""
-    spec = shapes(table)
+    spec = rollup_spec(table)
     out = ["sum(readings_count)::UBIGINT AS readings_count"]
     for signal in spec.gauges:
         c = signal.column
@@ -369,7 +375,7 @@ def _last(column: str) -> str:
     return f'arg_max("{column}_last", last_time) AS "{column}_last"'
 
 
-def _states(spec: Shapes) -> list[str]:
+def _states(spec: RollupSpec) -> list[str]:
     out: list[str] = []
     for signal in spec.states:
         out += _extremes(signal.column)

@@ -21,13 +21,13 @@ import duckdb
 from ....ext.intake import TIME_NS_MAX
 
 #: Written, and not whole yet.
-UNFINISHED = ".unfinished"
+UNFINISHED_SUFFIX = ".unfinished"
 #: What is held in memory of a file while its checksum is computed.
 _READ_BYTES = 1 << 20
 
 RAW, MINUTE, HOUR, TAIL = "raw", "1m", "1h", "tail"
 #: Where files lie within the data folder.
-PLACE = re.compile(
+SEGMENT_PATH = re.compile(
     r"(segments/(?P<raw>\w+)|rollups/(?P<table>\w+)/(?P<grain>1m|1h|tail))"
     r"/\d{8,10}/(?P<bucket>\d{8}|\d{10}|\d{12})-\d+\.parquet",
     re.ASCII,
@@ -35,7 +35,7 @@ PLACE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ParquetSegment:
     """One file. `bucket` is when its rows were received: 202611201005 (five minutes), 2026112010 (the
     hour) or 20261120 (the day). Times are of its rows, microseconds since 1970."""
 
@@ -63,18 +63,18 @@ def _split(column: str) -> tuple[str, str]:
     return name, kind
 
 
-def place(grain: str, table: str, bucket: str, number: int) -> str:
+def segment_path(grain: str, table: str, bucket: str, number: int) -> str:
     """Return where a file lies within the data folder: segments/gpu_1s/2026112010/202611201005-0.parquet."""
     top = f"segments/{table}" if grain == RAW else f"rollups/{table}/{grain}"
     return f"{top}/{bucket[:10]}/{bucket}-{number}.parquet"
 
 
-def free_place(folder: Path, grain: str, table: str, bucket: str) -> str:
+def free_segment_path(folder: Path, grain: str, table: str, bucket: str) -> str:
     """Return the first place of a bucket where no file lies: a clock set back fills it twice."""
     number = 0
-    while (folder / place(grain, table, bucket, number)).exists():
+    while (folder / segment_path(grain, table, bucket, number)).exists():
         number += 1
-    return place(grain, table, bucket, number)
+    return segment_path(grain, table, bucket, number)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def free_place(folder: Path, grain: str, table: str, bucket: str) -> str:
 
 def finish(folder: Path, path: str) -> tuple[int, int]:
     """Make the unfinished file of *path* durable; return (bytes, crc32). Raises OSError."""
-    with open(folder / (path + UNFINISHED), "rb") as file:
+    with open(folder / (path + UNFINISHED_SUFFIX), "rb") as file:
         crc32 = checksum(file)
         os.fsync(file.fileno())
         return file.tell(), crc32
@@ -99,7 +99,7 @@ def checksum(file: Any) -> int:
 def reveal(folder: Path, path: str) -> None:
     """Give a finished file its name, durably. Raises OSError."""
     whole = folder / path
-    os.rename(folder / (path + UNFINISHED), whole)
+    os.rename(folder / (path + UNFINISHED_SUFFIX), whole)
     sync_folders(folder, whole.parent)
 
 
@@ -125,24 +125,24 @@ def unlink(folder: Path, path: str) -> None:
         return
 
 
-def readable(folder: Path, found: Iterable[Segment]) -> list[Segment]:
+def readable(folder: Path, found: Iterable[ParquetSegment]) -> list[ParquetSegment]:
     """Return those whose file can be opened: a view over one that can not answers nothing at all."""
-    return [one for one in found if not fault(folder, one)]
+    return [segment for segment in found if not fault(folder, segment)]
 
 
-def fault(folder: Path, one: Segment) -> str:
+def fault(folder: Path, segment: ParquetSegment) -> str:
     """Say what is wrong with a recorded file by its size and its footer; "" when nothing is."""
-    path = folder / one.path
+    path = folder / segment.path
     try:
         size = path.stat().st_size
-        if size != one.bytes:
-            return f"has {size} bytes, {one.bytes} were written"
+        if size != segment.bytes:
+            return f"has {size} bytes, {segment.bytes} were written"
         rows = rows_by_footer(path)
     except FileNotFoundError:
         return "is not there"
     except UnreadableError as error:
         return f"cannot be read: {error}"
-    return "" if rows == one.rows else f"holds {rows} rows, {one.rows} were written"
+    return "" if rows == segment.rows else f"holds {rows} rows, {segment.rows} were written"
 
 
 class UnreadableError(Exception):
@@ -163,15 +163,17 @@ def rows_by_footer(path: Path) -> int:
         raise UnreadableError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
-def damage(folder: Path, one: Segment) -> str:
+def damage(folder: Path, segment: ParquetSegment) -> str:
     """Say what is wrong with a recorded file, read whole; "" when nothing is."""
-    words = fault(folder, one)
-    if not words:
-        with open(folder / one.path, "rb") as file:
-            words = (
-                "" if checksum(file) == one.crc32 else "is not what was written (CRC-32 differs)"
+    reason = fault(folder, segment)
+    if not reason:
+        with open(folder / segment.path, "rb") as file:
+            reason = (
+                ""
+                if checksum(file) == segment.crc32
+                else "is not what was written (CRC-32 differs)"
             )
-    return words
+    return reason
 
 
 # -- the table --------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ _SELECT = (
 )
 
 
-def marks(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Return table -> a number that changes when its readings in Parquet do."""
     rows: list[tuple[str, int]] = connection.execute(
         "SELECT table_name, bit_xor(hash(path, recorded)) FROM main.segments "
@@ -191,46 +193,48 @@ def marks(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     return dict(rows)
 
 
-def recorded(
+def recorded_segments(
     connection: duckdb.DuckDBPyConnection, grain: str | None = None, table: str | None = None
-) -> list[Segment]:
+) -> list[ParquetSegment]:
     """Return the files that count, oldest received first."""
     rows = connection.execute(
         f"{_SELECT} WHERE gone IS NULL AND grain = coalesce(?, grain) "
         "AND table_name = coalesce(?, table_name) ORDER BY bucket, path",
         [grain, table],
     ).fetchall()
-    return [Segment(*row) for row in rows]
+    return [ParquetSegment(*row) for row in rows]
 
 
-def gone(connection: duckdb.DuckDBPyConnection) -> list[Segment]:
+def gone_segments(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
     """Return the files that count no more and may still be there."""
     rows = connection.execute(f"{_SELECT} WHERE gone IS NOT NULL ORDER BY path").fetchall()
-    return [Segment(*row) for row in rows]
+    return [ParquetSegment(*row) for row in rows]
 
 
 def record(
-    connection: duckdb.DuckDBPyConnection, new: Sequence[Segment], now_us: int
-) -> list[Segment]:
+    connection: duckdb.DuckDBPyConnection, new: Sequence[ParquetSegment], now_us: int
+) -> list[ParquetSegment]:
     """Let *new* count from now on; return them with the time."""
-    for one in new:
+    for segment in new:
         connection.execute(
             "INSERT INTO main.segments VALUES (?, ?, ?, ?, make_timestamp(?), make_timestamp(?), "
             "?, ?, ?, ?, make_timestamp(?), NULL)",
             [
-                one.grain, one.table, one.bucket, one.path, one.first_us, one.last_us, one.rows,
-                one.bytes, one.crc32, one.columns, now_us,
+                segment.grain, segment.table, segment.bucket, segment.path, segment.first_us, segment.last_us, segment.rows,
+                segment.bytes, segment.crc32, segment.columns, now_us,
             ],
         )  # fmt: skip
-    return [replace(one, recorded_us=now_us) for one in new]
+    return [replace(segment, recorded_us=now_us) for segment in new]
 
 
-def mark_gone(connection: duckdb.DuckDBPyConnection, old: Sequence[Segment], now_us: int) -> None:
+def mark_gone(
+    connection: duckdb.DuckDBPyConnection, old: Sequence[ParquetSegment], now_us: int
+) -> None:
     """Let *old* count no more; their files are unlinked once nobody reads them."""
     if old:
         connection.execute(
             "UPDATE main.segments SET gone = make_timestamp(?) WHERE path IN (SELECT unnest(?))",
-            [now_us, [one.path for one in old]],
+            [now_us, [segment.path for segment in old]],
         )
 
 
@@ -245,11 +249,11 @@ def forget(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> None:
 # `manifests/TABLE.json` is written whole and renamed into place after each change; a file that it
 # no longer names is unlinked a while later, so that who has just read it still finds what it says.
 
-FOLDER = "manifests"
+MANIFEST_FOLDER = "manifests"
 #: A reader has so long from reading a manifest to opening the files.
 GRACE_SECONDS = 60
-_BYTES_MAX = 64 << 20
-_FIELDS = frozenset(Segment.__slots__)
+_MANIFEST_BYTES_MAX = 64 << 20
+_FIELDS = frozenset(ParquetSegment.__slots__)
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("grain", "table", "bucket", "path", "columns"), str),
     **dict.fromkeys(("first_us", "last_us", "rows", "bytes", "crc32"), int),
@@ -257,52 +261,56 @@ _KINDS: dict[str, type] = {
 _COLUMNS = re.compile(r"\w+ [A-Z]+(,\w+ [A-Z]+)*", re.ASCII)
 
 
-def write(folder: Path, table: str, found: Iterable[Segment]) -> None:
+def write_manifest(folder: Path, table: str, found: Iterable[ParquetSegment]) -> None:
     """Write the manifest of *table*. Raises OSError; the one before stays."""
-    whole = folder / FOLDER / f"{table}.json"
+    whole = folder / MANIFEST_FOLDER / f"{table}.json"
     whole.parent.mkdir(exist_ok=True)
     unfinished = whole.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps([asdict(one) for one in found]))
+    unfinished.write_text(json.dumps([asdict(segment) for segment in found]))
     unfinished.replace(whole)
 
 
-def tables(folder: Path) -> list[str]:
+def manifest_tables(folder: Path) -> list[str]:
     """Return the tables that have a manifest."""
-    return sorted(path.stem for path in (folder / FOLDER).glob("*.json"))
+    return sorted(path.stem for path in (folder / MANIFEST_FOLDER).glob("*.json"))
 
 
-def read(folder: Path, table: str) -> list[Segment]:
+def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
     """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError in words."""
-    path = folder / FOLDER / f"{table}.json"
+    path = folder / MANIFEST_FOLDER / f"{table}.json"
     try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise ValueError(f"{path}: longer than {_BYTES_MAX} bytes")
-        return parse(path.read_bytes())
+        if path.stat().st_size > _MANIFEST_BYTES_MAX:
+            raise ValueError(f"{path}: longer than {_MANIFEST_BYTES_MAX} bytes")
+        return parse_manifest(path.read_bytes())
     except FileNotFoundError:
         return []
     except ValueError as error:
         raise ValueError(f"{path}: no manifest: {error}") from error
 
 
-def parse(data: bytes) -> list[Segment]:
+def parse_manifest(data: bytes) -> list[ParquetSegment]:
     """Return the files that a manifest names. Raises ValueError for anything that is no manifest."""
     try:
         rows = json.loads(data)
-        found = [Segment(**{k: v for k, v in row.items() if k in _FIELDS}) for row in rows]
+        found = [ParquetSegment(**{k: v for k, v in row.items() if k in _FIELDS}) for row in rows]
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected a list of files with their fields: {error}") from error
-    for one in found:
+    for segment in found:
         for name, kind in _KINDS.items():
-            if type(getattr(one, name)) is not kind:
-                raise ValueError(f"{name} = {getattr(one, name)!r}: expected {kind.__name__}")
-        place = PLACE.fullmatch(one.path)
+            if type(getattr(segment, name)) is not kind:
+                raise ValueError(f"{name} = {getattr(segment, name)!r}: expected {kind.__name__}")
+        place = SEGMENT_PATH.fullmatch(segment.path)
         if place is None or (place["raw"] or place["table"], place["bucket"]) != (
-            one.table,
-            one.bucket,
+            segment.table,
+            segment.bucket,
         ):
-            raise ValueError(f"path = {one.path!r}: no place of a segment")
-        if not _COLUMNS.fullmatch(one.columns):
-            raise ValueError(f"columns = {one.columns[:80]!r}: expected NAME TYPE,NAME TYPE")
-        if not all(0 <= time <= TIME_NS_MAX // 1000 for time in (one.first_us, one.last_us)):
-            raise ValueError(f"{one.path}: times {one.first_us}, {one.last_us} are of no clock")
+            raise ValueError(f"path = {segment.path!r}: no place of a segment")
+        if not _COLUMNS.fullmatch(segment.columns):
+            raise ValueError(f"columns = {segment.columns[:80]!r}: expected NAME TYPE,NAME TYPE")
+        if not all(
+            0 <= time <= TIME_NS_MAX // 1000 for time in (segment.first_us, segment.last_us)
+        ):
+            raise ValueError(
+                f"{segment.path}: times {segment.first_us}, {segment.last_us} are of no clock"
+            )
     return found

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import duckdb
 
-from ...model import DUPLICATE_GPU, LET_GO
+from ...model import DUPLICATE_GPU, GPU_RELEASED
 from ...sql import quoted
 from ..layout import COLUMNS, LAYOUTS, typed_empty
 from . import segment_files
 from .rollup import rollup_view
-from .segment_files import HOUR, MINUTE, RAW, Segment, readable, recorded
+from .segment_files import HOUR, MINUTE, RAW, ParquetSegment, readable, recorded_segments
 
 #: Readings so far from the hour in which they were received are late, and their files stand apart:
 #: a day's span stays a day.
@@ -31,16 +31,16 @@ BOUND_AT_START = ("gpu_1s",)
 _PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 
 
-def past_sources(folder: Path, found: Sequence[Segment]) -> dict[str, dict[str, str]]:
+def past_sources(folder: Path, found: Sequence[ParquetSegment]) -> dict[str, dict[str, str]]:
     """Return what follows FROM -> its columns, a group of files each."""
-    groups: dict[tuple[str, bool, str], list[Segment]] = {}
+    groups: dict[tuple[str, bool, str], list[ParquetSegment]] = {}
     for one in found:
         key = one.bucket[:8], is_late(one), one.columns
         groups.setdefault(key, []).append(one)
     return {_source(folder, group): group[0].types for _, group in sorted(groups.items())}
 
 
-def is_late(one: Segment) -> bool:
+def is_late(one: ParquetSegment) -> bool:
     """Say whether a file holds readings made long before or after they were received."""
     begin, end = span_us(one.bucket)
     slack = LATE_SECONDS * 1_000_000
@@ -56,7 +56,7 @@ def span_us(bucket: str) -> tuple[int, int]:
     return begin_us, begin_us + {8: 86_400, 10: 3600, 12: 300}[len(bucket)] * 1_000_000
 
 
-def _source(folder: Path, group: Iterable[Segment]) -> str:
+def _source(folder: Path, group: Iterable[ParquetSegment]) -> str:
     files = list(group)
     names = ", ".join(quoted(str(_place(folder, one))) for one in files)
     first, last = min(one.first_us for one in files), max(one.last_us for one in files)
@@ -66,7 +66,7 @@ def _source(folder: Path, group: Iterable[Segment]) -> str:
     )
 
 
-def _place(folder: Path, one: Segment) -> Path:
+def _place(folder: Path, one: ParquetSegment) -> Path:
     return (folder / one.path).absolute()
 
 
@@ -87,8 +87,8 @@ def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
     fails for a missing file. *tables* are the catalogue's names; none: all that have files.
     """
     made = ["CREATE SCHEMA IF NOT EXISTS past"]
-    for table in tables or segment_files.tables(folder):
-        found = segment_files.read(folder, table)
+    for table in tables or segment_files.manifest_tables(folder):
+        found = segment_files.read_manifest(folder, table)
         raw = [one for one in found if one.grain == RAW]
         if raw or table in COLUMNS:
             made.append(f'CREATE OR REPLACE VIEW past."{table}" AS {past_view(folder, table, raw)}')
@@ -96,13 +96,13 @@ def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
     return made
 
 
-def past_view(folder: Path, table: str, raw: Sequence[Segment]) -> str:
+def past_view(folder: Path, table: str, raw: Sequence[ParquetSegment]) -> str:
     """Return the body of `past.TABLE`."""
     return union(columns_of(table, (one.types for one in raw)), past_sources(folder, raw))
 
 
 def rollup_views(
-    folder: Path, table: str, found: Sequence[Segment], schema: str = "rollups"
+    folder: Path, table: str, found: Sequence[ParquetSegment], schema: str = "rollups"
 ) -> list[str]:
     """Return the SQL that makes the two rollup views of *table*; none when it is not rolled up."""
     return [
@@ -111,23 +111,25 @@ def rollup_views(
     ]
 
 
-def put_rollup_views_right(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     """Make the rollup views that are not there, those of BOUND_AT_START that name other files than can be read, and all
     that name files of another folder: the store was restored here.
 
-    Others that are not right `House.look_through` makes anew: a fleet's year are too many files for each start to open.
+    Others that are not right `HistoryMaintenance` makes again: a fleet's year are too many files for each start to open.
     """
-    there, here = _named_files(connection), f"{folder.absolute()}/"
-    rolled = {one.table for grain in (MINUTE, HOUR) for one in recorded(connection, grain)}
+    view_files, here = _named_files(connection), f"{folder.absolute()}/"
+    rolled = {one.table for grain in (MINUTE, HOUR) for one in recorded_segments(connection, grain)}
     for table in sorted(rolled | set(BOUND_AT_START)):
-        named = [there.get(f"{table}_{grain}") for grain in (MINUTE, HOUR)]
-        moved = any(not path.startswith(here) for paths in named for path in paths or ())
-        if table not in BOUND_AT_START and None not in named and not moved:
+        named_files = [view_files.get(f"{table}_{grain}") for grain in (MINUTE, HOUR)]
+        moved = any(not path.startswith(here) for paths in named_files for path in paths or ())
+        if table not in BOUND_AT_START and None not in named_files and not moved:
             continue
-        found = [one for one in recorded(connection, table=table) if one.grain in (MINUTE, HOUR)]
+        found = [
+            one for one in recorded_segments(connection, table=table) if one.grain in (MINUTE, HOUR)
+        ]
         found = readable(folder, found)
         of_grain = [{str(_place(folder, o)) for o in found if o.grain == g} for g in (MINUTE, HOUR)]
-        if named != of_grain:
+        if named_files != of_grain:
             for statement in rollup_views(folder, table, found):
                 connection.execute(statement)
 
@@ -142,7 +144,7 @@ def _named_files(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
     }
 
 
-def _rollups(folder: Path, table: str, found: Sequence[Segment]) -> dict[str, str]:
+def _rollups(folder: Path, table: str, found: Sequence[ParquetSegment]) -> dict[str, str]:
     """Return grain -> body of the view."""
     if table not in LAYOUTS:
         return {}
@@ -192,7 +194,7 @@ _OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND c
 #: When hosts last registered, or had a GPU let go to them by another.
 _HOSTS = f"""
 SELECT h.host, greatest(h.registered, max(f.cleared)) AS registered FROM main.hosts AS h LEFT JOIN main.findings AS f
-ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{LET_GO}'
+ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{GPU_RELEASED}'
 WHERE h.registered IS NOT NULL GROUP BY h.host, h.registered
 """
 #: Of what two hosts have, it is where it was registered last: after a restart all hosts are looked at, those too that
@@ -226,7 +228,7 @@ WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
 """
 
 
-def registered(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
+def registrations(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Return host -> when it last registered, or had its GPUs let go by another: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
         f"SELECT host, epoch_us(registered) FROM ({_HOSTS})"
@@ -234,12 +236,12 @@ def registered(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
     return dict(rows)
 
 
-def news(seen: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Return the hosts that registered since *seen*."""
-    return [host for host, time_us in now.items() if seen.get(host) != time_us]
+def newly_registered(known: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Return the hosts that registered since *known*."""
+    return [host for host, time_us in now.items() if known.get(host) != time_us]
 
 
-def see(connection: duckdb.DuckDBPyConnection, hosts: list[str]) -> None:
+def track_parts(connection: duckdb.DuckDBPyConnection, hosts: list[str]) -> None:
     """Take what *hosts* registered with as where their parts are now. Within a transaction."""
     connection.execute(f"CREATE OR REPLACE TEMP TABLE parts_now AS {_NOW}", {"hosts": hosts})
     connection.execute(_NOT_THERE_NOW, {"hosts": hosts})

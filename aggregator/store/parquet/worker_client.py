@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...query.pool import environment
+from ...workers import environment
 from . import parquet_worker
 
 #: A packer that does not answer for so long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
 #: One that goes last may not have been let run at all.
-LAST_ANSWER_SECONDS_MAX = 120.0
+LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
 #: One that does not end when it has nothing more to do is killed after so long.
 END_SECONDS = 2.0
 #: One that was killed and is not gone after so long waits for a disk: it ends with that, and writes nothing more.
@@ -29,17 +29,17 @@ class PackerError(Exception):
     """The packer could not do what it was asked, or is gone; the words say why."""
 
 
-class Starved(PackerError):
+class PackerStarvedError(PackerError):
     """One that goes last did not answer in its time: it was ended, and the next should not go last."""
 
 
-class Packs(Protocol):
-    """What `Shelf` needs of a packer, wherever it runs."""
+class PackerHandle(Protocol):
+    """What `SegmentStore` needs of a packer, wherever it runs."""
 
     is_behind: bool
 
     @property
-    def goes_last(self) -> bool:
+    def is_low_priority(self) -> bool:
         """Whether there is one that goes last."""
         ...
 
@@ -52,11 +52,11 @@ class Packs(Protocol):
     def kill(self) -> None:
         """End it at once, from any thread: a call that waits for it fails."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Let go of it until the next `start`."""
 
 
-class Packing:
+class PackerProcess:
     """Used by one thread but for `kill`."""
 
     def __init__(self, folder: Path, rows_max: int, memory_bytes_max: int) -> None:
@@ -65,7 +65,7 @@ class Packing:
         self._memory_bytes_max = memory_bytes_max
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._is_last = True
+        self._low_priority = True
         self._answer_seconds_max = 0.0
         #: Whether history is behind: then the next process does not go last.
         self.is_behind = False
@@ -76,35 +76,37 @@ class Packing:
         return self._process.pid if self._process else 0
 
     @property
-    def goes_last(self) -> bool:
+    def is_low_priority(self) -> bool:
         """Whether there is one that goes last at the processor."""
-        return self._process is not None and self._is_last
+        return self._process is not None and self._low_priority
 
     def start(self) -> None:
         """Have a packer that runs; one that is made now is as urgent as history is. Raises OSError."""
         if self._process is not None and self._process.poll() is None:
             return
-        self.rest()
-        settings = parquet_worker.Settings(
+        self.release()
+        settings = parquet_worker.PackerSettings(
             str(self._folder), self._rows_max, self._memory_bytes_max, os.getpid(), self.is_behind
         )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs:
+            with child_socket:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", parquet_worker.__name__, settings.to_text()],
-                    stdin=theirs.fileno(),
+                    stdin=child_socket.fileno(),
                     stdout=subprocess.DEVNULL,
                     env=environment(),
                     # Not in a session of its own: Linux shares processors between sessions first (autogroup,
                     # sched(7)), and its niceness would count for nothing against us.
                 )
         except BaseException:
-            ours.close()
+            parent_socket.close()
             raise
-        self._control, self._is_last = ours, not self.is_behind
-        self._answer_seconds_max = LAST_ANSWER_SECONDS_MAX if self._is_last else ANSWER_SECONDS_MAX
-        ours.settimeout(self._answer_seconds_max)
+        self._control, self._low_priority = parent_socket, not self.is_behind
+        self._answer_seconds_max = (
+            LOW_PRIORITY_ANSWER_SECONDS_MAX if self._low_priority else ANSWER_SECONDS_MAX
+        )
+        parent_socket.settimeout(self._answer_seconds_max)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
         """Call a method of `Packer`, with descriptor *memory* last. Raises PackerError."""
@@ -116,24 +118,24 @@ class Packing:
             data = self._control.recv(parquet_worker.PACKET_BYTES_MAX)
         except TimeoutError as error:
             self.kill()
-            self.rest()
-            raise (Starved if self._is_last else PackerError)(
+            self.release()
+            raise (PackerStarvedError if self._low_priority else PackerError)(
                 f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} s and was "
                 "killed; does the disk answer? `dmesg` says"
             ) from error
         except OSError:
             data = b""
         if not data:
-            raise PackerError(f"the process that writes Parquet {self._epitaph()}")
+            raise PackerError(f"the process that writes Parquet {self._exit_report()}")
         answer = json.loads(data)
         if "error" in answer:
             raise PackerError(answer["error"])
         return answer["value"]
 
-    def _epitaph(self) -> str:
+    def _exit_report(self) -> str:
         assert self._process is not None
         process = self._process
-        self.rest()
+        self.release()
         if process.returncode == -signal.SIGKILL:
             return "was killed: for want of memory? `dmesg` says"
         return f"ended with status {process.returncode}; the aggregator's log says why"
@@ -144,7 +146,7 @@ class Packing:
         if process is not None:
             process.kill()
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Let go of the process and its memory until the next `start`."""
         if self._control is not None:
             self._control.close()

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import Outcome
-from gangline.agent.main import Signals
-from gangline.agent.sampler.forkserver import Nursery
+from gangline.agent.collector import CollectOutcome
+from gangline.agent.main import ProcessSignals
+from gangline.agent.sampler.forkserver import ForkServer
 from gangline.agent.sampler.messages import PROCESSES_MAX
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.block import Block
@@ -36,7 +36,7 @@ class Files:
         self._devices = sorted(os.listdir(folder))
         self._spared: frozenset[str] = frozenset()
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         self._spared = devices
 
     def collect(self) -> Sequence[Block]:
@@ -55,14 +55,14 @@ def main(folder: Path) -> None:
     clock = SystemClock()
     tables = {"gpu": "gpu_1s", "host": "disk_1s"}
     lanes = {each.name: [Files(tables[each.name], each)] for each in sorted(folder.iterdir())}
-    samplers = SamplerPool(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
-    signals = Signals(clock)
+    samplers = SamplerPool(lanes, ForkServer(lanes, clock, PROCESSES_MAX + 1), clock)
+    signals = ProcessSignals(clock)
     with signals.caught():
         samplers.start()
-        signals.listen(samplers.descriptors)
+        signals.watch_descriptors(samplers.descriptors)
         while not signals.stop.is_set():
             now_ns = clock.boottime_ns()
-            turns = samplers.take(now_ns)
+            turns = samplers.poll(now_ns)
             say(samplers, turns)
             signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
         samplers.close()
@@ -72,8 +72,8 @@ def say(samplers: SamplerPool, turns) -> None:  # type: ignore[no-untyped-def]
     read = [
         device
         for timed in turns
-        if timed.turn.outcome is Outcome.OK
-        for block in timed.turn.blocks
+        if timed.result.outcome is CollectOutcome.OK
+        for block in timed.result.blocks
         for row, device in enumerate(block.devices)
         if block.valid[row]
     ]
@@ -89,9 +89,9 @@ def say(samplers: SamplerPool, turns) -> None:  # type: ignore[no-untyped-def]
                 "pids": {
                     str(c.pid): p.role.value
                     for p in processes
-                    if (c := samplers._children.get(p.serial))
+                    if (c := samplers._workers.get(p.serial))
                 },
-                "nursery": samplers._nursery.pid,
+                "nursery": samplers._fork_server.pid,
                 "abandoned": samplers.abandoned_count,
             }
         ),

@@ -15,11 +15,11 @@ from gangline.agent.clock import SystemClock
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import driver_gpus
-from gangline.agent.main import Signals
+from gangline.agent.main import ProcessSignals
 from gangline.agent.sampler import supervisor
-from gangline.agent.sampler.abandoned import LeftBehindFile
-from gangline.agent.sampler.forkserver import Nursery
-from gangline.agent.sampler.messages import PROCESSES_MAX, Timed
+from gangline.agent.sampler.abandoned import AbandonedProcessFile
+from gangline.agent.sampler.forkserver import ForkServer
+from gangline.agent.sampler.messages import PROCESSES_MAX, TimedResult
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.signals import BY_ID
 
@@ -34,16 +34,19 @@ def main(library: str, proc: Path, slow_seconds: int) -> None:
     lanes = {"gpu": [COLLECTORS[name](roots) for name in NAMES]}
     if roots.sys.exists():
         lanes["host"] = [COLLECTORS["rdma_1s"](roots)]
-    nursery, file = Nursery(lanes, clock, PROCESSES_MAX + 1), LeftBehindFile(proc.parent, b"boot")
+    nursery, file = (
+        ForkServer(lanes, clock, PROCESSES_MAX + 1),
+        AbandonedProcessFile(proc.parent, b"boot"),
+    )
     gpus = driver_gpus(proc)
-    samplers = SamplerPool(lanes, nursery, clock, devices_of=lambda: gpus, left_behind=file)
-    signals = Signals(clock)
+    samplers = SamplerPool(lanes, nursery, clock, devices_of=lambda: gpus, abandoned_file=file)
+    signals = ProcessSignals(clock)
     with signals.caught():
         samplers.start()
-        signals.listen(samplers.descriptors)
+        signals.watch_descriptors(samplers.descriptors)
         while not signals.stop.is_set():
             now_ns = clock.boottime_ns()
-            said = read(samplers.take(now_ns))
+            said = read(samplers.poll(now_ns))
             if said:
                 print(json.dumps(told(samplers, said)), flush=True)
             signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
@@ -61,13 +64,13 @@ def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
     }
 
 
-def read(turns: Sequence[Timed]) -> dict[str, bool]:
+def read(turns: Sequence[TimedResult]) -> dict[str, bool]:
     """Return of each GPU whether its row of the second is whole: the temperature is asked for after the rest. And of
     each port whether its traffic was read."""
     return {
         device: block.valid[column * block.rows + row] == 1
         for timed in turns
-        for block in timed.turn.blocks
+        for block in timed.result.blocks
         for column, signal_id in enumerate(block.signal_ids)
         if BY_ID[signal_id].name in ("gpu.temperature_celsius", "rdma.received_bytes")
         for row, device in enumerate(block.devices)

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from gangline.agent.clock import SystemClock
-from gangline.agent.collector import Outcome
+from gangline.agent.collector import CollectOutcome
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.hardware.files import Roots
-from gangline.agent.main import Signals
-from gangline.agent.sampler.forkserver import Nursery
+from gangline.agent.main import ProcessSignals
+from gangline.agent.sampler.forkserver import ForkServer
 from gangline.agent.sampler.messages import PROCESSES_MAX
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.signal import Pace
@@ -34,11 +34,11 @@ def main(folder: Path) -> None:
     clock, roots = SystemClock(), Roots(proc=folder / "proc", sys=folder / "sys")
     others = [COLLECTORS[name](roots) for name in ("rdma_1s", "net_1s")]
     lanes = {"host": [EachSecond(roots, os.statvfs), *others]}
-    samplers = SamplerPool(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
-    signals = Signals(clock)
+    samplers = SamplerPool(lanes, ForkServer(lanes, clock, PROCESSES_MAX + 1), clock)
+    signals = ProcessSignals(clock)
     with signals.caught():
         samplers.start()
-        signals.listen(samplers.descriptors)
+        signals.watch_descriptors(samplers.descriptors)
         while not signals.stop.is_set():
             now_ns = clock.boottime_ns()
             say(samplers, now_ns)
@@ -49,8 +49,8 @@ def main(folder: Path) -> None:
 def say(samplers: SamplerPool, now_ns: int) -> None:
     """Print which devices have a reading, by table, and how it stands with those that have none."""
     read: dict[str, list[str]] = {}
-    for timed in samplers.take(now_ns):
-        for block in timed.turn.blocks if timed.turn.outcome is Outcome.OK else ():
+    for timed in samplers.poll(now_ns):
+        for block in timed.result.blocks if timed.result.outcome is CollectOutcome.OK else ():
             rows = enumerate(block.devices)
             read[block.table] = [device for row, device in rows if block.valid[row]]
     states = {each.device: [each.state.name, each.call] for each in samplers.states()}

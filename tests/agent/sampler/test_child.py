@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from gangline.agent.sampler.messages import End, Task, encode_order
+from gangline.agent.sampler.messages import End, SamplerTask, encode_command
 from gangline.agent.sampler.worker import serve
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
@@ -46,7 +46,7 @@ class Rests:
     def collect(self) -> Sequence[Block]:
         return ()
 
-    def rest(self, until_ns: int) -> None:
+    def idle(self, until_ns: int) -> None:
         self.rests += 1
         if self.rests == RESTS_MAX:
             raise SystemExit("the sampler never ends")
@@ -61,7 +61,7 @@ class Daemon:
         self.memory = bytearray(place.SIZE_BYTES)
         self.here, self.there = socket.socketpair()
         self.bell = os.eventfd(0)
-        self.here.sendall(encode_order(Task("gpu")))
+        self.here.sendall(encode_command(SamplerTask("gpu")))
         self.clock = Clock()
         self.rests = Rests(self.clock)
 
@@ -85,7 +85,7 @@ def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
 
     def meanwhile(rest: int) -> None:
         if rest == 2:
-            daemon.here.sendall(encode_order(End()))
+            daemon.here.sendall(encode_command(End()))
         if rest == 4:
             place.call(daemon.memory)
 
@@ -100,7 +100,9 @@ def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
     def meanwhile(rest: int) -> None:
         if rest == 2:
             names = frozenset(f"{number:0900}" for number in range(100))
-            daemon.here.sendall(encode_order(Task("gpu", spared=names)) + encode_order(End()))
+            daemon.here.sendall(
+                encode_command(SamplerTask("gpu", excluded_devices=names)) + encode_command(End())
+            )
             place.call(daemon.memory)
 
     daemon.rests.meanwhile = meanwhile

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collector import Outcome, Turn
+from gangline.agent.collector import CollectOutcome, CollectResult
 from gangline.agent.sampler import messages
 from gangline.agent.sampler.messages import (
     CodecError,
-    Decoder,
-    Inbox,
-    Round,
-    RoundEncoder,
-    Task,
-    Timed,
+    MessageBuffer,
+    SampleBatch,
+    SampleBatchDecoder,
+    SampleBatchEncoder,
+    SamplerTask,
+    TimedResult,
 )
 from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
@@ -44,55 +44,55 @@ def blocks(draw: st.DrawFn) -> Block:
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> Round:
+def rounds(draw: st.DrawFn) -> SampleBatch:
     turns = [
-        Timed(
+        TimedResult(
             draw(st.integers(0, 1 << 62)),
-            Turn(name, draw(st.lists(blocks(), max_size=3)), draw(st.floats(0, 1e6)),
-                 draw(st.sampled_from(Outcome)), draw(st.text(max_size=240))),
+            CollectResult(name, draw(st.lists(blocks(), max_size=3)), draw(st.floats(0, 1e6)),
+                 draw(st.sampled_from(CollectOutcome)), draw(st.text(max_size=240))),
         )
         for name in draw(st.lists(st.sampled_from(NAMES), unique=True))
     ]  # fmt: skip
     number = st.integers(0, 1 << 31)
-    return Round(
+    return SampleBatch(
         *(draw(number), draw(st.floats(0, 1e9)), draw(number), draw(number), turns), draw(names)
     )
 
 
-def plain(told: Round) -> object:
+def plain(told: SampleBatch) -> object:
     """What must come out as it went in."""
     return (
         told.grid_ns,
         told.cpu_seconds,
         told.memory_bytes,
-        told.dropped,
-        told.slow,
+        told.dropped_messages,
+        told.slow_devices,
         [
             (
                 timed.began_ns,
-                timed.turn.collector,
-                timed.turn.seconds,
-                timed.turn.outcome,
-                timed.turn.words.encode("utf-8", "replace"),
+                timed.result.collector,
+                timed.result.seconds,
+                timed.result.outcome,
+                timed.result.message.encode("utf-8", "replace"),
                 [
                     (b.table, b.devices, b.signal_ids, bytes(b.cells), bytes(b.valid))
-                    for b in timed.turn.blocks
+                    for b in timed.result.blocks
                 ],
             )
-            for timed in told.turns
+            for timed in told.results
         ],
     )
 
 
 @given(st.lists(rounds(), max_size=4), st.data())
 def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
-    sent: list[Round], data: st.DataObject
+    sent: list[SampleBatch], data: st.DataObject
 ) -> None:
     """Rows and columns are told once; a daemon that reads half a message must not take it for another."""
-    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
+    encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
     for told in [*sent, *again]:
-        for block in (block for timed in told.turns for block in timed.turn.blocks):
+        for block in (block for timed in told.results for block in timed.result.blocks):
             block.cells.reverse()  # the same blocks, refilled
         message = encoder.encode(*told)
         cut = data.draw(st.integers(0, len(message)))
@@ -101,23 +101,23 @@ def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
             assert decoder.next() is None
         feed(decoder, message[cut:])
         found = decoder.next()
-        assert isinstance(found, Round)
+        assert isinstance(found, SampleBatch)
         assert plain(found) == plain(told)
 
 
 @given(rounds(), st.integers(0, 1 << 16), st.integers(0, 255), st.integers(0, 1 << 16))
 def test_garbage_is_refused_or_understood_and_never_read_past(
-    told: Round, at: int, byte: int, cut: int
+    told: SampleBatch, at: int, byte: int, cut: int
 ) -> None:
     """The memory of a sampler was trodden on, or it was killed within a word; the next round may follow all the same."""
-    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
+    encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     data = bytearray(encoder.encode(*told) + encoder.encode(*told))
     data[at % len(data)] = byte
     del data[len(data) - cut % len(data) :]
     feed(decoder, bytes(data))
     try:
         while (found := decoder.next()) is not None:
-            assert isinstance(found, Round | messages.Inventory | HealthEvent)
+            assert isinstance(found, SampleBatch | messages.InventoryRequest | HealthEvent)
     except CodecError:
         return
     assert not decoder.waiting
@@ -125,13 +125,13 @@ def test_garbage_is_refused_or_understood_and_never_read_past(
 
 def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
     """A collector may return one table of its two; the other keeps its rows and columns on both sides."""
-    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
+    encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     one, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
     told = []
     for blocks in ([one, two], [one], [one, two], [other, two], [], [other, two]):
-        turns = [Timed(1, Turn("gpu_1s", blocks, 0.0, Outcome.OK))]
+        turns = [TimedResult(1, CollectResult("gpu_1s", blocks, 0.0, CollectOutcome.OK))]
         feed(decoder, encoder.encode(1, 0.0, 0, 0, turns, frozenset()))
-        told.append([block.table for block in decoder.next().turns[0].turn.blocks])
+        told.append([block.table for block in decoder.next().results[0].result.blocks])
     assert told == [
         ["gpu_1s", "disk_1s"],
         ["gpu_1s"],
@@ -144,7 +144,7 @@ def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
 
 def test_the_room_is_lent_once_and_takes_no_more_than_it_has() -> None:
     """What is moved while a socket writes into it would be written to somebody else."""
-    decoder = Decoder(NAMES)
+    decoder = SampleBatchDecoder(NAMES)
     with memoryview(decoder) as room:
         with pytest.raises(BufferError):
             memoryview(decoder)
@@ -155,9 +155,16 @@ def test_the_room_is_lent_once_and_takes_no_more_than_it_has() -> None:
 
 
 def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
-    encoder = RoundEncoder(NAMES)
+    encoder = SampleBatchEncoder(NAMES)
     block = Block("gpu_1s", ["a"])
-    encoder.encode(1, 0.0, 0, 0, [Timed(1, Turn("gpu_1s", [block], 0.0, Outcome.OK))], frozenset())
+    encoder.encode(
+        1,
+        0.0,
+        0,
+        0,
+        [TimedResult(1, CollectResult("gpu_1s", [block], 0.0, CollectOutcome.OK))],
+        frozenset(),
+    )
     with pytest.raises(BufferError):
         block.valid.clear()
     encoder.forget()
@@ -166,17 +173,17 @@ def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
 
 def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_new_one() -> None:
     """A new shape was taken, its cells were not all there: the next turn filled it, and showed the block before it."""
-    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
+    encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     both = [Block(name, ["a"], [1]) for name in ("gpu_1s", "disk_1s")]
-    turns = [Timed(1, Turn("gpu_1s", both, 0.0, Outcome.OK))]
+    turns = [TimedResult(1, CollectResult("gpu_1s", both, 0.0, CollectOutcome.OK))]
     feed(decoder, encoder.encode(1, 0.0, 0, 0, turns, frozenset()))
-    assert decoder.next().turns[0].turn.blocks[0].devices == ("a",)
+    assert decoder.next().results[0].result.blocks[0].devices == ("a",)
     known, other = bytes(4) + b"\7" * 8 + b"\1", of_shape(1, 1, b"\1\0", b"\1\0b") + bytes(9)
     feed(decoder, message(1, of_round(1), of_turn(count=2), other))
     with pytest.raises(CodecError, match="4 bytes expected"):
         decoder.next()
     feed(decoder, message(1, of_round(1), of_turn(count=2), known, known))
-    block, _ = decoder.next().turns[0].turn.blocks
+    block, _ = decoder.next().results[0].result.blocks
     assert (block.devices, block.ints[0]) == (("b",), 0x0707070707070707)
 
 
@@ -184,8 +191,10 @@ def test_what_only_the_collector_still_knows_gives_its_memory_back(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """An agent that ended left a line of SystemError for each table of its samplers."""
-    encoder = RoundEncoder(NAMES)
-    turns = [Timed(1, Turn("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, Outcome.OK))]
+    encoder = SampleBatchEncoder(NAMES)
+    turns = [
+        TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))
+    ]
     encoder.encode(1, 0.0, 0, 0, turns, frozenset())
     knot: list[object] = [each for each in gc.get_objects() if type(each).__name__ == "_Known"]
     knot.append(knot)
@@ -200,42 +209,46 @@ def test_what_only_the_collector_still_knows_gives_its_memory_back(
 def test_a_turn_that_no_message_can_tell_is_refused_where_it_is_made(
     began_ns: int, blocks: int
 ) -> None:
-    turn = Turn("gpu_1s", [Block("gpu_1s", ["a"])] * blocks, 0.0, Outcome.OK)
+    turn = CollectResult("gpu_1s", [Block("gpu_1s", ["a"])] * blocks, 0.0, CollectOutcome.OK)
     with pytest.raises(CodecError):
-        RoundEncoder(NAMES).encode(1, 0.0, 0, 0, [Timed(began_ns, turn)], frozenset())
+        SampleBatchEncoder(NAMES).encode(1, 0.0, 0, 0, [TimedResult(began_ns, turn)], frozenset())
 
 
 def test_after_a_lost_message_everything_is_told_again() -> None:
-    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
-    told = Round(
-        1, 0.0, 0, 0, [Timed(1, Turn("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, Outcome.OK))]
+    encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
+    told = SampleBatch(
+        1,
+        0.0,
+        0,
+        0,
+        [TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))],
     )
     whole = encoder.encode(*told)
     assert len(encoder.encode(*told)) < len(whole)
     encoder.forget()
     feed(decoder, encoder.encode(*told))
-    assert isinstance(decoder.next(), Round)
+    assert isinstance(decoder.next(), SampleBatch)
 
 
 @given(text, names, names, text, text, st.integers(0, 1 << 62))
 def test_orders_come_out_as_they_went_in(lane, spared, left_out, device, collector, period) -> None:  # type: ignore[no-untyped-def]
-    inbox = Inbox()
-    task = Task(lane, spared, left_out, device, collector, period)
-    for order in (task, messages.Warm(), messages.End()):
-        inbox.feed(messages.encode_order(order))
-    assert [messages.decode_order(kind, body) for kind, body in inbox] == [
+    inbox = MessageBuffer()
+    task = SamplerTask(lane, spared, left_out, device, collector, period)
+    for order in (task, messages.WarmUp(), messages.End()):
+        inbox.feed(messages.encode_command(order))
+    assert [messages.decode_command(kind, body) for kind, body in inbox] == [
         task,
-        messages.Warm(),
+        messages.WarmUp(),
         messages.End(),
     ]
 
 
 def test_events_and_wishes() -> None:
-    decoder = Decoder(NAMES)
+    decoder = SampleBatchDecoder(NAMES)
     event = HealthEvent(event_id="e", name="gpu.xid", code=79, attributes={"a": "b"})
     feed(decoder, messages.encode_event(event) + messages.encode_inventory("a GPU came"))
     assert decoder.next() == event
-    assert decoder.next() == messages.Inventory("a GPU came")
+    assert decoder.next() == messages.InventoryRequest("a GPU came")
     assert decoder.next() is None
 
 
@@ -296,7 +309,7 @@ def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
 )  # fmt: skip
 def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> None:
     """A sampler whose memory was trodden on by its driver's library must not take the daemon along."""
-    decoder = Decoder(NAMES)
+    decoder = SampleBatchDecoder(NAMES)
     feed(decoder, data)
     with pytest.raises(CodecError, match=words):
         decoder.next()
@@ -304,9 +317,12 @@ def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> No
 
 def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
     """Once it had room for one that was nearly too long, it made longer ones, and the daemon killed who sent them."""
-    encoder, slow = RoundEncoder(NAMES), frozenset(f"{number:01024}" for number in range(15_000))
+    encoder, slow = (
+        SampleBatchEncoder(NAMES),
+        frozenset(f"{number:01024}" for number in range(15_000)),
+    )
     block = Block("gpu_1s", ["a"] * 150_000, [1])
-    turns = [Timed(1, Turn("gpu_1s", [block], 0.0, Outcome.OK))]
+    turns = [TimedResult(1, CollectResult("gpu_1s", [block], 0.0, CollectOutcome.OK))]
     assert len(encoder.encode(1, 0.0, 0, 0, [], slow)) < messages.MESSAGE_BYTES_MAX
     with pytest.raises(CodecError, match="a message of"):
         encoder.encode(1, 0.0, 0, 0, turns, slow)

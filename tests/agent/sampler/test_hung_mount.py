@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.agent.collector import place_name
+from gangline.agent.collector import call_slot_name
 from tests import hosts
 from tests.agent.sampler import fuse
 from tests.processes import Process, until
@@ -40,7 +40,7 @@ def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path:
         until_read("rdma_1s", *PORTS)
         files.stick(fuse.MOUNT)
         until(lambda: lines()[-1]["states"], "the mount point out")
-        assert lines()[-1]["states"] == {place_name(str(point)): ["ABANDONED", "statvfs"]}
+        assert lines()[-1]["states"] == {call_slot_name(str(point)): ["ABANDONED", "statvfs"]}
         hung = len(lines())
         for _ in range(2):
             until_read("filesystem_60s", "/")

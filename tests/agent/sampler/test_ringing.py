@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangline.agent.main import Signals
-from gangline.agent.sampler.messages import Decoder, Round, Task
-from gangline.agent.sampler.worker import Mouth, Sampler
+from gangline.agent.main import ProcessSignals
+from gangline.agent.sampler.messages import SampleBatch, SampleBatchDecoder, SamplerTask
+from gangline.agent.sampler.worker import MessageSender, Worker
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.watched import START, Watched
 from tests.agent.sampler.world import SECOND, Device, Telling, World, feed
@@ -34,10 +34,10 @@ def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) ->
     """The daemon was woken by each sampler, each second: two wakings that cost as much as their readings."""
     here, there = socket.socketpair()
     with here, there:
-        mouth = Mouth(there, bell)
-        assert mouth.say(b"a round")
+        mouth = MessageSender(there, bell)
+        assert mouth.send(b"a round")
         assert rang(bell) == 0
-        assert mouth.say_at_once(b", an XID") and mouth.say_at_once(b" and another")
+        assert mouth.send_urgent(b", an XID") and mouth.send_urgent(b" and another")
         assert rang(bell) == 2
         assert here.recv(100) == b"a round, an XID and another"
 
@@ -46,7 +46,7 @@ def test_a_bell_that_was_rung_too_often_stops_nobody(bell: int) -> None:
     os.eventfd_write(bell, (1 << 64) - 2)
     here, there = socket.socketpair()
     with here, there:
-        assert Mouth(there, bell).say_at_once(b"XID")
+        assert MessageSender(there, bell).send_urgent(b"XID")
 
 
 def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
@@ -59,12 +59,12 @@ def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
         said.append(how)
         return True
 
-    sampler = Sampler(
-        {"gpu": [collector]}, world, lambda _: say("round"), say_at_once=lambda _: say("at once")
+    sampler = Worker(
+        {"gpu": [collector]}, world, lambda _: say("round"), send_urgent=lambda _: say("at once")
     )
-    sampler.obey(Task("gpu"))
-    collector.teller.tell(HealthEvent(name="gpu.xid"))
-    collector.teller.renew_inventory("a GPU came")
+    sampler.handle(SamplerTask("gpu"))
+    collector.teller.publish(HealthEvent(name="gpu.xid"))
+    collector.teller.request_inventory("a GPU came")
     assert said == ["at once", "at once"]
     collector.collect = list  # type: ignore[method-assign]
     sampler.tick()
@@ -91,7 +91,7 @@ def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
     """Eight GPUs answer after 30 ms: who came with the second had to come again, each time."""
     poll = Poll()
     monkeypatch.setattr("gangline.agent.main.select.poll", lambda: poll)
-    signals = Signals(World(lambda _: {}, 5 * SECOND - 10_000_000))
+    signals = ProcessSignals(World(lambda _: {}, 5 * SECOND - 10_000_000))
     with signals.caught():
         signals.wait(5 * SECOND)
         signals.wait(5 * SECOND + SECOND // 2)
@@ -104,7 +104,7 @@ class Passes(Telling):
 
     turns = 0
 
-    def passes(self) -> bool:
+    def skip(self) -> bool:
         self.turns += 1
         return self.turns % 2 == 0
 
@@ -117,22 +117,22 @@ def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
         said.extend(message)
         return True
 
-    decoder = Decoder(["gpu_1s"])
-    sampler = Sampler({"gpu": [Passes(world, "gpu_1s", [])]}, world, say)
-    sampler.obey(Task("gpu"))
+    decoder = SampleBatchDecoder(["gpu_1s"])
+    sampler = Worker({"gpu": [Passes(world, "gpu_1s", [])]}, world, say)
+    sampler.handle(SamplerTask("gpu"))
     for _ in range(4):
         sampler.tick()
         world.now_ns += SECOND
     feed(decoder, bytes(said))
     rounds = [decoder.next() for _ in range(4)]
-    assert [len(each.turns) for each in rounds if isinstance(each, Round)] == [1, 0, 1, 0]
+    assert [len(each.results) for each in rounds if isinstance(each, SampleBatch)] == [1, 0, 1, 0]
 
 
 def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
     """It speaks each second, when the daemon comes anyway."""
     host = Watched()
     host.run(5.5)
-    lanes = [host.samplers._supervisor.lane_process(lane) for lane in ("gpu", "host")]
+    lanes = [host.samplers._supervisor.group_process(lane) for lane in ("gpu", "host")]
     links = {1000 + process.serial for process in lanes if process}
     assert len(links) == 2
     polled = set(host.samplers.descriptors())

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import received
+from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import Evidence, Reason
-from gangline.aggregator.scoring.evaluate import Judgement, judge
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.contract.frame import Frame, encode
 from gangline.contract.wire.telemetry_pb2 import Device, HealthEvent
 from tests.agent.sampler import fuse
@@ -25,7 +25,7 @@ CALL = "nvmlDeviceGetFieldValues"
 #: What the agent may have at the most: itself, the nursery, two lanes, a standby; left behind in the driver, two GPUs'
 #: samplers and a trial; one that is about to be one of these.
 PROCESSES_MAX = 10
-#: By then a process that is stuck in the driver shows by its end that it answers (`ward.HELD_NS`).
+#: By then a process that is stuck in the driver shows by its end that it answers (`ward.LONG_CALL_NS`).
 HELD_SECONDS = 3.0
 #: What each GPU shows at step 0; at each further step it is a degree warmer.
 CELSIUS = 41
@@ -113,9 +113,9 @@ def judged(
         now_ns = frame.stamp.wall_ns
         while waiting and waiting[0].boottime_ns <= frame.stamp.boottime_ns:
             event = waiting.pop(0)
-            fleet.event("here", event, now_ns, event.wall_time_ns)
-        fleet.observe("here", received(encode(frame.stamp, frame.blocks)), now_ns)
-        verdict = judge(fleet, now_ns, verdict)
+            fleet.observe_event("here", event, now_ns, event.wall_time_ns)
+        fleet.observe("here", read_frame(encode(frame.stamp, frame.blocks)), now_ns)
+        verdict = evaluate(fleet, now_ns, verdict)
         yield [each for each in verdict.hosts[0].evidence if is_of_gpus(each)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collector import Collector
-from gangline.agent.sampler.quarantine import State
+from gangline.agent.sampler.quarantine import QuarantineState
 from gangline.contract.block import Block
 from tests.agent.gpu_host import GpuHost
 from tests.agent.sampler.watched import GPUS, START, Watched, hosts_lanes
@@ -76,7 +76,9 @@ def test_it_comes_back_when_its_own_sampler_says_that_it_is_fast_and_not_before(
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.2  # below what a round of its own may take
     host.run(600)
-    assert {each.device: each.state for each in host.samplers.states()} == {GPUS[4]: State.SLOW}
+    assert {each.device: each.state for each in host.samplers.states()} == {
+        GPUS[4]: QuarantineState.SLOW
+    }
     assert len(host.told("probe.hung")) == 1
     assert not host.told("probe.answered")
     assert host.samplers.takeovers_count == 0
@@ -98,7 +100,7 @@ def test_slow_ones_leave_room_for_the_trial_of_one_that_hung() -> None:
     host.world.devices[GPUS[6]].hangs_until_ns = host.world.now_ns + 20 * SECOND
     host.run(100)
     assert host.on_time("gpu_1s", GPUS[6], host.world.now_ns - 10 * SECOND, 10) == 1.0
-    slow = [each.device for each in host.samplers.states() if each.state is State.SLOW]
+    slow = [each.device for each in host.samplers.states() if each.state is QuarantineState.SLOW]
     assert len(slow) == 1
     for name in set(GPUS[1:4]) - set(slow):  # cut short in their lane, and there all the same
         assert host.on_time("gpu_1s", name, host.world.now_ns - 10 * SECOND, 10) == 1.0

@@ -13,41 +13,48 @@ import pytest
 
 from gangline.agent.sampler.abandoned import (
     FILE_NAME,
-    LeftBehind,
-    LeftBehindFile,
-    format_left_behind,
-    parse_left_behind,
+    AbandonedProcess,
+    AbandonedProcessFile,
+    format_abandoned,
+    parse_abandoned,
 )
-from gangline.agent.sampler.forkserver import Excuse, alive, excuse_of, parse_excuse
+from gangline.agent.sampler.forkserver import (
+    StallReason,
+    live_task,
+    parse_stall_reason,
+    stall_reason,
+)
 from gangline.agent.sampler.messages import PROCESSES_MAX
 from tests.processes import until
 
 #: As fs/proc/array.c writes it: state, parent, group, ..., utime and stime (42 and 7 ticks of 10 ms), ..., start.
 STAT = b"77 (gangline-gpu) %c 1 1 1 0 -1 4194560 9 0 0 0 42 7 0 0 20 0 1 0 5000 1 1" + b" 0" * 28
 BOOT = b"b" * 16
-LEFT = LeftBehind(("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlDeviceGetFieldValues")
+LEFT = AbandonedProcess(
+    ("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlDeviceGetFieldValues"
+)
 
 
 @pytest.mark.parametrize(
     ("state", "spoke_at", "excuse"),
     [
-        ("R", 0.45, Excuse.STARVED),  # ready to run, and had 0.04 s of a CPU since it spoke
+        ("R", 0.45, StallReason.STARVED),  # ready to run, and had 0.04 s of a CPU since it spoke
         ("R", 0.10, None),  # it ran all the time: it spins in its driver
         ("S", 0.45, None),
         ("D", 0.45, None),
-        ("T", 0.10, Excuse.STOPPED),
-        ("t", 0.45, Excuse.STOPPED),
+        ("T", 0.10, StallReason.STOPPED),
+        ("t", 0.45, StallReason.STOPPED),
     ],
 )
 def test_who_waits_for_a_cpu_and_who_for_a_driver(
-    state: str, spoke_at: float, excuse: Excuse | None
+    state: str, spoke_at: float, excuse: StallReason | None
 ) -> None:
-    assert parse_excuse(STAT.replace(b"%c", state.encode()), spoke_at) is excuse
+    assert parse_stall_reason(STAT.replace(b"%c", state.encode()), spoke_at) is excuse
 
 
 def test_what_is_no_stat_file_excuses_nobody() -> None:
     for content in (b"", b"77", b"77 (x) R", b"x (y) R" + b" -" * 50, STAT[:40]):
-        assert parse_excuse(content, 0.0) is None
+        assert parse_stall_reason(content, 0.0) is None
 
 
 @contextmanager
@@ -65,32 +72,32 @@ SLEEP, SPIN = ("sleep", "600"), ("sh", "-c", "while :; do :; done")
 def test_true_processes_as_the_kernel_shows_them() -> None:
     with child(*SLEEP) as sleeps, child(*SPIN) as spins, child(*SLEEP) as stands:
         os.kill(stands, signal.SIGSTOP)
-        until(lambda: excuse_of(stands, 0.0) is Excuse.STOPPED, "a process that is stopped")
-        until(lambda: (task := alive(sleeps)) and task.state == "S", "one that sleeps")
-        assert excuse_of(sleeps, 0.0) is None
+        until(lambda: stall_reason(stands, 0.0) is StallReason.STOPPED, "a process that is stopped")
+        until(lambda: (task := live_task(sleeps)) and task.state == "S", "one that sleeps")
+        assert stall_reason(sleeps, 0.0) is None
         used = Path(f"/proc/{spins}/stat")
         until(lambda: int(used.read_text().rpartition(")")[2].split()[11]) > 40, "CPU time")
-        assert excuse_of(spins, 0.0) is None
-        assert excuse_of(spins, 1e9) is Excuse.STARVED  # as if it had spoken a moment ago
-        task = alive(sleeps)
+        assert stall_reason(spins, 0.0) is None
+        assert stall_reason(spins, 1e9) is StallReason.STARVED  # as if it had spoken a moment ago
+        task = live_task(sleeps)
         assert task is not None
-        left = LeftBehind(("gpu", "", ""), sleeps, task.start_ticks, 1, "", "")
-        assert left.lives and not left._replace(start_ticks=task.start_ticks + 1).lives
-    assert alive(sleeps) is None and excuse_of(sleeps, 0.0) is None and not left.lives
+        left = AbandonedProcess(("gpu", "", ""), sleeps, task.start_ticks, 1, "", "")
+        assert left.is_alive and not left._replace(start_ticks=task.start_ticks + 1).is_alive
+    assert live_task(sleeps) is None and stall_reason(sleeps, 0.0) is None and not left.is_alive
 
 
 def test_who_was_left_behind_is_found_by_the_next_agent_and_by_none_of_another_boot(
     tmp_path: Path,
 ) -> None:
-    file = LeftBehindFile(tmp_path / "state", BOOT)
+    file = AbandonedProcessFile(tmp_path / "state", BOOT)
     assert file.read() == []
     with child(*SLEEP) as pid:
-        task = alive(pid)
+        task = live_task(pid)
         assert task is not None
         lives = LEFT._replace(pid=pid, start_ticks=task.start_ticks)
         file.write([lives, LEFT._replace(pid=pid, start_ticks=1)])  # another had that number
         assert file.read() == [lives]
-        assert LeftBehindFile(tmp_path / "state", b"c" * 16).read() == []
+        assert AbandonedProcessFile(tmp_path / "state", b"c" * 16).read() == []
     assert file.read() == []
 
 
@@ -100,12 +107,12 @@ def test_who_was_left_behind_is_found_by_the_next_agent_and_by_none_of_another_b
         b"",
         b"[]",
         b"{" * 100_000,
-        format_left_behind(BOOT, [LEFT._replace(pid=-1)]),
-        format_left_behind(BOOT, [LEFT._replace(start_ticks=1 << 70)]),
-        format_left_behind(BOOT, [LEFT._replace(call="x" * 1000)]),
-        format_left_behind(BOOT, [LEFT]).replace(b'"gpu"', b"null"),
-        format_left_behind(BOOT, [LEFT]).replace(b'["gpu"', b'["gpu", "gpu"'),
-        format_left_behind(BOOT, [LEFT]).replace(b"5000, ", b""),
+        format_abandoned(BOOT, [LEFT._replace(pid=-1)]),
+        format_abandoned(BOOT, [LEFT._replace(start_ticks=1 << 70)]),
+        format_abandoned(BOOT, [LEFT._replace(call="x" * 1000)]),
+        format_abandoned(BOOT, [LEFT]).replace(b'"gpu"', b"null"),
+        format_abandoned(BOOT, [LEFT]).replace(b'["gpu"', b'["gpu", "gpu"'),
+        format_abandoned(BOOT, [LEFT]).replace(b"5000, ", b""),
     ],
 )
 def test_a_file_that_is_none_costs_nothing_but_a_line_in_the_log(
@@ -113,19 +120,19 @@ def test_a_file_that_is_none_costs_nothing_but_a_line_in_the_log(
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(ValueError, match="is no list of processes left behind"):
-        parse_left_behind(content, BOOT)
-    assert LeftBehindFile(tmp_path, BOOT).read() == []
+        parse_abandoned(content, BOOT)
+    assert AbandonedProcessFile(tmp_path, BOOT).read() == []
     assert FILE_NAME in caplog.text
 
 
 def test_no_more_are_taken_over_than_there_can_be() -> None:
-    many = format_left_behind(BOOT, [LEFT] * 100)
-    assert parse_left_behind(many, BOOT) == [LEFT] * PROCESSES_MAX
+    many = format_abandoned(BOOT, [LEFT] * 100)
+    assert parse_abandoned(many, BOOT) == [LEFT] * PROCESSES_MAX
 
 
 def test_a_folder_that_takes_no_file_harms_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state").write_text("")
-    LeftBehindFile(tmp_path / "state", BOOT).write([LEFT])
+    AbandonedProcessFile(tmp_path / "state", BOOT).write([LEFT])
     assert "after a restart" in caplog.text

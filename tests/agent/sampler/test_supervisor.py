@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.sampler.forkserver import Excuse
+from gangline.agent.sampler.forkserver import StallReason
 from gangline.agent.sampler.messages import (
     PROCESSES_MAX,
     Action,
+    AssignTask,
     EndSampler,
     Fork,
-    Give,
     Kill,
-    Task,
-    Tell,
+    ReportEvent,
+    SamplerTask,
     WarmSampler,
 )
-from gangline.agent.sampler.process_table import Role
-from gangline.agent.sampler.quarantine import TRY_NS, TRY_NS_MAX, State
-from gangline.agent.sampler.supervisor import SOLO_MAX, Supervisor
+from gangline.agent.sampler.process_table import ProcessRole
+from gangline.agent.sampler.quarantine import TRY_NS, TRY_NS_MAX, QuarantineState
+from gangline.agent.sampler.supervisor import PROBES_MAX, Supervisor
 from gangline.ext.place import Seen
 
 SECOND = 1_000_000_000
@@ -40,18 +40,18 @@ class Model:
 
     machine: Supervisor = field(default_factory=lambda: Supervisor(LANES))
     now_ns: int = START
-    alive: dict[int, Task | None] = field(default_factory=dict)
+    alive: dict[int, SamplerTask | None] = field(default_factory=dict)
     stuck: dict[int, tuple[int, str, str]] = field(default_factory=dict)  # since, collector, device
     killed: set[int] = field(default_factory=set)
     hung: dict[str, bool] = field(
         default_factory=dict
     )  # device -> whether it holds its caller for ever
-    told: list[Tell] = field(default_factory=list)
+    told: list[ReportEvent] = field(default_factory=list)
     tries: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     most: int = 0
 
     def __post_init__(self) -> None:
-        self.machine.know("gpu", DEVICES["gpu"])
+        self.machine.set_devices("gpu", DEVICES["gpu"])
         self.do(self.machine.start(self.now_ns))
 
     def do(self, actions: Sequence[Action]) -> None:
@@ -59,34 +59,36 @@ class Model:
             if isinstance(action, Fork):
                 self.alive[action.serial] = None
                 self.most = max(self.most, len(self.alive))
-            elif isinstance(action, Give) and action.serial in self.alive:
+            elif isinstance(action, AssignTask) and action.serial in self.alive:
                 if action.task.only_device and self.alive[action.serial] is None:
                     self.tries[action.task.only_device].append(self.now_ns)
                 self.alive[action.serial] = action.task
             elif isinstance(action, Kill | EndSampler):
                 self.killed.add(action.serial)
-            elif isinstance(action, Tell):
+            elif isinstance(action, ReportEvent):
                 self.told.append(action)
         self.check()
 
     def check(self) -> None:
         """What holds at any time."""
         processes = self.machine.processes.values()
-        if self.machine._arranging.is_settled:  # what is not asked for then, at any later time
-            assert self.machine._arranging.arrange(self.now_ns + 3600 * SECOND) == []
-        left_behind = Counter(p.unit for p in processes if p.role is Role.ABANDONED)
+        if self.machine._reconciler.is_settled:  # what is not asked for then, at any later time
+            assert self.machine._reconciler.reconcile(self.now_ns + 3600 * SECOND) == []
+        left_behind = Counter(p.unit for p in processes if p.role is ProcessRole.ABANDONED)
         assert all(count == 1 for count in left_behind.values()), left_behind
-        solo = [p.unit for p in processes if p.role is Role.SOLO]
+        solo = [p.unit for p in processes if p.role is ProcessRole.PROBE]
         assert not set(solo) & set(left_behind), "tried while one that was left behind lives"
-        assert len(solo) == len(set(solo)) <= SOLO_MAX
+        assert len(solo) == len(set(solo)) <= PROBES_MAX
         assert len(processes) <= PROCESSES_MAX
-        assert sum(p.role is Role.STANDBY for p in processes) <= 1
+        assert sum(p.role is ProcessRole.STANDBY for p in processes) <= 1
         for lane in LANES:
-            process = self.machine.lane_process(lane)
+            process = self.machine.group_process(lane)
             if process is not None and process.task is not None:
                 released = {each for each in self.machine.released() if each}
-                sick = {device for of, device, _ in self.machine.sick if of == lane}
-                assert process.task.spared <= sick | released, "a healthy device is spared"
+                sick = {device for of, device, _ in self.machine.quarantined if of == lane}
+                assert process.task.excluded_devices <= sick | released, (
+                    "a healthy device is spared"
+                )
 
     def second(self, rounds: bool = True) -> None:
         """A second passes: processes sweep their devices, in vain where one hangs; then they are looked at."""
@@ -101,19 +103,21 @@ class Model:
             if task is not None and serial in self.alive and serial not in self.stuck:
                 self._sweep(serial, task, rounds)
         seen = {serial: self._seen(serial) for serial in self.alive}
-        self.do(self.machine.look(self.now_ns, seen))
+        self.do(self.machine.check(self.now_ns, seen))
 
-    def _sweep(self, serial: int, task: Task, rounds: bool) -> None:
-        for collector, spares in LANES[task.lane].items():
-            if collector in task.left_out or task.only_collector not in ("", collector):
+    def _sweep(self, serial: int, task: SamplerTask, rounds: bool) -> None:
+        for collector, spares in LANES[task.group].items():
+            if collector in task.excluded_collectors or task.only_collector not in ("", collector):
                 continue
-            for device in DEVICES[task.lane]:
-                skipped = spares and (device in task.spared or task.only_device not in ("", device))
+            for device in DEVICES[task.group]:
+                skipped = spares and (
+                    device in task.excluded_devices or task.only_device not in ("", device)
+                )
                 if device in self.hung and not skipped and (device or not spares):
                     self.stuck[serial] = (self.now_ns - SECOND * 19 // 20, collector, device)
                     return
         if rounds:
-            self.do(self.machine.heard(self.now_ns, serial, 0.01))
+            self.do(self.machine.batch_received(self.now_ns, serial, 0.01))
 
     def _seen(self, serial: int) -> Seen:
         since, collector, device = self.stuck.get(serial, (0, "", ""))
@@ -168,10 +172,10 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
             which = None if device is None else frozenset({str(device)})
             model.do(model.machine.resume(model.now_ns, which))
         case ("alone", str(device)):
-            model.do(model.machine.leave_alone(model.now_ns, device, "XID 79"))
+            model.do(model.machine.quarantine_gpu(model.now_ns, device, "XID 79"))
         case ("orphans",):
             model.killed |= set(model.alive)
-            model.do(model.machine.orphaned(model.now_ns))
+            model.do(model.machine.fork_server_replaced(model.now_ns))
 
 
 @settings(max_examples=120, deadline=None)
@@ -187,13 +191,13 @@ def test_in_any_course_of_events_the_promises_hold_and_health_returns(
     model.hung.clear()
     for _ in range(2 * TRY_NS_MAX // SECOND + 100):
         model.second()
-        if not model.machine.sick and not model.machine.released() and len(model.alive) == 3:
+        if not model.machine.quarantined and not model.machine.released() and len(model.alive) == 3:
             break
-    assert not model.machine.sick
+    assert not model.machine.quarantined
     assert len(model.alive) == 3
     for lane in LANES:
-        process = model.machine.lane_process(lane)
-        assert process is not None and process.task == Task(lane)
+        process = model.machine.group_process(lane)
+        assert process is not None and process.task == SamplerTask(lane)
     assert model.most <= PROCESSES_MAX
 
 
@@ -229,9 +233,9 @@ def test_a_neighbour_is_out_for_no_longer_than_the_takeover() -> None:
         model.second()
     model.hung["g1"] = True
     model.second()
-    process = model.machine.lane_process("gpu")
-    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
-    assert process.given_ns == model.now_ns
+    process = model.machine.group_process("gpu")
+    assert process is not None and process.task == SamplerTask("gpu", frozenset({"g1"}))
+    assert process.assigned_ns == model.now_ns
 
 
 def test_a_host_that_was_suspended_has_no_hung_device() -> None:
@@ -239,11 +243,11 @@ def test_a_host_that_was_suspended_has_no_hung_device() -> None:
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
-    machine.look(START + SECOND // 10, seen)
-    machine.look(START + 7200 * SECOND, seen)
-    assert not machine.sick
-    machine.look(START + 7201 * SECOND, seen)
-    assert machine.sick.keys() == {("gpu", "g0", "")}
+    machine.check(START + SECOND // 10, seen)
+    machine.check(START + 7200 * SECOND, seen)
+    assert not machine.quarantined
+    machine.check(START + 7201 * SECOND, seen)
+    assert machine.quarantined.keys() == {("gpu", "g0", "")}
 
 
 def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
@@ -251,9 +255,9 @@ def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START + SECOND // 2, 1, "gpu_1s", "g0", "read")}
-    machine.look(START + SECOND // 2, seen)
-    machine.look(START + 5 * SECOND // 2, seen)
-    assert not machine.sick
+    machine.check(START + SECOND // 2, seen)
+    machine.check(START + 5 * SECOND // 2, seen)
+    assert not machine.quarantined
 
 
 def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
@@ -262,47 +266,47 @@ def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
     machine.start(START)
     seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
     for second in (2, 4, 6):
-        machine.look(START + second * SECOND, seen)
-    assert machine.sick.keys() == {("gpu", "g0", "")}
+        machine.check(START + second * SECOND, seen)
+    assert machine.quarantined.keys() == {("gpu", "g0", "")}
 
 
-def excused(because: Excuse | None) -> tuple[Supervisor, dict[int, Seen]]:
+def excused(because: StallReason | None) -> tuple[Supervisor, dict[int, Seen]]:
     """A lane that is in a call, for which the kernel has another reason than its driver."""
     reasons = [because]
-    machine = Supervisor(LANES, excuse=lambda _: reasons[0])
+    machine = Supervisor(LANES, stall_reason=lambda _: reasons[0])
     machine.start(START)
     return machine, {1: Seen(START, 1, "gpu_1s", "g0", "read")}
 
 
 def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
     """A host with a load of 50: eight healthy GPUs were said to hang, one after the other, and drained."""
-    machine, seen = excused(Excuse.STARVED)
+    machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 9):
         now_ns = START + tick * SECOND
         assert machine.next_ns(now_ns - SECOND // 2, seen) is not None
-        assert not any(isinstance(each, Kill | Tell) for each in machine.look(now_ns, seen))
-        assert machine.late(now_ns, "gpu", seen[1]) == []
+        assert not any(isinstance(each, Kill | ReportEvent) for each in machine.check(now_ns, seen))
+        assert machine.report_late(now_ns, "gpu", seen[1]) == []
         assert machine.states(now_ns) == []
     seen[1] = Seen(0, 1, "", "", "")
-    machine.look(START + 9 * SECOND, seen)
+    machine.check(START + 9 * SECOND, seen)
     assert machine.abandoned_count == machine.takeovers_count == 0
 
 
 def test_a_kernel_that_says_so_of_everybody_for_ever_is_not_believed() -> None:
     """A sandbox in whose /proc every process is running, and has used no CPU."""
-    machine, seen = excused(Excuse.STARVED)
+    machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 12):
-        machine.look(START + tick * SECOND, seen)
-    assert machine.sick.keys() == {("gpu", "g0", "")}
+        machine.check(START + tick * SECOND, seen)
+    assert machine.quarantined.keys() == {("gpu", "g0", "")}
 
 
 def test_a_process_that_was_stopped_within_a_call_accuses_no_device() -> None:
-    machine, seen = excused(Excuse.STOPPED)
+    machine, seen = excused(StallReason.STOPPED)
     for tick in (1, 2):
-        assert Kill(1) not in machine.look(START + tick * SECOND, seen)
-    actions = machine.look(START + 3 * SECOND, seen)
-    assert Kill(1) in actions and not machine.sick
-    follower = machine.lane_process("gpu")
+        assert Kill(1) not in machine.check(START + tick * SECOND, seen)
+    actions = machine.check(START + 3 * SECOND, seen)
+    assert Kill(1) in actions and not machine.quarantined
+    follower = machine.group_process("gpu")
     assert follower is not None and follower.serial != 1
 
 
@@ -313,16 +317,20 @@ def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_no
     assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # known already
     assert machine.inherit(START, ("tape", "t0", ""), nowhere) == 0  # no such lane
     machine.start(START)
-    process = machine.lane_process("gpu")
-    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
-    assert machine.held(frozenset({"g1"})) and not machine.abandoned_count
+    process = machine.group_process("gpu")
+    assert process is not None and process.task == SamplerTask("gpu", frozenset({"g1"}))
+    assert machine.may_hold(frozenset({"g1"})) and not machine.abandoned_count
     for second in range(1, 30):
-        machine.look(START + second * SECOND, {serial: nowhere})
+        machine.check(START + second * SECOND, {serial: nowhere})
     (state,) = machine.states(START + 30 * SECOND)
-    assert (state.state, state.device, state.hung_seconds) == (State.ABANDONED, "g1", 30.0)
+    assert (state.state, state.device, state.hung_seconds) == (
+        QuarantineState.ABANDONED,
+        "g1",
+        30.0,
+    )
     actions = machine.died(START + 30 * SECOND, serial, "has ended", nowhere)
-    actions += machine.look(START + 31 * SECOND, {})
-    trial = [each.task for each in actions if isinstance(each, Give)]
+    actions += machine.check(START + 31 * SECOND, {})
+    trial = [each.task for each in actions if isinstance(each, AssignTask)]
     assert [each.only_device for each in trial] == ["g1"]
 
 
@@ -332,29 +340,29 @@ def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> Non
     machine.start(START)
     seen = {1: Seen(START + SECOND, 1, "gpu_1s", "g0", "nvmlDeviceGetHandleByPciBusId_v2")}
     for second in (1, 2, 3):
-        machine.look(START + second * SECOND, seen)
-    assert not machine.sick
+        machine.check(START + second * SECOND, seen)
+    assert not machine.quarantined
     (state,) = machine.states(START + 3 * SECOND)
-    assert (state.state, state.device, state.hung_seconds) == (State.HUNG, "g0", 2.0)
+    assert (state.state, state.device, state.hung_seconds) == (QuarantineState.HUNG, "g0", 2.0)
     for second in (4, 5, 6):
-        assert not machine.sick
-        machine.look(START + second * SECOND, seen)
-    assert machine.sick.keys() == {("gpu", "g0", "")}
+        assert not machine.quarantined
+        machine.check(START + second * SECOND, seen)
+    assert machine.quarantined.keys() == {("gpu", "g0", "")}
 
 
 def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
     """Loading the library hung in a container without its device nodes; the lane that had it open long since went on."""
     machine = Supervisor(LANES)
     machine.start(START)
-    standby = next(p for p in machine.processes.values() if p.role is Role.STANDBY)
+    standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
     actions: list[Action] = []
     for second in range(1, 8):
         seen = {standby.serial: Seen(START, 1, "gpu_1s", "", "nvmlInitWithFlags")}
-        actions = machine.look(START + second * SECOND, seen)
+        actions = machine.check(START + second * SECOND, seen)
         if Kill(standby.serial) in actions:
             break
-    assert standby.role is Role.ENDING and not machine.sick
-    assert machine.lane_process("gpu") is not None
+    assert standby.role is ProcessRole.ENDING and not machine.quarantined
+    assert machine.group_process("gpu") is not None
     assert not any(isinstance(each, WarmSampler) for each in actions)
 
 
@@ -370,9 +378,9 @@ def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> N
                 deaths += 1
                 nowhere = Seen(now_ns, 1, "gpu_1s", "", "nvmlInitWithFlags")
                 machine.died(now_ns, warm.serial, "died of SIGSEGV", nowhere)
-        actions = machine.look(now_ns, {})
+        actions = machine.check(now_ns, {})
     assert 5 <= deaths <= warms <= 12
-    assert machine.lane_process("gpu") is not None and not machine.sick
+    assert machine.group_process("gpu") is not None and not machine.quarantined
 
 
 def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
@@ -384,7 +392,7 @@ def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
             forks += 1
             machine.died(now_ns, fork.serial, "could not be forked", None)
         now_ns = START + second * SECOND
-        actions = machine.look(now_ns, {})
+        actions = machine.check(now_ns, {})
     assert 5 <= forks <= 40
 
 
@@ -392,13 +400,13 @@ def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() 
     """The driver was updated under a running agent: the standby had loaded the old library long since."""
     machine = Supervisor(LANES)
     machine.start(START)
-    lane = machine.lane_process("gpu")
-    standby = next(p for p in machine.processes.values() if p.role is Role.STANDBY)
+    lane = machine.group_process("gpu")
+    standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
     assert lane is not None and standby.warmed
     nowhere = Seen(0, 1, "", "", "")
     actions = machine.died(START + SECOND, lane.serial, "ended with 75", nowhere)
     assert EndSampler(standby.serial) in actions
-    follower = machine.lane_process("gpu")
+    follower = machine.group_process("gpu")
     assert follower is not None and follower.serial not in (lane.serial, standby.serial)
 
 
@@ -408,11 +416,11 @@ def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
     machine.start(now_ns)
     for second in range(600):
         now_ns = START + second * SECOND
-        machine.look(now_ns, {})
-        lane = machine.lane_process("host")
+        machine.check(now_ns, {})
+        lane = machine.group_process("host")
         if lane is not None:
             starts += 1
-            machine.heard(now_ns, lane.serial, 0.01)
+            machine.batch_received(now_ns, lane.serial, 0.01)
             machine.died(now_ns, lane.serial, "died of SIGKILL", Seen(0, 1, "", "", ""))
     assert 8 <= starts <= 20
 
@@ -423,39 +431,39 @@ def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
     model = Model()
     model.hung["r0"] = True
     model.second()
-    process = model.machine.lane_process("host")
+    process = model.machine.group_process("host")
     assert process is not None and process.warmed
     model.do(model.machine.release(model.now_ns, None, 3600))
-    assert model.machine.held(None)
+    assert model.machine.may_hold(None)
     for _ in range(3):
         model.second()
-    follower = model.machine.lane_process("host")
+    follower = model.machine.group_process("host")
     assert follower is not None and not follower.warmed
     del model.hung["r0"]
     model.second()
     model.second()
-    assert not model.machine.held(None)
+    assert not model.machine.may_hold(None)
 
 
 def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
     """The agent was killed in the middle of a repair, and the next one had the GPU open at once."""
     machine = Supervisor(LANES)
     machine.start(START, {"g1": START + 60 * SECOND})
-    process = machine.lane_process("gpu")
-    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
+    process = machine.group_process("gpu")
+    assert process is not None and process.task == SamplerTask("gpu", frozenset({"g1"}))
     machine = Supervisor(LANES)
     actions = machine.start(START, {None: START + 60 * SECOND})
-    assert machine.lane_process("gpu") is None and not machine.held(None)
+    assert machine.group_process("gpu") is None and not machine.may_hold(None)
     assert not any(isinstance(each, WarmSampler) for each in actions)
-    machine.look(START + 60 * SECOND, {})
-    assert machine.lane_process("gpu") is not None
+    machine.check(START + 60 * SECOND, {})
+    assert machine.group_process("gpu") is not None
 
 
 def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
     """After XID 79: at first after a minute, then, in vain, five seconds later."""
     model = Model()
     model.hung["g1"] = False
-    model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 79"))
+    model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 79"))
     for _ in range(1800):
         model.second()
     times = [START, *model.tries["g1"]]
@@ -468,23 +476,23 @@ def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> N
     """XID 119 came each 45 s; after the reset, and the last of them, the GPU was blind for ten minutes."""
     model = Model()
     for _ in range(10):
-        model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 119"))
+        model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 119"))
         for _ in range(45):
             model.second()
     assert not model.tries["g1"]
     for _ in range(20):
         model.second()
-    assert len(model.tries["g1"]) == 1 and not model.machine.sick
+    assert len(model.tries["g1"]) == 1 and not model.machine.quarantined
 
 
 def test_a_gpu_that_was_repaired_is_tried_at_once_when_it_is_taken_back() -> None:
     """XID 79, release, reset, resume: and then nobody looked at it for ten minutes."""
     model = Model()
-    model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 79"))
+    model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 79"))
     model.second()
     model.do(model.machine.release(model.now_ns, frozenset(("g1",)), 600))
     model.second()
     model.do(model.machine.resume(model.now_ns, frozenset(("g1",))))
     for _ in range(3):
         model.second()
-    assert len(model.tries["g1"]) == 1 and not model.machine.sick
+    assert len(model.tries["g1"]) == 1 and not model.machine.quarantined

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.collector import Collector, Outcome
-from gangline.agent.sampler.abandoned import LeftBehindFile, parse_left_behind
-from gangline.agent.sampler.messages import NOBODY, PROCESSES_MAX, RoundEncoder, encode_event
-from gangline.agent.sampler.process_table import Role
-from gangline.agent.sampler.quarantine import State
+from gangline.agent.collector import Collector, CollectOutcome
+from gangline.agent.sampler.abandoned import AbandonedProcessFile, parse_abandoned
+from gangline.agent.sampler.messages import (
+    NO_DEVICES,
+    PROCESSES_MAX,
+    SampleBatchEncoder,
+    encode_event,
+)
+from gangline.agent.sampler.process_table import ProcessRole
+from gangline.agent.sampler.quarantine import QuarantineState
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.sampler.watched import DISKS, GPUS, PORTS, START, Watched, hosts_lanes
 from tests.agent.sampler.world import (
@@ -39,8 +44,8 @@ def hang(host: Watched, *devices: str, seconds: float = 1e9, holds: bool = False
         device.holds = holds
 
 
-def states(host: Watched) -> dict[str, State]:
-    return {f"{each.lane} {each.device}": each.state for each in host.samplers.states()}
+def states(host: Watched) -> dict[str, QuarantineState]:
+    return {f"{each.group} {each.device}": each.state for each in host.samplers.states()}
 
 
 def told(host: Watched) -> tuple[dict[str, int], list[str]]:
@@ -81,7 +86,7 @@ def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
     assert at_ns - began_ns <= 2 * SECOND
     assert rows[f"gpu {GPUS[5]}"][0] >= 0.9
     (outcome,) = host.told("collector.outcome")
-    assert (outcome.device, outcome.code) == ("gpu_1s", Outcome.HUNG)
+    assert (outcome.device, outcome.code) == ("gpu_1s", CollectOutcome.HUNG)
     assert f"in gpu_1s: {GPUS[5]} nvmlDeviceGetFieldValues" in outcome.message
 
 
@@ -91,7 +96,7 @@ def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
     host = Watched()
     host.run(10 + phase)
     hang(host, GPUS[5])
-    process, began_ns = host.samplers._supervisor.lane_process("gpu"), host.world.now_ns
+    process, began_ns = host.samplers._supervisor.group_process("gpu"), host.world.now_ns
     assert process is not None
     child = host.world.children[process.serial]
     child.collector, child.stuck_in = "gpu_fast_1s", (began_ns, GPUS[5], "nvmlGpmSampleGet")
@@ -113,7 +118,7 @@ def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
     assert host.on_time("gpu_1s", GPUS[4], host.world.now_ns - 600 * SECOND, 600) == 1.0
     host.world.devices[GPUS[5]].hangs_until_ns = 0
     host.run(700)
-    assert states(host) == {} or states(host) == {f"gpu {GPUS[5]}": State.WELL}
+    assert states(host) == {} or states(host) == {f"gpu {GPUS[5]}": QuarantineState.WELL}
     assert host.on_time("gpu_1s", GPUS[5], host.world.now_ns - 60 * SECOND, 60) == 1.0
     (answered,) = host.told("probe.answered")
     minutes = float(answered.attributes["seconds"]) / 60  # of all its trials, not of the last
@@ -129,7 +134,7 @@ def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> No
     host.run(3600)
     assert host.samplers.abandoned_count == 1
     assert host.alive == 4
-    assert states(host) == {f"gpu {GPUS[5]}": State.ABANDONED}
+    assert states(host) == {f"gpu {GPUS[5]}": QuarantineState.ABANDONED}
     hung = next(each.hung_seconds for each in host.samplers.states())
     assert 3590 < hung < 3610
 
@@ -187,7 +192,7 @@ def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.7
     host.run(600)
-    assert states(host) == {f"gpu {GPUS[4]}": State.SLOW}
+    assert states(host) == {f"gpu {GPUS[4]}": QuarantineState.SLOW}
     late_ns = host.world.now_ns - 500 * SECOND
     assert host.on_time("gpu_1s", GPUS[7], late_ns, 500) == 1.0
     assert 0.05 < host.on_time("gpu_1s", GPUS[4], late_ns, 500) < 0.15
@@ -201,7 +206,7 @@ def test_a_sampler_that_is_stopped_is_replaced() -> None:
     """Somebody sent SIGSTOP to the wrong process, on a Friday."""
     host = Watched()
     host.run(10)
-    process = host.samplers._supervisor.lane_process("gpu")
+    process = host.samplers._supervisor.group_process("gpu")
     assert process is not None
     host.world.children[process.serial].stopped = True
     host.run(60)
@@ -216,9 +221,9 @@ def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it
     host.run(3)
     before = {process.serial for process in host.samplers._supervisor.processes.values()}
     host.world.children[min(before)].die("died of SIGKILL")
-    host.samplers.take(host.world.now_ns)  # has another one forked
+    host.samplers.poll(host.world.now_ns)  # has another one forked
     host.world.now_ns += 3600 * SECOND
-    host.samplers.take(host.world.now_ns)
+    host.samplers.poll(host.world.now_ns)
     now = {process.serial for process in host.samplers._supervisor.processes.values()}
     assert before - {min(before)} <= now
     host.run(5)
@@ -239,20 +244,20 @@ def test_a_nursery_that_is_killed_is_forked_anew() -> None:
 def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: Path) -> None:
     """What the next agent is to know of this one; a disk is not written to each second for it."""
     host, boot = Watched(), b"b" * 16
-    host.samplers._file = LeftBehindFile(tmp_path, boot)
+    host.samplers._abandoned_file = AbandonedProcessFile(tmp_path, boot)
     path = tmp_path / "left_behind.json"
     host.run(10)
     assert not path.exists()
     hang(host, GPUS[5], seconds=45, holds=True)
     host.run(5)
-    (left,) = parse_left_behind(path.read_bytes(), boot)
+    (left,) = parse_abandoned(path.read_bytes(), boot)
     assert (left.unit, left.call) == (("gpu", GPUS[5], ""), "nvmlDeviceGetFieldValues")
     assert host.world.children[left.pid - 10_000].stuck_in
     before = path.stat().st_ino
     host.run(30)
     assert path.stat().st_ino == before
     host.run(20)
-    assert parse_left_behind(path.read_bytes(), boot) == []
+    assert parse_abandoned(path.read_bytes(), boot) == []
 
 
 def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_samplers_later() -> None:
@@ -285,7 +290,9 @@ def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     host.run(15)
     hang(host, "node0")
     host.run(100)
-    (state, *_) = [each for each in host.samplers.states() if each.state is not State.WELL]
+    (state, *_) = [
+        each for each in host.samplers.states() if each.state is not QuarantineState.WELL
+    ]
     assert (state.device, state.collector) == ("", "numa_10s")
     assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
 
@@ -295,11 +302,11 @@ def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_ot
     host = Watched()
     host.run(10)
     host.samplers.release(frozenset({GPUS[3]}), 60)
-    assert host.samplers.held(frozenset({GPUS[3]}))
+    assert host.samplers.may_hold(frozenset({GPUS[3]}))
     host.run(2)
-    assert not host.samplers.held(frozenset({GPUS[3]}))
+    assert not host.samplers.may_hold(frozenset({GPUS[3]}))
     assert host.samplers.released().keys() == {GPUS[3]}
-    assert told(host) == ({f"gpu {GPUS[3]}": State.RELEASED}, [GPUS[3]])
+    assert told(host) == ({f"gpu {GPUS[3]}": QuarantineState.RELEASED}, [GPUS[3]])
     host.run(50)
     assert host.on_time("gpu_1s", GPUS[2], START, 60) >= 0.98
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 40 * SECOND, 40) == 0.0
@@ -315,7 +322,7 @@ def test_a_gpu_that_hangs_and_is_released_is_told_as_hung() -> None:
     hang(host, GPUS[3], holds=True)
     host.run(3)
     host.samplers.release(frozenset({GPUS[3]}), 60)
-    assert told(host) == ({f"gpu {GPUS[3]}": State.ABANDONED}, [GPUS[3]])
+    assert told(host) == ({f"gpu {GPUS[3]}": QuarantineState.ABANDONED}, [GPUS[3]])
 
 
 def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_on() -> None:
@@ -323,10 +330,10 @@ def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_
     host.run(10)
     host.samplers.release(None, 3600)
     host.run(3)
-    assert not host.samplers.held(None)
+    assert not host.samplers.may_hold(None)
     processes = host.samplers._supervisor.processes.values()
     assert not any(p.warmed for p in processes)
-    assert told(host) == ({"gpu": State.RELEASED}, [])
+    assert told(host) == ({"gpu": QuarantineState.RELEASED}, [])
     host.run(60)
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 50 * SECOND, 50) == 0.0
     assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0
@@ -339,9 +346,9 @@ def test_a_gpu_that_is_to_be_left_alone_is_so_at_once_and_tried_later() -> None:
     """After XID 119 every call into the GPU waits for its firmware for seconds, and makes the log longer."""
     host = Watched()
     host.run(10)
-    host.samplers.leave_alone(GPUS[0], "XID 119")
+    host.samplers.quarantine_gpu(GPUS[0], "XID 119")
     host.run(50)
-    assert states(host) == {f"gpu {GPUS[0]}": State.LEFT_ALONE}
+    assert states(host) == {f"gpu {GPUS[0]}": QuarantineState.LEFT_ALONE}
     assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 45 * SECOND, 45) == 0.0
     assert host.on_time("gpu_1s", GPUS[1], START, 60) == 1.0
     host.run(60)
@@ -353,8 +360,8 @@ def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_do
         def collect(self):  # type: ignore[no-untyped-def]
             if not hasattr(self, "teller"):
                 return super().collect()
-            self.teller.tell(telemetry_pb2.HealthEvent(name="gpu.lost", device="g"))
-            self.teller.renew_inventory("a GPU came")
+            self.teller.publish(telemetry_pb2.HealthEvent(name="gpu.lost", device="g"))
+            self.teller.request_inventory("a GPU came")
             return super().collect()
 
     def lanes(world: World) -> dict[str, list[Collector]]:
@@ -403,7 +410,7 @@ def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_b
     assert host.world.most <= PROCESSES_MAX
     assert host.on_time("host_1s", "host", START, 1800) == 1.0
     kinds = [p.role for p in host.samplers._supervisor.processes.values()]
-    assert kinds.count(Role.ABANDONED) == host.samplers.abandoned_count <= 10
+    assert kinds.count(ProcessRole.ABANDONED) == host.samplers.abandoned_count <= 10
 
 
 def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
@@ -413,7 +420,7 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
     samplers, devices = host.samplers, [("host", name) for name in (*PORTS, *DISKS)]
     used: list[int] = []
     for number in range(3000):
-        process = samplers._supervisor.lane_process("host")
+        process = samplers._supervisor.group_process("host")
         if process is not None:
             child = host.world.children[process.serial]
             if number % 2:  # in a call: that device is out for a while
@@ -423,22 +430,27 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
             child.die("died of SIGKILL")
             child.show()
         host.world.now_ns += 61 * SECOND
-        samplers.take(host.world.now_ns)
-        ward = samplers._supervisor._ward
-        used.append(len(samplers._children) + len(ward._well) + len(ward._ever) + len(ward.sick))
+        samplers.poll(host.world.now_ns)
+        ward = samplers._supervisor._quarantine
+        used.append(
+            len(samplers._workers)
+            + len(ward._recovered)
+            + len(ward._abandoned_totals)
+            + len(ward.units)
+        )
     assert samplers.takeovers_count > 2000
     assert max(used[2000:]) <= max(used[:1000])
     gone = [each for each in host.world.children.values() if each.dead]
     assert len(gone) > 2000
     assert sum(not each.closed for each in gone) <= 3  # of which nobody has heard yet
-    assert max(child.slot for child in samplers._children.values()) <= PROCESSES_MAX
+    assert max(child.slot for child in samplers._workers.values()) <= PROCESSES_MAX
 
 
 def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> None:
     """A driver's library wrote over the memory of the process that had loaded it."""
     host = Watched()
     host.run(10)
-    process = host.samplers._supervisor.lane_process("gpu")
+    process = host.samplers._supervisor.group_process("gpu")
     assert process is not None
     child = host.world.children[process.serial]
     child.say(b"\0\0\0\0\xff")
@@ -453,7 +465,7 @@ def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
     """A collector in a loop said a round whenever there was room: the daemon heard it for ever, and nobody else."""
     host = Watched()
     host.run(10.5)
-    process = host.samplers._supervisor.lane_process("gpu")
+    process = host.samplers._supervisor.group_process("gpu")
     assert process is not None
     child = host.world.children[process.serial]
     child.talks = encode_round()
@@ -464,4 +476,4 @@ def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
 
 
 def encode_round() -> bytes:
-    return RoundEncoder([]).encode(1, 0.0, 0, 0, [], NOBODY)
+    return SampleBatchEncoder([]).encode(1, 0.0, 0, 0, [], NO_DEVICES)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from gangline.agent.collector import Collector
 from gangline.agent.daemon import Daemon
-from gangline.agent.events import Teller
-from gangline.agent.frame_builder import Framer
-from gangline.agent.latest import Latest
-from gangline.agent.main import TOGETHER_NS
+from gangline.agent.events import EventPublisher
+from gangline.agent.frame_builder import FrameBuilder
+from gangline.agent.latest import LatestReadings
+from gangline.agent.main import SAMPLER_GRACE_NS
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
@@ -76,7 +76,7 @@ class Kept:
         self.events.append(event)
 
 
-class Noting(Latest):
+class Noting(LatestReadings):
     """Notes when each device of each table was read, and keeps the last rows of the probe's tables."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Noting(Latest):
         self.times: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.probe: list[tuple[int, dict[str, tuple[float, int, int]]]] = []
 
-    def take(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
+    def update(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
         for block in blocks:
             at_ns = boottime_ns + block.offset_ns
             if block.table == "probe_1s":
@@ -124,7 +124,7 @@ class Watched:
         made = lanes(self.world)
         self.events, self.latest, nowhere = Kept(), Noting(), Nowhere()
         ids = (str(number) for number in itertools.count())
-        teller = Teller(self.world, self.events, nowhere.notify, lambda: next(ids))
+        teller = EventPublisher(self.world, self.events, nowhere.notify, lambda: next(ids))
         known = [each for each in GPUS if each in self.world.devices]
         self.samplers = SamplerPool(made, self.world, self.world, devices_of=lambda: known)
         collectors = [Here(), *(each for those in made.values() for each in those)]
@@ -134,13 +134,13 @@ class Watched:
             spool=nowhere,
             events=self.events,
             client=nowhere,
-            framer=Framer(b"r" * 16, b"b" * 16),
-            teller=teller,
+            frame_builder=FrameBuilder(b"r" * 16, b"b" * 16),
+            publisher=teller,
             samplers=self.samplers,
             latest=self.latest,
         )
         self.samplers.start()
-        self.samplers.listen(teller)
+        self.samplers.publish_to(teller)
         self._stop = threading.Event()
         self.wakings = 0  # of the daemon
 
@@ -151,7 +151,7 @@ class Watched:
         def wait(until_ns: int) -> list[int]:
             self.wakings += 1
             if until_ns % SECOND == 0:
-                until_ns += TOGETHER_NS
+                until_ns += SAMPLER_GRACE_NS
             ready = self.world.wait(min(until_ns, end_ns), self.samplers.descriptors())
             if self.world.now_ns >= end_ns:
                 self._stop.set()

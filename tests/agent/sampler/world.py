@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.agent.collector import Collector
-from gangline.agent.events import Teller
-from gangline.agent.sampler.forkserver import Excuse, Report
-from gangline.agent.sampler.messages import Decoder, Inbox, decode_order
-from gangline.agent.sampler.worker import Sampler
+from gangline.agent.events import EventPublisher
+from gangline.agent.sampler.forkserver import ProcessReport, StallReason
+from gangline.agent.sampler.messages import MessageBuffer, SampleBatchDecoder, decode_command
+from gangline.agent.sampler.worker import Worker
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.ext import place
@@ -28,7 +28,7 @@ REPORTS, BELL = 1, 2
 _PLACE = struct.Struct("<QQ32s64s88s")
 
 
-def put(room: Decoder, data: bytes) -> int:
+def put(room: SampleBatchDecoder, data: bytes) -> int:
     """Put what of *data* it has room for into a decoder, as a socket does, and return how much that is."""
     with memoryview(room) as free:
         size = min(len(free), len(data))
@@ -36,7 +36,7 @@ def put(room: Decoder, data: bytes) -> int:
     return size
 
 
-def feed(decoder: Decoder, data: bytes) -> None:
+def feed(decoder: SampleBatchDecoder, data: bytes) -> None:
     """Have a decoder receive all of *data*."""
     while data:
         size = put(decoder, data)
@@ -69,8 +69,8 @@ class Child:
     serial: int
     memory: memoryview
     world: World
-    sampler: Sampler = field(init=False)
-    inbox: Inbox = field(default_factory=Inbox)
+    sampler: Worker = field(init=False)
+    inbox: MessageBuffer = field(default_factory=MessageBuffer)
     orders: bytes = b""
     said: list[tuple[int, bytes]] = field(default_factory=list)  # when, what
     busy_ns: int = 0  # until when it is in its turn
@@ -86,7 +86,7 @@ class Child:
     talks: bytes = b""  # what it says as often as it is heard
     talked: int = 0
     words: str = ""
-    excuse: Excuse | None = None
+    excuse: StallReason | None = None
 
     def boottime_ns(self) -> int:
         return self.world.now_ns + self.spent_ns
@@ -104,7 +104,7 @@ class Child:
 
     # ---- the link, as the daemon has it
 
-    def recv_into(self, room: Decoder, /) -> int:
+    def recv_into(self, room: SampleBatchDecoder, /) -> int:
         if self.talks:
             self.talked += 1
             assert self.talked < 10_000, "it is heard for ever"
@@ -157,7 +157,7 @@ class Child:
             self.inbox.feed(self.orders)
             self.orders = b""
             for kind, body in self.inbox:
-                self.sampler.obey(decode_order(kind, body))
+                self.sampler.handle(decode_command(kind, body))
             self.sampler.tick()
             self.busy_ns = self.boottime_ns()
         except Stuck:
@@ -178,7 +178,7 @@ class Child:
         if not self.dead:
             self.dead, self.words = True, words
             self.said = [each for each in self.said if each[0] <= self.world.now_ns]
-            self.world.ended.append(Report(self.serial, 0, words))
+            self.world.ended.append(ProcessReport(self.serial, 0, words))
 
     def show(self) -> None:
         """Write where it is into the memory that the daemon looks at."""
@@ -201,7 +201,7 @@ class World:
         self.devices: dict[str, Device] = {}
         self.lanes = lanes
         self.children: dict[int, Child] = {}
-        self.ended: list[Report] = []
+        self.ended: list[ProcessReport] = []
         self.current: Child | None = None
         self.most = 0  # processes at once
         self.pid = 0
@@ -225,8 +225,8 @@ class World:
         if self.is_gone:
             raise OSError("no nursery")
         child = self.children[serial] = Child(serial, self.slot(slot), self)
-        child.sampler = Sampler(self.lanes(self), child, child.say, say_at_once=child.say_at_once)
-        self.ended.append(Report(serial, 10_000 + serial, ""))
+        child.sampler = Worker(self.lanes(self), child, child.say, send_urgent=child.say_at_once)
+        self.ended.append(ProcessReport(serial, 10_000 + serial, ""))
         self.most = max(self.most, sum(not each.dead for each in self.children.values()))
         return child
 
@@ -234,19 +234,19 @@ class World:
         if serial in self.children:
             self.children[serial].kill()
 
-    def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None:
+    def stall_reason(self, pid: int, cpu_seconds: float) -> StallReason | None:
         return self.children[pid - 10_000].excuse
 
     def start_ticks(self, pid: int) -> int:
         return 0 if self.children[pid - 10_000].dead else pid
 
-    def reports(self) -> list[Report] | None:
+    def reports(self) -> list[ProcessReport] | None:
         if self.is_gone:
             return None
         found, self.ended = self.ended, []
         return found
 
-    def hush(self) -> None:
+    def clear_wakeup(self) -> None:
         self.rings = [each for each in self.rings if each > self.now_ns]
 
     def descriptors(self) -> list[int]:
@@ -361,7 +361,7 @@ class SparingSweep(Sweeping):
 
     spared: frozenset[str] = frozenset()
 
-    def spare(self, devices: frozenset[str]) -> None:
+    def exclude(self, devices: frozenset[str]) -> None:
         self.spared = devices
 
     def is_spared(self, device: str) -> bool:
@@ -371,8 +371,8 @@ class SparingSweep(Sweeping):
 class Telling(SparingSweep):
     """One that tells an event at each turn."""
 
-    def listen(self, teller: Teller) -> None:
-        self.teller = teller
+    def start(self, publisher: EventPublisher) -> None:
+        self.teller = publisher
 
     def close(self) -> None:
         pass

@@ -10,8 +10,8 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.declared import rows
-from gangline.aggregator.declared.loader import File, parse
-from gangline.aggregator.declared.model import Place, Said
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.declared.model import HostPlacement, PlaceSource
 from gangline.aggregator.store.duckdb_file import migrations
 
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
@@ -112,13 +112,13 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
         for _, text in migrations():
             base.execute(text)
         base.execute("INSERT INTO hosts (host) VALUES ('gpu-001'), ('gpu-009'), ('login')")
-        label = Said("label", "", Place(rack="r9", rails=("l0", "l1")))
-        hardware = Said("hardware", "", Place(nvlink_domain="c.1"))
-        found = parse([File("a.toml", BEFORE.encode())], NOW_NS, number=7)
-        found = found.with_told({"login": (label, hardware)})
+        label = PlaceSource("label", "", HostPlacement(rack="r9", rails=("l0", "l1")))
+        hardware = PlaceSource("hardware", "", HostPlacement(nvlink_domain="c.1"))
+        found = parse_files([DeclaredFile("a.toml", BEFORE.encode())], NOW_NS, number=7)
+        found = found.with_reported({"login": (label, hardware)})
         rows.put_version(base, found, [], NOW_NS)
         rows.put_places(base, found)
-        assert rows.told_places(base) == found.told
+        assert rows.reported_places(base) == found.reported_places
     (tmp_path / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [

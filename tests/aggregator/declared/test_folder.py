@@ -9,7 +9,7 @@ import pytest
 
 from gangline.aggregator.declared import loader
 from gangline.aggregator.declared.fields import DeclaredError
-from gangline.aggregator.declared.loader import read
+from gangline.aggregator.declared.loader import read_files
 from tests.aggregator.declared.test_reading import GOOD
 
 
@@ -18,20 +18,20 @@ def test_a_folder_is_read_by_name_and_what_is_no_declaration_is_left_alone(tmp_p
     (tmp_path / "a.toml").write_text(GOOD)
     for name in (".b.toml.swp", "b.toml~", "README.md", "..data"):
         (tmp_path / name).write_text("nonsense = [")
-    assert [one.name for one in read([tmp_path])] == ["a.toml"]
+    assert [one.name for one in read_files([tmp_path])] == ["a.toml"]
     os.mkfifo(tmp_path / "z.toml")
     writing = os.open(tmp_path / "z.toml", os.O_RDWR)  # somebody does, and has nothing yet
     with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
-        read([tmp_path])
+        read_files([tmp_path])
     os.close(writing)
     (tmp_path / "z.toml").unlink()
     (tmp_path / "z.toml").mkdir()
     with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
-        read([tmp_path])
+        read_files([tmp_path])
     with pytest.raises(DeclaredError, match="No such file"):
-        read([tmp_path / "none"])
+        read_files([tmp_path / "none"])
     with pytest.raises(DeclaredError, match=r"two files are named a\.toml"):
-        read([tmp_path / "a.toml", tmp_path / "a.toml"])
+        read_files([tmp_path / "a.toml", tmp_path / "a.toml"])
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m.toml", "a\udcff.toml", "a\n.toml"])
@@ -39,7 +39,7 @@ def test_a_file_whose_name_cannot_be_told_is_refused(tmp_path: Path, name: str) 
     """Its name stands in the store and in the finding: one that is no text would keep `gangline hosts` from answering."""
     (tmp_path / name).write_text(GOOD)
     with pytest.raises(DeclaredError, match="expected a name of printable characters") as caught:
-        read([tmp_path])
+        read_files([tmp_path])
     assert str(caught.value).isprintable()
 
 
@@ -50,10 +50,10 @@ def test_no_more_is_read_than_may_be_declared(
     monkeypatch.setattr(loader, "TOTAL_BYTES_MAX", 10)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("x" * 5)
-    assert len(read([tmp_path])) == 2
+    assert len(read_files([tmp_path])) == 2
     (tmp_path / "b.csv").write_text("x" * 6)
     (tmp_path / "c.csv").mkdir()  # would be told of, were it opened
     with pytest.raises(DeclaredError) as caught:
-        read([tmp_path])
+        read_files([tmp_path])
     told = f"{tmp_path / 'b.csv'}: with this one the files are longer than 10 bytes together"
     assert caught.value.problems == [told]

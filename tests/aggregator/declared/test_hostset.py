@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.declared import model
-from gangline.aggregator.declared.fields import Pattern, Selection, parse_pattern
-from gangline.aggregator.declared.model import Place
+from gangline.aggregator.declared.fields import HostPattern, Selection, parse_host_pattern
+from gangline.aggregator.declared.model import HostPlacement
 
 WORDS = st.text(string.ascii_lowercase + "-", max_size=6)
 
@@ -30,7 +30,7 @@ def test_a_range_means_its_hosts_and_no_others(
     before: str, one: tuple[str, set[str]], between: str, other: tuple[str, set[str]]
 ) -> None:
     """A window for gpu-[001-016] that took gpu-017 or gpu-1 along would drain hosts that nobody named."""
-    pattern = parse_pattern(f"{before}{one[0]}{between}{other[0]}")
+    pattern = parse_host_pattern(f"{before}{one[0]}{between}{other[0]}")
     names = {f"{before}{a}{between}{b}" for a in one[1] for b in other[1]}
     assert set(pattern.names()) == names and pattern.count == len(one[1]) * len(other[1])
     assert all(map(pattern.matches, names))
@@ -53,23 +53,28 @@ def test_an_index_says_what_each_selection_says(
     """They are looked up together: no window may be lost by it, nor take a host that nobody named."""
     numbered = [f"{before}{numbers[0]}{after}" for before, numbers, after in parts]
     named = [f"{before}{min(numbers[1])}{after}" for before, numbers, after in parts]
-    chosen: list[Selection | None] = [Selection((parse_pattern(one),)) for one in numbered]
-    chosen += [None, Selection(tuple(map(parse_pattern, others)))]
+    chosen: list[Selection | None] = [Selection((parse_host_pattern(one),)) for one in numbered]
+    chosen += [None, Selection(tuple(map(parse_host_pattern, others)))]
     chosen += [Selection((), {"rack": frozenset("rs"), "leaf": frozenset("r")})]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "NAMES_MAX", names_max)
-        looked_up = model.Index(chosen)
+        looked_up = model.SelectionIndex(chosen)
     for host in (*hosts, *named, *others):
-        for place in (Place(), Place(rack="s"), Place(spine="r"), Place(rack="r", leaf="r")):
+        for place in (
+            HostPlacement(),
+            HostPlacement(rack="s"),
+            HostPlacement(spine="r"),
+            HostPlacement(rack="r", leaf="r"),
+        ):
             meant = [n for n, one in enumerate(chosen) if one and one.matches(host, place)]
-            assert list(looked_up.of(host, place)) == meant
+            assert list(looked_up.entries_for(host, place)) == meant
 
 
 @given(st.text(max_size=150) | st.text("[]-*?,a01", max_size=30), st.text("a01-x", max_size=20))
 def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
     """An editor's slip must not end the aggregator, nor match at random."""
     try:
-        pattern = parse_pattern(text)
+        pattern = parse_host_pattern(text)
     except ValueError as error:
         assert len(str(error)) < 200
         return
@@ -97,14 +102,18 @@ def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
 def test_what_is_no_pattern_is_told(text: object, words: str) -> None:
     """Words that do not say what would be right send the operator to the source."""
     with pytest.raises(ValueError, match=words.replace("]", r"\]")):
-        parse_pattern(text)
+        parse_host_pattern(text)
 
 
 def test_wildcards_and_places() -> None:
     """A rack's window is for all that stands there, also for a host that came yesterday."""
-    selection = Selection((parse_pattern("gpu-0?"),), {"rack": frozenset({"r1"})})
-    assert selection.matches("gpu-01", Place()) and not selection.matches("gpu-011", Place())
-    assert selection.matches("x", Place(rack="r1")) and not selection.matches("x", Place(rack="r2"))
-    assert selection.words == "gpu-0?, rack r1" and not selection.is_all
-    assert Selection((parse_pattern("*"),)).is_all
-    assert isinstance(selection.patterns[0], Pattern) and selection.patterns[0].is_open
+    selection = Selection((parse_host_pattern("gpu-0?"),), {"rack": frozenset({"r1"})})
+    assert selection.matches("gpu-01", HostPlacement()) and not selection.matches(
+        "gpu-011", HostPlacement()
+    )
+    assert selection.matches("x", HostPlacement(rack="r1")) and not selection.matches(
+        "x", HostPlacement(rack="r2")
+    )
+    assert selection.description == "gpu-0?, rack r1" and not selection.is_all
+    assert Selection((parse_host_pattern("*"),)).is_all
+    assert isinstance(selection.patterns[0], HostPattern) and selection.patterns[0].has_wildcards

@@ -6,15 +6,22 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.aggregator.declared.fields import Pattern
-from gangline.aggregator.declared.loader import File, parse
-from gangline.aggregator.declared.model import FAMILIES, NEVER, Index, Override, Place, Said
-from gangline.aggregator.fleet.tracked_signals import KEPT
-from gangline.aggregator.model import Reason, State
+from gangline.aggregator.declared.fields import HostPattern
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.declared.model import (
+    FAMILIES,
+    NEVER_NOISE,
+    HostPlacement,
+    Override,
+    PlaceSource,
+    SelectionIndex,
+)
+from gangline.aggregator.fleet.tracked_signals import TRACKED_SIGNALS
+from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.declared import rule_names
 from gangline.aggregator.scoring.rules import agent, configuration
 from gangline.contract.wire import telemetry_pb2 as wire
-from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
+from tests.worlds import SECOND_NS, START_NS, World, gpu_of, throttle
 
 
 def at(seconds: float) -> str:
@@ -24,7 +31,9 @@ def at(seconds: float) -> str:
 
 def declare(world: World, text: str) -> None:
     """Put *text* in force."""
-    world.fleet.declared = parse([File("a.toml", text.encode())], world.now_ns, rules=rule_names())
+    world.fleet.declared = parse_files(
+        [DeclaredFile("a.toml", text.encode())], world.now_ns, rules=rule_names()
+    )
 
 
 def window(begin: float, end: float) -> str:
@@ -50,8 +59,8 @@ def test_maintenance_from_its_begin_to_its_end() -> None:
     throttle(world.hosts[1], 2)
     world.run(15)
     score = world.score(world.hosts[1])
-    assert score.state is State.MAINTENANCE and score.reason is Reason.POLICY
-    assert "new fans (alice), until 2023-11-14 22:14 UTC; else DEGRADED: " in score.reason_words
+    assert score.state is HealthState.MAINTENANCE and score.reason is Reason.POLICY
+    assert "new fans (alice), until 2023-11-14 22:14 UTC; else DEGRADED: " in score.reason_message
     assert "the window ends at 2023-11-14 22:14 UTC (a.toml:1)" in score.clears_when
     assert score.evidence and score.relative_speed < 0.9
     world.run(5)
@@ -66,7 +75,9 @@ def test_a_host_that_falls_silent_in_maintenance_is_in_maintenance() -> None:
     world.hosts[1].silent = True
     world.run(60)
     score = world.score(world.hosts[1])
-    assert score.state is State.MAINTENANCE and "else STALE: silent for" in score.reason_words
+    assert (
+        score.state is HealthState.MAINTENANCE and "else STALE: silent for" in score.reason_message
+    )
 
 
 def test_a_rack_that_is_switched_off_in_maintenance_is_no_outage_of_ours() -> None:
@@ -100,7 +111,7 @@ def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
     )
     world.run(2)
     score = world.score(world.hosts[1])
-    assert score.state is State.HEALTHY and score.hazard_per_hour == healthy
+    assert score.state is HealthState.HEALTHY and score.hazard_per_hour == healthy
     (evidence,) = score.evidence
     assert evidence.log_hazard_delta == 0.0 and evidence.value == 79
     assert "taken as noise until 2023-11-14 22:14 UTC: a test of cables (bob)" in evidence.words
@@ -237,7 +248,7 @@ def unexpected(world: World) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for finding in world.fleet.findings.values():
         if finding.name == "hardware.unexpected":
-            found.setdefault(finding.host, []).append(finding.words)
+            found.setdefault(finding.host, []).append(finding.message)
     return found
 
 
@@ -365,11 +376,11 @@ def test_rules_have_the_names_that_an_override_may_give() -> None:
         "clock.offset",
     } <= names
     assert {"hardware.unexpected.gpus", "gpu.thermal"} <= names and len(names) > 50
-    assert names.isdisjoint(NEVER) and names.issuperset(FAMILIES)
-    assert {agent.SILENT.name, configuration.RULE.name} == NEVER.keys(), (
+    assert names.isdisjoint(NEVER_NOISE) and names.issuperset(FAMILIES)
+    assert {agent.SILENT.name, configuration.HOST_RETURNED.name} == NEVER_NOISE.keys(), (
         "what is not held is not weighed"
     )
-    assert "rdma.rate_bytes_per_second" in KEPT
+    assert "rdma.rate_bytes_per_second" in TRACKED_SIGNALS
 
 
 def test_patterns_are_matched_once_for_each_host_and_version(
@@ -377,21 +388,21 @@ def test_patterns_are_matched_once_for_each_host_and_version(
 ) -> None:
     """Hosts that register all day had every host matched against every pattern anew, each five seconds."""
     asked: list[str] = []
-    real = Pattern.matches
+    real = HostPattern.matches
 
-    def matches(self: Pattern, host: str) -> bool:
+    def matches(self: HostPattern, host: str) -> bool:
         asked.append(host)
         return real(self, host)
 
-    monkeypatch.setattr(Pattern, "matches", matches)
+    monkeypatch.setattr(HostPattern, "matches", matches)
     world = World(hosts=3, gpus=1)
     declare(world, window(-10, 10_000).replace('"h1"', '"h[0-9]*"'))
     declared = world.fleet.declared
     declared.prepare(world.fleet.names)
     for number in range(3):
-        told = {"h0": (Said("label", "", Place(rack=f"r{number}")),)}
-        declared = declared.with_told(told)
-        assert len(declared.maintained(world.fleet.names, START_NS + SECOND_NS)) == 3
+        told = {"h0": (PlaceSource("label", "", HostPlacement(rack=f"r{number}")),)}
+        declared = declared.with_reported(told)
+        assert len(declared.maintenance_windows(world.fleet.names, START_NS + SECOND_NS)) == 3
     assert asked == ["h0", "h1", "h2"]
 
 
@@ -400,17 +411,17 @@ def test_overrides_are_looked_through_once_for_what_they_are_about(
 ) -> None:
     """Two thousand overrides, each of all hosts: each second all of them were held against all that any host shows."""
     asked: list[str] = []
-    real = Override.is_of
+    real = Override.covers_symptom
 
     def is_of(self: Override, rule: str, signal: str, code: float) -> bool:
         asked.append(rule)
         return real(self, rule, signal, code)
 
-    monkeypatch.setattr(Override, "is_of", is_of)
+    monkeypatch.setattr(Override, "covers_symptom", is_of)
     ends = 'until = 2023-11-15T00:00:00Z\nwho = "b"\nwhy = "c"\n'
     text = "".join(f'[[override]]\nracks = ["r"]\nrule = "host.{n}"\n{ends}' for n in range(9))
     place = '[[place]]\nhosts = ["h[0-99]"]\nrack = "r"\n'
-    declared = parse([File("a.toml", f"{place}{text}".encode())], START_NS)
+    declared = parse_files([DeclaredFile("a.toml", f"{place}{text}".encode())], START_NS)
     for second in range(3):
         for host in range(100):
             now_ns = START_NS + second * SECOND_NS
@@ -427,11 +438,11 @@ def test_what_is_declared_costs_little_of_many_hosts(monkeypatch: pytest.MonkeyP
     declared = world.fleet.declared
     asked: list[str] = []
 
-    def of(self: Index, host: str, place: object) -> tuple[int, ...]:
+    def of(self: SelectionIndex, host: str, place: object) -> tuple[int, ...]:
         asked.append(host)
         return (0,) if host == "h1" else ()
 
-    monkeypatch.setattr(Index, "of", of)
+    monkeypatch.setattr(SelectionIndex, "entries_for", of)
     for _ in range(3):
         found = [declared.window(f"h{n}", START_NS + SECOND_NS) for n in range(4)]
         assert [one is not None for one in found] == [False, True, False, False]

@@ -7,19 +7,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pytest
 
+from gangline.aggregator import declared_reload as live
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.declared import live
-from gangline.aggregator.declared.live import FINDING, Live
-from gangline.aggregator.declared.loader import File
-from gangline.aggregator.declared.loader import read as files_read
-from gangline.aggregator.declared.model import Place
+from gangline.aggregator.declared.loader import DeclaredFile
+from gangline.aggregator.declared.loader import read_files as files_read
+from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared_reload import FINDING, DeclaredReloader
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.model import OURSELVES
+from gangline.aggregator.model import AGGREGATOR_HOST
 from gangline.aggregator.store.duckdb_file import migrations
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import telemetry_pb2
@@ -27,6 +27,9 @@ from gangline.contract.wire import telemetry_pb2
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
 STEP_NS = 31 * 10**9
 RACK = '[[place]]\nhosts = ["h1"]\nrack = "{}"\n'
+
+
+T = TypeVar("T")
 
 
 class Tables:
@@ -37,8 +40,8 @@ class Tables:
         for _, text in migrations():
             self.connection.execute(text)
 
-    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], None]) -> None:
-        work(self.connection)
+    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        return work(self.connection)
 
     @contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -55,7 +58,7 @@ class Running:
         self.store = store
         self.fleet = Fleet(epoch=7)
         self.now_ns = NOW_NS
-        self.live = Live(declared, self.fleet, self.store)
+        self.live = DeclaredReloader(declared, self.fleet, self.store)
         self.live.begin(self.now_ns)
 
     def step(self, steps: int = 1) -> None:
@@ -76,8 +79,8 @@ class Running:
 
     @property
     def finding(self) -> str:
-        found = self.fleet.findings.get((OURSELVES, FINDING, ""))
-        return found.words if found else ""
+        found = self.fleet.findings.get((AGGREGATOR_HOST, FINDING, ""))
+        return found.message if found else ""
 
 
 @pytest.fixture
@@ -107,14 +110,14 @@ def test_a_change_is_taken_live_and_a_bad_one_is_not(running: Running, folder: P
     running.step()
     write(folder, RACK.format("r2"))
     running.step(2)
-    assert running.fleet.declared.place("h1") == Place(rack="r2")
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r2")
     assert running.fleet.declared.number == 2 and running.finding == ""
     write(folder, RACK.replace("rack", "rak"))
     running.step(2)
-    assert running.fleet.declared.place("h1") == Place(rack="r2")
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r2")
     assert "version 2 stays in force" in running.finding
     assert "a.toml:3: rak: unknown here; did you mean rack?" in running.finding
-    assert running.live.trouble == running.finding
+    assert running.live.error == running.finding
     running.step(2)
     assert running.finding, "it is told for as long as it is so"
     write(folder, RACK.format("r2"))
@@ -139,7 +142,7 @@ def test_what_fails_in_taking_it_is_told(
         raise ZeroDivisionError("by zero")
 
     with monkeypatch.context() as patch:
-        patch.setattr(running.live, "_take", broken)
+        patch.setattr(running.live, "_apply", broken)
         write(folder, RACK.format("b2"))
         running.step(2)
     assert "what is declared could not be taken" in caplog.text
@@ -153,9 +156,9 @@ def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
     for number in range(3):
         write(folder, RACK.format(f"r{number + 3}"))
         running.step()
-        assert running.fleet.declared.place("h1") == Place(rack="r1")
+        assert running.fleet.declared.place("h1") == HostPlacement(rack="r1")
     running.step()
-    assert running.fleet.declared.place("h1") == Place(rack="r5")
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r5")
 
 
 def test_what_is_written_while_we_read_is_not_taken(
@@ -167,17 +170,17 @@ def test_what_is_written_while_we_read_is_not_taken(
     running.step()
     reading = files_read
 
-    def torn(paths: list[Path]) -> list[File]:
+    def torn(paths: list[Path]) -> list[DeclaredFile]:
         found = reading(paths)
         write(folder, RACK.format("r3"))
         return found
 
-    monkeypatch.setattr(live, "read", torn)
+    monkeypatch.setattr(live, "read_files", torn)
     running.step()
-    assert running.fleet.declared.place("h1") == Place(rack="r1")
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r1")
     monkeypatch.undo()
     running.step(2)
-    assert running.fleet.declared.place("h1") == Place(rack="r3") and running.finding == ""
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r3") and running.finding == ""
 
 
 def test_a_start_while_somebody_writes_has_what_was_in_force(
@@ -187,16 +190,16 @@ def test_a_start_while_somebody_writes_has_what_was_in_force(
     running.step()
     reading = files_read
 
-    def torn(paths: list[Path]) -> list[File]:
+    def torn(paths: list[Path]) -> list[DeclaredFile]:
         write(folder, RACK.format("r3"))
         return reading(paths)
 
-    monkeypatch.setattr(live, "read", torn)
+    monkeypatch.setattr(live, "read_files", torn)
     again = Running(running.store, folder)
     monkeypatch.undo()
-    assert again.fleet.declared.place("h1") == Place(rack="r1") and again.finding == ""
+    assert again.fleet.declared.place("h1") == HostPlacement(rack="r1") and again.finding == ""
     again.step(2)
-    assert again.fleet.declared.place("h1") == Place(rack="r3")
+    assert again.fleet.declared.place("h1") == HostPlacement(rack="r3")
 
 
 def test_what_is_not_in_force_is_not_told_to_be(folder: Path) -> None:
@@ -216,9 +219,9 @@ def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:
     """Who asks has finished writing."""
     running.step()
     write(folder, RACK.format("r2"))
-    running.live.ask()
+    running.live.request_poll()
     running.step()
-    assert running.fleet.declared.place("h1") == Place(rack="r2")
+    assert running.fleet.declared.place("h1") == HostPlacement(rack="r2")
 
 
 def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
@@ -229,7 +232,8 @@ def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
     folder.rename(folder.with_name("away"))
     running.step(2)
     assert (
-        running.fleet.declared.place("h1") == Place(rack="r1") and "No such file" in running.finding
+        running.fleet.declared.place("h1") == HostPlacement(rack="r1")
+        and "No such file" in running.finding
     )
     folder.with_name("away").rename(folder)
     running.step(2)
@@ -243,13 +247,20 @@ def test_a_folder_that_is_empty_changes_nothing_until_its_files_are_back(
     running.step()
     (folder / "a.toml").rename(folder / ".away")
     running.step(2)
-    assert running.fleet.declared.place("h1") == Place(rack="r1") and "version 1" in running.finding
+    assert (
+        running.fleet.declared.place("h1") == HostPlacement(rack="r1")
+        and "version 1" in running.finding
+    )
     assert ".json any more: a mount that is away?" in running.finding
     again = Running(running.store, folder)
-    assert again.fleet.declared.place("h1") == Place(rack="r1") and again.finding, "nor is a boot"
+    assert again.fleet.declared.place("h1") == HostPlacement(rack="r1") and again.finding, (
+        "nor is a boot"
+    )
     (folder / "a.toml").touch()
     running.step(2)
-    assert running.fleet.declared.place("h1") == Place() and running.finding == "", "as it is asked"
+    assert running.fleet.declared.place("h1") == HostPlacement() and running.finding == "", (
+        "as it is asked"
+    )
     (folder / "a.toml").unlink()
     running.step(2)
     assert "any more" in running.finding
@@ -276,7 +287,7 @@ def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
     store = Store.open(data, config)
     try:
         again = Running(store, folder)
-        assert again.fleet.declared.place("h1") == Place(rack="r1")
+        assert again.fleet.declared.place("h1") == HostPlacement(rack="r1")
         assert again.fleet.declared.number == 1 and "not TOML" in again.finding
         write(folder, RACK.format("r1"))
         again.step(2)
@@ -290,7 +301,7 @@ def test_nothing_declared_any_more(running: Running) -> None:
     running.step()
     again = Running(running.store, None)
     again.step()
-    assert again.fleet.declared.place("h1") == Place() and again.finding == ""
+    assert again.fleet.declared.place("h1") == HostPlacement() and again.finding == ""
     assert again.asked("SELECT max(number) FROM declared_versions") == [(2,)]
     assert again.asked("FROM declared_places") == []
     assert again.asked("SELECT count(*) > 3 FROM declared_thresholds") == [(True,)]
@@ -308,7 +319,7 @@ def test_labels_of_agents_say_where_a_host_stands(running: Running) -> None:
         )
     running.step()
     place = running.fleet.declared.place("h2")
-    assert place == Place(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
+    assert place == HostPlacement(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
     assert running.fleet.declared.place("h1").rack == "r1"
     rows = running.asked(
         "SELECT value, source, counts FROM declared_places WHERE host = 'h1' AND field = 'rack' ORDER BY counts"
@@ -332,10 +343,10 @@ def test_files_of_old_versions_are_let_go(
     running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generator that writes each minute must not fill the store."""
-    monkeypatch.setattr("gangline.aggregator.declared.rows.FILES_KEPT_VERSIONS", 2)
+    monkeypatch.setattr("gangline.aggregator.declared.rows.FILES_RETAINED_VERSIONS", 2)
     for number in range(4):
         write(folder, RACK.format(f"r{number + 3}"))
-        running.live.ask()
+        running.live.request_poll()
         running.step()
     assert running.asked("SELECT DISTINCT number FROM declared_files ORDER BY 1") == [(4,), (5,)]
     assert running.asked("SELECT count(*) FROM declared_versions") == [(5,)]

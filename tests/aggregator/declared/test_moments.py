@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared.fields import moment_ns, told
+from gangline.aggregator.declared.fields import format_time, moment_ns
 
 BERLIN = ZoneInfo("Europe/Berlin")
 TIMES = st.datetimes(datetime(2001, 1, 1), datetime(2199, 1, 1)).map(
@@ -52,7 +52,7 @@ def test_a_date_is_its_whole_day() -> None:
     day = date(2026, 12, 24)
     begin, end = (moment_ns(day, "Europe/Berlin", is_end=is_end) for is_end in (False, True))
     assert datetime.fromtimestamp(begin / 1e9, UTC) == datetime(2026, 12, 23, 23, tzinfo=UTC)
-    assert end - begin == 86_400 * 10**9 and told(end) == "2026-12-24 23:00 UTC"
+    assert end - begin == 86_400 * 10**9 and format_time(end) == "2026-12-24 23:00 UTC"
 
 
 @pytest.mark.parametrize(

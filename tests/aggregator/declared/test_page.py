@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gangline.aggregator.declared.loader import File, parse
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import ITEMS, PLACE_FIELDS
 from gangline.aggregator.scoring.declared import rule_names
 
@@ -17,9 +17,9 @@ NOW_NS = round(datetime(2026, 11, 23, 22, tzinfo=UTC).timestamp()) * 10**9
 def test_the_example_is_taken_and_means_what_the_page_says() -> None:
     """An operator begins by copying it: a slip in it is a slip in every cluster."""
     blocks = re.findall(r"^```(toml|csv)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    files = [File(f"a.{kind}", text.encode()) for kind, text in blocks]
+    files = [DeclaredFile(f"a.{kind}", text.encode()) for kind, text in blocks]
     assert [one.name for one in files] == ["a.toml", "a.csv"]
-    found = parse(files, NOW_NS, rules=rule_names())
+    found = parse_files(files, NOW_NS, rules=rule_names())
     assert found.notes == () and len(found.places) == 10
     assert found.place("gpu-009").rack == "r2" and found.place("gpu-008").rack == "r1"
     assert [h for h in found.places if found.window(h, NOW_NS)] == [

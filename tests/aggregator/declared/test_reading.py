@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.declared import csv_topograph, model, toml_file
 from gangline.aggregator.declared import fields as problems_of
-from gangline.aggregator.declared.fields import DeclaredError, fits
-from gangline.aggregator.declared.loader import File, hash_of, parse
-from gangline.aggregator.declared.model import NOTHING, THRESHOLDS, Declared, Place, Said
+from gangline.aggregator.declared.fields import DeclaredError, matches_pattern
+from gangline.aggregator.declared.loader import DeclaredFile, hash_of, parse_files
+from gangline.aggregator.declared.model import (
+    NOTHING,
+    THRESHOLDS,
+    Declared,
+    HostPlacement,
+    PlaceSource,
+)
 
 NOW_NS = round(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 10**9
 DAY_NS = 86_400 * 10**9
@@ -53,13 +59,13 @@ gpu.slow_below_ratio = 0.8
 RULES = frozenset({"host.cpu_pressure", "net.flaps"})
 
 
-def files(**texts: str) -> list[File]:
+def files(**texts: str) -> list[DeclaredFile]:
     """Files by name; `_` stands for the dot."""
-    return [File(name.replace("_", "."), text.encode()) for name, text in texts.items()]
+    return [DeclaredFile(name.replace("_", "."), text.encode()) for name, text in texts.items()]
 
 
 def declared(**texts: str) -> Declared:
-    return parse(files(**texts), NOW_NS, rules=RULES, number=1)
+    return parse_files(files(**texts), NOW_NS, rules=RULES, number=1)
 
 
 def problems(**texts: str) -> list[str]:
@@ -71,8 +77,8 @@ def problems(**texts: str) -> list[str]:
 def test_a_good_file_is_taken_as_written() -> None:
     """Each kind of entry once."""
     found = declared(a_toml=GOOD)
-    assert found.place("gpu-003") == Place(rack="r1", leaf="leaf-1")
-    assert found.place("gpu-005") == Place()
+    assert found.place("gpu-003") == HostPlacement(rack="r1", leaf="leaf-1")
+    assert found.place("gpu-005") == HostPlacement()
     assert found.window("gpu-001", NOW_NS) and not found.window("gpu-005", NOW_NS)
     assert not found.window("gpu-001", NOW_NS + 2 * DAY_NS)
     window = found.window("gpu-001", NOW_NS)
@@ -157,23 +163,23 @@ def test_who_says_where_a_host_stands() -> None:
     found = declared(a_toml=GOOD, b_json=json.dumps(graph))
     told = {
         "gpu-001": (
-            Said("label", "", Place(rack="r9", cooling_domain="cdu-1")),
-            Said("hardware", "", Place(nvlink_domain="uuid.1")),
+            PlaceSource("label", "", HostPlacement(rack="r9", cooling_domain="cdu-1")),
+            PlaceSource("hardware", "", HostPlacement(nvlink_domain="uuid.1")),
         )
     }
-    found = found.with_told(told)
-    assert found.place("gpu-001") == Place(
+    found = found.with_reported(told)
+    assert found.place("gpu-001") == HostPlacement(
         rack="r1", cooling_domain="cdu-1", leaf="leaf-1", spine="spine-t", nvlink_domain="nvl-1",
         core="core-t",
     )  # fmt: skip
-    assert [one.source for one in found.said_of("gpu-001")] == [
+    assert [one.source for one in found.place_sources("gpu-001")] == [
         "file",
         "topograph",
         "label",
         "hardware",
     ]
-    assert found.with_told(told) is found
-    assert found.with_told({}).place("gpu-001").cooling_domain == ""
+    assert found.with_reported(told) is found
+    assert found.with_reported({}).place("gpu-001").cooling_domain == ""
 
 
 def test_two_files_that_disagree_are_both_wrong() -> None:
@@ -228,8 +234,8 @@ def test_csv_as_spreadsheets_write_it() -> None:
     """Semicolons, a byte order mark, columns of others, empty cells and lines, comments."""
     text = "\ufeff# of the wiki\r\nHost;Rack;Asset;rails\r\n# spare\r\ngpu-001;r1;A17;l0 l1\r\n\r\ngpu-002;;;;;\r\n"
     found = declared(a_csv=text)
-    assert found.place("gpu-001") == Place(rack="r1", rails=("l0", "l1"))
-    assert found.place("gpu-002") == Place()
+    assert found.place("gpu-001") == HostPlacement(rack="r1", rails=("l0", "l1"))
+    assert found.place("gpu-002") == HostPlacement()
     assert found.notes == ("a.csv:2: column 'asset' is not read",)
 
 
@@ -249,7 +255,7 @@ def test_topograph_nvl72() -> None:
     }
     found = declared(a_json=json.dumps(graph))
     assert len(found.places) == 72
-    expected = Place(leaf="leaf-2-1", spine="spine-2", core="core", nvlink_domain="nvl-2-1")
+    expected = HostPlacement(leaf="leaf-2-1", spine="spine-2", core="core", nvlink_domain="nvl-2-1")
     assert found.place("node2118") == expected
 
 
@@ -279,11 +285,13 @@ def test_labels_that_topograph_sets() -> None:
     """A graph without layers, as of a provider that only labels; numbered tiers and the names of before."""
     labels = {"fabric.topograph.run/tier-0": "l", "network.topology.nvidia.com/spine": "s"}
     graph = {"instances": [{"id": "a", "labels": labels}]}
-    assert declared(a_json=json.dumps(graph)).place("a") == Place(leaf="l", spine="s")
+    assert declared(a_json=json.dumps(graph)).place("a") == HostPlacement(leaf="l", spine="s")
     rails = [f"leaf-of-a-long-name-{number:03}" for number in range(8)]
     labels |= {"network.topology.nvidia.com/spine": "", "gangline.rails": " ".join(rails)}
     found = declared(a_json=json.dumps({"instances": [{"id": "a", "labels": labels}]})).place("a")
-    assert found == Place(leaf="l", rails=tuple(rails)), "an agent may have these labels, too"
+    assert found == HostPlacement(leaf="l", rails=tuple(rails)), (
+        "an agent may have these labels, too"
+    )
 
 
 def test_yaml_is_refused_with_the_way_out() -> None:
@@ -297,11 +305,11 @@ def test_yaml_is_refused_with_the_way_out() -> None:
 def test_what_is_over_is_no_mistake() -> None:
     """A file that was good last week must be good tomorrow: else an old window keeps a new one out."""
     later_ns = NOW_NS + 200 * DAY_NS
-    found = parse(files(a_toml=GOOD), later_ns, rules=RULES)
+    found = parse_files(files(a_toml=GOOD), later_ns, rules=RULES)
     assert [note.partition(": ")[2] for note in found.notes] == [
         "this is over and has no effect any more"
     ] * 2
-    assert not found.live_windows(later_ns) and not found.live_overrides(later_ns)
+    assert not found.active_windows(later_ns) and not found.active_overrides(later_ns)
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +322,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("50002 hosts have a place, at most 50000" in one for one in problems(a_toml=wide))
     graph = json.dumps({"instances": [{"id": f"h{n}"} for n in range(30_000)]})
     table = "host,rack\n" + "".join(f"h{n},r\n" for n in range(30_000))
-    assert len(declared(a_json=graph, b_csv=table).given) == 30_000, "they are the same hosts"
+    assert len(declared(a_json=graph, b_csv=table).file_places) == 30_000, "they are the same hosts"
     others = json.dumps({"instances": [{"id": f"i{n}"} for n in range(30_000)]})
     assert any("60000 hosts have a place" in one for one in problems(a_json=graph, b_json=others))
     monkeypatch.setattr(csv_topograph, "PLACES_MAX", 3)
@@ -324,16 +332,17 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         for one in problems(a_toml="#" * (problems_of.TOML_BYTES_MAX + 1))
     )
     again = "".join(
-        '[[place]]\nhosts = ["h"]\nrack = "r"\n' for _ in range(problems_of.SAID_MAX + 1)
+        '[[place]]\nhosts = ["h"]\nrack = "r"\n'
+        for _ in range(problems_of.SOURCES_PER_HOST_MAX + 1)
     )
     assert any("told of more than 16 times" in one for one in problems(a_toml=again))
     with pytest.raises(DeclaredError, match="not UTF-8"):
-        parse([File("a.toml", b"# good\n# \xff\n")], NOW_NS)
+        parse_files([DeclaredFile("a.toml", b"# good\n# \xff\n")], NOW_NS)
 
 
 def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million patterns against ten thousand hosts is a legal file by all other limits, and hours in which nobody is judged."""
-    most = problems_of.PIECES_MAX
+    most = problems_of.MATCH_COST_MAX
 
     def window(hosts: list[str]) -> str:
         return (
@@ -341,16 +350,20 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
             'end = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
         )
 
-    assert declared(a_toml=window([f"r{n}-*" for n in range(most)])).pieces == most
+    assert declared(a_toml=window([f"r{n}-*" for n in range(most)])).match_cost == most
     (told,) = problems(a_toml=window(["a-?*", *(f"r{n}-*" for n in range(most - 1))]))
     assert told.startswith(f"all files: {most + 1} of *, ? and [..] that names are matched by")
     assert "in ranges" in told and "racks" in told
     before = files(a_toml=window([f"r{n}-*" for n in range(most + 1)]))
-    assert parse(before, NOW_NS, was_good=True).pieces == most + 1, "by the limits of before"
+    assert parse_files(before, NOW_NS, was_good=True).match_cost == most + 1, (
+        "by the limits of before"
+    )
     names = [f"gpu-{n}" for n in range(most + 1)]
-    assert not declared(a_toml=window(names)).pieces, "names are looked up"
+    assert not declared(a_toml=window(names)).match_cost, "names are looked up"
     monkeypatch.setattr(model, "NAMES_MAX", most + 1)
-    assert declared(a_toml=window(["x-[1-99999]", *names])).pieces == 1, "the fewest names first"
+    assert declared(a_toml=window(["x-[1-99999]", *names])).match_cost == 1, (
+        "the fewest names first"
+    )
     allowed = json.dumps([f"{n}.*" for n in range(most)])
     expected = '[[expected]]\nmodel = "NVIDIA *"\nkernels = '
     assert problems(a_toml=f"{expected}{allowed}\n")[0].startswith("all files: ")
@@ -359,7 +372,7 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
 @given(st.text("ab*?[]-!1", max_size=12), st.text("ab1-", max_size=8))
 def test_wildcards_fit_as_they_always_did(pattern: str, text: str) -> None:
     """Compiled once, a pattern must mean what it meant."""
-    assert fits(text, pattern) == fnmatchcase(text, pattern)
+    assert matches_pattern(text, pattern) == fnmatchcase(text, pattern)
 
 
 @pytest.mark.parametrize("rule", ["host.silent", "host.returned"])
@@ -367,22 +380,24 @@ def test_what_is_never_noise_is_refused(rule: str) -> None:
     """It was taken, and did nothing: the operator found his host STALE all the same, and looked for the reason."""
     text = f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
     with pytest.raises(DeclaredError, match="is never noise"):
-        parse(files(a_toml=text), NOW_NS, rules=frozenset({rule}))
-    assert parse(files(a_toml=text), NOW_NS, was_good=True).overrides, "as it was before an upgrade"
+        parse_files(files(a_toml=text), NOW_NS, rules=frozenset({rule}))
+    assert parse_files(files(a_toml=text), NOW_NS, was_good=True).overrides, (
+        "as it was before an upgrade"
+    )
 
 
 def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of another program, 2 MiB of unknown keys: to guess at what each was meant to be took minutes, in which
     nobody was judged."""
     asked: list[str] = []
-    real = problems_of.near
+    real = problems_of.suggest_key
 
     def guessed(key: str, known: Iterable[str]) -> str:
         asked.append(key)
         return real(key, known)
 
     for where in (problems_of, model, toml_file):
-        monkeypatch.setattr(where, "near", guessed)
+        monkeypatch.setattr(where, "suggest_key", guessed)
     names = range(2_000)
     found = problems(
         a_toml="[[place]]\nhosts = ['a']\n" + "".join(f"rac{n} = 1\n" for n in names),
@@ -434,6 +449,9 @@ def test_what_is_meant_for_every_host_is_told() -> None:
 
 def test_the_hash_is_of_what_files_hold() -> None:
     """A version that is the same has the same hash; one byte from a file to the next makes another."""
-    one, other = [File("a", b"xy"), File("b", b"z")], [File("a", b"x"), File("b", b"yz")]
+    one, other = (
+        [DeclaredFile("a", b"xy"), DeclaredFile("b", b"z")],
+        [DeclaredFile("a", b"x"), DeclaredFile("b", b"yz")],
+    )
     assert hash_of(one) == hash_of(list(one)) != hash_of(other)
     assert len(hash_of([])) == 16 and NOTHING.hash == ""

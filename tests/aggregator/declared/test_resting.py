@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared import live
-from gangline.aggregator.declared.live import RESTLESS_LOOKS
-from gangline.aggregator.declared.model import Place
+from gangline.aggregator import declared_reload as live
+from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared_reload import UNSTABLE_POLLS
 from tests.aggregator.declared.test_live import RACK, Running, Tables, write
 
 INVENTORY = "inventory.csv"
-R1, R2 = Place(rack="r1"), Place(rack="r2")
+R1, R2 = HostPlacement(rack="r1"), HostPlacement(rack="r2")
 #: As long as it may take: what changes while two looks are compared waits for the next two.
-LOOKS_MAX = 2 * RESTLESS_LOOKS
+LOOKS_MAX = 2 * UNSTABLE_POLLS
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_export_that_says_something_else_each_time_is_told(
     """Nobody can tell half of it from all of it; a quarter of an hour later somebody wondered where the window was."""
     export = exporter(tmp_path, "host,rack\nh2,r{}\n")
     write(tmp_path, RACK.format("r2"))
-    looks(running, RESTLESS_LOOKS - 2, export)
+    looks(running, UNSTABLE_POLLS - 2, export)
     assert running.finding == "", "a copy of some seconds is no news"
     looks(running, LOOKS_MAX, export)
     assert running.fleet.declared.place("h1") == R1
@@ -107,17 +107,17 @@ def test_a_mount_that_tells_other_times_at_each_look(
     write(tmp_path, RACK.format("r2"))
     if starts_so:
         running = Running(running.store, tmp_path)
-    running.live.ask()
-    running.step(RESTLESS_LOOKS)
+    running.live.request_poll()
+    running.step(UNSTABLE_POLLS)
     assert running.fleet.declared.place("h1") == R2 and running.finding == ""
 
 
 def test_who_asks_has_what_rests_at_once(running: Running, tmp_path: Path) -> None:
     """SIGHUP does not wait for the minute, nor for an export that is not being written just then."""
     export = exporter(tmp_path, "host,rack\nh2,r{}\n")
-    for number in range(RESTLESS_LOOKS + 2):
+    for number in range(UNSTABLE_POLLS + 2):
         export(number)
         write(tmp_path, RACK.format(f"r{number}"))
-        running.live.ask()
+        running.live.request_poll()
         running.step()
         assert running.fleet.declared.place("h1").rack == f"r{number}" and running.finding == ""

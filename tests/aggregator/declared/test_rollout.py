@@ -6,10 +6,10 @@ import pytest
 
 from gangline.aggregator.declared import rows as record
 from gangline.aggregator.declared.fields import DeclaredError
-from gangline.aggregator.declared.loader import File, parse
-from gangline.aggregator.declared.model import place_in_line, reaches
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.declared.model import is_rolled_out, rollout_rank
 from tests.aggregator.declared.test_judged import declare
-from tests.aggregator.world import START_NS, World
+from tests.worlds import START_NS, World
 
 NAMES = [f"gpu-{number:05d}" for number in range(10_000)]
 NAMES_OF_WORLD = ["h0", "h1", "h2", "h3"]
@@ -18,18 +18,20 @@ NAMES_OF_WORLD = ["h0", "h1", "h2", "h3"]
 @pytest.mark.parametrize("share", [0.01, 0.1])
 def test_a_share_is_the_same_hosts_each_time_and_grows_by_adding(share: float) -> None:
     """The ten per cent were other hosts than the one per cent before, and all of them were new to it."""
-    first = {name for name in NAMES if reaches(share, name)}
+    first = {name for name in NAMES if is_rolled_out(share, name)}
     assert len(first) == pytest.approx(share * len(NAMES), rel=0.25)
-    assert first <= {name for name in NAMES if reaches(2 * share, name)}
-    assert all(reaches(1.0, name) for name in NAMES) and not any(reaches(0.0, n) for n in NAMES)
-    assert place_in_line("gpu-001") == pytest.approx(
+    assert first <= {name for name in NAMES if is_rolled_out(2 * share, name)}
+    assert all(is_rolled_out(1.0, name) for name in NAMES) and not any(
+        is_rolled_out(0.0, n) for n in NAMES
+    )
+    assert rollout_rank("gpu-001") == pytest.approx(
         0.7401050242265335
     )  # on any machine, in any version
 
 
 def between(names: list[str]) -> float:
     """Return a share that reaches the first of *names* in line, and no other."""
-    first, second = sorted(place_in_line(name) for name in names)[:2]
+    first, second = sorted(rollout_rank(name) for name in names)[:2]
     return (first + second) / 2
 
 
@@ -49,7 +51,7 @@ def test_a_stricter_threshold_counts_on_its_share_and_is_shown_on_the_rest() -> 
         f'[thresholds]\n"host.cpu_steal_ratio" = {{ value = 0.03, rollout = {share} }}\n',
     )
     world.run(40)
-    (first,) = [name for name in NAMES_OF_WORLD if reaches(share, name)]
+    (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == "WATCH" and set(states.values()) == {"HEALTHY"}
     for name, words in said(world).items():
@@ -71,7 +73,7 @@ def test_a_milder_threshold_leaves_the_rest_as_they_were() -> None:
         f"{{ value = 0.3, before = 0.12, rollout = {share} }}\n",
     )
     world.run(40)
-    (first,) = [name for name in NAMES_OF_WORLD if reaches(share, name)]
+    (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
     assert all(
@@ -91,7 +93,7 @@ def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
     for host in world.hosts:
         host.set("host_1s", "host", pressure_cpu_some_ratio=0.9)
     world.run(40)
-    (first,) = [name for name in NAMES_OF_WORLD if reaches(share, name)]
+    (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
     assert all("noise by an override" in words for n, words in said(world).items() if n != first)
@@ -114,14 +116,14 @@ def test_what_a_roll_out_may_not_be(value: str, told: str) -> None:
     """`rollout = 10` was meant as ten per cent."""
     text = f'[thresholds]\n"host.cpu_steal_ratio" = {value}\n'
     with pytest.raises(DeclaredError) as found:
-        parse([File("a.toml", text.encode())], START_NS)
+        parse_files([DeclaredFile("a.toml", text.encode())], START_NS)
     assert "a.toml:2: host.cpu_steal_ratio: " in str(found.value) and told in str(found.value)
 
 
 def test_what_is_rolled_out_is_on_record() -> None:
     """Who looks in the morning sees how far it is."""
     text = '[thresholds]\n"host.cpu_steal_ratio" = { value = 0.2, rollout = 0.1 }\n'
-    declared = parse([File("a.toml", text.encode())], START_NS)
+    declared = parse_files([DeclaredFile("a.toml", text.encode())], START_NS)
     rows = {row[0]: (row[1], *row[-2:]) for row in record.thresholds(declared)}
     assert rows["host.cpu_steal_ratio"] == (0.2, 0.1, 0.1)
     assert rows["gpu.slow_below_ratio"] == (0.9, 1.0, 0.9)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gangline.aggregator.declared.live import Live
-from gangline.aggregator.declared.model import Place
+from gangline.aggregator.declared.model import HostPlacement
+from gangline.aggregator.declared_reload import DeclaredReloader
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.scoring.evaluate import judge
+from gangline.aggregator.scoring.evaluate import evaluate
 from gangline.aggregator.scoring.restart import restore
 from gangline.contract.wire import telemetry_pb2
 from tests.aggregator.declared.test_live import Running, Tables
-from tests.aggregator.world import SECOND_NS, World
+from tests.worlds import SECOND_NS, World
 
 LABELS = {"gangline.rack": "r9", "gangline.rails": "l0 l1"}
-PLACE = Place(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
+PLACE = HostPlacement(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
 
 
 @pytest.fixture
@@ -58,7 +58,9 @@ def test_after_a_restart_a_host_stands_where_it_said(store: Tables, tmp_path: Pa
     assert again.fleet.declared.places_version == version, "it says the same"
     register(again.fleet, "h9", {})
     again.step()
-    assert again.fleet.declared.place("h9") == Place(nvlink_domain="c.3"), "its label was taken off"
+    assert again.fleet.declared.place("h9") == HostPlacement(nvlink_domain="c.3"), (
+        "its label was taken off"
+    )
 
 
 def test_it_stands_beside_what_was_in_force_and_beside_a_bad_file(
@@ -87,7 +89,7 @@ def test_a_host_that_is_not_known_any_more_does_not_come_back(
         "INSERT INTO declared_places VALUES ('h9', 'row_of_racks', 'x', 'label', '', true)"
     )
     again = Running(store, tmp_path)
-    assert again.fleet.declared.place("h8") == Place()
+    assert again.fleet.declared.place("h8") == HostPlacement()
     assert again.fleet.declared.place("h9") == PLACE
 
 
@@ -116,9 +118,9 @@ def test_a_rack_that_is_switched_off_is_in_its_window_after_a_restart(
     last = [(score, 8) for score in world.snapshot.hosts]
     world.now_ns += 30 * SECOND_NS
     world.fleet = Fleet(epoch=8)
-    Live(tmp_path, world.fleet, store).begin(world.now_ns)
+    DeclaredReloader(tmp_path, world.fleet, store).begin(world.now_ns)
     before = restore(world.fleet, last, world.now_ns)
-    world.snapshot = judge(world.fleet, world.now_ns, None, before)
+    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
     for host in world.hosts[3:]:
         world.register(host)
     snapshot = world.run(90)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.aggregator.hazard.events import Faults, Flags, Floats
+from gangline.aggregator.hazard.events import FaultTable, Flags, Floats
 from gangline.aggregator.hazard.measured import MEASURED, HostDays
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def normal(nodes: int = NODES, days: int = DAYS) -> Floats:
     return np.tile(np.array(one), (nodes, days, 1))
 
 
-def planted(seed: int = 1) -> tuple[Faults, Floats]:
+def planted(seed: int = 1) -> tuple[FaultTable, Floats]:
     """Return faults that fall on any host alike, most of them after days on which its corrected errors rise."""
     source = np.random.default_rng(seed)
     values, rows = normal(), []
@@ -86,10 +86,12 @@ def planted(seed: int = 1) -> tuple[Faults, Floats]:
     node, start = np.array(sorted(rows, key=lambda row: row[1])).T
     names = tuple(f"node-{at}" for at in range(NODES))
     hardware = np.ones(len(node), dtype=bool)
-    return Faults(names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS)), values
+    return FaultTable(
+        names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS)
+    ), values
 
 
-def days_of(values: Floats, faults: Faults, known: Flags | None = None) -> HostDays:
+def days_of(values: Floats, faults: FaultTable, known: Flags | None = None) -> HostDays:
     """Return them as they are on record, measured two minutes after midnight; *known*: nodes x days that are."""
     known = np.ones(values.shape[:2], dtype=bool) if known is None else known
     node, day = np.nonzero(known)

@@ -11,28 +11,35 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.hazard import events
-from gangline.aggregator.hazard.events import CLASSES, OTHER, Faults, Flags, class_of, parse_events
+from gangline.aggregator.hazard.events import (
+    CLASSES,
+    OTHER,
+    FaultTable,
+    Flags,
+    class_of,
+    parse_events,
+)
 from gangline.aggregator.hazard.features import (
-    BY_CLASS,
+    BASIC_AND_CLASS_NAMES,
+    BASIC_FEATURE_NAMES,
+    CLASS_FEATURES,
     FEATURE_NAMES,
-    NAMES_ALIKE,
-    NAMES_BY_CLASS,
-    RICHER,
-    SIMPLE,
+    RICHER_FORMS,
+    SIMPLE_FORMS,
     features_of,
 )
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.metrics import Ranked
+from gangline.aggregator.hazard.metrics import Ranking
 from gangline.aggregator.hazard.model import HazardModel
-from gangline.aggregator.hazard.models import Models
+from gangline.aggregator.hazard.models import ModelRegistry
 from gangline.aggregator.hazard.training import train
 from gangline.aggregator.model import Reason
-from gangline.aggregator.scoring.evaluate import FAULT_RULES, judge
-from gangline.aggregator.scoring.rules.events import KINDS
+from gangline.aggregator.scoring.evaluate import FAULT_RULES, evaluate
+from gangline.aggregator.scoring.rules.events import EVENT_KINDS
 from tests.aggregator.hazard.fleets import data_of, fault
 from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
 from tests.aggregator.hazard.test_models import NOW_US, opened
-from tests.aggregator.world import SECOND_NS, World, gpu_of
+from tests.worlds import SECOND_NS, World, gpu_of
 
 OF_RULES = {
     "gpu.xid": "driver",
@@ -60,7 +67,7 @@ NODES, DAYS, SPLIT = 200, 160, 110
 
 def test_every_fault_has_its_class() -> None:
     """A kind of fault that was added to the rules and to no class counted as "other", and nobody saw it."""
-    expected = OF_RULES | {k.rule.name: OF_REASONS[k.rule.reason] for k in KINDS.values()}
+    expected = OF_RULES | {k.rule.name: OF_REASONS[k.rule.reason] for k in EVENT_KINDS.values()}
     assert {name: class_of(name) for name in FAULT_RULES} == expected
 
 
@@ -68,7 +75,7 @@ def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
     """What an operator looks up must be what was counted."""
     for each in CLASSES:
         found = duckdb.execute(
-            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.sql(each.name)}", [list(FAULT_RULES)]
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.class_condition(each.name)}", [list(FAULT_RULES)]
         ).fetchall()  # fmt: skip
         assert [name for (name,) in found] == [
             name for name in FAULT_RULES if class_of(name) == each.name
@@ -83,12 +90,12 @@ def test_counts_fade_by_class() -> None:
     told = dict(zip(FEATURE_NAMES, features_of(state)[0], strict=False))
     assert told["faults_hardware_30d"] == pytest.approx(np.log1p(np.exp(-4.5 / 30)))
     assert told["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-2.0 / 30)))
-    assert sum(told[feature.name] > 0 for feature in BY_CLASS) == 2
+    assert sum(told[feature.name] > 0 for feature in CLASS_FEATURES) == 2
     ahead = dict(zip(FEATURE_NAMES, features_of(state, 3.0)[0], strict=False))
     assert ahead["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-5.0 / 30)))
 
 
-def planted(seed: int = 1) -> Faults:
+def planted(seed: int = 1) -> FaultTable:
     """Return faults of two classes: those of memory come again on their host for weeks, the others strike any host alike."""
     source = np.random.default_rng(seed)
     rows: list[tuple[float, int, bool]] = []
@@ -104,24 +111,24 @@ def planted(seed: int = 1) -> Faults:
     rows.sort()
     start = np.array([each[0] for each in rows])
     struck = np.array([each[1] for each in rows], dtype=np.intp)
-    of = events.flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
+    of = events.class_flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
     names = tuple(f"node-{at}" for at in range(NODES))
     hardware = np.ones(len(rows), dtype=np.bool_)
-    return Faults(names, struck, start, start + 0.05, hardware, float(DAYS), classes=of)
+    return FaultTable(names, struck, start, start + 0.05, hardware, float(DAYS), classes=of)
 
 
-def without(faults: Faults, of: Flags | None = None) -> Faults:
+def without(faults: FaultTable, of: Flags | None = None) -> FaultTable:
     """Return the same faults with other classes; None: of none is it known."""
-    return Faults(
+    return FaultTable(
         faults.nodes, faults.node, faults.start, faults.end, faults.hardware, faults.end_days, classes=of
     )  # fmt: skip
 
 
-def auc_later(model: HazardModel, faults: Faults) -> float:
+def auc_later(model: HazardModel, faults: FaultTable) -> float:
     """Return how well *model* ranks on the days after SPLIT."""
     later = units_of(faults).between(SPLIT + 1, DAYS)
     chance = model.probability(later.state, WINDOW_DAYS)
-    return Ranked(chance, later.came(ALL)).auc(np.ones(len(later.day)))
+    return Ranking(chance, later.positives(ALL)).auc(np.ones(len(later.day)))
 
 
 def test_a_class_that_comes_again_is_learned() -> None:
@@ -129,8 +136,8 @@ def test_a_class_that_comes_again_is_learned() -> None:
     faults = planted()
     model = train(faults.before(SPLIT + 1.0), ALL, "")
     alike = train(without(faults).before(SPLIT + 1.0), ALL, "")
-    assert model.source.endswith(RICHER[-1].name)
-    assert not alike.source.endswith(RICHER[-1].name)
+    assert model.source.endswith(RICHER_FORMS[-1].name)
+    assert not alike.source.endswith(RICHER_FORMS[-1].name)
     own = dict(zip(FEATURE_NAMES, model.weights, strict=True))
     assert own["faults_memory_30d"] > 5 * own["faults_other_30d"]
     assert all(weight >= 0.0 for weight in model.weights)
@@ -142,10 +149,12 @@ def test_classes_that_tell_nothing_have_no_part(seed: int) -> None:
     """Negative control: the same faults, each of a class drawn at random: the model of before, to its last bit."""
     faults = planted(seed)
     drawn = np.random.default_rng(100 + seed).integers(0, len(CLASSES), len(faults.node))
-    model = train(without(faults, events.flags([(events.NAMES[one],) for one in drawn])), ALL, "")
+    model = train(
+        without(faults, events.class_flags([(events.CLASS_NAMES[one],) for one in drawn])), ALL, ""
+    )
     alike = train(without(faults), ALL, "")
     assert model == alike
-    assert any(model.source.endswith(form.name) for form in (*SIMPLE, *RICHER[:-1]))
+    assert any(model.source.endswith(form.name) for form in (*SIMPLE_FORMS, *RICHER_FORMS[:-1]))
 
 
 def test_remaps_are_told_as_a_rate() -> None:
@@ -162,7 +171,7 @@ def test_remaps_are_told_as_a_rate() -> None:
     weights = tuple(1.0 if name == "faults_remap_30d" else 0.0 for name in FEATURE_NAMES)
     model = HazardModel("a test", False, ALL, -5.0, weights, last_time="2026-11-20")
     later_ns = world.now_ns + 15 * 86_400 * SECOND_NS
-    snapshot = judge(world.fleet, later_ns, world.snapshot, model=model)
+    snapshot = evaluate(world.fleet, later_ns, world.snapshot, model=model)
     (told,) = [e for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
     assert told.signal == "hazard.faults_remap_30d"
     assert told.log_hazard_delta == pytest.approx(np.log1p(np.exp(-0.5)), rel=1e-3)
@@ -191,7 +200,7 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
             )
         )
     with opened(tmp_path) as store:
-        models = Models(store, FAULT_RULES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, FAULT_RULES, lambda: NOW_US * 1000)
         models.load()
     model = models.in_use
     assert (
@@ -204,9 +213,11 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     world.run(5)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(5)
-    host = judge(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
+    host = evaluate(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
     assert host.inputs is not None and host.inputs.model == model.version
-    by_class = host.inputs.features[len(NAMES_ALIKE) : len(NAMES_BY_CLASS)]
-    assert by_class[events.NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
-    assert not [e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in BY_CLASS}]
+    by_class = host.inputs.features[len(BASIC_FEATURE_NAMES) : len(BASIC_AND_CLASS_NAMES)]
+    assert by_class[events.CLASS_NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
+    assert not [
+        e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in CLASS_FEATURES}
+    ]
     assert [e for e in host.evidence if e.signal == "hazard.faults_30d"]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gangline import cli
-from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, Terms, evaluate, markdown
+from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, EvaluationTerms, evaluate, markdown
 from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.history import ALL, HARDWARE
 from gangline.aggregator.hazard.metrics import BASELINES, NODES_POSITIVE_MIN
 from tests.aggregator.hazard.fleets import Row, data_of, event, fault, recording
 
-TERMS = Terms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
+TERMS = EvaluationTerms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
 #: Recordings that are not ours to keep: `../shared` beside the checkout, or beside the worktree's parent.
 REAL = Path(__file__).parents[4] / "shared/data/faults/stepfun_400_nodes_days_0_208.json"
 
@@ -96,7 +96,7 @@ def test_an_oracle_saves_what_there_is_to_save() -> None:
     rows = recording(rate=0.006, days=100)
     rows = [row for row in rows if row["event_time"] < 91] + fault("node-1", 99.5, 100.0)
     rows += fault("node-1", 106.9, 107.0)
-    faults = parse_events(data_of(rows)).among(100)
+    faults = parse_events(data_of(rows)).with_nodes(100)
     found = evaluate(faults, replace(TERMS, train_until=92, gang_nodes=400, draws=2))
     # Of the 8 days judged, 93 to 100, all but 94 .. see one of the two starts within 7 days: (400 - 168) each.
     units = 100 - 93 + 1
@@ -129,7 +129,7 @@ def test_a_recording_that_is_too_short_for_any_split_is_told_as_that() -> None:
     rows = fault("a", 1.0, 2.0) + fault("b", 3.0, 10.0)
     for until in (2, 5):
         with pytest.raises(EventsError, match="the recording ends at day 10: expected 7 days to"):
-            evaluate(parse_events(data_of(rows)).among(10), replace(TERMS, train_until=until))
+            evaluate(parse_events(data_of(rows)).with_nodes(10), replace(TERMS, train_until=until))
 
 
 def test_a_recording_without_hardware_faults_has_its_other_table(
@@ -159,7 +159,7 @@ def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: i
         for row in fault(f"node-{node}", at + 0.3 + node / 20, at + 0.6 + node / 20)
     ]
     rows.sort(key=lambda row: float(row["event_time"]))
-    faults = parse_events(data_of(rows)).among(100)
+    faults = parse_events(data_of(rows)).with_nodes(100)
     found = evaluate(faults, replace(TERMS, gang_nodes=100))
     (row, other, *_), table = found.tables[0].rows, found.tables[0]
     assert table.nodes_positive == nodes_failing
@@ -225,7 +225,7 @@ def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
 
 def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:
     """A rack of a few nodes, judged on its last two days."""
-    faults = parse_events(data_of(recording(nodes=3, rate=0.05, days=120))).among(3)
+    faults = parse_events(data_of(recording(nodes=3, rate=0.05, days=120))).with_nodes(3)
     found = evaluate(faults, replace(TERMS, train_until=int(faults.end_days) - 9))
     assert found.last_day - found.first_day <= 2
     (row, *_), model = found.tables[0].rows, found.tables[0].model
@@ -255,8 +255,8 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.skipif(not REAL.exists(), reason=f"the recording is not at {REAL}")
 def test_probabilities_hold_on_the_real_recording() -> None:
     """What the model promises of days that it has not seen: of those told 2 %, 2 % fail."""
-    faults = parse_events(REAL.read_bytes()).among(400)
-    found = evaluate(faults, Terms(120, 400, 1.0, draws=2))
+    faults = parse_events(REAL.read_bytes()).with_nodes(400)
+    found = evaluate(faults, EvaluationTerms(120, 400, 1.0, draws=2))
     assert (found.first_day, found.last_day) == (121, 201)
     for table in found.tables:
         model, *others = table.rows

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.hazard import events
-from gangline.aggregator.hazard.events import EventsError, nodes_told, parse_events, read_events
+from gangline.aggregator.hazard.events import (
+    EventsError,
+    nodes_in_file_name,
+    parse_events,
+    read_events,
+)
 from tests.aggregator.hazard.fleets import data_of, event, fault
 
 
@@ -36,7 +41,7 @@ def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
     assert faults.end.tolist() == [1.0, 3.0, np.inf, 6.0]
     assert faults.hardware.tolist() == [True, True, True, False]
     assert faults.classes is not None
-    of = [[name for name, has in zip(events.NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
+    of = [[name for name, has in zip(events.CLASS_NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
     assert of == [["hardware"], ["hardware"], ["hardware"], ["other"]]
     assert [note.split()[0] for note in faults.notes] == ["1", "1", "1", "1"]
     assert "ends of faults that did not start" in " ".join(faults.notes)
@@ -139,7 +144,7 @@ def test_a_file_that_is_none_of_events_ends_at_its_first_element() -> None:
     seen: list[object] = []
     real = events._event
 
-    def watched(row: object, at: int) -> events.Event:
+    def watched(row: object, at: int) -> events.FaultEvent:
         seen.append(row)
         return real(row, at)
 
@@ -168,12 +173,12 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_fleet_is_larger_than_those_that_failed() -> None:
     """A file of faults names nobody who never failed: without them a hazard is of those who will fail."""
     faults = parse_events(data_of(fault("a", 1.0, 2.0)))
-    assert len(faults.among(10).nodes) == 10
+    assert len(faults.with_nodes(10).nodes) == 10
     with pytest.raises(EventsError, match="a fleet of 0 nodes: the file names 1"):
-        faults.among(0)
-    assert nodes_told(Path("stepfun_400_nodes_days_0_208.json")) == 400
-    assert nodes_told(Path("x/400_nodes/faults.json")) is None
-    assert nodes_told(Path("nodes.json")) is None
+        faults.with_nodes(0)
+    assert nodes_in_file_name(Path("stepfun_400_nodes_days_0_208.json")) == 400
+    assert nodes_in_file_name(Path("x/400_nodes/faults.json")) is None
+    assert nodes_in_file_name(Path("nodes.json")) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 50), st.booleans()), min_size=1))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard.events import EventsError, Faults, parse_events
-from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
+from gangline.aggregator.hazard.events import EventsError, FaultTable, parse_events
+from gangline.aggregator.hazard.features import HISTORY_FEATURE_NAMES, features_of
 from gangline.aggregator.hazard.history import state_at, units_of
 from tests.aggregator.hazard.fleets import data_of, event, fault, recording
 
 
-def known(nodes: int = 2) -> Faults:
+def known(nodes: int = 2) -> FaultTable:
     """Node a: a fault from 1.5 to 3.25 and one from 8.5 that does not end; node b: none; until day 20."""
     rows = [*fault("a", 1.5, 3.25), event("a", 8.5, True), *fault("z", 19.5, 20.0)]
-    return parse_events(data_of(rows)).among(nodes)
+    return parse_events(data_of(rows)).with_nodes(nodes)
 
 
 def test_units_are_nodes_that_are_up_and_positive_when_they_fail_within_seven_days() -> None:
@@ -61,7 +61,7 @@ def test_features_a_day_ahead_are_those_of_that_day_if_nothing_happened() -> Non
     state = units.take((units.node == 0) & (units.day == 4)).state
     later = units.take((units.node == 0) & (units.day == 7)).state
     assert np.allclose(features_of(state, 3.0), features_of(later))
-    assert features_of(state).shape == (1, len(NAMES_OF_HISTORY))
+    assert features_of(state).shape == (1, len(HISTORY_FEATURE_NAMES))
 
 
 def test_a_recording_that_is_too_short_or_too_large_is_refused() -> None:
@@ -69,7 +69,7 @@ def test_a_recording_that_is_too_short_or_too_large_is_refused() -> None:
     with pytest.raises(EventsError, match="no window of 7 days fits"):
         units_of(parse_events(data_of(fault("a", 1.0, 2.0))))
     with pytest.raises(EventsError, match="100000 nodes x 9994 days"):
-        units_of(parse_events(data_of(fault("a", 1.0, 10_000.0))).among(100_000))
+        units_of(parse_events(data_of(fault("a", 1.0, 10_000.0))).with_nodes(100_000))
 
 
 def test_a_node_that_is_never_up_at_midnight_gives_no_unit() -> None:
@@ -82,4 +82,4 @@ def test_a_node_that_is_never_up_at_midnight_gives_no_unit() -> None:
 def test_more_nodes_and_days_than_memory_has_room_for_are_refused() -> None:
     """A hundred thousand nodes for a year: the command took all of a login node's memory, and was killed without a word."""
     with pytest.raises(EventsError, match="100000 nodes x 94 days; at most 4000000 in all"):
-        units_of(parse_events(data_of(fault("a", 5.0, 100.0))).among(100_000))
+        units_of(parse_events(data_of(fault("a", 5.0, 100.0))).with_nodes(100_000))

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gangline.aggregator.hazard.events import Faults, Floats
+from gangline.aggregator.hazard.events import FaultTable, Floats
 from gangline.aggregator.hazard.features import (
     FEATURE_NAMES,
     FEATURES,
-    NAMES_OF_HISTORY,
-    SIMPLE,
-    WITH_MEASURED,
+    HISTORY_FEATURE_NAMES,
+    MEASURED_FORM,
+    SIMPLE_FORMS,
     features_of,
 )
 from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.measured import MEASURED, WEIGHED_MAX, HostDays, weighed
-from gangline.aggregator.hazard.metrics import Ranked
+from gangline.aggregator.hazard.measured import MEASURED, MODEL_INPUT_MAX, HostDays, model_inputs
+from gangline.aggregator.hazard.metrics import Ranking
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.hazard.training import KNOWN_SHARE_MIN, train
 from tests.aggregator.hazard.fleets import DAYS, days_of, normal, planted
@@ -36,10 +36,10 @@ NAMES_OF_BEFORE = [
 ]  # fmt: skip
 
 
-def auc_later(model: HazardModel, faults: Faults, days: HostDays | None) -> float:
+def auc_later(model: HazardModel, faults: FaultTable, days: HostDays | None) -> float:
     """Return how well *model* ranks on the days after SPLIT."""
     later = units_of(faults, days_measured=days).between(SPLIT + 1, DAYS)
-    ranked = Ranked(model.probability(later.state, WINDOW_DAYS), later.came(ALL))
+    ranked = Ranking(model.probability(later.state, WINDOW_DAYS), later.positives(ALL))
     return ranked.auc(np.ones(len(later.day)))
 
 
@@ -57,7 +57,7 @@ def test_what_tells_of_faults_is_learned(known_share: float) -> None:
     known = np.random.default_rng(2).random(values.shape[:2]) < known_share
     days, before = days_of(values, faults, known), faults.before(SPLIT + 1.0)
     simple, model = train(before, ALL, ""), train(before, ALL, "", days)
-    assert model.source.endswith(WITH_MEASURED.name)
+    assert model.source.endswith(MEASURED_FORM.name)
     assert weight(model, "corrected_errors") > 0.2
     gain = auc_later(model, faults, days) - auc_later(simple, faults, days)
     assert gain > 0.2 * known_share
@@ -76,9 +76,9 @@ def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -
     simple = train(faults, ALL, "")
     model = train(faults, ALL, "", days_of(noise, faults, known))
     assert model.source == simple.source
-    assert any(model.source.endswith(form.name) for form in SIMPLE)
+    assert any(model.source.endswith(form.name) for form in SIMPLE_FORMS)
     assert model.weights == pytest.approx(simple.weights, abs=1e-9)
-    assert not any(model.weights[len(NAMES_OF_HISTORY) :])
+    assert not any(model.weights[len(HISTORY_FEATURE_NAMES) :])
 
 
 def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
@@ -92,8 +92,8 @@ def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
         units, plain = units_of(faults, days_measured=days), units_of(faults)
         features = features_of(units.state)
         assert features.shape == (len(units.day), len(FEATURE_NAMES))
-        assert np.array_equal(features[:, : len(NAMES_OF_HISTORY)], features_of(plain.state))
-        assert not features[:, len(NAMES_OF_HISTORY) :].any()
+        assert np.array_equal(features[:, : len(HISTORY_FEATURE_NAMES)], features_of(plain.state))
+        assert not features[:, len(HISTORY_FEATURE_NAMES) :].any()
 
 
 def test_too_few_days_on_record_are_not_learned_from() -> None:
@@ -103,10 +103,10 @@ def test_too_few_days_on_record_are_not_learned_from() -> None:
     first = int(DAYS * 0.82 * (1 - KNOWN_SHARE_MIN)) + 2  # of the last fold's cut
     known[:, first:] = True
     model = train(faults, ALL, "", days_of(values, faults, known))
-    assert any(model.source.endswith(form.name) for form in SIMPLE)
+    assert any(model.source.endswith(form.name) for form in SIMPLE_FORMS)
     known[:, first // 2 :] = True  # two months later
     assert train(faults, ALL, "", days_of(values, faults, known)).source.endswith(
-        WITH_MEASURED.name
+        MEASURED_FORM.name
     )
 
 
@@ -115,7 +115,7 @@ def test_what_a_fault_did_to_its_host_is_no_warning_of_it() -> None:
     names, hardware = ("a", "b", "c"), np.ones(3, dtype=bool)
     minute = 1 / 1440
     start = np.array([3 + minute, 3 + 3 * minute, -0.5])
-    faults = Faults(names, np.array([0, 1, 2]), start, start + 0.1, hardware, 20.0)
+    faults = FaultTable(names, np.array([0, 1, 2]), start, start + 0.1, hardware, 20.0)
     node = np.array([0, 1, 2, 0])
     days = HostDays.of(node, np.array([3, 3, 3, 4]) + 2 * minute, normal(1, 4)[0] + 7.0, faults)
     found = days.at(np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 4, 4]))
@@ -126,8 +126,8 @@ def test_what_a_fault_did_to_its_host_is_no_warning_of_it() -> None:
 def test_whatever_is_measured_weighs_zero_to_its_limit(values: Floats) -> None:
     """A sensor that says 1e300, or below absolute zero, must not make a host's hazard NaN, or everybody else's small."""
     with np.errstate(over="ignore"):
-        found = weighed(values)
-    assert np.all((found >= 0.0) & (found <= WEIGHED_MAX))
+        found = model_inputs(values)
+    assert np.all((found >= 0.0) & (found <= MODEL_INPUT_MAX))
     assert not found[np.isnan(values)].any()
 
 
@@ -140,7 +140,7 @@ def test_worse_weighs_more(at: int) -> None:
     values = np.full((50, len(MEASURED)), np.nan)
     falls = MEASURED[at].name in ("speed", "headroom_celsius")
     values[:, at] = grid[::-1] if falls else grid
-    found = weighed(values)[:, at]
+    found = model_inputs(values)[:, at]
     assert found[0] == 0.0 and found[-1] > 0.5
     assert np.all(np.diff(found) >= 0.0)
 

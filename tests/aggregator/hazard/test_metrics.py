@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.hazard.metrics import Calibrated, Ranked, bootstrapped, isotonic
+from gangline.aggregator.hazard.metrics import CalibrationBins, Ranking, bootstrap, fit_isotonic
 
 UNITS = st.lists(
     st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=30
@@ -28,7 +28,7 @@ def test_auc_is_the_share_of_pairs_in_order(units: list[tuple[int, bool, int]]) 
         for down, bad in repeated
         if good and not bad
     ]
-    auc = Ranked(score, outcome).auc(weight)
+    auc = Ranking(score, outcome).auc(weight)
     assert isnan(auc) if not pairs else auc == pytest.approx(np.mean(pairs))
 
 
@@ -38,40 +38,40 @@ def test_recall_is_of_each_day_and_shares_ties() -> None:
     outcome = np.zeros(200)
     outcome[[0, 150]] = 1
     one = np.ones(200)
-    assert Ranked(np.zeros(200), outcome, day).recall(one) == pytest.approx(0.05)
+    assert Ranking(np.zeros(200), outcome, day).recall(one) == pytest.approx(0.05)
     score = outcome + (day == 0) * 10.0  # all of day 0 rank above all of day 1
-    assert Ranked(score, outcome, day).recall(one) == pytest.approx(1.0)
-    assert Ranked(score, outcome).recall(one) == pytest.approx(0.5)  # the top 10 are all of day 0
+    assert Ranking(score, outcome, day).recall(one) == pytest.approx(1.0)
+    assert Ranking(score, outcome).recall(one) == pytest.approx(0.5)  # the top 10 are all of day 0
 
 
 def test_recall_without_positives_is_unknown() -> None:
     """Missing is not zero."""
-    assert isnan(Ranked(np.ones(3), np.zeros(3)).recall(np.ones(3)))
+    assert isnan(Ranking(np.ones(3), np.zeros(3)).recall(np.ones(3)))
 
 
 def test_ece_of_what_is_calibrated_and_what_is_not() -> None:
     """Units told alike are one: the order of the file must not make a calibrated constant look wrong."""
     outcome = np.repeat([1.0, 0.0], [200, 800])
     one = np.ones(1000)
-    assert Calibrated(np.full(1000, 0.2), outcome).error(one) == pytest.approx(0.0)
-    assert Calibrated(np.full(1000, 0.5), outcome).error(one) == pytest.approx(0.3)
+    assert CalibrationBins(np.full(1000, 0.2), outcome).error(one) == pytest.approx(0.0)
+    assert CalibrationBins(np.full(1000, 0.5), outcome).error(one) == pytest.approx(0.3)
     # Overstated for one half and understated for the other: the mean is right, the bins are not.
     told = np.where(np.arange(1000) % 2, 0.3, 0.1)
-    assert Calibrated(told, outcome).error(one) == pytest.approx(0.1)
+    assert CalibrationBins(told, outcome).error(one) == pytest.approx(0.1)
 
 
 def test_the_bootstrap_draws_nodes_not_days() -> None:
     """One node that fails each day is one observation: drawn by day, the interval would be too narrow."""
     node = np.repeat(np.arange(10), 50)
     outcome = (node == 0).astype(np.float64)
-    drawn = bootstrapped(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
+    drawn = bootstrap(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
     found = drawn.estimate()
     assert found.value == pytest.approx(0.1)
     assert found.lower == 0.0  # a fleet without that node
     assert found.upper == pytest.approx(0.3)
-    again = bootstrapped(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
+    again = bootstrap(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
     assert found == again.estimate()
-    assert set(drawn.less(again).draws.tolist()) == {0.0}  # of the same fleets
+    assert set(drawn.minus(again).draws.tolist()) == {0.0}  # of the same fleets
 
 
 def test_what_is_calibrated_has_no_lower_end_above_what_is_true() -> None:
@@ -81,7 +81,7 @@ def test_what_is_calibrated_has_no_lower_end_above_what_is_true() -> None:
     for seed in range(5):
         told = source.uniform(0.0, 0.1, len(node))
         came = (source.random(len(node)) < told).astype(np.float64)
-        drawn = bootstrapped(Calibrated(told, came).error, node, nodes, 100, seed)
+        drawn = bootstrap(CalibrationBins(told, came).error, node, nodes, 100, seed)
         assert drawn.estimate().lower > 0.0
         found = drawn.at_most()
         assert isnan(found.lower)
@@ -92,7 +92,7 @@ def test_what_is_calibrated_has_no_lower_end_above_what_is_true() -> None:
 def test_isotonic_rises_and_keeps_the_mean(pairs: list[tuple[int, bool]]) -> None:
     """A calibration never turns a ranking round."""
     rank, outcome = (np.array(one, dtype=np.float64) for one in zip(*pairs, strict=True))
-    curve = isotonic(rank, outcome)
+    curve = fit_isotonic(rank, outcome)
     told = curve(np.arange(-1.0, 8.0))
     assert (np.diff(told) >= 0).all()
     assert outcome.min() <= told.min() <= told.max() <= outcome.max()

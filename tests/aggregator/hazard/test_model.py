@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.hazard.events import EventsError, parse_events
-from gangline.aggregator.hazard.features import FEATURE_NAMES, FEATURES, NAMES_ALIKE
-from gangline.aggregator.hazard.history import ALL, HARDWARE, State
+from gangline.aggregator.hazard.features import BASIC_FEATURE_NAMES, FEATURE_NAMES, FEATURES
+from gangline.aggregator.hazard.history import ALL, HARDWARE, UnitState
 from gangline.aggregator.hazard.model import (
     PUBLISHED_RATES,
     SPREAD_ASSUMED,
@@ -104,7 +104,7 @@ def test_the_prior_says_that_it_is_one_and_keeps_near_the_published_rates() -> N
     assert "a prior" in model.source
     since = np.array([days for days, _ in PUBLISHED_RATES])
     none = np.zeros(len(since))
-    state = State(since, none, dict.fromkeys((7.0, 30.0, 90.0), none), none)
+    state = UnitState(since, none, dict.fromkeys((7.0, 30.0, 90.0), none), none)
     told = 1000 * model.expected(state, 1)
     assert np.all(np.abs(np.log(told / [rate for _, rate in PUBLISHED_RATES])) < math.log(2.2))
     assert len(FEATURES) == len(model.weights)
@@ -112,10 +112,11 @@ def test_the_prior_says_that_it_is_one_and_keeps_near_the_published_rates() -> N
 
 def test_training_learns_that_who_returned_falls_again() -> None:
     """The one thing the record shows: the hazard is high after a return, and fades."""
-    model = train(parse_events(data_of(recording())).among(80), ALL, "a test")
+    model = train(parse_events(data_of(recording())).with_nodes(80), ALL, "a test")
     day, month = np.array([0.5, 30.0, np.inf]), np.zeros(3)
     logs = model.expected(
-        State(day, month, dict.fromkeys((7.0, 30.0, 90.0), np.exp([-0.1, -2.0, -50.0])), month), 1
+        UnitState(day, month, dict.fromkeys((7.0, 30.0, 90.0), np.exp([-0.1, -2.0, -50.0])), month),
+        1,
     )
     assert logs[0] > 5 * logs[1] > 5 * 0.9 * logs[2]
     assert not model.is_prior
@@ -151,6 +152,6 @@ def test_too_few_faults_teach_nothing() -> None:
 def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> None:
     """After an upgrade the model in use went back to the prior, as its weights were one too few."""
     told = json.loads(prior().to_text())
-    del told["weights"][NAMES_ALIKE[-1]]
+    del told["weights"][BASIC_FEATURE_NAMES[-1]]
     model = HazardModel.from_text(json.dumps(told))
     assert model == prior() and len(model.weights) == len(FEATURE_NAMES)

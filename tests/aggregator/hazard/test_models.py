@@ -21,16 +21,21 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.errors import TooLittle, TooMuch
+from gangline.aggregator.errors import InsufficientData, ResourceExhausted
 from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import FEATURE_NAMES as NAMES_OF_FEATURES
-from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, WITH_MEASURED, features_of
-from gangline.aggregator.hazard.history import DAY_US, incidents_of, recorded, units_of
-from gangline.aggregator.hazard.measured import MEASURED, host_days
+from gangline.aggregator.hazard.features import HISTORY_FEATURE_NAMES, MEASURED_FORM, features_of
+from gangline.aggregator.hazard.history import DAY_US, read_incidents, read_recording, units_of
+from gangline.aggregator.hazard.measured import MEASURED, read_host_days
 from gangline.aggregator.hazard.model import HazardModel, prior
-from gangline.aggregator.hazard.models import Models, Trained, compared, keep
+from gangline.aggregator.hazard.models import (
+    ModelRegistry,
+    TrainingResult,
+    store_model,
+    train_and_compare,
+)
 from gangline.aggregator.model import Finding
-from gangline.aggregator.scoring.features import Faults
+from gangline.aggregator.scoring.features import FaultHistory
 from gangline.aggregator.service.admin import AdminService
 from gangline.aggregator.store.store import Store
 from gangline.contract.wire import admin_pb2
@@ -104,9 +109,9 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
 
         store.in_transaction(work)
         with store.reading() as cursor:
-            found = recorded(cursor, NAMES, NOW_US, simulated=False)
-            assert recorded(cursor, NAMES, NOW_US, simulated=True).faults.nodes == ("s",)
-            restored = Faults.of(incidents_of(cursor, NAMES, NOW_US))
+            found = read_recording(cursor, NAMES, NOW_US, simulated=False)
+            assert read_recording(cursor, NAMES, NOW_US, simulated=True).faults.nodes == ("s",)
+            restored = FaultHistory.of(read_incidents(cursor, NAMES, NOW_US))
     assert found.faults.nodes == ("a",)
     ten = 10 / 24  # it is ten o'clock, and days begin at 00:00
     assert found.faults.start.tolist() == pytest.approx([ten, ten + 2.0])
@@ -116,9 +121,9 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
     standing = frozenset({("a", NOW_US - 8 * DAY_US, "driver")})
     judged = restored.after({"new": 0, "a": 1}, standing, NOW_US + DAY_US)
     features = features_of(judged.state(("new", "a"), NOW_US + DAY_US))
-    assert features.shape == (2, len(NAMES_OF_HISTORY))
+    assert features.shape == (2, len(HISTORY_FEATURE_NAMES))
     assert not features[0].any()
-    assert features[1, NAMES_OF_HISTORY.index("faults_30d")] == pytest.approx(
+    assert features[1, HISTORY_FEATURE_NAMES.index("faults_30d")] == pytest.approx(
         math.log1p(math.exp(-11 / 30) + math.exp(-9 / 30))
     )
 
@@ -136,7 +141,7 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
         )
     with opened(tmp_path) as store:
         store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
-        store.hurry()
+        store.request_commit()
     with opened(tmp_path) as store, store.reading() as cursor:
         left = [
             cursor.execute(f"SELECT count(*) FROM {table} WHERE host = 'a'").fetchall()
@@ -166,8 +171,8 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
 
             store.in_transaction(insert)
         with store.reading() as cursor:
-            faults = recorded(cursor, NAMES, NOW_US, simulated=False).faults
-            assert set(incidents_of(cursor, NAMES, NOW_US)) == {"new"}, (
+            faults = read_recording(cursor, NAMES, NOW_US, simulated=False).faults
+            assert set(read_incidents(cursor, NAMES, NOW_US)) == {"new"}, (
                 "what is judged by is as it was"
             )
     of = {faults.nodes[node]: at for at, node in enumerate(faults.node)}
@@ -192,7 +197,7 @@ def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_p
             )
         )
         with pytest.raises(EventsError) as refused:
-            Models(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
     assert "of 30000 hosts no more than 50 days are looked at" in str(refused.value)
     assert "at most 26785 hosts" in str(refused.value)
 
@@ -215,7 +220,7 @@ def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
             )
         )
         with store.reading() as cursor:
-            found = [recorded(cursor, NAMES, NOW_US, simulated=one) for one in (False, True)]
+            found = [read_recording(cursor, NAMES, NOW_US, simulated=one) for one in (False, True)]
     assert [round(one.faults.end_days) for one in found] == [50, 140]
 
 
@@ -231,7 +236,7 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
         )
     with opened(tmp_path) as store:
         store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
-        store.hurry()
+        store.request_commit()
     with opened(tmp_path) as store, store.reading() as cursor:
         assert cursor.execute("SELECT outcome FROM outcomes").fetchall() == [("100 days",)]
 
@@ -239,18 +244,18 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
 def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
     """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
     with opened(tmp_path) as store:
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use == prior()
         with pytest.raises(EventsError, match="no fault is on record"):
             models.train()
         store.in_transaction(put)
         done = models.train()
-        assert done.accepted, done.words
+        assert done.accepted, done.reason
         assert models.in_use is done.model
         assert done.model.first_time < done.model.last_time == "2026-11-20 10:00:00"
     with opened(tmp_path) as store:
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use == done.model
         with store.reading() as cursor:
@@ -290,14 +295,14 @@ def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
     """Two months of corrected errors that rose before each fault stood in the store, and no model looked at them."""
     with opened(tmp_path) as store:
         store.in_transaction(put_planted)
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         done = models.train()
-        assert done.accepted, done.words
-        assert done.model.source == f"the store; ranking: {WITH_MEASURED.name}"
+        assert done.accepted, done.reason
+        assert done.model.source == f"the store; ranking: {MEASURED_FORM.name}"
         assert done.model.weights[NAMES_OF_FEATURES.index("corrected_errors")] > 0.2
         assert done.model.first_time == "2026-06-13 00:00:00"
         with store.reading() as cursor:
-            found = recorded(cursor, NAMES, NOW_US, simulated=False)
+            found = read_recording(cursor, NAMES, NOW_US, simulated=False)
     direct, values = planted()
     assert found.faults.start == pytest.approx(direct.start, abs=1e-6)
     days = days_of(values, direct)
@@ -312,10 +317,10 @@ def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
             )
         )
         with store.reading() as cursor:
-            again = host_days(cursor, found.faults, found.first_us, found.last_us)
+            again = read_host_days(cursor, found.faults, found.first_us, found.last_us)
     assert again is not None and np.array_equal(again.row, found.days_measured.row)
     # Compared with the one in use on weeks of which the columns are looked at, too.
-    without = compared(found._replace(days_measured=None), prior())
+    without = train_and_compare(found._replace(days_measured=None), prior())
     assert done.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
 
 
@@ -323,13 +328,13 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
     """Training after a burst must not replace what still tells better; the refused one stands in the table."""
     with opened(tmp_path) as store:
         store.in_transaction(put)
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         best = models.train().model
         # It has seen the last weeks, which the new one may not before it is compared on them.
         again = models.train()
         assert not again.accepted
         assert models.in_use is best
-        assert "worse, so that the one in use stays" in again.words
+        assert "worse, so that the one in use stays" in again.reason
         with store.reading() as cursor:
             rows = cursor.execute("SELECT accepted FROM models ORDER BY rowid").fetchall()
     assert rows == [(True,), (False,)]
@@ -340,7 +345,7 @@ def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.in_transaction(lambda connection: put(connection, days=30))
         with pytest.raises(EventsError, match="expected at least 56"):
-            Models(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
 
 
 def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Path) -> None:
@@ -357,7 +362,7 @@ def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Pa
         store.in_transaction(work)
         words = "before the last 28 days, which are kept to compare on: 0 fault starts"
         with pytest.raises(EventsError, match=words):
-            Models(store, NAMES, lambda: NOW_US * 1000).train()
+            ModelRegistry(store, NAMES, lambda: NOW_US * 1000).train()
 
 
 def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
@@ -368,7 +373,7 @@ def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
                 "INSERT INTO models (time, accepted, model) VALUES (now()::TIMESTAMP, true, '{}')"
             )
         )
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use.is_prior
 
@@ -387,14 +392,14 @@ def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_pat
         for day in (20, 19, 21)
     )
     with opened(tmp_path) as store:
-        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models = ModelRegistry(store, NAMES, lambda: NOW_US * 1000)
         for now_us, model, is_better in (
             (NOW_US + DAY_US, first, True),
             (NOW_US, second, True),
             (NOW_US + 1, third, False),
         ):
-            done = Trained(model, is_better, "")
-            store.in_transaction(partial(keep, now_us=now_us, done=done))
+            done = TrainingResult(model, is_better, "")
+            store.in_transaction(partial(store_model, now_us=now_us, result=done))
         models.load()
         assert models.in_use == second
         with store.reading() as cursor:
@@ -468,16 +473,16 @@ def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        with pytest.raises(TooMuch, match="trained already"):
+        with pytest.raises(ResourceExhausted, match="trained already"):
             await service.TrainHazard(request, None)
         go.set()
         async with asyncio.timeout(GUARD_SECONDS):
             while True:
                 try:
                     await service.TrainHazard(request, None)
-                except TooMuch:
+                except ResourceExhausted:
                     await asyncio.sleep(0)
-                except TooLittle:
+                except InsufficientData:
                     break
 
     asyncio.run(way())

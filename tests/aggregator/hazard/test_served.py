@@ -15,28 +15,28 @@ from hypothesis import strategies as st
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import (
+    BASIC_AND_CLASS_NAMES,
+    BASIC_FEATURE_NAMES,
     FEATURE_NAMES,
-    NAMES_ALIKE,
-    NAMES_BY_CLASS,
-    NAMES_OF_HISTORY,
+    HISTORY_FEATURE_NAMES,
     features_of,
 )
 from gangline.aggregator.hazard.history import (
     DAY_US,
     DAYS_BACK_MAX,
-    Incident,
-    incidents_of,
-    recorded,
+    FaultIncident,
+    read_incidents,
+    read_recording,
     state_at,
 )
-from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.model import Finding
-from gangline.aggregator.scoring.evaluate import FAULT_RULES, judge, standing_faults
-from gangline.aggregator.scoring.features import Faults
+from gangline.aggregator.scoring.evaluate import FAULT_RULES, evaluate, open_faults
+from gangline.aggregator.scoring.features import FaultHistory
 from gangline.aggregator.store import rows
 from gangline.aggregator.store.duckdb_file import migrations
-from tests.aggregator.test_recompute import TRAINED
-from tests.aggregator.world import SECOND_NS, World, gpu_of
+from tests.aggregator.scoring.test_recompute import TRAINED
+from tests.worlds import SECOND_NS, World, gpu_of
 
 START_NS = 1_790_000_000 * SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
@@ -64,12 +64,12 @@ class Night:
     """A fleet in which findings come and go, as judging begins and ends them, and a store that hears of it."""
 
     fleet: Fleet = field(default_factory=Fleet)
-    faults: Faults = field(default_factory=Faults)
+    faults: FaultHistory = field(default_factory=FaultHistory)
     rows: dict[Any, Finding] = field(default_factory=dict)
     now_ns: int = START_NS
 
     def __post_init__(self) -> None:
-        self.findings = Findings(self.fleet)
+        self.findings = ActiveFindings(self.fleet)
         for host in HOSTS[:-1]:
             self.register(host)
 
@@ -81,14 +81,14 @@ class Night:
         """Begin a finding, or end it."""
         key = host, name, subject
         if key in self.fleet.findings:
-            self.fleet.clear(*key)
+            self.fleet.clear_finding(*key)
         else:
             self.register(host)
-            self.fleet.find(Finding(host, name, subject, "words", self.now_ns))
+            self.fleet.add_finding(Finding(host, name, subject, "words", self.now_ns))
 
     def judged(self) -> None:
         """Let a judgement pass: it looks, and the store is told."""
-        standing = standing_faults(self.fleet)
+        standing = open_faults(self.fleet)
         self.faults = self.faults.after(self.fleet.index, standing, self.now_ns // 1000)
         for one in self.findings.changes(self.now_ns):
             self.rows[one.host, one.name, one.subject, one.since_ns] = one
@@ -140,7 +140,7 @@ def test_one_history_gives_the_same_features_to_training_and_to_judging(
         names = tuple(world.fleet.names)
         served = features_of(world.faults.state(names, now_us))
         try:
-            found = recorded(store, FAULT_RULES, now_us, simulated=False)
+            found = read_recording(store, FAULT_RULES, now_us, simulated=False)
         except EventsError:
             assert not served.any()
             continue
@@ -148,15 +148,19 @@ def test_one_history_gives_the_same_features_to_training_and_to_judging(
         learned = learned[[HOSTS.index(name) for name in names]]
         # Ranks are of the hosts that are known: here more of them are on record.
         assert np.allclose(
-            served[:, : len(NAMES_BY_CLASS)], learned[:, : len(NAMES_BY_CLASS)], atol=1e-7
+            served[:, : len(BASIC_AND_CLASS_NAMES)],
+            learned[:, : len(BASIC_AND_CLASS_NAMES)],
+            atol=1e-7,
         )
         if restarts:
-            world.faults = Faults.of(incidents_of(store, FAULT_RULES, now_us))
+            world.faults = FaultHistory.of(read_incidents(store, FAULT_RULES, now_us))
 
 
 def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
     """An aggregator that ran for two years must not know more than one that was started today."""
-    faults = Faults.of({"a": [Incident(0.0, DAY_US)]}).after({"a": 0}, frozenset(), 2 * DAY_US)
+    faults = FaultHistory.of({"a": [FaultIncident(0.0, DAY_US)]}).after(
+        {"a": 0}, frozenset(), 2 * DAY_US
+    )
     assert faults.state(("a",), 2 * DAY_US).count.tolist() == [1.0]
     later = faults.after({"a": 0}, frozenset(), (DAYS_BACK_MAX + 1) * DAY_US)
     assert later.state(("a",), (DAYS_BACK_MAX + 1) * DAY_US).count.tolist() == [0.0]
@@ -166,7 +170,7 @@ def test_faults_of_others_within_ten_minutes() -> None:
     """Three hosts of one rack fail: none of them is the one that is bad."""
     index = {"a": 0, "b": 1, "c": 2}
     standing = frozenset({("a", DAY_US, "driver"), ("b", DAY_US, "link")})
-    faults = Faults().after(index, standing, DAY_US)
+    faults = FaultHistory().after(index, standing, DAY_US)
     assert faults.of_others(DAY_US).tolist() == [1.0, 1.0, 2.0]
     assert faults.of_others(DAY_US + 601_000_000).tolist() == [0.0, 0.0, 0.0]
 
@@ -181,13 +185,15 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
         host.reboot(world.now_ns)
         world.register(host, 2)
     world.run(30)
-    snapshot = judge(world.fleet, world.now_ns + 86_400 * SECOND_NS, world.snapshot, model=TRAINED)
+    snapshot = evaluate(
+        world.fleet, world.now_ns + 86_400 * SECOND_NS, world.snapshot, model=TRAINED
+    )
     inputs = [host.inputs for host in snapshot.hosts]
-    features = np.array([one.features[: len(NAMES_OF_HISTORY)] for one in inputs if one])
+    features = np.array([one.features[: len(HISTORY_FEATURE_NAMES)] for one in inputs if one])
     assert features[0][:3] == pytest.approx([np.exp(-1.0), np.exp(-0.1), 1.0], rel=1e-3)
-    assert np.all(features[0, : len(NAMES_ALIKE)] > 0) and not features[1:].any()
-    own = [name for name in NAMES_OF_HISTORY if features[0, FEATURE_NAMES.index(name)] > 0]
-    assert own[len(NAMES_ALIKE) :] == ["faults_driver_30d", "fault_rank"]  # an XID 79
+    assert np.all(features[0, : len(BASIC_FEATURE_NAMES)] > 0) and not features[1:].any()
+    own = [name for name in HISTORY_FEATURE_NAMES if features[0, FEATURE_NAMES.index(name)] > 0]
+    assert own[len(BASIC_FEATURE_NAMES) :] == ["faults_driver_30d", "fault_rank"]  # an XID 79
     words = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
     assert "it returned from a fault 1.0 days ago" in words
     assert "faults, each fading over 7 days: 0.87" in words
@@ -200,16 +206,21 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
 
     async def way() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
-            await until(lambda: aggregator.holder.snapshot and aggregator.holder.snapshot.hosts)
-            (before,) = aggregator.holder.snapshot.hosts
+            await until(
+                lambda: (
+                    aggregator.snapshot_holder.snapshot
+                    and aggregator.snapshot_holder.snapshot.hosts
+                )
+            )
+            (before,) = aggregator.snapshot_holder.snapshot.hosts
             aggregator.models.in_use = TRAINED
-            await until(lambda: aggregator.holder.snapshot.model == TRAINED.version)
-            (after,) = aggregator.holder.snapshot.hosts
+            await until(lambda: aggregator.snapshot_holder.snapshot.model == TRAINED.version)
+            (after,) = aggregator.snapshot_holder.snapshot.hosts
             assert before.inputs.model == "prior"
             assert after.inputs.model == TRAINED.version
             assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
-            shown = aggregator.holder.snapshot.version  # one is stored after it is shown
-            await until(lambda: aggregator.holder.snapshot.version > shown)
+            shown = aggregator.snapshot_holder.snapshot.version  # one is stored after it is shown
+            await until(lambda: aggregator.snapshot_holder.snapshot.version > shown)
 
     asyncio.run(way())
     stored = lab.rows("SELECT DISTINCT hazard_model FROM scores ORDER BY 1")
@@ -233,8 +244,13 @@ def test_what_is_on_record_counts_from_the_first_judgement_on(
                 )
             )
         async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
-            await until(lambda: aggregator.holder.snapshot and aggregator.holder.snapshot.hosts)
-            (host,) = aggregator.holder.snapshot.hosts
+            await until(
+                lambda: (
+                    aggregator.snapshot_holder.snapshot
+                    and aggregator.snapshot_holder.snapshot.hosts
+                )
+            )
+            (host,) = aggregator.snapshot_holder.snapshot.hosts
             expected = [np.exp(-1.0), np.exp(-0.1), 1.0]
             assert host.inputs.features[:3] == pytest.approx(expected, rel=1e-3)
 

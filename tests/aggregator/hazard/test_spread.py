@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard.events import Faults, Floats
+from gangline.aggregator.hazard.events import FaultTable, Floats
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.model import SPREAD_ASSUMED, SPREAD_MAX
 from gangline.aggregator.hazard.training import VARIANCE_ASSUMED, factor_of, spread_of
@@ -14,7 +14,7 @@ DAYS = 196
 REPAIR_DAYS = 0.3
 
 
-def fleet(hazards_per_day: Floats, seed: int, days: int = DAYS) -> Faults:
+def fleet(hazards_per_day: Floats, seed: int, days: int = DAYS) -> FaultTable:
     """Return the faults of hosts whose hazards are these: of nodes (rows), by day (columns; or one for all days)."""
     source = np.random.default_rng(seed)
     hazards = np.broadcast_to(hazards_per_day, (len(hazards_per_day), days))
@@ -24,10 +24,10 @@ def fleet(hazards_per_day: Floats, seed: int, days: int = DAYS) -> Faults:
     node, start = node[order], start[order]
     names = tuple(f"node-{at}" for at in range(len(hazards)))
     hardware = np.ones(len(node), dtype=bool)
-    return Faults(names, node, start, start + REPAIR_DAYS, hardware, float(days))
+    return FaultTable(names, node, start, start + REPAIR_DAYS, hardware, float(days))
 
 
-def spread(faults: Faults) -> float:
+def spread(faults: FaultTable) -> float:
     return spread_of(units_of(faults, 1), ALL)
 
 
@@ -67,7 +67,7 @@ def test_a_level_that_moves_for_all_makes_it_wider() -> None:
 def test_bursts_after_a_repair_are_none_of_a_hosts_own() -> None:
     """Hosts alike, of which each falls again at once and then stays up for months, differ in nothing that lasts."""
     first = fleet(np.full((600, 1), 0.003), 1)
-    again = Faults(
+    again = FaultTable(
         first.nodes,
         np.repeat(first.node, 3),
         (first.start[:, None] + [0.0, 1.0, 2.0]).ravel(),

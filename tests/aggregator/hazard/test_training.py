@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bench.quality.made_up import KINDS, UNSEEN, made_up
 from bench.quality.rankings import compared, earlier, splits_table, table
-from gangline.aggregator.hazard.events import Faults
-from gangline.aggregator.hazard.features import FEATURE_NAMES, FEATURES, SIMPLE
-from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, State, fault_rank_of, units_of
-from gangline.aggregator.hazard.metrics import BASELINES, Ranked
+from gangline.aggregator.hazard.events import FaultTable
+from gangline.aggregator.hazard.features import FEATURE_NAMES, FEATURES, SIMPLE_FORMS
+from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, UnitState, fault_rank_of, units_of
+from gangline.aggregator.hazard.metrics import BASELINES, Ranking
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.training import ORDER_WEIGHT_MIN, fit
 
@@ -23,10 +23,10 @@ SINCE = st.lists(st.integers(0, 400 * 1440), min_size=2, max_size=20, unique=Tru
 ABOVE_ZERO = 1e-9
 
 
-def state_of(since_days: np.ndarray, count: np.ndarray) -> State:
+def state_of(since_days: np.ndarray, count: np.ndarray) -> UnitState:
     decayed = {days: count * np.exp(-since_days / days) for days in (7.0, 30.0, 90.0)}
     last_week = np.where(since_days <= 7.0, count, 0.0)
-    return State(since_days, count, decayed, last_week)
+    return UnitState(since_days, count, decayed, last_week)
 
 
 @settings(max_examples=50, deadline=None)
@@ -36,7 +36,7 @@ def test_each_simple_form_ranks_exactly_as_the_baseline_of_its_name(
     name: str, minutes: list[int], weights: list[float], data: st.DataObject
 ) -> None:
     """A calibrated model that swaps two hosts is another ranking than the one that was kept for being good."""
-    (form,) = (one for one in SIMPLE if one.name == name)
+    (form,) = (one for one in SIMPLE_FORMS if one.name == name)
     own = dict(zip(form.names, weights, strict=False))
     model = HazardModel("", False, "", -6.0, tuple(own.get(name, 0.0) for name in FEATURE_NAMES))
     since = np.array([*sorted(minutes), np.inf]) / 1440
@@ -59,13 +59,13 @@ def test_the_order_of_a_simple_form_outlives_a_fit_that_has_no_use_for_it() -> N
     features[:50, FEATURE_NAMES.index("failed_before")] = 1.0
     outcome = np.zeros(200)
     outcome[60:80] = 1.0  # of none that failed before
-    (form,) = (one for one in SIMPLE if one.name == "lifetime count")
+    (form,) = (one for one in SIMPLE_FORMS if one.name == "lifetime count")
     _, weights = fit(features, outcome, form.ridge, form.names, form.ordered_by)
     assert weights[FEATURE_NAMES.index("faults_ever")] == ORDER_WEIGHT_MIN
     assert fit(features, outcome, form.ridge, form.names)[1] == (0.0,) * len(FEATURE_NAMES)
 
 
-def faults_of(lemons: bool, seed: int) -> Faults:
+def faults_of(lemons: bool, seed: int) -> FaultTable:
     """Return those of a fleet in which a tenth of the hosts fail ten times as often for good, or each fault brings others soon."""
     source, rows = np.random.default_rng(seed), list[tuple[int, float]]()
     for node in range(300):
@@ -79,7 +79,7 @@ def faults_of(lemons: bool, seed: int) -> Faults:
             at, again = at + 0.5, not lemons and source.random() < 0.45
     node_of, start = (np.array(column) for column in zip(*rows, strict=True))
     names = tuple(f"node-{at}" for at in range(300))
-    return Faults(names, node_of, start, start + 0.5, np.ones(len(start), dtype=bool), 200.0)
+    return FaultTable(names, node_of, start, start + 0.5, np.ones(len(start), dtype=bool), 200.0)
 
 
 @pytest.mark.parametrize("lemons", [False, True])
@@ -89,16 +89,16 @@ def test_the_default_is_never_far_below_the_best_simple_ranking(lemons: bool) ->
     loss = dict.fromkeys(BASELINES, 0.0)
     for seed in range(6):
         units = units_of(faults_of(lemons, seed)).between(100, 193)
-        came, even = units.came(ALL), np.ones(len(units.day))
+        came, even = units.positives(ALL), np.ones(len(units.day))
         recall = {
-            name: Ranked(rank(units.state), came, units.day).recall(even)
+            name: Ranking(rank(units.state), came, units.day).recall(even)
             for name, rank in BASELINES.items()
         }
         for name, one in recall.items():
             loss[name] += (max(recall.values()) - one) / 6
     wrong = "time since return" if lemons else "lifetime count"
     assert loss[wrong] > 0.03, loss
-    assert loss[SIMPLE[0].name] < 0.6 * loss[wrong], loss
+    assert loss[SIMPLE_FORMS[0].name] < 0.6 * loss[wrong], loss
 
 
 def test_a_node_that_never_failed_has_rank_zero_and_the_ranks_average() -> None:
@@ -106,7 +106,7 @@ def test_a_node_that_never_failed_has_rank_zero_and_the_ranks_average() -> None:
     since = np.array([np.inf, np.inf, 1.0, 50.0, 2.0])
     count = np.array([0.0, 0.0, 1.0, 3.0, 9.0])
     decayed = {days: np.array([0.0, 0.0, 0.9, 0.5, 5.0]) for days in (7.0, 30.0, 90.0)}
-    state = State(since, count, decayed, np.zeros(5))
+    state = UnitState(since, count, decayed, np.zeros(5))
     rank = fault_rank_of(state, np.array([True, True, True, True, False]))
     # Of four that are up two are alike at 1/4; the third is at 7/8 twice and at 5/8, the fourth at 5/8 twice and at 7/8.
     of = [(19 / 24 - 1 / 4) / (3 / 4), (17 / 24 - 1 / 4) / (3 / 4)]
@@ -119,8 +119,8 @@ def test_where_recency_is_all_a_simple_ranking_is_kept() -> None:
     """A fitted model of counts ranked below the time since return on days ahead."""
     one = compared("recency, 1 / days", 300, 160, 100, seed=1)
     assert one is not None
-    assert one.form.endswith(SIMPLE[0].name)
-    assert one.figures["model"] == pytest.approx(one.figures[SIMPLE[0].name], abs=1e-6)
+    assert one.form.endswith(SIMPLE_FORMS[0].name)
+    assert one.figures["model"] == pytest.approx(one.figures[SIMPLE_FORMS[0].name], abs=1e-6)
 
 
 def test_where_hosts_differ_for_good_counts_are_taken_in() -> None:
@@ -171,4 +171,6 @@ def test_a_fleet_that_was_made_up_is_the_same_each_time() -> None:
 def test_days_are_told_as_they_were() -> None:
     """`gangline explain` says when a host returned from what the feature holds of it."""
     returned = next(one for one in FEATURES if one.name == "returned")
-    assert returned.said(float(np.log1p(30.0 / 12.25))) == "it returned from a fault 12.0 days ago"
+    assert (
+        returned.describe(float(np.log1p(30.0 / 12.25))) == "it returned from a fault 12.0 days ago"
+    )

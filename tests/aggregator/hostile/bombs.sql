@@ -90,8 +90,8 @@ SELECT 1{{' + 1' * 5000}}
 SELECT 1{{' UNION ALL SELECT 1' * 12000}}
 --# a statement of half a megabyte -> refused: more than the 262144 it may have
 SELECT '{{'x' * 500000}}'
---# ten thousand ORs -> answered
-SELECT 1 WHERE 1 = 2{{' OR 1 = 2' * 10000}}
+--# five thousand ORs -> answered
+SELECT 1 WHERE 1 = 2{{' OR 1 = 2' * 5000}}
 --# a list of ten thousand numbers -> answered
 FROM range(3) WHERE range IN (-1{{',%d' * 10000}})
 --# a long string -> answered

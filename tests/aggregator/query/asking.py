@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.messages import Answered, Place, QueryError, Question
-from gangline.aggregator.query.pool import Cost, QueryProcesses
+from gangline.aggregator.query.messages import AnswerSummary, QueryError, QuerySettings, Question
+from gangline.aggregator.query.pool import QueryCost, QueryPool
 from tests.aggregator.conftest import Agent, Connection, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 
@@ -32,9 +32,9 @@ class Reply:
     """What came of a question."""
 
     arrow: bytes = b""
-    summary: Answered | None = None
+    summary: AnswerSummary | None = None
     error: QueryError | None = None
-    cost: Cost = field(default_factory=Cost)
+    cost: QueryCost = field(default_factory=QueryCost)
 
     @property
     def table(self) -> Any:
@@ -42,13 +42,13 @@ class Reply:
         return pa.ipc.open_stream(io.BytesIO(self.arrow)).read_all()
 
 
-async def ask(processes: QueryProcesses, sql: str, **limits: Any) -> Reply:
+async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
     """Ask and return what came of it."""
     values = {"seconds": PATIENT_SECONDS, "rows_max": ROWS_MAX, "bytes_max": BYTES_MAX, **limits}
     reply = Reply()
     try:
-        async for piece in processes.ask(Question(sql, **values), reply.cost):
-            if isinstance(piece, Answered):
+        async for piece in processes.query(Question(sql, **values), reply.cost):
+            if isinstance(piece, AnswerSummary):
                 reply.summary = piece
             else:
                 reply.arrow += piece
@@ -58,9 +58,9 @@ async def ask(processes: QueryProcesses, sql: str, **limits: Any) -> Reply:
 
 
 @asynccontextmanager
-async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryProcesses]:
+async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryPool]:
     """The processes over the snapshot in *folder*."""
-    one = QueryProcesses(Place(folder, MEMORY_BYTES_MAX, 2), running_max)
+    one = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
     one.start()
     try:
         yield one
@@ -80,7 +80,7 @@ def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: 
                     return await ask(processes, sql, **limits)
 
             replies = await asyncio.gather(*map(one, questions))
-            nursery = processes.nursery_pid
+            nursery = processes.fork_server_pid
             assert children(nursery) == [] and processes.running_count == 0
         assert not Path(f"/proc/{nursery}").exists()
         return replies

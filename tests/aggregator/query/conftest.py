@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregator.access.conftest import secured
+from tests.aggregator.auth.conftest import secured
 from tests.aggregator.query.asking import make_snapshot
 
 __all__ = ["secured"]

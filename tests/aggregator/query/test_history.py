@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.query import sandbox, worker
-from gangline.aggregator.query.messages import HEAD, SUMMARY, Place, Question
+from gangline.aggregator.query.messages import HEADER, SUMMARY, QuerySettings, Question
 from gangline.aggregator.store.parquet import views
 
 
@@ -36,9 +36,9 @@ def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
     """Return what a question ends with, asked in this process: an error's words, and the summary."""
     written: list[bytes] = []
     stream = types.SimpleNamespace(write=written.append, flush=lambda: None)
-    _, words = worker.answered(Question(sql, 60.0), Place(folder, 1 << 30, 2), stream)
+    _, words = worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
     last = written[-1] if written else b""
-    return words, json.loads(last[HEAD.size :]) if last[:1] == SUMMARY else {}
+    return words, json.loads(last[HEADER.size :]) if last[:1] == SUMMARY else {}
 
 
 def test_the_past_is_there_when_it_is_named(folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_view_reaches_no_further_than_the_history(folder: Path) -> None:
 
 def test_nothing_is_written_into_the_connections_own_database(folder: Path) -> None:
     """It can be written to, unlike the snapshot: only the transaction stands before it."""
-    with sandbox.opened(folder / "operators.duckdb") as connection:
+    with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
         connection.execute("BEGIN TRANSACTION READ ONLY")
         with pytest.raises(duckdb.TransactionException, match="read-only"):
             connection.execute("CREATE TABLE memory.main.mine AS SELECT 1")

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.query.messages import QueryCutOff, QueryRefused
-from gangline.aggregator.query.sandbox import Refused
+from gangline.aggregator.query.sandbox import StatementRefused
 from tests.aggregator.query.asking import Reply, ask_all
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
@@ -43,14 +43,14 @@ def wrong(statement: Statement, reply: Reply) -> str:
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
     """Return what of *known* is refused before it is run, by its name: one connection is enough to say so."""
     found: dict[str, Reply] = {}
-    with sandbox.opened(sandbox.snapshot_of(folder)) as connection:
+    with sandbox.open_snapshot(sandbox.snapshot_path(folder)) as connection:
         for one in known:
             with suppress(
                 duckdb.Error
             ):  # what cannot be parsed; the process says it in other words
                 try:
                     sandbox.check(connection, one.sql)
-                except Refused as refused:
+                except StatementRefused as refused:
                     found[one.name] = Reply(error=QueryRefused(str(refused)))
     return found
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from gangline.aggregator.commands.sql_backends import Answer, FileDoor, Opened
+from gangline.aggregator.commands.sql_backends import ArrowAnswer, QuerySession, SnapshotBackend
 from gangline.aggregator.query.messages import Question
-from gangline.aggregator.query.pool import QueryProcesses
+from gangline.aggregator.query.pool import QueryPool
 
 ENDLESS = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
 #: Moments of a question's life, and how often Ctrl-C comes just then.
@@ -23,8 +23,8 @@ MOMENTS = {
     "once as its process begins": {"_hand_over": 1},
     "twice as its process begins": {"_hand_over": 2},
     "again as its process is ended": {"_hand_over": 1, "_kill": 1},
-    "again as its end is told": {"_hand_over": 1, "_ended": 1},
-    "four times": {"_hand_over": 1, "_kill": 1, "_ended": 2},
+    "again as its end is told": {"_hand_over": 1, "_on_query_exit": 1},
+    "four times": {"_hand_over": 1, "_kill": 1, "_on_query_exit": 2},
 }
 
 
@@ -39,7 +39,7 @@ def interruptible() -> Iterator[None]:
 def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
     """Press Ctrl-C so many times within the first call of each of these methods."""
     for name, times in moments.items():
-        method, left = getattr(QueryProcesses, name), [times]
+        method, left = getattr(QueryPool, name), [times]
 
         def pressed(*given: Any, _method: Any = method, _left: list[int] = left) -> Any:
             presses, _left[0] = _left[0], 0
@@ -47,10 +47,10 @@ def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             return _method(*given)
 
-        monkeypatch.setattr(QueryProcesses, name, pressed)
+        monkeypatch.setattr(QueryPool, name, pressed)
 
 
-def rows(answer: Answer) -> list[dict[str, Any]]:
+def rows(answer: ArrowAnswer) -> list[dict[str, Any]]:
     """Read the whole answer."""
     found: list[dict[str, Any]] = pa.ipc.open_stream(answer).read_all().to_pylist()
     answer.finish()
@@ -63,7 +63,7 @@ def test_ctrl_c_frees_the_place(
     snapshot: Path, monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]
 ) -> None:
     """Two quick Ctrl-C ended the prompt with a traceback; once every later question was refused, for good."""
-    with Opened(FileDoor(snapshot)) as opened:
+    with QuerySession(SnapshotBackend(snapshot)) as opened:
         press_at(monkeypatch, moments)
         with (
             pytest.raises(KeyboardInterrupt),
@@ -77,7 +77,7 @@ def test_ctrl_c_frees_the_place(
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_between_the_pieces_frees_the_place(snapshot: Path) -> None:
     """Ctrl-C while an answer is laid out, and again before it is cancelled: nothing of it is left running."""
-    with Opened(FileDoor(snapshot)) as opened:
+    with QuerySession(SnapshotBackend(snapshot)) as opened:
         unread = opened.answer(Question("FROM range(100000000000)", 0.0))
         answer = unread.__enter__()
         assert isinstance(answer, io.RawIOBase) and answer.read(8)

@@ -17,7 +17,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.query.messages import (
-    Answered,
+    AnswerSummary,
     NoSnapshot,
     QueryCutOff,
     QueryFailed,
@@ -25,8 +25,8 @@ from gangline.aggregator.query.messages import (
     Question,
     TooManyQueries,
 )
-from gangline.aggregator.query.pool import Cost
-from gangline.aggregator.workers import SESSION_NICE, processors
+from gangline.aggregator.query.pool import QueryCost
+from gangline.aggregator.workers import SESSION_NICE, query_processors
 from tests.aggregator.query.asking import (
     MEMORY_BYTES_MAX,
     PATIENT_SECONDS,
@@ -73,13 +73,13 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
     async def way() -> None:
         async with asked(snapshot) as processes:
             task = asyncio.create_task(ask(processes, ENDLESS))
-            (pid,) = await until(lambda: children(processes.nursery_pid))
+            (pid,) = await until(lambda: children(processes.fork_server_pid))
             await until(lambda: limits(pid)["Max open files"] == "1024")
             assert os.getpriority(os.PRIO_PROCESS, pid) == 19
             assert policies(pid) == {os.SCHED_IDLE}
-            assert os.sched_getaffinity(pid) == processors()
-            assert len(os.sched_getaffinity(0)) == 1 or processors() < os.sched_getaffinity(0)
-            assert os.getsid(pid) == processes.nursery_pid
+            assert os.sched_getaffinity(pid) == query_processors()
+            assert len(os.sched_getaffinity(0)) == 1 or query_processors() < os.sched_getaffinity(0)
+            assert os.getsid(pid) == processes.fork_server_pid
             share = Path(f"/proc/{pid}/autogroup")
             assert not share.exists() or share.read_text().endswith(f" nice {SESSION_NICE}\n")
             assert status(pid)["NoNewPrivs"] == "1"
@@ -88,9 +88,11 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert found["Max file size"] == "0" and found["Max core file size"] == "0"
             assert MEMORY_BYTES_MAX < int(found["Max address space"]) < MEMORY_BYTES_MAX + (1 << 30)
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
-            assert threads(processes.nursery_pid) == 1, "a fork of a process with threads may hang"
+            assert threads(processes.fork_server_pid) == 1, (
+                "a fork of a process with threads may hang"
+            )
             ours = os.getpriority(os.PRIO_PROCESS, 0)
-            assert os.getpriority(os.PRIO_PROCESS, processes.nursery_pid) == ours
+            assert os.getpriority(os.PRIO_PROCESS, processes.fork_server_pid) == ours
             os.kill(pid, signal.SIGKILL)
             reply = await task
             assert isinstance(reply.error, QueryCutOff) and "want of memory" in str(reply.error)
@@ -110,9 +112,9 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
     async def way() -> None:
         async with asked(snapshot) as processes:
             task = asyncio.create_task(ask(processes, ENDLESS))
-            (pid,) = await until(lambda: children(processes.nursery_pid))
+            (pid,) = await until(lambda: children(processes.fork_server_pid))
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
-            for one in (pid, processes.nursery_pid):
+            for one in (pid, processes.fork_server_pid):
                 assert b"secret" not in Path(f"/proc/{one}/environ").read_bytes()
             open_files = []
             for one in Path(f"/proc/{pid}/fd").iterdir():
@@ -131,12 +133,12 @@ def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> No
     async def way() -> None:
         async with asked(snapshot, running_max=1) as processes:
             for sql in (DEAF, "FROM range(100000000000)"):
-                cost = Cost()
-                answer = processes.ask(Question(sql, PATIENT_SECONDS), cost)
+                cost = QueryCost()
+                answer = processes.query(Question(sql, PATIENT_SECONDS), cost)
                 task = asyncio.ensure_future(anext(answer))
-                await until(lambda: children(processes.nursery_pid))
+                await until(lambda: children(processes.fork_server_pid))
                 with pytest.raises(TooManyQueries, match="too many queries running"):
-                    await anext(processes.ask(Question("SELECT 1", 1.0), Cost()))
+                    await anext(processes.query(Question("SELECT 1", 1.0), QueryCost()))
                 if sql == DEAF:
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
@@ -144,7 +146,7 @@ def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> No
                 else:
                     await task
                 await answer.aclose()
-                assert processes.running_count == 0 and children(processes.nursery_pid) == []
+                assert processes.running_count == 0 and children(processes.fork_server_pid) == []
                 assert cost.cpu_seconds > 0 and cost.rss_bytes_max > 1 << 20
             assert (await ask(processes, "SELECT 1")).summary
 
@@ -157,14 +159,14 @@ def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> Non
     async def way() -> None:
         async with asked(snapshot) as processes:
             task = asyncio.create_task(ask(processes, DEAF))
-            (pid,) = await until(lambda: children(processes.nursery_pid))
-            first = processes.nursery_pid
+            (pid,) = await until(lambda: children(processes.fork_server_pid))
+            first = processes.fork_server_pid
             os.kill(first, signal.SIGKILL)
             reply = await task
             assert isinstance(reply.error, QueryFailed) and "ask again" in str(reply.error)
             await until(lambda: not Path(f"/proc/{pid}").exists())
             assert (await ask(processes, "SELECT 1")).summary
-            assert processes.nursery_pid != first
+            assert processes.fork_server_pid != first
 
     asyncio.run(way())
 
@@ -175,7 +177,7 @@ from pathlib import Path
 from tests.aggregator.query.asking import asked, ask
 async def way():
     async with asked(Path(sys.argv[1])) as processes:
-        print(processes.nursery_pid, flush=True)
+        print(processes.fork_server_pid, flush=True)
         await ask(processes, sys.argv[2])
 asyncio.run(way())
 """
@@ -271,6 +273,6 @@ def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:
         "'nan'::FLOAT AS f, NULL AS n, DATE '2026-01-01' AS d, 1.5::DECIMAL(9, 2) AS c FROM range(5000)"
     )
     (reply,) = ask_all(snapshot, [sql])
-    assert reply.error is None and isinstance(reply.summary, Answered)
+    assert reply.error is None and isinstance(reply.summary, AnswerSummary)
     assert reply.table.num_rows == reply.summary.rows == 5000
     assert reply.table["e"][4999].as_py() == "b" and reply.table["s"][1].as_py() == {"a": [1, None]}

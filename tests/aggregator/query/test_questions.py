@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.query import sandbox
-from gangline.aggregator.query.sandbox import Refused, located, visible
+from gangline.aggregator.query.sandbox import StatementRefused, located, visible
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.corpus import FOLDER, statements
 
@@ -31,7 +31,7 @@ WORDS = sorted(
 @pytest.fixture(scope="module")
 def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """The snapshot behind its fences."""
-    with sandbox.opened(snapshot / "operators.duckdb") as connection:
+    with sandbox.open_snapshot(snapshot / "operators.duckdb") as connection:
         yield connection
 
 
@@ -48,7 +48,7 @@ def test_the_check_passes_only_what_reads(
     sql = " ".join(words)
     try:
         sandbox.check(connection, sql)
-    except (Refused, duckdb.Error):
+    except (StatementRefused, duckdb.Error):
         return
     (statement,) = connection.extract_statements(sql)
     assert statement.type.name in ("SELECT", "EXPLAIN")
@@ -100,7 +100,7 @@ def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None
     there = {name for (name,) in rows}
     #: Names that the parser gives to what is written otherwise, and words that are functions to it.
     spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
-    newer = {*sandbox._COMPUTING_SINCE_2.split(), *sandbox._WORDS_SINCE_2}
+    newer = {*sandbox._SCALAR_FUNCTION_NAMES_SINCE_2.split(), *sandbox._OPERATORS_SINCE_2}
     assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - there - newer <= spoken
 
 
@@ -115,7 +115,7 @@ def test_no_view_of_duckdbs_shows_where_we_are(
             try:
                 sandbox.check(connection, sql)
                 rows = connection.cursor().execute(sql).fetchall()
-            except Refused:
+            except StatementRefused:
                 continue
             except duckdb.CatalogException:
                 assert schema == "information_schema" and "." not in sql

@@ -18,12 +18,12 @@ import pyarrow.ipc
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.query.log import Entry, QueryLog
+from gangline.aggregator.query.log import QueryLog, QueryLogEntry
 from gangline.aggregator.service import query
 from gangline.contract.settings import SettingsError, load
 from gangline.contract.wire import query_pb2, status_pb2
 from gangline.contract.wire.query_pb2_grpc import QueryServiceStub
-from tests.aggregator.access.secured import Secured, bearer, status_of
+from tests.aggregator.auth.secured import Secured, bearer, status_of
 from tests.aggregator.conftest import wait_until
 from tests.aggregator.query.asking import children
 from tests.aggregator.query.test_processes import DEAF, ENDLESS
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("live_operators_files")
 @asynccontextmanager
 async def client(aggregator: Any) -> AsyncIterator[Any]:
     """A stub of the service, once there is a snapshot to ask."""
-    one = aggregator.query.processes.place.folder / "operators.duckdb"
+    one = aggregator.query.pool.settings.folder / "operators.duckdb"
     await wait_until(one.exists)
     assert one.stat().st_size
     async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
@@ -154,7 +154,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
             )
-            (one.query.processes.place.folder / "operators.duckdb").unlink()
+            (one.query.pool.settings.folder / "operators.duckdb").unlink()
             gone = await refusal(stub, sql="FROM hosts")
             assert gone.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -195,7 +195,7 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(2)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.processes.running_count == 2)
+            await until(lambda: one.query.pool.running_count == 2)
             busy = await refusal(stub, sql="FROM hosts")
             assert busy.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             trailing: dict[str, Any] = dict(busy.trailing_metadata())
@@ -205,12 +205,12 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
             retry = status_pb2.ErrorRetry.FromString(status.details[0].value)
             assert retry.retry_delay.seconds == 1
             calls[0].cancel()
-            await until(lambda: one.query.processes.running_count == 1)
+            await until(lambda: one.query.pool.running_count == 1)
             assert await responses(stub.Query(query_pb2.QueryRequest(sql="FROM hosts")))
             calls[1].cancel()
-            await until(lambda: one.query.processes.running_count == 0)
+            await until(lambda: one.query.pool.running_count == 0)
             await asyncio.gather(*tasks, return_exceptions=True)
-            assert children(one.query.processes.nursery_pid) == []
+            assert children(one.query.pool.fork_server_pid) == []
 
     asyncio.run(way())
     assert sorted(line["outcome"] for line in log_of(lab.folder)) == [
@@ -235,7 +235,7 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
             stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=one) for _ in range(2)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: aggregator.query.processes.running_count == 2)
+            await until(lambda: aggregator.query.pool.running_count == 2)
             request = query_pb2.QueryRequest(sql="FROM hosts")
             code, words = await status_of(responses(stub.Query(request, metadata=one)))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -244,7 +244,7 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: aggregator.query.processes.running_count == 0)
+            await until(lambda: aggregator.query.pool.running_count == 0)
             assert await responses(stub.Query(request, metadata=one))
 
     asyncio.run(way())
@@ -267,10 +267,10 @@ def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -
             request = query_pb2.QueryRequest(sql="FROM hosts -- " + "x" * 1000)
             code, _ = await status_of(responses(stub.Query(request, metadata=token)))
             assert code is grpc.StatusCode.PERMISSION_DENIED
-            bucket = aggregator.door._refusals._of["scheduler", "slurm"]
+            bucket = aggregator.access_control._refusals._buckets["scheduler", "slurm"]
             bucket._level = -1e9  # as if it had been refused all night
             held = asyncio.ensure_future(responses(stub.Query(request, metadata=token)))
-            await until(lambda: aggregator.door.refused_count == 2)
+            await until(lambda: aggregator.access_control.refused_count == 2)
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
 
@@ -314,10 +314,10 @@ def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(4)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.processes.running_count == 4)
+            await until(lambda: one.query.pool.running_count == 4)
             await agent.send(*(agent.agent.message(at) for at in range(1, 21)))
             assert agent.durable == set(range(1, 21))
-            assert one.query.processes.running_count == 4
+            assert one.query.pool.running_count == 4
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -325,8 +325,8 @@ def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
     asyncio.run(way())
 
 
-def entry(sql: str) -> Entry:
-    return Entry(0, "me", "operator", "ipv4:1", sql, 0.1, 1, 2, "ok", "", 0.1, 3)
+def entry(sql: str) -> QueryLogEntry:
+    return QueryLogEntry(0, "me", "operator", "ipv4:1", sql, 0.1, 1, 2, "ok", "", 0.1, 3)
 
 
 def test_the_log_is_bounded(tmp_path: Path) -> None:

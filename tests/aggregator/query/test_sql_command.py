@@ -24,7 +24,7 @@ from pyarrow import parquet
 
 from gangline import cli
 from gangline.aggregator.commands import sql_output
-from gangline.aggregator.commands.sql_shell import Names
+from gangline.aggregator.commands.sql_shell import NameCompleter
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.terminal import Terminal
 from tests.aggregator.query.test_processes import DEAF
@@ -278,6 +278,8 @@ def test_rows_as_records() -> None:
 )
 def test_what_is_offered(typed: str, offered: list[str]) -> None:
     """After FROM a table is meant, elsewhere a column or a word."""
-    names = Names([("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")])
+    names = NameCompleter(
+        [("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")]
+    )
     found = names.get_completions(Document(typed), CompleteEvent())
     assert [one.text for one in found] == offered

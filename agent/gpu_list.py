@@ -1,0 +1,145 @@
+"""The GPUs that this host ever had, kept over boots, and which of them are missing.
+
+One small file in the state folder, replaced whole. Whoever takes a GPU out for good deletes it: the list then begins
+anew with what the host has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..contract.gpu_set import GPUS_MAX, is_uuid, missing, update_expected
+from ..contract.wire.telemetry_pb2 import HealthEvent
+
+FILE_NAME = "gpus.json"
+#: A larger file is not ours.
+FILE_BYTES_MAX = 64 << 10
+NAME_CHARACTERS_MAX = 128
+SECOND_NS = 1_000_000_000
+#: A GPU counts as missing once it was so for this long: a driver that is loaded again takes less (assumed).
+SETTLING_SECONDS = 120.0
+#: And not earlier in a boot: its driver is built, loaded, and starts the GPUs (assumed; ports are given as long).
+BOOTING_SECONDS = 300.0
+#: The event of a GPU that is missing, or back.
+EVENT_NAME = "gpu.missing"
+
+log = logging.getLogger(__name__)
+
+
+class GpuInventory(NamedTuple):
+    """The GPUs that an inventory found to answer (UUID -> PCI address), and the addresses of those of which it says
+    nothing: they are left alone, may not be asked, or belong to a virtual machine."""
+
+    found: Mapping[str, str]
+    unqueried: frozenset[str] = frozenset()
+
+
+class GpuList:
+    """For one thread. Never raises; `last_error` says what failed. The clock is handed in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.last_error = ""
+        self._path = folder / FILE_NAME
+        #: UUID -> PCI address.
+        self.expected: Mapping[str, str] = self._load()
+        self._is_stored = bool(self.expected)
+        self._inventory: GpuInventory | None = None
+        self._since_ns: dict[str, int] = {}
+
+    def check(
+        self, inventory: GpuInventory | None, reported_missing: Collection[str], now_ns: int
+    ) -> Iterator[HealthEvent]:
+        """Yield what became of GPUs. *inventory*: None where no inventory could tell; *reported_missing*: those that were told to be
+        missing and not to be back."""
+        if inventory is None:
+            return
+        if self._is_stored and not self._path.exists():
+            self._reset(inventory)
+        if inventory is not self._inventory:
+            self._inventory = inventory
+            self._store(update_expected(self.expected, inventory.found))
+        absent = missing(self.expected, inventory.found)
+        absent = {key: at for key, at in absent.items() if at not in inventory.unqueried}
+        self._since_ns = {key: self._since_ns.get(key, now_ns) for key in absent}
+        for key in [key for key in reported_missing if key not in absent]:
+            yield _event(key, "", "back", now_ns)
+        if now_ns < BOOTING_SECONDS * SECOND_NS:
+            return
+        for key, since_ns in self._since_ns.items():
+            if key not in reported_missing and now_ns - since_ns >= SETTLING_SECONDS * SECOND_NS:
+                yield _event(key, absent[key], "missing", now_ns)
+
+    def _reset(self, inventory: GpuInventory) -> None:
+        log.info(
+            "%s was deleted: %d GPUs are expected from now on", self._path, len(inventory.found),
+            extra={"cause": "gpu.list"},
+        )  # fmt: skip
+        self.expected, self._is_stored, self._inventory = {}, False, None
+
+    def _load(self) -> dict[str, str]:
+        try:
+            with open(self._path, "rb") as file:
+                return parse_gpus(file.read(FILE_BYTES_MAX))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.last_error = f"{self._path}: {error.strerror}"
+        except ValueError as error:
+            self.last_error = f"{self._path}: {error}; it is begun anew"
+        return {}
+
+    def _store(self, expected: dict[str, str]) -> None:
+        if self._is_stored and expected == self.expected:
+            return
+        self.expected = expected
+        new = self._path.with_name(f"{FILE_NAME}.new")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(new, "wb") as file:
+                file.write(json.dumps({"gpus": expected}).encode())
+                file.flush()
+                os.fsync(file.fileno())  # it is for the next boot, however this one ends
+            new.replace(self._path)
+            self._is_stored, self.last_error = True, ""
+        except OSError as error:
+            self._is_stored, self.last_error = False, f"{self._path}: {error.strerror}"
+            with suppress(OSError):
+                new.unlink()
+
+
+def parse_gpus(content: bytes) -> dict[str, str]:
+    """Return what the file holds, UUID -> PCI address. Raises ValueError for what is no such list."""
+    try:
+        gpus = json.loads(content)["gpus"]
+        items = list(gpus.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"holds no list of GPUs: {str(error)[:200]}") from error
+    if len(items) > GPUS_MAX:
+        raise ValueError(f"{len(items)} GPUs, at most {GPUS_MAX}")
+    for key, at in items:
+        if (
+            not isinstance(at, str)
+            or not is_uuid(key)
+            or max(len(key), len(at)) > NAME_CHARACTERS_MAX
+        ):
+            raise ValueError(f"{key[:40]!r} is no GPU with its PCI address")
+    return dict(items)
+
+
+def _event(key: str, address: str, state: str, now_ns: int) -> HealthEvent:
+    return HealthEvent(
+        event_id=f"{EVENT_NAME}/{key}/{now_ns}",
+        device_kind="gpu",
+        device=key,
+        name=EVENT_NAME,
+        message=f"GPU {key} is {state}" + (f"; it was at {address}" if address else ""),
+        boottime_ns=now_ns,
+        last_boottime_ns=now_ns,
+        attributes={"state": state},
+    )

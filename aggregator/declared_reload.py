@@ -1,0 +1,313 @@
+"""What is declared, kept in force while we run: files are looked at every few seconds, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import duckdb
+
+from .declared import rows
+from .declared.fields import DeclaredError
+from .declared.loader import ENDINGS, DeclaredFile, files_in, hash_of, parse_files, read_files
+from .declared.model import NOTHING, Declared, PlaceSource
+from .fleet.fleet import Fleet
+from .model import AGGREGATOR_HOST, Finding, TransactionalStore
+
+# ----------------------------------------------------------------------
+# Whether files rest, so that half a copy is not taken, and what becomes of those that never do.
+
+#: Each so many looks without rest, a minute of them, what files hold is compared at the last two.
+UNSTABLE_POLLS = 12
+
+
+class FileStability:
+    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each look."""
+
+    def __init__(self) -> None:
+        self._stamps: object = None
+        self._unstable_polls = 0
+        self._digests: dict[str, bytes] = {}
+
+    def poll(self, stamps: object) -> bool:
+        """Take what a look saw of the files (names, times, sizes); say whether they rest: it is as at the one before."""
+        is_stable, self._stamps = stamps == self._stamps, stamps
+        self._unstable_polls = 0 if is_stable else self._unstable_polls % UNSTABLE_POLLS + 1
+        return is_stable
+
+    @property
+    def needs_compare(self) -> bool:
+        """What the files hold is to be read and handed to `compare`, though they do not rest."""
+        return self._unstable_polls >= UNSTABLE_POLLS - 1
+
+    def compare(self, files: Iterable[DeclaredFile]) -> str | None:
+        """Return "" if *files* hold what they held at the look before, else words on one that does not; None: ask at the next."""
+        before, self._digests = (
+            self._digests,
+            {one.name: hashlib.sha256(one.data).digest() for one in files},
+        )
+        if self._unstable_polls < UNSTABLE_POLLS:
+            return None
+        names = before.keys() | self._digests.keys()
+        changed = [name for name in names if before.get(name) != self._digests.get(name)]
+        if not changed:
+            return ""
+        return (
+            f"{min(changed)}: was written again and again for a minute, and says something else each time: it may be half "
+            "written. Write it only when there is news"
+        )
+
+
+log = logging.getLogger(__name__)
+
+#: The files are looked at this often, and what hosts say of their places is taken over.
+POLL_SECONDS = 5
+#: Where hosts stand is written down at most this often: they register by the thousand.
+PLACES_SECONDS = 30
+#: What is wrong with the files, as a finding of the aggregator itself.
+FINDING = "aggregator.declared"
+#: Problems that are told of in it; `gangline declared check` tells all.
+PROBLEMS_SHOWN_MAX = 3
+#: Versions that wait for the disk; the oldest go first.
+UNWRITTEN_MAX = 8
+
+#: Of each file: its name, and what changes when it does.
+Stamps = tuple[tuple[str, int, int, int, int], ...]
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What one look at the files found. `declared` None: nothing new, or `problems`. `stamps` None: look again, whatever comes."""
+
+    stamps: Stamps | None
+    declared: Declared | None = None
+    files: tuple[DeclaredFile, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class DeclaredReloader:
+    """Keeps `fleet.declared`. Owned by the loop's thread; files and the store are for threads that may wait."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        fleet: Fleet,
+        store: TransactionalStore,
+        rules: frozenset[str] = frozenset(),
+    ) -> None:
+        """*path*: a file, or a folder of them; None: nothing is declared."""
+        self._path, self._fleet, self._store, self._rules = path, fleet, store, rules
+        self._stamps: Stamps | None = None
+        self._stability = FileStability()
+        self._is_poll_requested = False
+        self._polled_ns = self._places_written_ns = 0
+        self._places_version = -1
+        #: (version, its files, when it was taken), while the disk does not take them.
+        self._unwritten: deque[tuple[Declared, tuple[DeclaredFile, ...], int]] = deque(
+            maxlen=UNWRITTEN_MAX
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._problems: tuple[str, ...] = ()
+        #: The version in force is of files: none at all any more is a mount that is away, not somebody's word.
+        self._had_files = False
+        #: What is wrong with the files, in words; "" when nothing is.
+        self.error = ""
+
+    def begin(self, now_ns: int) -> None:
+        """Take the files, or, when they are not right, what was in force before our restart. Blocks for the disk."""
+        stored = self._stored_version()
+        self._fleet.reported_inventory.restore(self._stored_reported_places())
+        self._fleet.declared = replace(NOTHING, number=stored.number if stored else 0)
+        self._had_files = bool(stored and stored.files)
+        result = self._poll(now_ns, now=True)
+        if (
+            result.declared is not None
+            and stored is not None
+            and result.declared.hash == stored.hash
+        ):
+            result = replace(result, declared=replace(result.declared, number=stored.number))
+            now_ns = stored.taken_ns
+        elif stored is not None and result.declared is None:
+            self._restore(stored)
+        self._apply(result, now_ns)
+        self._fleet.declared = self._fleet.declared.with_reported(
+            self._fleet.reported_inventory.apply_changes()
+        )
+
+    def _stored_reported_places(self) -> Mapping[str, tuple[PlaceSource, ...]]:
+        """Return what hosts said of their places before our restart: those that are switched off do not say it again."""
+        try:
+            with self._store.reading() as cursor:
+                return rows.reported_places(cursor)
+        except duckdb.Error as error:
+            log.error("what hosts said of their places before cannot be read: %s", error)
+            return {}
+
+    def _stored_version(self) -> rows.StoredVersion | None:
+        try:
+            with self._store.reading() as cursor:
+                return rows.last_version(cursor)
+        except duckdb.Error as error:
+            log.error("what was declared before cannot be read: %s", error)
+            return None
+
+    def _restore(self, stored: rows.StoredVersion) -> None:
+        try:
+            self._fleet.declared = parse_files(
+                stored.files, stored.taken_ns, number=stored.number, was_good=True
+            )
+        except DeclaredError as error:
+            log.error(
+                "version %d of what was declared is not good any more: %s", stored.number, error
+            )
+
+    def request_poll(self) -> None:
+        """Look at once, and do not wait until the files rest: SIGHUP."""
+        self._is_poll_requested = True
+
+    def step(self, now_ns: int) -> None:
+        """Begin to look, and to write down what changed, if it is time."""
+        if self._task is not None and not self._task.done():
+            return
+        due = not 0 <= now_ns - self._polled_ns < POLL_SECONDS * _NS
+        if not (due or self._is_poll_requested):
+            return
+        is_requested, self._is_poll_requested, self._polled_ns = (
+            self._is_poll_requested,
+            False,
+            now_ns,
+        )
+        self._fleet.declared = self._fleet.declared.with_reported(
+            self._fleet.reported_inventory.apply_changes()
+        )
+        self._task = asyncio.create_task(self._poll_and_write(now_ns, is_requested=is_requested))
+
+    async def _poll_and_write(self, now_ns: int, *, is_requested: bool) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(None, lambda: self._poll(now_ns, now=is_requested))
+            self._apply(result, now_ns)
+        except Exception:
+            log.exception("what is declared could not be taken")
+            return
+        try:
+            if self._needs_write(now_ns):
+                await loop.run_in_executor(None, self._store.in_transaction, self._write)
+                self._on_written(now_ns)
+        except Exception as error:  # noqa: BLE001 - the store tells of its trouble itself
+            log.debug("what is declared was not written: %s", error)
+
+    def _poll(self, now_ns: int, *, now: bool) -> PollResult:
+        """Read the files if they changed and rest. *now*: without waiting for that. Never raises."""
+        stamps: Stamps | None = None
+        try:
+            stamps = _stamps(self._path)
+            is_new = stamps != self._stamps or (now and bool(self._problems))
+            is_stable = self._stability.poll(stamps) or now
+            if not (is_new and is_stable) and not self._stability.needs_compare:
+                return PollResult(self._stamps, problems=self._problems)
+            files = tuple(read_files([] if self._path is None else [self._path]))
+            if self._path is not None and self._had_files and not files:
+                raise DeclaredError([_no_files_message(self._path)])
+            unstable_message = (
+                self._stability.compare(files) if self._stability.needs_compare else None
+            )
+            if not is_stable or _stamps(self._path) != stamps:  # somebody writes while we read
+                if unstable_message is None:
+                    return PollResult(self._stamps, problems=self._problems)
+                if unstable_message:
+                    return PollResult(None, problems=(unstable_message,))
+            before = self._fleet.declared
+            if hash_of(files) == before.hash:
+                return PollResult(stamps)
+            declared = parse_files(files, now_ns, rules=self._rules, number=before.number + 1)
+            declared.prepare(tuple(self._fleet.names))  # here, where nobody is judged meanwhile
+            return PollResult(stamps, declared, files)
+        except DeclaredError as error:
+            return PollResult(stamps, problems=tuple(error.problems))
+        except Exception as error:  # whatever a file makes of our code
+            log.exception("what is declared could not be read")
+            return PollResult(stamps, problems=(f"{type(error).__name__}: {error}",))
+
+    def _apply(self, result: PollResult, now_ns: int) -> None:
+        """Put in force what a look found, and tell what is wrong."""
+        self._stamps = result.stamps
+        before = self._fleet.declared
+        if result.declared is not None and result.declared.hash != before.hash:
+            after = replace(result.declared, places_version=before.places_version + 1)
+            self._fleet.declared = after.with_reported(
+                self._fleet.reported_inventory.apply_changes()
+            )
+            self._unwritten.append((self._fleet.declared, result.files, now_ns))
+            self._had_files = bool(result.files)
+            if after.files or before.files:
+                names = ", ".join(after.files) or "no files"
+                log.info("declared: version %d is in force (%s)", after.number, names)
+        if result.problems != self._problems:
+            self._problems = result.problems
+            self._report_problems(now_ns)
+
+    def _report_problems(self, now_ns: int) -> None:
+        self._fleet.clear_finding(AGGREGATOR_HOST, FINDING)
+        self.error = ""
+        if self._problems:
+            declared = self._fleet.declared
+            stays = (
+                f"version {declared.number} stays in force"
+                if declared.files
+                else "nothing is declared"
+            )
+            more = len(self._problems) - PROBLEMS_SHOWN_MAX
+            rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
+            self.error = (
+                f"what is declared in {self._path} is not taken, {stays}: "
+                f"{'; '.join(self._problems[:PROBLEMS_SHOWN_MAX])}{rest}"
+            )
+            clears = "the files are right"
+            self._fleet.add_finding(
+                Finding(AGGREGATOR_HOST, FINDING, "", self.error, now_ns, clears_when=clears)
+            )
+            log.warning("%s", self.error)
+        else:
+            log.info("what is declared in %s is right again", self._path)
+
+    def _needs_write(self, now_ns: int) -> bool:
+        changed = self._places_version != self._fleet.declared.places_version
+        is_due = not 0 <= now_ns - self._places_written_ns < PLACES_SECONDS * _NS
+        return bool(self._unwritten) or (changed and is_due)
+
+    def _write(self, connection: duckdb.DuckDBPyConnection) -> None:
+        declared = self._fleet.declared
+        for version, files, taken_ns in self._unwritten:
+            rows.put_version(connection, version, files, taken_ns)
+        rows.put_places(connection, declared)
+
+    def _on_written(self, now_ns: int) -> None:
+        self._unwritten.clear()
+        self._places_written_ns = now_ns
+        self._places_version = self._fleet.declared.places_version
+
+
+def _no_files_message(path: Path) -> str:
+    return (
+        f"{path}: no file there ends in {', '.join(ENDINGS)} any more: a mount that is away? "
+        "To declare nothing, leave an empty file there, as none.toml"
+    )
+
+
+def _stamps(path: Path | None) -> Stamps:
+    """Return what changes when the files do. Raises DeclaredError."""
+    found: list[tuple[str, int, int, int, int]] = []
+    for one in files_in(path) if path is not None else ():
+        try:
+            stat = one.stat()
+        except OSError as error:
+            raise DeclaredError([f"{one}: {error.strerror}"]) from error
+        found.append((one.name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)

@@ -1,0 +1,268 @@
+"""Who calls: set once, by the guard, before a service's own code runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from .errors import PermissionDenied
+
+
+class Role(StrEnum):
+    """What a caller is, which says what it may do (`principal.py`)."""
+
+    AGENT = "agent"  #: writes as its own host, and reads nothing
+    SCHEDULER = "scheduler"  #: reads scores, plans, acknowledges
+    OPERATOR = "operator"  #: reads everything, SQL, permits
+    ADMIN = "admin"  #: everything
+    #: Plain text beyond loopback, turned on by name, with no login configured: nobody knows who it is.
+    ANYONE = "anyone"
+
+
+#: The roles that a certificate or a token can give.
+GRANTABLE_ROLES = (Role.AGENT, Role.SCHEDULER, Role.OPERATOR, Role.ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever makes a call. Two of equal `role`, `name` and `auth_method` are one caller to every limit.
+
+    `host`: the one host that an agent writes as; "" for the others. `auth_method`: how it was recognised. `proof`: of two
+    that claim one host name the one with the greater proof has it: (0, 0) none, (1, when its token was made),
+    (2, when its certificate was issued), both in s of Unix time. `until`: when that ends, in s; 0: never.
+    """
+
+    role: Role
+    name: str
+    host: str = ""
+    auth_method: str = "local"  # "certificate", "token", or without any login: "local", "plain"
+    proof: tuple[int, int] = (0, 0)
+    until: int = 0
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether it has proved who it is."""
+        return bool(self.proof[0])
+
+    def writes_as(self, host: str) -> bool:
+        """Whether it may register as *host* and send its readings."""
+        return self.role is not Role.AGENT or self.host == host
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name!r} (by {self.auth_method})"
+
+
+#: On plain loopback without any login configured: whoever is on this machine may do everything.
+LOCAL = Principal(Role.ADMIN, "local")
+#: The same beyond loopback.
+ANYONE = Principal(Role.ANYONE, "anyone", auth_method="plain")
+
+_PRINCIPAL: ContextVar[Principal] = ContextVar("caller")
+
+
+def current_principal(context: Any) -> Principal:
+    """Return who makes the call that is being answered. Raises PermissionDenied where no guard let it in."""
+    try:
+        return _PRINCIPAL.get()
+    except LookupError:
+        raise PermissionDenied(
+            "nobody has been asked who calls: this service has no guard"
+        ) from None
+
+
+def set_principal(principal: Principal) -> None:
+    """From here on this task answers *principal*."""
+    _PRINCIPAL.set(principal)
+
+
+# ----------------------------------------------------------------------
+# The table: which role may call what. A method that is not here is nobody's, and a house test names
+# it.
+
+_AGENTS = frozenset({Role.AGENT, Role.ADMIN, Role.ANYONE})
+_SCHEDULERS = frozenset({Role.SCHEDULER, Role.OPERATOR, Role.ADMIN, Role.ANYONE})
+#: Who answers advice is somebody: nobody knows who speaks beyond loopback without a login.
+_EXECUTORS = _SCHEDULERS - {Role.ANYONE}
+_OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
+_READERS = _OPERATORS | {Role.ANYONE}
+_ADMINS = frozenset({Role.ADMIN})
+#: Answered to whoever reaches the port: a load balancer has no login.
+PUBLIC: frozenset[Role] = frozenset(Role)
+
+#: Service -> method -> roles. `*`: all of its methods.
+PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
+    "gangline.v1.TelemetryService": {
+        "RegisterNode": _AGENTS,
+        "StreamTelemetry": _AGENTS,
+        "ReportEvents": _AGENTS,
+    },
+    "gangline.v1.ScoreService": {
+        "GetNodeDictionary": _SCHEDULERS,
+        "GetNodeScore": _SCHEDULERS,
+        "ListNodeScores": _SCHEDULERS,
+        "ScoreNodes": _SCHEDULERS,
+        "WatchNodeScores": _SCHEDULERS,
+    },
+    "gangline.v1.PermitService": {
+        "GetPermit": _READERS,
+        "GrantPermit": _OPERATORS,
+        "RevokePermit": _READERS,  # in doubt anybody who may look may stop it
+    },
+    "gangline.v1.AdvisoryService": {
+        "WatchAdvisories": _SCHEDULERS,
+        "ListAdvisories": _SCHEDULERS,
+        "GetAdvisory": _SCHEDULERS,
+        "AckAdvisory": _EXECUTORS,
+        "ReportGangs": _EXECUTORS,
+        "ReportUnavailableNodes": _EXECUTORS,
+        "EvaluateRule": _OPERATORS,
+    },
+    "gangline.v1.OutcomeService": {"ReportOutcomes": _EXECUTORS},
+    "gangline.v1.QueryService": {"*": _OPERATORS},
+    "gangline.v1.AdminService": {"*": _ADMINS},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
+    "grpc.health.v1.Health": {"Check": PUBLIC, "Watch": PUBLIC, "List": PUBLIC},
+}
+
+
+def roles_of(method: str) -> frozenset[Role]:
+    """Return who may call `/package.Service/Method`; nobody where the table does not say."""
+    service, _, name = method.removeprefix("/").partition("/")
+    methods = PERMISSIONS.get(service, {})
+    return methods.get(name, methods.get("*", frozenset()))
+
+
+# ----------------------------------------------------------------------
+# From what a certificate says of its holder to a role and a name.
+#
+# Either a URI `spiffe://TRUST/gangline/ROLE/NAME` (SPIFFE-ID standard, section 2), or a DNS name
+# or, where there is neither, the common name, by patterns that the operator set:
+# `agent={name}.gpu.example`.
+
+#: A SPIFFE ID has no more (SPIFFE-ID standard, 2.3); no DNS name has as many.
+IDENTITY_CHARACTERS_MAX = 2048
+#: No DNS name is longer.
+NAME_CHARACTERS_MAX = 253
+#: A certificate with more names is looked at no further.
+NAMES_MAX = 64
+PATTERNS_MAX = 64
+NAME_PLACEHOLDER = "{name}"
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SPIFFE = re.compile(
+    r"spiffe://(?P<trust>[a-z0-9._-]{1,255})/gangline/(?P<role>[a-z]+)/(?P<name>[^/]+)"
+)
+_TRUST = re.compile(r"[a-z0-9._-]{1,255}")
+_LITERAL = re.compile(r"[A-Za-z0-9._-]*")
+
+
+class CertificateSubject(NamedTuple):
+    """Whom a certificate was issued to."""
+
+    role: Role
+    name: str
+
+
+class NamePattern(NamedTuple):
+    """`ROLE=BEFORE{name}AFTER`, compared without regard to case, as DNS names are."""
+
+    role: Role
+    before: str
+    after: str
+
+    def match(self, text: str) -> CertificateSubject | None:
+        """Return whom *text* names, None if it is not of this form."""
+        text = text.lower()
+        size = len(text) - len(self.before) - len(self.after)
+        if size < 1 or not (text.startswith(self.before) and text.endswith(self.after)):
+            return None
+        name = text[len(self.before) : len(self.before) + size]
+        return CertificateSubject(self.role, name) if is_name(name) else None
+
+
+#: What `is_name` takes, for people.
+NAME_FORM = f"letters, digits, '.', '_' and '-', the first and the last a letter or a digit, at most {NAME_CHARACTERS_MAX}"
+
+
+def is_name(text: str) -> bool:
+    """Whether *text* can name a host or a person."""
+    return len(text) <= NAME_CHARACTERS_MAX and _NAME.fullmatch(text) is not None
+
+
+def parse_name_pattern(text: str) -> NamePattern:
+    """Return a pattern of `ROLE=...{name}...`. Raises ValueError with what would be right."""
+    role, equals, form = text.partition("=")
+    around = form.split(NAME_PLACEHOLDER)
+    given = tuple(str(one) for one in GRANTABLE_ROLES)
+    if (
+        not equals
+        or role not in given
+        or len(around) != 2
+        or not all(map(_LITERAL.fullmatch, around))
+    ):
+        raise ValueError(
+            f"{text[:80]!r}: ROLE=PATTERN with one {NAME_PLACEHOLDER}, as agent={NAME_PLACEHOLDER}.gpu.example; "
+            f"ROLE is one of {', '.join(given)}"
+        )
+    return NamePattern(Role(role), around[0].lower(), around[1].lower())
+
+
+def check_name_patterns(texts: Sequence[str]) -> None:
+    """Raise ValueError unless each of *texts* is a pattern. For a setting's check."""
+    if len(texts) > PATTERNS_MAX:
+        raise ValueError(f"at most {PATTERNS_MAX} patterns")
+    for text in texts:
+        parse_name_pattern(text)
+
+
+def check_trust_domain(text: str) -> None:
+    """Raise ValueError unless *text* is a SPIFFE trust domain, or empty for any."""
+    if text and not _TRUST.fullmatch(text):
+        raise ValueError("a SPIFFE trust domain, as cluster.example, in lower case; or nothing")
+
+
+def parse_spiffe(text: str, trust: str = "") -> CertificateSubject | None:
+    """Return the holder of `spiffe://TRUST/gangline/ROLE/NAME`; None if it is another form or *trust*."""
+    match = _SPIFFE.fullmatch(text) if len(text) <= IDENTITY_CHARACTERS_MAX else None
+    if match is None or (trust and match["trust"] != trust) or not is_name(match["name"]):
+        return None
+    role = next((one for one in GRANTABLE_ROLES if one == match["role"]), None)
+    return CertificateSubject(role, match["name"]) if role else None
+
+
+class CertificateIdentity:
+    """What certificates' names mean here."""
+
+    def __init__(self, patterns: Iterable[str], trust: str) -> None:
+        """*patterns* as `parse_name_pattern` takes them; *trust*: of SPIFFE names, "" for any that the CA signs."""
+        self._patterns = [parse_name_pattern(text) for text in patterns]
+        self._trust = trust
+
+    def principal(self, auth: Mapping[str, Iterable[bytes]]) -> CertificateSubject | None:
+        """Return whom gRPC's auth context of a checked certificate names. Never raises."""
+        uris, names = _texts(auth, "peer_uri"), _texts(auth, "peer_dns")
+        for uri in uris:
+            if subject := parse_spiffe(uri, self._trust):
+                return subject
+        for text in names or ([] if uris else _texts(auth, "x509_common_name")):
+            for pattern in self._patterns:
+                if subject := pattern.match(text):
+                    return subject
+        return None
+
+
+def certificate_names(auth: Mapping[str, Iterable[bytes]]) -> str:
+    """Return a certificate's names for a person's eyes, cut short."""
+    keys = ("peer_uri", "peer_dns", "x509_common_name")
+    texts = [text for key in keys for text in _texts(auth, key)]
+    joined = ", ".join(texts)[:200]
+    return "".join(c if c.isprintable() else "?" for c in joined) or "no name"
+
+
+def _texts(auth: Mapping[str, Iterable[bytes]], key: str) -> list[str]:
+    found = [bytes(one).decode("utf-8", "replace") for one in list(auth.get(key, ()))[:NAMES_MAX]]
+    return [one for one in found if one]

@@ -1,0 +1,274 @@
+"""All collectors of one host's GPUs, one after another, as a sampler has them: one library for all of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.collector import (
+    Collector,
+    CollectOutcome,
+    CollectResult,
+    SupportsExclude,
+    run_collector,
+)
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.gpu import GpuSecond
+from gangline.agent.collectors.gpu_fast import GpuFast
+from gangline.agent.collectors.nvml_events import REGISTERED_TYPES
+from gangline.agent.collectors.nvml_session import REOPEN_SECONDS
+from gangline.agent.events import EventSource
+from gangline.agent.sampler.worker import AllExcept
+from gangline.contract.signal import PERIOD_SECONDS
+from gangline.ext import nvml, nvml_gpm, nvml_parts, place
+from tests.agent.gpu_host import SECOND, GpuHost, read
+from tests.fake_nvml.parts_scenario import (
+    host_lines,
+    mig_device,
+    process,
+    with_c2c,
+    with_fabric,
+    with_gpm,
+    with_links,
+    with_mig,
+)
+from tests.fake_nvml.scenario import Gpu, gpus
+
+NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
+NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
+
+
+def everything(count: int = 2) -> list[Gpu]:
+    """Return GPUs that have all parts, and a MIG device of each."""
+    devices = [
+        with_gpm(with_fabric(with_mig(with_c2c(with_links(gpu, 2), 1)))) for gpu in gpus(count)
+    ]
+    for i, gpu in enumerate(devices):
+        gpu.values["events_supported"] = REGISTERED_TYPES
+        gpu.lines.append(process(4000 + i))
+    return devices + [mig_device(i, 1) for i in range(count)]
+
+
+class Sampler:
+    """The collectors of a host's GPUs and their turns, one after another, as a sampler has them."""
+
+    def __init__(self, host: GpuHost, library: str) -> None:
+        self.host = host
+        self.collectors: dict[str, Collector] = {n: COLLECTORS[n](host.roots) for n in NAMES}
+        self.collectors["gpu_1s"] = GpuSecond(host.roots, host.clock)
+        self.library = ctypes.CDLL(library)
+        for collector in self.collectors.values():
+            if isinstance(collector, EventSource):
+                collector.start(host.teller)
+
+    def tick(self, *, paced: bool = False) -> dict[str, CollectResult]:
+        """A second passes with its samples, and every collector has its turn; *paced*: those that it is time for."""
+        fast = self.collectors["gpu_fast_1s"]
+        assert isinstance(fast, GpuFast)
+        self.host.session.poll_events()
+        for _ in range(8):
+            self.host.clock.now_ns += SECOND // 8
+            if fast.samples:
+                fast.samples.ring.sample(self.host.clock.now_ns)
+        second = self.host.clock.now_ns // SECOND
+        due = [
+            each
+            for each in self.collectors.values()
+            if not paced or second % PERIOD_SECONDS[each.pace] == 0
+        ]
+        return {each.name: run_collector(each, self.host.clock) for each in due}
+
+    def release(self) -> None:
+        """Have each let go."""
+        self.host.session.close()
+
+    def open_things(self) -> tuple[int, int, int]:
+        """Return what is open: users of NVML, GPM samples, event sets."""
+        samples, sets = self.library.fake_nvml_gpm_samples(), self.library.fake_nvml_event_sets()
+        return int(self.library.fake_nvml_users()), int(samples), int(sets)
+
+
+@pytest.fixture
+def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHost:
+    return GpuHost(tmp_path, library, monkeypatch)
+
+
+@pytest.fixture
+def sampler(host: GpuHost, library: str) -> Iterator[Sampler]:
+    made = Sampler(host, library)
+    yield made
+    made.release()
+    assert made.open_things() == (0, 0, 0)
+
+
+def play(host: GpuHost, devices: list[Gpu]) -> Callable[[int], None]:
+    """Make the host that of *devices*; the agent may see all MIG instances."""
+    host.list_in_proc([gpu for gpu in devices if gpu.uuid.startswith("GPU-")])
+    (host.roots.proc / "self").mkdir(exist_ok=True)
+    (host.roots.proc / "self/status").write_text("CapEff:\t000001ffffffffff\n")
+    return host.play(devices, host=host_lines(devices)).step
+
+
+def test_every_collector_reads(sampler: Sampler, host: GpuHost) -> None:
+    """Ten collectors of one library, which is opened once."""
+    play(host, everything())
+    sampler.tick()
+    assert sampler.open_things() == (1, 8, 2)  # two samples a GPU, two more a MIG device
+    sampler.tick()
+    turns = sampler.tick()
+    assert {turn.collector: turn.message for turn in turns.values() if turn.message} == {}
+    assert [name for name, turn in turns.items() if not turn.blocks] == []
+    assert all(turn.outcome is CollectOutcome.OK for turn in turns.values())
+
+
+def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost) -> None:
+    """NVML finds again what it lost only once it was shut down as a whole: one collector that held it open was enough."""
+    devices = everything()
+    devices[1].lines.append("error * 0 15")
+    step = play(host, devices)
+    sampler.tick()
+    step(1)
+    lost = read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]
+    assert lost["lost_state"] == 1
+    play(host, everything())(1)  # well; whoever opens NVML anew when nobody has it open sees it
+    for _ in range(REOPEN_SECONDS - 1):
+        assert read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]["lost_state"] == 1
+    sampler.tick()
+    back = read(sampler.tick()["gpu_1s"].blocks)
+    assert {key: row["lost_state"] for key, row in back.items()} == {
+        devices[0].uuid: 0,
+        devices[1].uuid: 0,
+    }
+    assert [row["counter_epoch_count"] for row in back.values()] == [0, 1]
+    assert sampler.open_things() == (1, 8, 2)
+
+
+def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: GpuHost) -> None:
+    """Several lanes saw in the same second that the driver was gone: the counters began anew once."""
+    devices = everything()
+    for gpu in devices:
+        gpu.lines.append("error * 0 1")
+    lines = f"{host_lines(devices)}\nerror nvmlDeviceGetCount_v2 0 1"
+    host.list_in_proc(devices[:2])
+    step = host.play(devices, host=lines).step
+    sampler.tick()
+    play(host, everything())  # what is read once all have let go
+    step(1)
+    turns = sampler.tick()
+    gone = [turn for turn in turns.values() if "NVML lost the driver" in turn.message]
+    assert [turn.collector for turn in gone] == ["gpu_1s"] and gone[0].blocks == ()
+    for _ in range(4):
+        turns = sampler.tick()
+    rows = read(turns["gpu_1s"].blocks)
+    assert [row["counter_epoch_count"] for row in rows.values()] == [1, 1]
+    assert turns["mig_10s"].outcome is CollectOutcome.OK
+
+
+def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host: GpuHost) -> None:
+    """`gangline release`: one handle that is left open defeats the reset."""
+    play(host, everything())
+    sampler.tick()
+    sampler.release()
+    assert sampler.open_things() == (0, 0, 0)
+    host.session.poll_events()
+    assert sampler.open_things() == (0, 0, 0)
+    sampler.tick()
+    assert sampler.open_things() == (1, 8, 2)
+
+
+@pytest.mark.parametrize("has_fields", [True, False])
+def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
+    has_fields: bool, sampler: Sampler, host: GpuHost
+) -> None:
+    """Seven MIG instances, 18 NVLinks, sixty processes, and a driver that has no field: a cap below what that needs
+    would leave readings out for ever, and on healthy hosts."""
+    devices = [with_gpm(with_fabric(with_mig(with_links(gpu, 18)))) for gpu in gpus(2)]
+    for gpu in devices:
+        gpu.values["events_supported"] = REGISTERED_TYPES
+        gpu.lines += [process(4000 + number) for number in range(60)]
+        if not has_fields:
+            gpu.fields.clear()
+            gpu.lines = [line for line in gpu.lines if not line.startswith("scoped")]
+    play(host, devices + [mig_device(i, instance) for i in range(2) for instance in range(7)])
+    calls = [0]
+    for _ in range(61):
+        sampler.tick(paced=True)
+        calls.append(nvml.account(devices[1].address).calls)
+    seconds = [after - before for before, after in pairwise(calls)]
+    assert (
+        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
+    )  # the rest is for who comes first
+    assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
+
+
+#: Only made where a driver lacks what replaced them, or nobody but NVML knows where the GPUs are.
+NOT_CALLED = {
+    "nvmlInit_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetGpuFabricInfo",
+    "nvmlErrorString",
+}
+
+
+def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
+    sampler: Sampler, host: GpuHost
+) -> None:
+    """One call of a hundred was made outside: the hang was blamed on the GPU that had been asked before it."""
+    called, misplaced = sampler.library.fake_nvml_calls, sampler.library.fake_nvml_misplaced
+    called.argtypes, called.restype = [ctypes.c_char_p], ctypes.c_ulong
+    misplaced.restype = ctypes.c_char_p
+    symbols = {*nvml.SYMBOLS, *nvml_parts.SYMBOLS, *nvml_gpm.SYMBOLS, nvml_gpm.MIG_SYMBOL}
+    before = {name: called(name.encode()) for name in symbols - NOT_CALLED}
+    bare = everything()
+    for gpu in bare:  # each reading by its own call
+        gpu.fields.clear()
+        gpu.lines = [line for line in gpu.lines if not line.startswith("scoped")]
+        gpu.lines += [f"link_state {link} 1" for link in range(2)]
+    sampler.library.fake_nvml_watch(ctypes.c_void_p(place.POINTER))
+    for devices in (everything(), bare):
+        play(host, devices)
+        host.session.reopen(driver_loaded=True)
+        for _ in range(3):
+            sampler.tick()
+    sampler.release()
+    assert misplaced() == b""
+    sampler.tick()
+    sampler.library.nvmlSystemGetDriverVersion(ctypes.create_string_buffer(80), 80)
+    assert misplaced().startswith(b"nvmlSystemGetDriverVersion of '' is called, the place is ")
+    sampler.library.fake_nvml_watch(None)
+    assert {name for name in before if called(name.encode()) == before[name]} == set()
+
+
+def test_no_one_that_is_spared_is_asked_by_anybody(sampler: Sampler, host: GpuHost) -> None:
+    """The sick one killed each sampler in turn: one of ten collectors had asked it all the same."""
+    devices = everything(3)
+    devices[1].lines.append("block * crash -")
+    play(host, devices)
+    for collector in sampler.collectors.values():
+        assert isinstance(collector, SupportsExclude)
+        collector.exclude(frozenset({devices[1].address, "mlx5_0/1"}))
+    turns = [sampler.tick() for _ in range(12)][-1]
+    assert nvml.account(devices[1].address).calls == 0
+    assert all(turn.outcome is CollectOutcome.OK for turn in turns.values())
+
+
+def test_a_solo_sampler_asks_one_and_no_other(sampler: Sampler, host: GpuHost) -> None:
+    """It is to see whether one GPU answers again, whatever the others do."""
+    devices = everything(3)
+    for gpu in devices[:2]:
+        gpu.lines.append("block * crash -")
+    play(host, devices)
+    spared = AllExcept.of(devices[2].address, {devices[0].address})
+    for collector in sampler.collectors.values():
+        assert isinstance(collector, SupportsExclude)
+        collector.exclude(spared)
+    turns = [sampler.tick() for _ in range(3)][-1]
+    assert turns["gpu_1s"].outcome is CollectOutcome.OK
+    assert [nvml.account(gpu.address).calls for gpu in devices[:2]] == [0, 0]
+    assert nvml.account(devices[2].address).calls > 100

@@ -1,0 +1,487 @@
+"""What is said when, on one connection, with the time in hand and no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.agent.spool.event_queue import EventQueue
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.grpc_http2 import RETRY_SECONDS_MAX, ClientSession, SessionError
+from gangline.agent.transport.protocol import (
+    ACK_SECONDS_MAX,
+    IDLE_FRAMES_MAX,
+    IDLE_PERIODS,
+    RESPONSE_SECONDS_MAX,
+    RefusedError,
+    StreamDesyncError,
+    TelemetryProtocol,
+)
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from gangline.contract.stream import Receiver
+from gangline.contract.wire.telemetry_pb2 import (
+    HealthEvent,
+    IngestAck,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    ReportEventsRequest,
+    ReportEventsResponse,
+    SequenceRange,
+    TelemetryBatch,
+)
+from tests.agent.memory_server import HEAD, OK, Server, framed
+
+REGISTRATION = 1  # numbers of the client's streams, as HTTP/2 gives them
+STREAM = 3
+
+
+class Talk:
+    """A conversation and the aggregator's end of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spool = Spool.open(folder / "s", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
+        self.events = EventQueue.open(folder / "e")
+        self.begin()
+
+    def begin(self, *, differences: bool = True) -> None:
+        """A connection, and its other end."""
+        self.server = Server()
+        self.conversation = TelemetryProtocol(
+            ClientSession("a:1"),
+            RegisterNodeRequest,
+            self.spool,
+            self.events,
+            live_hertz=1.0,
+            delta_encoding=differences,
+        )
+
+    def step(self, now: float) -> None:
+        """Carry bytes both ways until neither side has any."""
+        while out := self.conversation.step(now):
+            self.conversation.receive(self.server.receive(out), now)
+
+    def registered(
+        self, now: float, stream_context_bytes: int = 0, late_frames_max: int = 0
+    ) -> None:
+        self.step(now)
+        answer = RegisterNodeResponse(
+            session="s-1",
+            credit_frames=4 + 8 * late_frames_max,
+            stream_context_bytes=stream_context_bytes,
+            late_frames_max=late_frames_max,
+        ).SerializeToString()
+        reply = self.server.answer(REGISTRATION, HEAD, framed(answer), OK)
+        self.conversation.receive(reply, now)
+        self.step(now)
+
+    def append(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.spool.append(self.spool.next_sequence(), bytes(100))
+
+    def append_readings(self) -> bytes:
+        """Spool a frame as the daemon makes them, and return it."""
+        sequence = self.spool.next_sequence()
+        frame = frames.encode(
+            frames.Stamp(self.spool.run_id, b"b" * 16, sequence, sequence, sequence),
+            [Block("gpu_1s", ["GPU-0"])],
+            deflate=False,
+        )
+        self.spool.append(sequence, frame)
+        return frame
+
+    def batches(self) -> list[TelemetryBatch]:
+        return [TelemetryBatch.FromString(m) for m in self.server.messages(STREAM)]
+
+    def frames(self) -> list[int]:
+        return [batch.sequence for batch in self.batches()]
+
+    def receipt(self, first: int, last: int, now: float, *, head: bool = False) -> None:
+        """Let the aggregator's receipt come; *head* before the first of a stream."""
+        ack = IngestAck(durable=[SequenceRange(first=first, last=last)])
+        reply = self.server.answer(STREAM, HEAD, end=False) if head else b""
+        reply += self.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+        self.conversation.receive(reply, now)
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    talk = Talk(tmp_path)
+    yield talk
+    talk.spool.close()
+    talk.events.close()
+
+
+def test_events_go_before_any_frame(talk: Talk) -> None:
+    """An XID and a batch are due at once: the XID is on the wire first, in a call of its own."""
+    talk.registered(0.0)
+    talk.append(3)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.1)
+    report = 5
+    assert talk.server.order == [REGISTRATION, report, STREAM, STREAM, STREAM]
+    [request] = talk.server.messages(report)
+    assert [e.event_id for e in ReportEventsRequest.FromString(request).events] == ["xid-1"]
+    assert talk.server.headers[report]["gangline-session"] == "s-1"
+    assert talk.frames() == [1, 2, 3]
+
+
+def test_one_report_at_a_time_and_only_its_events_are_forgotten(talk: Talk) -> None:
+    """An event that came while a report was on its way is in the next one."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="first"))
+    talk.step(0.0)
+    talk.events.put(HealthEvent(event_id="second"))
+    talk.step(0.0)
+    assert 7 not in talk.server.headers
+    answer = framed(ReportEventsResponse(accepted=1).SerializeToString())
+    talk.conversation.receive(talk.server.answer(5, HEAD, answer, OK), 0.0)
+    assert [event.event_id for event in talk.events.pending(9)] == ["second"]
+    talk.step(0.0)
+    [request] = talk.server.messages(7)
+    assert [e.event_id for e in ReportEventsRequest.FromString(request).events] == ["second"]
+
+
+def test_nothing_is_sent_before_the_registration_is_answered(talk: Talk) -> None:
+    """Frames of a host that nobody knows yet would be refused, and lost for it."""
+    talk.append()
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.0)
+    assert list(talk.server.headers) == [REGISTRATION]
+
+
+def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
+    """An agent that polls costs each host wake-ups for ever; one that does not must know when."""
+    talk.step(100.0)
+    assert talk.conversation.wait_seconds(103.0) == RESPONSE_SECONDS_MAX - 3.0
+    with pytest.raises(SessionError, match="no answer to RegisterNode within 10 s"):
+        talk.conversation.step(100.0 + RESPONSE_SECONDS_MAX)
+
+
+def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
+    """Nothing on its way, nothing waiting: no timer."""
+    talk.registered(0.0)
+    assert talk.conversation.wait_seconds(5.0) is None
+    talk.append()
+    talk.step(5.0)
+    assert talk.conversation.wait_seconds(7.0) == ACK_SECONDS_MAX - 2.0
+    with pytest.raises(SessionError, match="1 frames sent and no receipt within 30 s"):
+        talk.conversation.step(5.0 + ACK_SECONDS_MAX)
+
+
+def test_a_receipt_forgets_just_what_it_names(talk: Talk) -> None:
+    """Receipts are ranges, some of what this connection never sent."""
+    talk.append(2)
+    talk.registered(0.0)
+    talk.append(3)
+    talk.step(0.0)
+    assert talk.frames() == [3, 4, 5]
+    durable = [SequenceRange(first=0, last=3), SequenceRange(first=5, last=2**64 - 1)]
+    ack = framed(IngestAck(durable=durable).SerializeToString())
+    talk.conversation.receive(talk.server.answer(STREAM, HEAD, ack, end=False), 0.0)
+    assert [sequence for sequence, _ in talk.spool.pending(0, 9)] == [1, 2, 4]
+    assert talk.conversation.has_ack
+
+
+def test_the_end_waits_for_receipts_and_leaves_backlog(talk: Talk) -> None:
+    """A stopped agent flushes its last second; the hour before stays on disk."""
+    talk.append(50)
+    talk.registered(0.0)
+    talk.append()
+    done, out = talk.conversation.finish(100.0)
+    talk.server.receive(out)
+    assert (done, talk.frames()) == (False, [51])
+    ack = framed(IngestAck(durable=[SequenceRange(first=51, last=51)]).SerializeToString())
+    talk.conversation.receive(talk.server.answer(STREAM, HEAD, ack, end=False), 100.0)
+    done, out = talk.conversation.finish(100.0)
+    talk.server.receive(out)
+    assert done and STREAM in talk.server.ended
+    assert talk.spool.unacknowledged_frames == 50
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("6", RefusedError), ("16", RefusedError), ("14", SessionError)]
+)
+def test_a_refusal_of_who_we_are_is_told_from_a_failure(
+    talk: Talk, code: str, kind: type[SessionError]
+) -> None:
+    """Only the first is answered by a long wait."""
+    talk.step(0.0)
+    trailers = [("grpc-status", code), ("grpc-message", "words")]
+    with pytest.raises(SessionError, match=r"RegisterNode: .*: words") as caught:
+        talk.conversation.receive(talk.server.answer(REGISTRATION, HEAD + trailers), 0.0)
+    assert type(caught.value) is kind
+
+
+def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
+    """The aggregator's disk was full: each report ended the connection, and the host went silent."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.0)
+    for report, status, now, again in ((5, "14", 0.0, 1.0), (7, "8", 1.0, 3.0)):
+        refusal = talk.server.answer(report, HEAD, [("grpc-status", status)])
+        talk.conversation.receive(refusal, now)
+        talk.append()
+        talk.step(now)
+        assert talk.conversation.wait_seconds(now) == again - now
+        assert report + 2 not in talk.server.headers
+        talk.step(again)
+        assert report + 2 in talk.server.headers
+    assert talk.frames() == [1, 2]
+    answer = framed(ReportEventsResponse(accepted=1).SerializeToString())
+    talk.conversation.receive(talk.server.answer(9, HEAD, answer, OK), 3.0)
+    assert talk.events.pending(9) == []
+
+
+def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
+    """64 events were 3 MB, the server took 1 MiB: the same report was sent for ever, and no event arrived."""
+    talk.registered(0.0)
+    sizes = (
+        [1] * 9 + [8] + [1] * 6
+    )  # of these the server takes 4 at once, and the tenth alone is too much
+    for number, size in enumerate(sizes):
+        talk.events.put(HealthEvent(event_id=f"e{number}", message="x" * size))
+    taken: list[str] = []
+    words = "Received message larger than max (3,000,000 vs. 1,048,576)"
+    for report in range(5, 105, 2):
+        talk.step(0.0)
+        if report not in talk.server.headers:
+            break
+        [request] = talk.server.messages(report)
+        events = ReportEventsRequest.FromString(request).events
+        if sum(len(event.message) for event in events) > 4:
+            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", words)]]
+        else:
+            taken += [event.event_id for event in events]
+            answer = ReportEventsResponse(accepted=len(events)).SerializeToString()
+            ends = [HEAD, framed(answer), OK]
+        talk.conversation.receive(talk.server.answer(report, *ends), 0.0)
+    assert taken == [f"e{number}" for number in range(16) if number != 9]
+    assert not talk.events.waiting and talk.events.refused_events == 1
+    assert "larger than max" in talk.events.last_refusal
+
+
+def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_is_dropped(
+    talk: Talk,
+) -> None:
+    """A proxy may say in words of its own that a report is too large; a full disk is no reason to drop an event."""
+    talk.registered(0.0)
+    for number in range(4):
+        talk.events.put(HealthEvent(event_id=f"e{number}"))
+    now, lengths = 0.0, []
+    for report in range(5, 15, 2):
+        talk.step(now)
+        [request] = talk.server.messages(report)
+        lengths.append(len(ReportEventsRequest.FromString(request).events))
+        refusal = talk.server.answer(report, [*HEAD, ("grpc-status", "8")])
+        talk.conversation.receive(refusal, now)
+        now += talk.conversation.wait_seconds(now) or 0.0
+    assert lengths == [4, 2, 1, 1, 1]
+    assert len(talk.events) == 4 and talk.events.refused_events == 0
+
+
+def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
+    """A full disk stores nothing for an hour, and says so: readings go on, and none is forgotten."""
+    talk.registered(0.0)
+    for second in range(0, 3600, 20):
+        talk.append()
+        talk.step(float(second))
+        ack = framed(IngestAck(credit_frames=second + 64).SerializeToString())
+        head = [HEAD] if second == 0 else []
+        said = talk.server.answer(STREAM, *head, ack, end=False)
+        talk.conversation.receive(said, float(second))
+    assert talk.frames() == list(range(1, 181))
+    assert talk.spool.unacknowledged_frames == 180
+
+
+def test_an_older_aggregator_gets_whole_frames(talk: Talk) -> None:
+    """It would refuse all else, and the agent would count each as lost."""
+    talk.registered(0.0)
+    frame = talk.append_readings()
+    talk.step(0.1)
+    [batch] = talk.batches()
+    assert (batch.frame, batch.differences) == (frames.deflate_frame(frame), b"")
+
+
+def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk) -> None:
+    """What waited goes on as it is: the order in which it fills the gaps is nobody's context."""
+    old = [talk.append_readings(), talk.append_readings()]
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    live = []
+    for second in range(1, 4):
+        live.append(talk.append_readings())
+        talk.step(float(second))
+        talk.receipt(1, 9, float(second), head=second == 1)
+    receiver, whole, restored = Receiver(), [], []
+    for batch in talk.batches():
+        assert bool(batch.frame) == batch.backlog != bool(batch.differences)
+        if batch.backlog:
+            whole.append(batch.frame)
+        else:
+            restored.append(receiver.decode(batch.differences))
+    assert restored == live
+    assert whole == [frames.deflate_frame(frame) for frame in old]
+
+
+def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(talk: Talk) -> None:
+    """A minute cut off, made up for in messages of one frame, cost as much as the minutes of three hosts."""
+    old = [talk.append_readings() for _ in range(5)]
+    talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
+    talk.append_readings()
+    talk.step(2.0)
+    talk.receipt(1, 6, 2.0, head=True)
+    talk.step(3.0)
+    live, first, second = talk.batches()
+    assert live.differences and not live.backlog and not live.late
+    assert [(each.sequence, len(each.late)) for each in (first, second)] == [(1, 4), (5, 1)]
+    receiver = Receiver()
+    assert [receiver.decode(each) for each in first.late] == old[:4]
+    assert Receiver().decode(second.late[0]) == old[4], "it builds on no message before"
+    assert first.backlog and not first.frame and not first.differences
+    assert talk.spool.unacknowledged_frames == 1
+
+
+def test_after_differences_that_were_not_understood_backlog_goes_whole(talk: Talk) -> None:
+    """A frame that broke a message would break the next one as well: alone it costs itself."""
+    old = [talk.append_readings(), talk.append_readings()]
+    talk.begin(differences=False)
+    talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
+    talk.step(1.0)
+    assert [batch.frame for batch in talk.batches()] == [
+        frames.deflate_frame(frame) for frame in old
+    ]
+
+
+def test_differences_that_were_not_understood_end_the_connection_as_such(talk: Talk) -> None:
+    """The client must know, so that the next connection goes without them."""
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    trailers = [*HEAD, ("grpc-status", "15"), ("grpc-message", "the checksum does not match")]
+    with pytest.raises(StreamDesyncError, match="DATA_LOSS: the checksum"):
+        talk.conversation.receive(talk.server.answer(STREAM, trailers), 0.0)
+    talk.begin(differences=False)
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    frame = talk.append_readings()
+    talk.step(0.1)
+    assert talk.batches()[-1].frame == frames.deflate_frame(frame)
+
+
+def test_while_all_is_well_nothing_is_read_but_every_few_frames(talk: Talk) -> None:
+    """Each receipt woke the agent once more a second than its frame had."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    assert talk.conversation.idle_seconds(1.0) == 0.0, "not before the first receipt"
+    talk.receipt(1, 1, 1.0, head=True)
+    second = 0
+    for second in range(2, 2 + min(IDLE_FRAMES_MAX, 3)):
+        talk.append()
+        talk.step(float(second))
+        assert talk.conversation.idle_seconds(second + 0.5) == IDLE_PERIODS - 0.5
+    assert talk.conversation.idle_seconds(second + IDLE_PERIODS) == 0.0, "the next one is late"
+    talk.append(2)
+    talk.step(9.0)
+    assert talk.conversation.idle_seconds(9.0) == 0.0, "no credit is left"
+    talk.receipt(2, 9, 9.1)
+    assert talk.conversation.idle_seconds(9.1) > 0.0
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(9.2)
+    assert talk.conversation.idle_seconds(9.2) == 0.0, "an event waits for its answer"
+
+
+def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
+    """A frame of many devices filled its window, and its word that there is room again lay there for eight seconds."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    talk.receipt(1, 1, 1.0, head=True)
+    talk.spool.append(2, bytes(range(256)) * 400)
+    out = talk.conversation.step_if_idle(2.0)
+    assert out and talk.conversation.unsent_bytes
+    assert talk.conversation.idle_seconds(2.0) == 0.0
+    talk.conversation.receive(talk.server.receive(out), 2.1)
+    talk.step(2.1)
+    assert not talk.conversation.unsent_bytes
+    assert talk.conversation.idle_seconds(2.1) > 0.0
+
+
+def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
+    """An aggregator that is stopped closes behind its last receipts, and all of it lay there unread."""
+    talk.registered(0.0)
+    talk.append(2)
+    talk.step(1.0)
+    talk.receipt(1, 1, 1.0, head=True)
+    ack = IngestAck(durable=[SequenceRange(first=2, last=2)])
+    said = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    talk.server.connection.close_connection()
+    said += talk.server.connection.data_to_send()
+    with pytest.raises(SessionError, match="closes the connection"):
+        talk.conversation.receive(said, 2.0)
+    assert talk.spool.unacknowledged_frames == 0
+
+
+def test_at_rest_the_newest_frame_goes_if_it_is_all_there_is(talk: Talk) -> None:
+    """All else may take a disk, or a call that is waited for: the client's thread does that."""
+    assert talk.conversation.step_if_idle(0.0) == b"", "not registered"
+    talk.append(1)
+    talk.registered(0.0)
+    talk.append(1)
+    assert talk.conversation.step_if_idle(1.0) == b"", "there is backlog"
+    talk.step(1.0)
+    talk.receipt(1, 2, 1.0, head=True)
+    assert talk.conversation.step_if_idle(1.5) == b"", "no frame"
+    talk.append(1)
+    talk.server.receive(talk.conversation.step_if_idle(2.0))
+    assert talk.frames()[-1] == 3
+    talk.append(2)
+    assert talk.conversation.step_if_idle(3.0) == b"", "two frames"
+    talk.step(3.0)
+    assert talk.conversation.acks_due, "three of four that may be on their way"
+    talk.receipt(3, 5, 3.1)
+    assert not talk.conversation.acks_due
+    talk.append(1)
+    talk.conversation.register_again()
+    assert talk.conversation.step_if_idle(4.0) == b"", "the inventory is another"
+    talk.step(4.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.append(1)
+    assert talk.conversation.step_if_idle(5.0) == b"", "an event waits"
+    assert talk.frames() == [2, 1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("0", 0.0),
+        ("2500", 2.5),
+        ("999999999", RETRY_SECONDS_MAX),
+        ("1000000000", None),  # no number that we would believe
+        ("-1", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_an_end_says_when_to_come_back(talk: Talk, said: str, wanted: float | None) -> None:
+    """An aggregator with ten thousand agents at its door: each has its turn. What it says is a stranger's word."""
+    talk.step(0.0)
+    trailers = [("grpc-status", "8"), ("grpc-message", "later"), ("grpc-retry-pushback-ms", said)]
+    reply = talk.server.answer(REGISTRATION, [*HEAD, *trailers])
+    with pytest.raises(SessionError, match="later") as error:
+        talk.conversation.receive(reply, 0.0)
+    assert error.value.retry_seconds == wanted
+
+
+def test_within_how_long_a_fleet_comes_back_is_kept(talk: Talk) -> None:
+    """Told with the registration and with each receipt: the fleet may have grown since."""
+    talk.registered(0.0)
+    assert (talk.conversation.host, talk.conversation.reconnect_seconds) == ("", 0.0)
+    ack = IngestAck(reconnect_seconds=33, backlog_frames=1)
+    reply = talk.server.answer(STREAM, HEAD, end=False)
+    reply += talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    talk.conversation.receive(reply, 1.0)
+    assert talk.conversation.reconnect_seconds == 33.0
+    talk.append(3)
+    talk.step(2.0)
+    assert talk.frames() == [1, 2, 3]  # live ones

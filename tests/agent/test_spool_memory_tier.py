@@ -1,0 +1,488 @@
+"""The head of the spool: frames in memory's file system until a receipt comes, or until it does not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from gangline.agent.spool.lockdir import FolderError
+from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
+from gangline.agent.spool.tiers import (
+    CHECK_SECONDS,
+    MEMORY_TIER_BYTES_MAX,
+    UNBROKEN_NAME,
+    WAIT_SECONDS_MAX,
+)
+from gangline.agent.spool.tiers import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
+from gangline.contract import frame as frames
+from gangline.contract.block import Block
+from tests.agent.test_spool import (
+    BOOT,
+    BYTES_MAX,
+    SEGMENT_BYTES,
+    SpoolAgainstModel,
+    append,
+    disk_that_takes_nothing,
+    everything,
+    segments,
+)
+from tests.processes import GUARD_SECONDS
+
+
+class Seconds:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = BOOT) -> Spool:
+    """Open the spool of *root*/spool with its head in *root*/memory."""
+    (root / "memory").mkdir(exist_ok=True)
+    return Spool.open(
+        root / "spool",
+        bytes_max=BYTES_MAX,
+        segment_bytes=SEGMENT_BYTES,
+        boot_id=boot_id,
+        owner="this machine",
+        memory_folder=root / "memory",
+        seconds=seconds or Seconds(),
+    )
+
+
+def kill(spool: Spool) -> None:
+    """Leave a spool as `kill -9` does: only its lock goes."""
+    os.close(spool._lock_descriptor)
+    spool._lock_descriptor = -1
+
+
+def disk_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in segments(root / "spool"))
+
+
+def plain(sequence: int, run_id: bytes) -> bytes:
+    """A frame that deflates well."""
+    stamp = frames.Stamp(run_id, BOOT, sequence, 1, 2)
+    return frames.encode(stamp, [Block("gpu_1s", ["GPU-0"] * 8)], deflate=False)
+
+
+class HeadAgainstModel(SpoolAgainstModel):
+    """The same course of events with a head; and receipts that are late, and kills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Path(tempfile.mkdtemp(prefix="gangline-head-"))
+        self.seconds = Seconds()
+
+    def open(self) -> Spool:
+        return Spool.open(
+            self.folder,
+            bytes_max=BYTES_MAX,
+            segment_bytes=SEGMENT_BYTES,
+            boot_id=bytes([self.boot]) * 16,
+            owner="this machine",
+            memory_folder=self.memory,
+            seconds=self.seconds,
+        )
+
+    @rule(seconds=st.sampled_from([1.0, WAIT_SECONDS_MAX]))
+    def time_passes(self, seconds: float) -> None:
+        self.seconds.now += seconds
+
+    @rule()
+    def killed(self) -> None:
+        following = self.spool.next_sequence()
+        kill(self.spool)
+        self.spool = self.open()
+        assert self.spool.next_sequence() == following, "all numbers are known"
+        assert self.waiting.items() <= everything(self.spool).items()
+        self._take_stock()
+
+    @rule()
+    def the_memory_is_gone(self) -> None:
+        """A reboot; the disk's frames stand, and no number is given out again."""
+        kill(self.spool)
+        for head in self.memory.iterdir():
+            shutil.rmtree(head)
+        self.boot += 1
+        self.spool = self.open()
+        assert self.spool.next_sequence() > max(self.history, default=0)
+        self._take_stock()
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert not list(self.memory.iterdir()), "the end leaves nothing in memory"
+        self.memory.rmdir()
+
+
+TestHeadAgainstModel = HeadAgainstModel.TestCase
+TestHeadAgainstModel.settings = settings(
+    max_examples=30, stateful_step_count=40, deadline=None, print_blob=True
+)
+
+
+def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
+    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for nothing."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()}
+    for _ in range(200):
+        (sequence,) = append(spool, b"x" * 1000)
+        spool.acknowledge(sequence, sequence)
+        seconds.now += 1
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()} == before
+    in_memory = sum(p.stat().st_size for p in tmp_path.glob("memory/*/*"))
+    assert in_memory < 1 << 18, "what has its receipt goes from memory too"
+    spool.close()
+
+
+def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> None:
+    """A night without the aggregator must neither fill the memory nor be lost with it."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    for _ in range(int(WAIT_SECONDS_MAX)):
+        append(spool, plain(spool.next_sequence(), spool.run_id))
+        assert disk_bytes(tmp_path) == 0
+        seconds.now += 1
+    whole = sum(len(frame) for frame in everything(spool).values())
+    append(spool, plain(spool.next_sequence(), spool.run_id))
+    assert 0 < disk_bytes(tmp_path) < whole / 4
+    kept = everything(spool)
+    assert sorted(kept) == list(range(1, int(WAIT_SECONDS_MAX) + 2))
+    assert all(frames.decode(frame).stamp.sequence == s for s, frame in kept.items())
+    spool.close()
+
+
+def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) -> None:
+    """After an outage both have to become empty again."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    append(spool, b"one", b"two")
+    seconds.now += WAIT_SECONDS_MAX
+    append(spool, b"three")
+    assert sorted(everything(spool)) == [1, 2, 3]
+    spool.acknowledge(1, 3)
+    assert (spool.unacknowledged_frames, spool.bytes, everything(spool)) == (0, 0, {})
+    spool.close()
+
+
+def test_the_memory_is_bounded(tmp_path: Path) -> None:
+    """Large frames without receipts must not use up memory before their time on the disk comes."""
+    spool = Spool.open(
+        tmp_path / "spool", bytes_max=64 << 20, boot_id=BOOT, owner="m", memory_folder=tmp_path,
+        seconds=Seconds(),
+    )  # fmt: skip
+    for _ in range(40):
+        append(spool, os.urandom(100_000))
+        in_memory = sum(p.stat().st_size for p in tmp_path.glob("gangline-spool-*/*.seg"))
+        assert in_memory <= 2 * MEMORY_TIER_BYTES_MAX
+    append(spool, os.urandom(MEMORY_TIER_BYTES_MAX - 100))  # with its record too large for the head
+    assert len(everything(spool)) == 41
+    spool.close()
+
+
+def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
+    """An older agent that knows no head, or a reboot, must find everything."""
+    spool = open_spool(tmp_path)
+    append(spool, b"one", b"two", b"three")
+    spool.acknowledge(2, 2)
+    spool.close()
+    assert not list((tmp_path / "memory").iterdir())
+    older = Spool.open(
+        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
+        owner="this machine",
+    )  # fmt: skip
+    assert everything(older) == {1: b"one", 3: b"three"}
+    assert older.next_sequence() == 4
+    older.close()
+
+
+def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
+    """All had their receipts, so that the disk had seen none of the numbers: they began again at 1."""
+    for expected in (1, 2, 3):
+        spool = open_spool(tmp_path)
+        assert append(spool, b"one") == [expected]
+        spool.acknowledge(expected, expected)
+        spool.close()
+
+
+def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -> None:
+    """It cannot see the head: it must believe that the disk does not show all numbers."""
+    spool = open_spool(tmp_path)
+    append(spool, b"one", b"two")
+    kill(spool)
+    older = Spool.open(
+        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
+        owner="this machine",
+    )  # fmt: skip
+    assert append(older, b"older") == [JUMP_SEQUENCES]
+    older.close()
+    newer = open_spool(tmp_path)
+    assert everything(newer, 1) == {1: b"one", 2: b"two", JUMP_SEQUENCES: b"older"}
+    newer.close()
+
+
+def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
+    """What is there twice, and once in part, is one frame each, and none is counted as lost."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    append(spool, b"one", b"two", b"three")
+    memory = next((tmp_path / "memory").iterdir())
+    shutil.copytree(memory, tmp_path / "copy")
+    seconds.now += WAIT_SECONDS_MAX
+    append(spool, b"four")
+    kill(spool)
+    shutil.rmtree(memory)
+    shutil.copytree(tmp_path / "copy", memory)  # as it was when that began
+    (segment,) = (p for p in segments(tmp_path / "spool") if p.stat().st_size)
+    os.truncate(segment, segment.stat().st_size - 2)  # in the middle of the third
+    spool = open_spool(tmp_path)
+    assert everything(spool) == {1: b"one", 2: b"two", 3: b"three"}
+    assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 3)
+    assert spool.next_sequence() == 4
+    spool.close()
+
+
+def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
+    """The spool was emptied by hand; its folder kept its number, and the head knows it by that."""
+    spool = open_spool(tmp_path)
+    append(spool, b"one")
+    kill(spool)
+    for path in (tmp_path / "spool").iterdir():
+        path.unlink()
+    spool = open_spool(tmp_path)
+    assert everything(spool) == {}
+    assert append(spool, b"new") == [1]
+    spool.close()
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """Anybody can make a folder in /dev/shm, and would make the agent send what he likes."""
+    spool = open_spool(tmp_path)
+    head = next((tmp_path / "memory").iterdir())
+    spool.close()
+    head.mkdir(mode=0o777)
+    head.chmod(0o777)
+    spool = open_spool(tmp_path)
+    append(spool, b"one")
+    assert "ours alone" in spool.notice and disk_bytes(tmp_path) > 0
+    spool.close()
+    head.rmdir()
+    head.symlink_to(tmp_path)
+    spool = open_spool(tmp_path)
+    assert everything(spool) == {1: b"one"} and not list(tmp_path.glob("*.seg"))
+    spool.close()
+
+
+def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
+    """In a container without /dev/shm the spool works as it did."""
+    spool = Spool.open(
+        tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
+        owner="m", memory_folder=tmp_path / "none",
+    )  # fmt: skip
+    append(spool, b"one")
+    assert spool.notice.endswith(
+        "none: No such file or directory: frames are written to the disk at once"
+    )
+    assert disk_bytes(tmp_path) > 0 and (tmp_path / "spool" / UNBROKEN_NAME).exists()
+    spool.close()
+
+
+def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
+    """Who ran the agent logged out, and logind removed all of theirs in /dev/shm: frames went nowhere."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    append(spool, b"one", b"two")
+    spool.acknowledge(1, 1)
+    (head,) = (tmp_path / "memory").iterdir()
+    shutil.rmtree(head)
+    seconds.now += CHECK_SECONDS
+    append(spool, b"three", b"four")
+    assert everything(spool) == {3: b"three", 4: b"four"}
+    assert spool.dropped_frames == 1 and disk_bytes(tmp_path) == 0
+    kill(spool)
+    spool = open_spool(tmp_path, seconds)
+    assert everything(spool) == {3: b"three", 4: b"four"}
+    assert spool.next_sequence() == 5, "all numbers are known"
+    shutil.rmtree(head)
+    head.mkdir(mode=0o777)
+    head.chmod(0o777)  # somebody else was faster
+    append(spool, b"five")
+    assert everything(spool) == {5: b"five"} and disk_bytes(tmp_path) > 0
+    assert spool.dropped_frames == 2 and "ours alone" in spool.last_error
+    assert (tmp_path / "spool" / UNBROKEN_NAME).exists()
+    spool.close()
+
+
+def test_an_open_that_fails_leaves_all_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that all numbers were known, when the disk had just lost some: they were given out again."""
+    spool = open_spool(tmp_path)
+    append(spool, b"one", b"two", b"three")
+    spool.close()
+    (segment,) = segments(tmp_path / "spool")
+    (tmp_path / "spool" / UNBROKEN_NAME).unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gangline.agent.spool.segment.FileSegment.create", full)
+        with pytest.raises(FolderError, match="No space left"):
+            open_spool(tmp_path)
+    assert segments(tmp_path / "spool") == [segment]
+    assert not (tmp_path / "spool" / UNBROKEN_NAME).exists()
+    spool = open_spool(tmp_path)
+    assert append(spool, b"four") == [JUMP_SEQUENCES]
+    spool.close()
+
+
+def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: Path) -> None:
+    """The agent was upgraded while the disk was full: what is in memory outlives it there."""
+    spool = open_spool(tmp_path)
+    append(spool, b"one", b"two")
+    with disk_that_takes_nothing():
+        spool.close()
+    assert spool.write_errors == 1
+    spool = open_spool(tmp_path)
+    assert (everything(spool), spool.next_sequence()) == ({1: b"one", 2: b"two"}, 3)
+    spool.close()
+
+
+def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job filled /dev/shm while the aggregator was away: the oldest frames went to make room for the newest."""
+    (tmp_path / "memory").mkdir()
+    spool = Spool.open(
+        tmp_path / "spool",
+        bytes_max=1 << 22,
+        boot_id=BOOT,
+        owner="m",
+        memory_folder=tmp_path / "memory",
+    )
+    long = [bytes([letter]) * (SEGMENT_BYTES_OF_HEAD // 2) for letter in b"abc"]
+    append(spool, *long)
+    (head,) = (tmp_path / "memory").iterdir()
+    assert len(segments(head)) > 1
+    real = os.pwritev
+
+    def full(descriptor: int, parts: list[bytes], at: int) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").resolve().parent == head:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, parts, at)
+
+    monkeypatch.setattr(os, "pwritev", full)
+    append(spool, b"four")
+    assert spool.dropped_frames == 0
+    assert "No space left" in spool.last_error
+    assert list(everything(spool)) == [1, 2, 3, 4]
+    spool.close()
+
+
+def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
+    """Memory and disk are both full: the spool's own window is left."""
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
+    append(spool, b"one")
+    with disk_that_takes_nothing():
+        append(spool, b"two")
+        seconds.now += WAIT_SECONDS_MAX
+        append(spool, b"three")
+    append(spool, b"four")
+    assert list(everything(spool).values()) == [b"one", b"two", b"three", b"four"]
+    spool.acknowledge(1, 4)
+    assert (spool.unacknowledged_frames, spool.dropped_frames) == (0, 0)
+    spool.close()
+
+
+APPENDER = """
+import sys
+from pathlib import Path
+from gangline.agent.spool.spool import Spool
+ticks = iter(range(1 << 30))
+spool = Spool.open(
+    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m",
+    memory_folder=Path(sys.argv[2]), seconds=lambda: next(ticks) / 10,
+)
+while True:
+    sequence = spool.next_sequence()
+    spool.append(sequence, b"%d," % sequence * 50)
+    sys.stdout.write("%d\\n" % sequence)
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gangline-test-") as name:
+        yield Path(name)
+
+
+def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> None:
+    """Half of the frames are in memory, half on the disk, and one is on its way when the end comes."""
+    spool_folder = tmp_path / "spool"
+    told = 0
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", APPENDER, spool_folder, memory], stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        for _ in range(700):
+            told = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        child.stdout.close()
+        child.wait(GUARD_SECONDS)
+    spool = Spool.open(
+        spool_folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=BOOT, owner="m",
+        memory_folder=memory,
+    )  # fmt: skip
+    found = everything(spool, 100)
+    assert set(range(1, told + 1)) <= found.keys()
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
+    assert spool.dropped_frames == 0
+    spool.close()
+
+
+def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) -> None:
+    """The documented uninstall took the unsent frames of every other agent on the machine along."""
+    page = (
+        (Path(__file__).parents[2] / "docs/operations.md")
+        .read_text()
+        .partition("## Take it off")[2]
+    )
+    (command,) = [line for line in page.splitlines() if "gangline-spool-" in line]
+    places = {"/dev/shm": tmp_path / "memory", "/var/lib/gangline/spool": tmp_path / "it" / "spool"}
+    for place, here in places.items():
+        assert place in command
+        command = command.replace(place, str(here))
+    other, it = open_spool(tmp_path), tmp_path / "it"
+    it.mkdir()
+    (it / "memory").symlink_to(tmp_path / "memory")
+    ours = open_spool(it)
+    for spool in (other, ours):
+        append(spool, b"unsent")
+        kill(spool)
+    assert len(list((tmp_path / "memory").iterdir())) == 2
+    subprocess.run(["sh", "-c", command], check=True)
+    (left,) = (tmp_path / "memory").iterdir()
+    of = (tmp_path / "spool").stat()
+    assert left.name == f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+    assert any(left.glob("*.seg"))

@@ -1,0 +1,73 @@
+"""A machine of advice on a clock of its own, and what it says: what the tests of the machine stand on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    Acked,
+    Action,
+    AdvisoryLimits,
+    AdvisoryState,
+    Basis,
+    Case,
+    CaseGone,
+    CaseSeen,
+    FailureDomains,
+    FleetSize,
+    Instruction,
+    Price,
+    Publish,
+    Scope,
+    Tick,
+)
+from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+
+START = 1_760_000_000 * SECOND_NS
+
+
+class World:
+    """A machine with a clock that is handed in."""
+
+    def __init__(self, hosts: int = 1000, **limits: Any) -> None:
+        self.machine = AdvisoryStateMachine(AdvisoryLimits(**limits))
+        self.now_ns = START
+        self.give(FleetSize(START, hosts))
+
+    def give(self, event: Any) -> list[Instruction]:
+        return list(self.machine.step(event))
+
+    def see(self, host: str, reason: str = "XID_FATAL", **changes: Any) -> list[Instruction]:
+        number = int(host[1:])
+        case = Case(
+            f"{host}/{reason}", host, reason, Basis.DETERMINISTIC, Action.EVICT_NOW, Scope.GPU,
+            f"{host} has it", self.now_ns, place=FailureDomains(rack=f"r{number // 8}"),
+            price=Price(100.0, 5.0),
+        )  # fmt: skip
+        return self.give(CaseSeen(self.now_ns, replace(case, **changes)))
+
+    def later(self, seconds: float) -> list[Instruction]:
+        self.now_ns += int(seconds * SECOND_NS)
+        return self.give(Tick(self.now_ns))
+
+    def answer(
+        self, name: str, to: AdvisoryState, actor: str = "x", **more: Any
+    ) -> list[Instruction]:
+        return self.give(Acked(self.now_ns, name, to, actor, **more))
+
+    def carry_out(self, name: str) -> list[Instruction]:
+        return [*self.answer(name, AdvisoryState.ACCEPTED), *self.answer(name, AdvisoryState.DONE)]
+
+    def gone(self, host: str, reason: str = "XID_FATAL") -> None:
+        self.give(CaseGone(self.now_ns, f"{host}/{reason}", "it is over"))
+
+
+def told(instructions: list[Instruction], kind: type) -> list[Any]:
+    return [one for one in instructions if isinstance(one, kind)]
+
+
+def published(instructions: list[Instruction]) -> list[tuple[str, str, str]]:
+    found = [one.advisory for one in told(instructions, Publish)]
+    return [(one.subject, one.action.name, one.state.name) for one in found]

@@ -1,0 +1,133 @@
+"""A store, a book over it, and its services behind a real server: what the tests of advice stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+import grpc
+
+from gangline.aggregator.advisories.advisory import Acked, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
+from gangline.aggregator.model import TransactionalStore
+from gangline.aggregator.principal import LOCAL, set_principal
+from gangline.aggregator.service.advisory import AdvisoryService
+from gangline.aggregator.service.outcome import OutcomeService
+from gangline.aggregator.service.status import ErrorInterceptor
+from gangline.aggregator.store.duckdb_file import migrations
+from gangline.aggregator.store.store import Store
+from gangline.contract.wire.advisory_pb2_grpc import (
+    AdvisoryServiceStub,
+    add_AdvisoryServiceServicer_to_server,
+)
+from gangline.contract.wire.outcome_pb2_grpc import (
+    OutcomeServiceStub,
+    add_OutcomeServiceServicer_to_server,
+)
+from tests.worlds import World, gpu_of
+
+S = TypeVar("S", bound=TransactionalStore)
+#: Of the world's four hosts one may be out.
+LIMITS = AdvisoryLimits(gather_seconds=0.0)
+
+
+def dead_gpu() -> World:
+    """Four hosts; of the third a GPU has lost data for good (XID 95)."""
+    world = World(gpus=2)
+    world.run(10)
+    world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 0))
+    world.snapshot = world.run(20)
+    return world
+
+
+def book_of(store: TransactionalStore, world: World, *, shadow: bool = False) -> AdvisoryEngine:
+    """A book of a fleet on whose third host a gang of 32 GPUs runs, by its scheduler's word."""
+    gangs = ScheduledGangs()
+    observer = Observer(work=WorkloadLookup(world.fleet, gangs))
+    book = AdvisoryEngine(store, LIMITS, observer, world.now_ns, shadow=shadow, gangs=gangs)
+    gangs.update(Gang("train-7", ("h2",), 32, 1800.0, world.now_ns * 2, "slurm", world.now_ns))
+    return book
+
+
+def observe(book: AdvisoryEngine, world: World) -> None:
+    assert world.snapshot is not None
+    book.observe(world.snapshot, world.fleet.gpus)
+
+
+def observed(store: S) -> tuple[World, S, AdvisoryEngine]:
+    """Return a world with a dead GPU, *store*, and a book over it that has seen it: a1 waits to be flushed."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    observe(book, world)
+    return world, store, book
+
+
+class Tables:
+    """A store of nothing but its tables, in memory: a hundredth of the time of one on disk."""
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect(":memory:")
+        for _, text in migrations():
+            self.connection.execute(text)
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        return work(self.connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        yield self.connection
+
+    def close(self) -> None:
+        self.connection.close()  # else it ends wherever the garbage collector comes by: within another store's thread
+
+
+class Known(grpc.aio.ServerInterceptor):
+    """In the guard's place: whoever calls is the admin of this machine."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        set_principal(LOCAL)
+        return await continuation(handler_call_details)
+
+
+@asynccontextmanager
+async def served(
+    book: AdvisoryEngine, world: World, addresses: list[str] | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the stubs of both services; their address goes into *addresses*."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(), Known()])
+    works = WorkloadLookup(world.fleet, book.gangs)
+    advisory = AdvisoryService(book, lambda: world.now_ns, works.member)
+    outcome = OutcomeService(book, lambda: world.now_ns)
+    add_AdvisoryServiceServicer_to_server(advisory, server)  # type: ignore[no-untyped-call]
+    add_OutcomeServiceServicer_to_server(outcome, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    if addresses is not None:
+        addresses.append(f"127.0.0.1:{port}")
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield (
+                AdvisoryServiceStub(channel),  # type: ignore[no-untyped-call]
+                OutcomeServiceStub(channel),  # type: ignore[no-untyped-call]
+            )
+    finally:
+        await server.stop(None)
+
+
+async def _accept(folder: Path) -> None:
+    world, _, book = observed(Store.open(folder))
+    await book.flush()
+    await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
+    print("accepted", flush=True)
+    await asyncio.sleep(600)  # until it is killed
+
+
+if __name__ == "__main__":
+    asyncio.run(_accept(Path(sys.argv[1])))

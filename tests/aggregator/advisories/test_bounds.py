@@ -1,0 +1,605 @@
+"""What must not grow, spin or be believed, whoever calls: feeds, outcomes, a disk that takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator.advisories import answers, replay, rows
+from gangline.aggregator.advisories import engine as books
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
+    Acked,
+    Action,
+    Advisory,
+    AdvisoryState,
+    Basis,
+    Frozen,
+    Instruction,
+    Member,
+    Probation,
+    Publish,
+    Renew,
+    Scope,
+    TakenOut,
+)
+from gangline.aggregator.advisories.engine import Publisher, WatchFeed
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.state import DeclaredOut, MachineState
+from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs
+from gangline.aggregator.commands.advise_text import list_text
+from gangline.aggregator.errors import ServiceUnavailable
+from gangline.aggregator.service.advisory import AdvisoryService
+from gangline.contract.wire import advisory_pb2, outcome_pb2
+from tests.aggregator.advisories.served import (
+    LIMITS,
+    Tables,
+    book_of,
+    dead_gpu,
+    observe,
+    observed,
+    served,
+)
+from tests.processes import GUARD_SECONDS
+from tests.worlds import World
+
+
+def advisory(number: int, state: AdvisoryState) -> Advisory:
+    return Advisory(
+        f"a{number}", "host h1", ("h1",), Action.AVOID, Scope.HOST, Basis.STATISTICAL, "PCIE", "", state,
+        "", 0, 0, 0,
+    )  # fmt: skip
+
+
+def test_a_watcher_that_fell_behind_does_not_spin() -> None:
+    """All that it had missed was forgotten, and nothing was open any more: the loop turned for ever, and nobody was served."""
+
+    async def run() -> None:
+        feed = WatchFeed(1, changes_max=2)
+        changes = feed.watch(None)
+        assert (await anext(changes)).advisory is None
+        for number in range(1, 6):
+            feed.publish(advisory(number, AdvisoryState.WITHDRAWN))
+        bookmark = await anext(changes)
+        assert (bookmark.number, bookmark.advisory) == (5, None)
+        feed.publish(advisory(6, AdvisoryState.PROPOSED))
+        told = await anext(changes)
+        assert told.advisory is not None and told.advisory.name == "a6"
+        for number in range(7, 12):
+            feed.publish(advisory(number, AdvisoryState.WITHDRAWN))
+        again = [await anext(changes) for _ in range(2)]
+        assert [one.advisory and one.advisory.name for one in again] == ["a6", None]
+
+    asyncio.run(run())
+
+
+def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
+    """After a restart an executor read three of a thousand open advisories, lost its connection, went on from the third, and
+    heard of the others never."""
+
+    async def run() -> None:
+        feed = WatchFeed(1)
+        feed.restore([advisory(number, AdvisoryState.PROPOSED) for number in range(1, 6)])
+        changes = feed.watch(None)
+        seen = [await anext(changes) for _ in range(3)]
+        assert [one.number for one in seen] == [None] * 3
+        whole = [await anext(changes) for _ in range(3)]
+        assert (whole[-1].number, whole[-1].advisory) == (0, None)
+        feed.publish(advisory(6, AdvisoryState.PROPOSED))
+        assert (await anext(changes)).number == 1
+        resumed = feed.watch(0)  # from the bookmark on, nothing twice
+        assert (await anext(resumed)).number == 1
+
+    asyncio.run(run())
+
+
+def test_what_changed_and_was_renewed_at_once_is_told_in_order() -> None:
+    """The disk was full for a while: watchers heard DONE before ACCEPTED, as the renewal told of it as it was by then."""
+    accepted, done, other = (
+        advisory(1, AdvisoryState.ACCEPTED), advisory(1, AdvisoryState.DONE), advisory(2, AdvisoryState.DONE),
+    )  # fmt: skip
+    told: list[Instruction] = [
+        Renew("a1", "h1", 7, "x"), Publish(accepted, "x"), Publish(done, "x"),
+        Probation("h1", 9, "x", "a1"), Renew("a2", "h2", 7, "x"),
+    ]  # fmt: skip
+    batch = rows.AdvisoryBatch(decisions=[(number, 5, one) for number, one in enumerate(told)])
+    assert [*batch.watch_updates({"a1": done, "a2": other})] == [accepted, done, other]
+
+
+class Full(Tables):
+    """A disk that takes nothing from now on."""
+
+    full = False
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        if self.full:
+            raise OSError("no space left")
+        return super().in_transaction(work)
+
+
+def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight executors tried again each second, for a night."""
+    monkeypatch.setattr(books, "ROWS_WAITING_MAX", 6)
+
+    async def run() -> None:
+        world, store, book = observed(Full())
+        await book.flush()
+        store.full = True
+        words = set()
+        for _ in range(50):
+            with pytest.raises(ServiceUnavailable) as told:
+                await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
+            words.add(str(told.value))
+        assert any("no more can wait" in one for one in words)
+        assert len(book._batch.decisions) < 12
+        store.full = False
+        await book.flush()
+        assert (
+            await book.answer(Acked(world.now_ns, "a1", AdvisoryState.DONE, "slurm"))
+        ).state is AdvisoryState.DONE
+
+    asyncio.run(run())
+
+
+def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand hosts, told each half minute: after ten minutes of a full disk all advice stopped."""
+    monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)
+        store.full = True
+        gang = Gang("w", tuple(f"h{n}" for n in range(8)), 0, 0.0, 2 * world.now_ns, "s", 0)
+        for _ in range(50):
+            book.update_gangs([gang], [])
+            book.update_gangs([gang], [])
+            with pytest.raises(ServiceUnavailable):
+                await book.persisted()
+        assert book._batch.hosts == 8
+        book.update_gangs([gang._replace(workload=name) for name in ("v", "x")], [])
+        with pytest.raises(ServiceUnavailable, match="no more can wait"):
+            book.check_room()
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_told_before_it_is_on_disk() -> None:
+    """While the disk was full an operator was listed a12 of one host; after a restart a12 was another host's, and accepted."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)
+        store.full = True
+        observe(book, world)
+        with pytest.raises(OSError, match="no space left"):
+            await book.flush()
+        assert book.machine.state.advisories.keys() == {"a1"}
+        assert (book.find("a1"), book.known_advisories()) == (None, [])
+        store.full = False
+        await book.flush()
+        one = book.find("a1")
+        assert (
+            one is not None
+            and one.state is AdvisoryState.PROPOSED
+            and book.known_advisories() == [one]
+        )
+        store.full = True
+        with pytest.raises(ServiceUnavailable):
+            await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
+        assert book.find("a1") == one
+
+    asyncio.run(run())
+
+
+def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler said each minute of ten thousand nodes that they were still out: one row each, and a megabyte."""
+    monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)
+        store.full = True
+        async with served(book, world) as (stub, _):
+            nodes = [advisory_pb2.UnavailableNode(node=f"nodes/h{n}", reason="x") for n in range(4)]
+            request = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
+            words = set[str]()
+            for _ in range(50):
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await stub.ReportUnavailableNodes(request)
+                assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+                words.add(told.value.details() or "")
+            assert any("no more can wait" in one for one in words)
+            assert book._batch.hosts <= 28 and len(book._batch.events) < 10
+            store.full = False
+            await book.flush()
+            assert (
+                book._batch.hosts == 0 and (await stub.ReportUnavailableNodes(request)).nodes_count
+            )
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_decided_before_a_turn_failed_is_written() -> None:
+    """A slip of ours in each turn: what had been proposed before it in the same one stood in memory, and was never told."""
+    world, store = dead_gpu(), Tables()
+    book: Any = book_of(store, world)
+
+    def observe_then_fail(*given: Any) -> None:
+        books.AdvisoryEngine.observe(book, *given)
+        raise ZeroDivisionError
+
+    book.observe = observe_then_fail
+
+    async def run() -> None:
+        telling = Publisher(book)
+        telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
+        assert telling._task is not None
+        await telling._task
+
+    asyncio.run(run())
+    assert [one.name for one in book.feed.open] == ["a1"]
+    store.close()
+
+
+class Slow(Tables):
+    """A disk that takes its time: until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.slow = False
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        if self.slow:
+            self.begun.set()
+            assert self.go.wait(GUARD_SECONDS)
+        return super().in_transaction(work)
+
+
+def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> None:
+    """A scheduler's deadline of a second, a slow disk: its outcome counted twice after the next restart, and the answer, too."""
+
+    async def run() -> None:
+        world, store, book = observed(Slow())
+        await book.flush()
+        store.slow = True
+        answer = Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm")
+        asking = asyncio.create_task(book.answer(answer))
+        await asyncio.to_thread(store.begun.wait, GUARD_SECONDS)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        store.go.set()
+        await book.flush()
+        rows = store.connection.execute(
+            "SELECT advisory, revision, count(*) FROM advisories GROUP BY ALL ORDER BY ALL"
+        )
+        assert rows.fetchall() == [("a1", 1, 1), ("a1", 2, 1)]
+        assert [one.state for one in book.feed.open] == [AdvisoryState.ACCEPTED]
+        again = book_of(store, world)
+        assert again.find("a1") == book.find("a1")
+
+    asyncio.run(run())
+
+
+def outcome(world: World, number: int = 1, ahead_seconds: int = 0) -> outcome_pb2.Outcome:
+    one = outcome_pb2.Outcome(outcome_id=f"job-{number}", workload="w", nodes=["nodes/h2"])
+    one.start_time.FromSeconds(world.now_ns // SECOND_NS - 7200)
+    one.end_time.FromSeconds(world.now_ns // SECOND_NS + ahead_seconds)
+    return one
+
+
+def test_outcomes_that_are_known_are_so_many_and_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each id was remembered for as long as the aggregator ran."""
+    monkeypatch.setattr(books, "OUTCOMES_KNOWN_MAX", 3)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)
+        async with served(book, world) as (_, stub):
+            told = outcome_pb2.ReportOutcomesRequest()
+            for number in range(6):
+                told = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, number)])
+                assert (await stub.ReportOutcomes(told)).accepted_count == 1
+                world.now_ns += SECOND_NS
+            assert (await stub.ReportOutcomes(told)).known_count == 1
+        assert list(book._outcomes) == ["job-3", "job-4", "job-5"]
+        assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]
+
+    asyncio.run(run())
+
+
+def test_each_who_tells_of_a_host_counts() -> None:
+    """An adapter signed with its process id: each run of it told of the same hosts as another, for a week."""
+    memory = MachineState()
+    told = tuple(Member(f"h{number}") for number in range(3))
+    memory.absent = {
+        f"h{number}": {"a": DeclaredOut("", 0, 1)} for number in range(answers.HOSTS_MAX - 3)
+    }
+    out = TakenOut(0, "b", "", 1, told)
+    assert answers.has_room_for(memory, [out, out])
+    memory.absent["h7"]["c"] = DeclaredOut("", 0, 1)
+    assert not answers.has_room_for(memory, [out])
+    assert answers.has_room_for(memory, [replace(out, by="a")])  # said again
+
+
+def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dashboard's deadline was shorter than a month's evidence: it asked again and again, and each went on in a thread."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)
+        begun, go = threading.Event(), threading.Event()
+
+        def what_if(*_: object) -> replay.ReplayReport:
+            begun.set()
+            assert go.wait(GUARD_SECONDS)
+            return replay.ReplayReport((), (), (), 0, 0)
+
+        monkeypatch.setattr(book, "what_if", what_if)
+        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+            request = advisory_pb2.EvaluateRuleRequest(rule="gpu.xid 95", days=30)
+            asking = stub.EvaluateRule(request)
+            waiting = asyncio.ensure_future(asking.code())
+            await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+            asking.cancel()
+            assert await waiting is grpc.StatusCode.CANCELLED
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError, match="another rule is being evaluated"):
+                    await stub.EvaluateRule(request)
+            go.set()
+            while True:
+                try:
+                    assert not (await stub.EvaluateRule(request)).episodes_count
+                    break
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_was_set_back_is_told() -> None:
+    """A server booted in the year 2031; its clock was put right, and for five years no advice came, without a word."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)
+    behind_ns = 0
+    service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
+    assert service._withheld_reason() == ""
+    behind_ns = 5 * HOUR_NS
+    assert (
+        "set back: advice stands still until it has caught up 5.0 h" in service._withheld_reason()
+    )
+    store.close()
+
+
+def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
+    """The list began with "no advice is given for now" while one host was to be tried, and that was an advisory in it."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)
+    service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
+    fuse, lately = book.machine.state.fuse, "as so much was advised, or failed, lately"
+    fuse.position, fuse.until_ns = "open", 1_760_000_000 * SECOND_NS
+    assert service._withheld_reason() == (
+        f"the breaker is open, {lately}: no more hosts are taken out until 2025-10-09 08:53 UTC"
+    )
+    fuse.position = "half-open"
+    for trial, what in (("", "one host may be taken out, to try"), ("a7", "a7 is tried")):
+        fuse.trial = trial
+        assert service._withheld_reason() == (
+            f"the breaker is half-open, {lately}: {what}, and no more until that went well"
+        )
+    answer = advisory_pb2.ListAdvisoriesResponse(withheld_reason=service._withheld_reason())
+    assert list_text(answer).startswith("advice is withheld for now: the breaker is half-open")
+    store.close()
+
+
+def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
+    """What ends in an hour by a clock that was five hours behind had ended: the scheduler's word counted nothing."""
+
+    async def run() -> None:
+        world, store, book = observed(Tables())
+        world.now_ns -= 5 * HOUR_NS
+        async with served(book, world) as (stub, _):
+            node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+            request = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[node])
+            assert (await stub.ReportUnavailableNodes(request)).nodes_count == 1
+        assert book.machine.state.absent.keys() == {"h1"}
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> None:
+    """It was set forward by five hours: what a gang needs was forgotten, and after a restart the owner's lease as well."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)
+    gang = book.gangs.on("h2")
+    assert gang is not None
+    book.update_gangs([gang._replace(until_ns=world.now_ns + HOUR_NS)], [])
+    observe(book, world)
+
+    async def run() -> None:
+        before = await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
+        world.now_ns += 5 * HOUR_NS
+        book.apply_clock_jump(5 * HOUR_NS, world.now_ns)
+        shown = book.find("a1")
+        assert shown is not None
+        assert shown.lease_until_ns == before.lease_until_ns + 5 * HOUR_NS
+        await book.flush()
+
+    asyncio.run(run())
+    again = book_of(store, world)
+    assert again.machine.state.holds["h2"].until_ns > world.now_ns
+    assert again.find("a1") == book.find("a1")
+    (until_ns,) = [one.until_ns for one in rows.read_gangs(store.connection)]
+    assert until_ns == world.now_ns + HOUR_NS
+    store.close()
+
+
+def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
+    """Nobody could reach it for five hours: its owner has a lease's time to."""
+    world, store, book = observed(Tables())
+
+    async def run() -> None:
+        await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
+        world.now_ns += 5 * HOUR_NS
+        book.resume_after_suspend(world.now_ns)
+        await book.flush()
+
+    asyncio.run(run())
+    shown = book.find("a1")
+    assert shown is not None and shown.state is AdvisoryState.ACCEPTED
+    assert shown.lease_until_ns == world.now_ns + 600 * SECOND_NS
+    assert book_of(store, world).machine.state == book.machine.state
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["leap", "stood_still"])
+@pytest.mark.parametrize("to", [AdvisoryState.PROPOSED, AdvisoryState.ACCEPTED, AdvisoryState.DONE])
+def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState) -> None:
+    """Our clock was set forward by five hours: executors saw leases of the morning, and gave up what was theirs."""
+    world, store, book = observed(Tables())
+
+    async def run() -> None:
+        await book.flush()
+        for answer in (AdvisoryState.ACCEPTED, AdvisoryState.DONE)[
+            : [AdvisoryState.PROPOSED, AdvisoryState.ACCEPTED, AdvisoryState.DONE].index(to)
+        ]:
+            await book.answer(Acked(world.now_ns, "a1", answer, "slurm"))
+        before, last = book.find("a1"), book.feed.last
+        assert before is not None
+        until_ns = book.expires_ns(before)
+        world.now_ns += 5 * HOUR_NS
+        if way == "leap":
+            book.apply_clock_jump(5 * HOUR_NS, world.now_ns)
+        else:
+            book.resume_after_suspend(world.now_ns)
+        assert book.feed.last == last, "nothing is told before it is on disk"
+        await book.flush()
+        told = [one.advisory for one in book.feed.after(last) or []]
+        if to is AdvisoryState.DONE and way == "stood_still":
+            assert told == [], "its time has passed"
+            return
+        (one,) = told
+        assert one is not None and one == book.find("a1") and one.state is to
+        assert book.expires_ns(one) > until_ns
+        assert to is AdvisoryState.DONE or book.feed.open == [one]
+        book.snapshot_state()
+        await book.flush()
+        assert book.feed.last == last + 1
+
+    asyncio.run(run())
+    store.close()
+
+
+OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
+    "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
+    "a node of two lines": (
+        {"nodes": ["nodes/a\nb"]},
+        "outcomes[0].nodes: 'nodes/a\\nb', expected",
+    ),
+    "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
+    "one that was not there": (
+        {"blamed_node": "nodes/h9"},
+        "outcomes[0].blamed_node: 'nodes/h9' is none of its nodes",
+    ),
+    "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
+    "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),
+    "no end": ({"end_time": {}}, "outcomes[0].end_time: expected later than start_time"),
+    "no id": ({"outcome_id": ""}, "outcomes[0].outcome_id: expected 1 to 128"),
+    "a loss": ({"lost_gpu_hours": -1.0}, "outcomes[0].lost_gpu_hours: -1.0, expected 0 to 1e9"),
+}
+
+
+def test_what_an_outcome_may_not_be() -> None:
+    """An adapter's author read of a field "name", which an outcome has not."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)
+        async with served(book, world) as (_, stub):
+            for what, (changes, words) in OUTCOMES.items():
+                one = outcome(world)
+                for field in changes:
+                    one.ClearField(field)
+                one.MergeFrom(outcome_pb2.Outcome(**changes))
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+                assert words in (told.value.details() or ""), what
+            one = outcome(world)
+            one.nodes.append(one.nodes[0])  # a host that is named twice is one
+            other = outcome_pb2.Outcome()
+            other.CopyFrom(one)
+            other.interrupted = True
+            # A batch of a thousand was refused, and told again for ever, for one id that was in it twice.
+            twice = outcome_pb2.ReportOutcomesRequest(outcomes=[one, other])
+            for validate_only in (True, False):
+                twice.validate_only = validate_only
+                reply = await stub.ReportOutcomes(twice)
+                assert (reply.accepted_count, reply.known_count) == (1, 1)
+        query = "SELECT hosts, host_hours, interrupted FROM outcomes"
+        hours = (one.end_time.ToNanoseconds() - one.start_time.ToNanoseconds()) / HOUR_NS
+        assert store.connection.execute(query).fetchall() == [(["h2"], hours, False)]
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_an_outcome_of_the_future_is_refused() -> None:
+    """A job that had run until 2242 had been expected to fail many times: every hazard became a tenth."""
+
+    async def run() -> None:
+        world = dead_gpu()
+        book = book_of(Tables(), world)
+        async with served(book, world) as (_, stub):
+            request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 7200)])
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"outcomes\[0\].end_time: 2.0 h ahead of our clock"
+            ):
+                await stub.ReportOutcomes(request)
+            request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 300)])
+            assert (await stub.ReportOutcomes(request)).accepted_count == 1
+
+    asyncio.run(run())
+
+
+def test_why_nothing_is_advised_is_what_is_so_now() -> None:
+    """An hour after a restart `gangline advise list` still gave the restart as the reason; an outage of ours had followed."""
+    world = dead_gpu()
+    snapshot = world.snapshot
+    assert snapshot is not None
+    observer, book = Observer(), books.AdvisoryEngine(
+        Tables(), LIMITS, Observer(), world.now_ns, shadow=False, gangs=ScheduledGangs()
+    )  # fmt: skip
+
+    def frozen(words: str) -> list[str]:
+        judged = replace(snapshot, degraded_reason=words)
+        told = [*observer.events(book.machine.state, judged, world.fleet.gpus)]
+        for one in told:
+            book.machine.step(one)
+        return [one.words for one in told if isinstance(one, Frozen)]
+
+    assert frozen("restarted at 10:00:00 UTC: 3 of 4 hosts") == [
+        "restarted at 10:00:00 UTC: 3 of 4 hosts"
+    ]
+    assert frozen("restarted at 10:00:00 UTC: 2 of 4 hosts") == []
+    assert frozen("4 of 4 hosts fell silent") == ["4 of 4 hosts fell silent"]
+    assert frozen("") == [""]

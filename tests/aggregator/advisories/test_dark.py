@@ -1,0 +1,250 @@
+"""Racks that go dark, hosts that are silent alone, and all the silence that is nobody's fault: from frames to advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    Action,
+    Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
+    Basis,
+    DomainCounts,
+    Member,
+    Publish,
+    TakenOut,
+    Tick,
+)
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.scoring.evaluate import evaluate
+from gangline.aggregator.scoring.restart import RestartState
+from tests.worlds import SECOND_NS, World
+
+OTHERS = 194
+
+
+class Fleet:
+    """Six hosts of rack r7 (of 2 GPUs each) that are told of by hand, and others of other racks, always heard."""
+
+    def __init__(self, others: int = OTHERS, racked: bool = True) -> None:
+        self.world, self.machine = World(hosts=6, gpus=2), AdvisoryStateMachine(AdvisoryLimits())
+        self.told: list[Advisory] = []
+        fleet = self.world.fleet
+        for number in range(others):
+            fleet.restore(
+                f"o{number:03d}", simulated=False, gpus=8, last_received_ns=self.world.now_ns
+            )
+        fleet.first_received_ns[6:] = self.world.now_ns - HOUR_NS
+        names = [*(f"h{n}" for n in range(6)), *(f"o{n:03d}" for n in range(others))]
+        places = {
+            name: HostPlacement(rack=f"r{7 + at // 6}", leaf=f"l{at // 30}")
+            for at, name in enumerate(names)
+        }
+        fleet.declared = replace(
+            NOTHING, places=MappingProxyType(places if racked else {}), places_version=1
+        )
+        self.observer = Observer(lambda: fleet.declared)
+        self.run(10)
+
+    @property
+    def open(self) -> list[Advisory]:
+        return list(self.machine.state.advisories.values())
+
+    def run(self, seconds: int, step: int = 1) -> None:
+        """Let time pass, judge and advise each *step*."""
+        world = self.world
+        for _ in range(0, seconds, step):
+            world.now_ns += (step - 1) * SECOND_NS
+            world.fleet.last_received_ns[6:] = world.now_ns + SECOND_NS
+            self.advise()
+
+    def advise(self) -> None:
+        judged = self.world.run(1)
+        for event in [*self.observer.events(self.machine.state, judged, self.world.fleet.gpus)]:
+            self.machine.step(event)
+        told = self.machine.step(Tick(judged.computed_ns))
+        self.told += [one.advisory for one in told if isinstance(one, Publish)]
+
+    def hush(self, *hosts: int, silent: bool = True) -> None:
+        for host in hosts:
+            self.world.hosts[host].silent = silent
+
+
+def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> None:
+    """At 3 a.m. six hosts were STALE, nobody was told, and each was looked at by itself."""
+    fleet = Fleet()
+    fleet.hush(*range(6))
+    fleet.run(25)
+    (one,) = fleet.open
+    assert (one.subject, one.action, one.basis) == (
+        "rack r7 silence", Action.INSPECT, Basis.SHARED_CAUSE,
+    )  # fmt: skip
+    assert one.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
+    assert one.words.startswith(
+        "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault of what they share"
+    )
+    assert "its power, its switch" in one.words
+    assert one.price.waiting_gpu_hours == 12 * 8
+    assert "96.0 GPU-hours = 12 GPUs x 8 h, if none of the 6 hosts works" in one.price.arithmetic
+    fleet.hush(*range(6), silent=False)
+    fleet.run(10)
+    assert fleet.open == [] and fleet.told[-1].state is AdvisoryState.WITHDRAWN
+
+
+def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
+    """Of a rack of six four lost their feed, the fifth a minute later."""
+    fleet = Fleet()
+    fleet.hush(0, 1, 2, 3)
+    fleet.run(60)
+    (one,) = fleet.open
+    assert one.words.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
+    fleet.hush(4)
+    fleet.run(20)
+    (one,) = fleet.open
+    assert one.words.startswith(
+        "5 of 6 hosts of rack r7 fell silent one after the other, the first at "
+    )
+    assert "10 GPUs x 8 h" in one.price.arithmetic
+
+
+def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_hour() -> None:
+    """Rule 5 before all else: nothing is proposed, with its words; what is silent for longer is told then."""
+    fleet = Fleet(others=54)
+    fleet.hush(*range(6))
+    fleet.run(800, step=10)
+    assert fleet.open == [] and fleet.told == []
+    assert (
+        "6 of 60 hosts, all in rack r7, fell silent within a minute" in fleet.machine.state.frozen
+    )
+    fleet.run(120, step=10)
+    assert not fleet.machine.state.frozen
+    (one,) = fleet.open
+    assert one.subject == "rack r7 silence"
+
+
+def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> None:
+    """It boots, or its agent is upgraded: no advice. It is still away after that: a look, and nobody drains it."""
+    fleet = Fleet()
+    fleet.hush(2)
+    fleet.run(1770, step=30)
+    fleet.run(20, step=10)
+    assert fleet.open == []
+    fleet.run(40, step=10)
+    (one,) = fleet.open
+    assert (one.subject, one.action, one.scope.value) == ("host h2", Action.INSPECT, "host")
+    assert "nothing was heard of it since" in one.words and "may work all the same" in one.words
+    fleet.run(26 * 3600, step=1800)
+    assert {each.name for each in fleet.told} == {"a1"}, "asked again, and again"
+
+
+def test_without_a_topology_eight_hosts_are_few() -> None:
+    """Six of two hundred somewhere: nobody knows what they share."""
+    fleet = Fleet(racked=False)
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+
+
+WINDOW = b"""[[place]]
+hosts = ["h[0-5]"]
+rack = "r7"
+[[maintenance]]
+racks = ["r7"]
+begin = 2023-11-14T22:00:00Z
+end = 2023-11-14T23:00:00Z
+who = "alice"
+why = "a new power feed"
+"""
+
+
+def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
+    """A planned power cut woke the on-call: in its window, and by a scheduler's word."""
+    fleet = Fleet()
+    fleet.world.fleet.declared = parse_files([DeclaredFile("a.toml", WINDOW)], fleet.world.now_ns)
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+    fleet = Fleet()
+    members = tuple(Member(f"h{n}") for n in range(6))
+    until = fleet.world.now_ns + HOUR_NS
+    fleet.machine.step(TakenOut(fleet.world.now_ns, "slurm", "kernel update", until, members))
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+
+
+def restarted(*silent: int) -> Fleet:
+    """Return a fleet that we watch again since just now, and of which these hosts have not found us again."""
+    fleet = Fleet()
+    world = fleet.world
+    scores = dict(enumerate(world.snapshot.hosts)) if world.snapshot else {}
+    fleet.hush(*silent)
+    world.fleet.first_received_ns[list(silent)] = 0
+    began = world.now_ns + SECOND_NS
+    world.fleet.last_received_ns[:] = world.now_ns
+    world.snapshot = evaluate(world.fleet, began, None, RestartState(began, scores))
+    return fleet
+
+
+def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
+    """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
+    fleet = restarted(*range(6))
+    fleet.run(890, step=10)
+    assert fleet.open == []
+    fleet.run(60, step=5)
+    (one,) = fleet.open
+    assert one.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
+    assert one.words.startswith(
+        "6 of 6 hosts of rack r7 were silent when we came back at 2023-11-14 22:13:31 UTC: likely one fault"
+    )
+
+
+def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
+    """Three of a rack had died hours apart in a night without us: "fell silent within 2 s", and nobody looked at each."""
+    fleet = restarted(0, 1, 2)
+    fleet.run(1000, step=25)
+    assert fleet.open == []
+    world = fleet.world
+    moved = {**world.fleet.declared.places, "h0": HostPlacement(rack="r7", leaf="l9")}
+    world.fleet.declared = replace(
+        world.fleet.declared, places=MappingProxyType(moved), places_version=2
+    )
+    fleet.run(900, step=25)
+    assert sorted(one.subject for one in fleet.open) == ["host h0", "host h1", "host h2"]
+    for one in fleet.open:
+        assert "it was silent when we came back at 2023-11-14 22:13:31 UTC: look at" in one.words
+
+
+@pytest.mark.parametrize("hosts", [1, 5])
+def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> None:
+    """The words said 4 of 12 of a rack of 4."""
+    names = [f"h{n}" for n in range(hosts)]
+    places, declared = (
+        DomainCounts(),
+        replace(NOTHING, places={n: HostPlacement(rack="r1") for n in names}),
+    )
+    places.update(declared, names)
+    assert places.sizes("h0").among[0] == hosts and places.sizes("other").among == ()
+    moved = replace(
+        declared, places={**declared.places, "h0": HostPlacement(rack="r2")}, places_version=9
+    )
+    places.update(moved, names)
+    assert places.sizes("h0").among[0] == 1
+
+
+def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
+    """Four hosts were taken to pieces, and until the next restart no dead GPU anywhere was to be drained."""
+    fleet = Fleet()
+    fleet.hush(0, 1, 2, 3)
+    fleet.run(30)
+    assert set(fleet.machine.state.taken) == {"h0", "h1", "h2", "h3"}
+    fleet.run(86_400, step=1800)
+    assert not fleet.machine.state.taken

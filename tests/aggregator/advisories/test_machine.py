@@ -1,0 +1,501 @@
+"""The machine, incident by incident: events in, instructions out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    Acked,
+    Act,
+    Action,
+    Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
+    Available,
+    Basis,
+    Breaker,
+    Clear,
+    FailureDomains,
+    Frozen,
+    HeldBack,
+    Instruction,
+    Price,
+    Probation,
+    Publish,
+    Refused,
+    Renew,
+    Scope,
+    Unavailable,
+    Well,
+)
+from tests.aggregator.advisories.machine_world import World, published, told
+
+
+def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
+    """The whole life of one advisory, and of its host, with the reasons."""
+    world = World()
+    world.see("h1")
+    assert world.later(1) == []  # it waits for others of its cause
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    (act,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "slurm"), Act)
+    assert (act.host, act.action, act.scope, act.owner) == (
+        "h1",
+        Action.EVICT_NOW,
+        Scope.GPU,
+        "slurm",
+    )
+    assert published(world.answer("a1", AdvisoryState.DONE, "slurm")) == [
+        ("host h1", "EVICT_NOW", "DONE")
+    ]
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    assert world.later(899) == []
+    assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+    assert told(world.answer("a2", AdvisoryState.ACCEPTED, "slurm"), Clear) == [
+        Clear(
+            "a1",
+            "h1",
+            "slurm",
+            "nothing was wrong with it for 15 min: what a1 set can be taken away",
+        )
+    ]
+    (back,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)
+    assert back.host == "h1" and back.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
+
+
+def test_a_statistical_verdict_asks_for_nothing_behind_its_drain() -> None:
+    """A suspicion drained a host after its job, as it may, and had it rebooted behind that, which it may not."""
+    world = World()
+    world.see("h1", basis=Basis.STATISTICAL, action=Action.DRAIN_AFTER_JOB, then=Action.REBOOT)
+    world.see("h9", then=Action.RESET_GPU, action=Action.DRAIN_AFTER_JOB)
+    asked = {one.advisory.host: one.advisory.then for one in told(world.later(5), Publish)}
+    assert asked == {"h1": None, "h9": Action.RESET_GPU}
+
+
+@pytest.mark.parametrize(("action", "left"), [(Action.EVICT_NOW, True), (Action.AVOID, False)])
+def test_a_job_is_not_held_to_hosts_that_it_lost_long_ago(action: Action, left: bool) -> None:
+    """A job of months had lost two hosts, in repair since, and ran on with others: its third bad host was never advised
+    about. One that is only avoided still works for it."""
+    world = World(job_hosts_max=2, cluster_share_max=0.5)
+    for number in (1, 9):
+        world.see(f"h{number}", job="train", action=action)
+    assert len(published(world.later(5))) == 2
+    for name in ("a1", "a2"):
+        world.answer(name, AdvisoryState.ACCEPTED)
+    world.see("h17", job="train", action=action)
+    assert published(world.later(5)) == [], "two are on their way out of it"
+    for name in ("a1", "a2"):
+        world.answer(name, AdvisoryState.DONE)
+    assert bool(published(world.later(5))) is left
+    world.see("h2", "ECC_TREND", job="other", action=action)
+    assert published(world.later(5)), "one more of the rack"
+    world.carry_out("a4" if left else "a3")
+    world.see("h3", job="another", action=action)
+    assert published(world.later(5)) == [], "of the rack two are out all the same"
+
+
+def test_a_storm_is_one_advisory_told_a_few_times() -> None:
+    """One incident wrote 800,000 lines."""
+    world, all_told = World(), list[Instruction]()
+    for count in range(1, 800_001, 997):
+        all_told += world.see("h1", count=count)
+        all_told += world.later(0.001)
+    all_told += world.later(10)
+    names = {one.advisory.name for one in told(all_told, Publish)}
+    assert names == {"a1"} and len(told(all_told, Publish)) <= 7
+
+
+def test_a_statistic_never_evicts() -> None:
+    """A forecast of 3 % an hour took a job of 512 GPUs down."""
+    world = World()
+    world.see("h1", basis=Basis.STATISTICAL)
+    world.see("h10", basis=Basis.STATISTICAL, action=Action.INSPECT)
+    assert published(world.later(3)) == [
+        ("host h1", "DRAIN_AFTER_JOB", "PROPOSED"), ("host h10", "AVOID", "PROPOSED"),
+    ]  # fmt: skip
+
+
+def test_a_drain_at_a_checkpoint_needs_a_cadence() -> None:
+    """It waited for a checkpoint of an inference service."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AT_CHECKPOINT)
+    world.see("h10", action=Action.DRAIN_AT_CHECKPOINT, checkpoint_seconds=600.0)
+    actions = {subject: action for subject, action, _ in published(world.later(3))}
+    assert actions == {"host h1": "DRAIN_AFTER_JOB", "host h10": "DRAIN_AT_CHECKPOINT"}
+
+
+def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
+    """An operator had two hosts of the rack out already."""
+    world = World()
+    for number in (1, 2):
+        world.give(
+            Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
+        )
+    world.see("h3")
+    (held,) = told(world.later(3), HeldBack)
+    assert held.host == "h3" and "rack r0" in held.words and "2" in held.words
+    world.give(Available(world.now_ns, "h1"))
+    assert published(world.later(1)) == [("host h3", "EVICT_NOW", "PROPOSED")]
+
+
+def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
+    """A proposal to avoid a host, which nobody had answered, held an eviction back."""
+    world = World(hosts=7)
+    world.see("h1", "ECC_TREND", basis=Basis.STATISTICAL)
+    assert published(world.later(3)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h2")
+    assert published(world.later(3)) == [("host h2", "EVICT_NOW", "PROPOSED")]
+    world.answer("a2", AdvisoryState.ACCEPTED)
+    assert published(world.answer("a1", AdvisoryState.ACCEPTED)) == [
+        ("host h1", "DRAIN_AFTER_JOB", "DEFERRED")
+    ]
+
+
+def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
+    """One chance in a thousand was worth 64 GPU-hours of idling."""
+    world = World()
+    world.see("h1", basis=Basis.STATISTICAL, price=Price(3.0, 64.0))
+    (held,) = told(world.later(3), HeldBack)
+    assert held.words == "waiting costs less than acting"
+    world.see("h1", basis=Basis.STATISTICAL, price=Price(100.0, 64.0))
+    assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+
+
+def test_what_was_proposed_is_weighed_again_when_it_is_accepted() -> None:
+    """Between proposal and answer an operator drained the rest of the rack."""
+    world = World()
+    world.see("h3")
+    world.later(3)
+    for number in (1, 2):
+        world.give(
+            Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
+        )
+    assert published(world.answer("a1", AdvisoryState.ACCEPTED)) == [
+        ("host h3", "EVICT_NOW", "DEFERRED")
+    ]
+
+
+def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None:
+    """A new driver condemned a host every two minutes, each by itself within every limit."""
+    world = World(hosts_per_hour_max=3, cluster_share_max=1.0, proposal_seconds=7200.0)
+    for number in range(0, 40, 8):
+        world.see(f"h{number}")
+    world.later(3)
+    for name in ("a1", "a2", "a3"):
+        world.carry_out(name)
+    assert told(world.answer("a4", AdvisoryState.ACCEPTED), Breaker)[0].position == "open"
+    assert told(world.later(900), Breaker)[0].position == "half-open"
+    world.later(2700)
+    names = [one.name for one in world.machine.state.advisories.values()]
+    assert told(world.answer(names[0], AdvisoryState.ACCEPTED), Act)
+    assert not told(world.answer(names[1], AdvisoryState.ACCEPTED), Act)
+    assert told(world.answer(names[0], AdvisoryState.DONE), Breaker)[0].position == "closed"
+
+
+def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
+    """A scheduler had accepted it, and there was no room: after an hour "nobody answered in time", and nothing for one more."""
+    world = World()
+    world.see("h3")
+    world.later(3)
+    for number in (1, 2):
+        world.give(
+            Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
+        )
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    for _ in range(12):
+        assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
+    world.give(Available(world.now_ns, "h1"))
+    assert published(world.later(900)) == [("host h3", "EVICT_NOW", "PROPOSED")]
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
+    """A host was to be avoided, which somebody had put off until Monday, when its GPU fell off the bus; another had been
+    proposed 59 minutes before, and its eviction expired a minute later."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.AVOID)
+    world.later(3)
+    if put_off:
+        until_ns = world.now_ns + 86_400 * SECOND_NS
+        world.answer("a1", AdvisoryState.DEFERRED, until_ns=until_ns)
+    world.later(3590)
+    world.see("h1")
+    (one,) = told(world.later(3), Publish)
+    assert (one.advisory.name, one.advisory.action.name) == ("a1", "EVICT_NOW")
+    assert one.advisory.state is AdvisoryState.PROPOSED
+    assert one.advisory.expires_ns == world.now_ns + 3600 * SECOND_NS
+
+
+def test_a_breaker_closes_by_its_trial_only() -> None:
+    """A drain that was begun before the breaker opened ended well, and eight hosts more were taken out untried."""
+    world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
+    for number in range(0, 48, 8):
+        world.see(f"h{number}")
+    world.later(3)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    for name in ("a2", "a3"):
+        world.answer(name, AdvisoryState.ACCEPTED)
+        world.answer(name, AdvisoryState.FAILED)
+    world.later(450)
+    world.answer("a1", AdvisoryState.ACCEPTED)  # still at it
+    assert told(world.later(450), Breaker)[0].position == "half-open"
+    assert told(world.answer("a1", AdvisoryState.DONE), Breaker) == []
+    assert told(world.answer("a4", AdvisoryState.ACCEPTED), Act)
+    (refused,) = told(world.answer("a5", AdvisoryState.ACCEPTED), Publish)
+    assert "one host at a time until a4 succeeds" in refused.words
+    assert told(world.answer("a4", AdvisoryState.DONE), Breaker)[0].position == "closed"
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
+    """A host that was well for hours, and whose taint had run out, was told to be "not well again after all"."""
+    world = World(proposal_seconds=100_000.0)
+    world.see("h1")
+    world.later(3)
+    world.carry_out("a1")
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    if is_back:
+        world.give(Well(world.now_ns, "h1", False))
+    said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
+    (ended,) = [one.words for one in said if one.advisory.state is AdvisoryState.WITHDRAWN]
+    assert ended == (
+        "it is not well again after all" if is_back else "what was set ran out by itself"
+    )
+
+
+def test_nothing_comes_of_what_was_rejected() -> None:
+    """An executor that had been slow carried out what an operator had rejected."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    for nothing in ("", "   "):
+        assert told(world.answer("a1", AdvisoryState.REJECTED, "alice", words=nothing), Refused)
+    world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
+    (refused,) = world.answer("a1", AdvisoryState.ACCEPTED)
+    assert isinstance(refused, Refused) and refused.why == "state" and "burn-in" in refused.words
+    ends = datetime.fromtimestamp(world.now_ns // SECOND_NS + 86_400, UTC)
+    later = world.later(3600)
+    assert told(later, Publish) == []  # nor is it proposed again at once
+    (held,) = told(later, HeldBack)
+    assert f"not again before {ends:%Y-%m-%d %H:%M} UTC" in held.words, "who looks at night knows"
+
+
+def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
+    """A drain that an operator had rejected for the day was proposed again when a GPU had hung for a moment."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.AVOID)
+    world.later(3)
+    world.answer("a1", AdvisoryState.REJECTED, "alice", words="it is in a burn-in")
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "WITHDRAWN")]
+    assert published(world.later(600)) == []  # by then what was withdrawn may come again
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    world.later(1)
+    assert published(world.later(86_400)) == [("host h1", "AVOID", "PROPOSED")]
+
+
+def test_an_answer_to_what_it_was_before_is_refused() -> None:
+    """It had become an eviction between reading and accepting."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    (one,) = told(world.later(3), Publish)
+    world.see("h1", "PCIE")
+    world.later(3)
+    (refused,) = world.answer("a1", AdvisoryState.ACCEPTED, etag=one.advisory.etag)
+    assert isinstance(refused, Refused) and refused.why == "etag"
+
+
+def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
+    """Two proposals stood for one host: a drain whose owner had fallen silent, and the eviction that had been asked for since."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
+    world.later(5)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    world.see("h1")
+    assert published(world.later(5)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    lapsed = published(world.later(AdvisoryLimits().lease_seconds))
+    assert ("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN") in lapsed
+    world.later(5)
+    (left,) = world.machine.state.advisories.values()
+    assert left.name == "a2", "the milder trouble goes under what is set on the host"
+
+
+def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
+    """A person took on a drain after the job, and had to accept it again every ten minutes until the job ended."""
+    world, hour = World(), 3600.0
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", AdvisoryState.ACCEPTED, "x", lease_seconds=8 * hour)
+    for _ in range(7):
+        assert published(world.later(hour)) == []
+        world.see("h1")
+    world.answer("a1", AdvisoryState.ACCEPTED, "x")  # without a time of its own it shortens nothing
+    assert published(world.later(hour - 1)) == []
+    world.answer("a1", AdvisoryState.ACCEPTED, "x", lease_seconds=60.0)  # named, it counts
+    assert published(world.later(59)) == []
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+
+
+@pytest.mark.parametrize(
+    ("to", "seconds", "words"),
+    [
+        (AdvisoryState.ACCEPTED, 9.9, "lease: 9.9 s, expected 10 s to 7 days"),
+        (AdvisoryState.ACCEPTED, 604_801.0, "expected 10 s to 7 days"),
+        (AdvisoryState.ACCEPTED, -1.0, "expected 10 s to 7 days"),
+        (AdvisoryState.REJECTED, 60.0, "lease: only who accepts names one"),
+        (AdvisoryState.ACCEPTED, 10.0, ""),
+        (AdvisoryState.ACCEPTED, 604_800.0, ""),
+    ],
+)
+def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> None:
+    """One for a year kept a host out of everybody's hands after its owner had left."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    event = Acked(world.now_ns, "a1", to, "x", "why", lease_seconds=seconds)
+    would = world.machine.preview(event)
+    refused = told(world.give(event), Refused)
+    assert isinstance(would, Refused) is bool(words) is bool(refused)
+    if refused:
+        assert refused[0].why == "field" and words in refused[0].words
+    else:
+        until_ns = world.now_ns + int(seconds * 1e9)
+        assert isinstance(would, Advisory) and would.lease_until_ns == until_ns
+        assert world.machine.state.advisories["a1"].lease_until_ns == until_ns
+
+
+def test_an_owner_that_falls_silent_loses_its_lease() -> None:
+    """The executor died half way; nobody else could take over, and later it came back and went on."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    (first,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "x"), Act)
+    assert published(world.later(600)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    (second,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "y"), Act)
+    assert second.token > first.token
+    assert told(world.answer("a1", AdvisoryState.DONE, "x"), Refused)[0].why == "owner"
+
+
+def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> None:
+    """A taint outlived the aggregator that had set it by a month."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.carry_out("a1")
+    assert told(world.later(3600), Renew)
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    cleared = [one for _ in range(12) for one in told(world.later(1800), Clear)]
+    assert [one.host for one in cleared] == ["h1"]  # its return was proposed, and nobody came
+
+
+def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
+    """The aggregator's own switch failed, and half of the fleet looked silent."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.give(Frozen(world.now_ns, "half is silent"))
+    world.see("h20")
+    assert world.later(10) == []
+    assert told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)[0].why == "frozen"
+    world.give(Frozen(world.now_ns, ""))
+    assert published(world.later(1)) == [("host h20", "EVICT_NOW", "PROPOSED")]
+
+
+def test_who_carries_something_out_keeps_it_while_frozen() -> None:
+    """Our switch was down for a quarter of an hour: every executor lost its lease, and a second one began the same drain."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", AdvisoryState.ACCEPTED, "x")
+    world.give(Frozen(world.now_ns, "half is silent"))
+    for _ in range(3):
+        world.later(500)
+        (still,) = told(world.answer("a1", AdvisoryState.ACCEPTED, "x"), Publish)
+        assert (still.advisory.state, still.advisory.token) == (AdvisoryState.ACCEPTED, 1)
+    assert published(world.answer("a1", AdvisoryState.DONE, "x")) == [
+        ("host h1", "EVICT_NOW", "DONE")
+    ]
+
+
+def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
+    """A drain after the job was under way when the GPU fell off the bus."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
+    world.later(3)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    assert ("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN") in published(
+        world.answer("a2", AdvisoryState.ACCEPTED)
+    )
+    assert world.machine.state.holds["h1"].name == "a2"
+
+
+@pytest.mark.parametrize("relapses", [0, 1, 2])
+def test_a_host_that_relapses_is_verified_for_longer(relapses: int) -> None:
+    """Most failed repairs show within a day; the third return took as long as the first."""
+    world = World(hosts_per_hour_max=100)
+    for turn in range(relapses + 1):
+        world.see("h1")
+        world.later(3)
+        names = list(world.machine.state.advisories)
+        world.carry_out(names[0])
+        world.gone("h1")
+        world.give(Well(world.now_ns, "h1", True))
+        assert world.later(900 * 2**turn - 1) == []
+        assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+        world.carry_out(next(iter(world.machine.state.advisories)))
+        world.give(Well(world.now_ns, "h1", False))
+
+
+def leap(world: World, seconds: int) -> None:
+    """Set its clock forward."""
+    world.now_ns += seconds * SECOND_NS
+    world.machine.apply_clock_jump(seconds * SECOND_NS, world.now_ns)
+
+
+def test_a_clock_that_leaps_forward_ends_nothing() -> None:
+    """NTP put the clock right by three hours: what was being carried out was anybody's, what was set was cleared, its host
+    was back in service though its fault stood, and what nobody had had time to answer had expired."""
+    world = World()
+    for host in ("h1", "h9"):
+        world.see(host)
+    world.later(5)
+    for name in ("a1", "a2"):
+        world.answer(name, AdvisoryState.ACCEPTED)
+    world.answer("a1", AdvisoryState.DONE)
+    world.see("h17")
+    assert published(world.later(5)) == [("host h17", "EVICT_NOW", "PROPOSED")]
+    leap(world, 3 * 3600)
+    assert world.later(1) == []
+    assert published(world.later(594)) == [("host h9", "EVICT_NOW", "PROPOSED")], "a lease is one"
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    leap(world, 3600)
+    assert world.later(898) == []
+    assert published(world.later(3)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+
+
+def test_a_clock_that_leaps_after_it_was_set_back_stood_still_meanwhile() -> None:
+    """What is left of the leap is what passed while it was behind."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    world.later(-3600)
+    world.later(100)
+    leap(world, 3600)
+    assert world.later(590) == []
+    assert published(world.later(10)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    leap(world, -60)
+    assert world.machine.state.now_ns == world.now_ns + 60 * SECOND_NS

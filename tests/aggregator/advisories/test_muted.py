@@ -1,0 +1,160 @@
+"""A shared cause that was answered, or is gone, is not asked for again: nor elsewhere, nor host by host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    SILENCE_REASON,
+    Action,
+    AdvisoryState,
+    Basis,
+    FailureDomains,
+    Frozen,
+    HeldBack,
+    Instruction,
+    Publish,
+)
+from tests.aggregator.advisories.machine_world import World, published, told
+
+POWER: dict[str, Any] = {
+    "reason": "POWER_CAP", "basis": Basis.STATISTICAL, "action": Action.AVOID,
+    "place": FailureDomains("r0", power_domain="p0", leaf="l0", spine="s0"),
+}  # fmt: skip
+NEXT_RACK: dict[str, Any] = {**POWER, "place": FailureDomains("r1", power_domain="p0", leaf="l1")}
+DARK: dict[str, Any] = {**POWER, "reason": SILENCE_REASON, "action": Action.INSPECT}
+
+
+def fell(world: World, *numbers: int, how: dict[str, Any] = POWER) -> list[Instruction]:
+    for number in numbers:
+        world.see(f"h{number}", **how)
+    return world.later(4)
+
+
+def rose(world: World, *numbers: int) -> list[Instruction]:
+    for number in numbers:
+        world.gone(f"h{number}", "POWER_CAP")
+    return world.later(1)
+
+
+def ended(how: AdvisoryState) -> World:
+    """Return a world where hosts 0 to 7 of a rack were of one cause, `a1`, which has ended so, and fell anew just now."""
+    world = World()
+    fell(world, *range(8))
+    if how is AdvisoryState.EXPIRED:
+        world.later(3600)
+    elif how is AdvisoryState.WITHDRAWN:
+        rose(world, *range(8))
+    elif how is AdvisoryState.DONE:
+        world.carry_out("a1")
+    else:
+        world.answer("a1", how, words="we cap it ourselves")
+    assert world.machine.state.ended["a1"].state is how
+    rose(world, *range(8))
+    return world
+
+
+@pytest.mark.parametrize("how", [POWER, DARK], ids=["power", "silence"])
+def test_what_was_rejected_is_not_asked_for_of_the_next_wider_domain(how: dict[str, Any]) -> None:
+    """A rejected rack was a power domain in the next second, then a leaf, a spine, and the fleet."""
+    world = World()
+    fell(world, *range(8), how=how)
+    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    for _ in range(23):
+        assert published(world.later(3600)) == []
+    assert published(world.later(3600)) == [("rack r0 " + ("power" if how is POWER else "silence"),
+                                             "INSPECT", "PROPOSED")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        (AdvisoryState.WITHDRAWN, 300),
+        (AdvisoryState.DONE, 3600),
+        (AdvisoryState.EXPIRED, 3600),
+        (AdvisoryState.REJECTED, 86_400),
+    ],
+)
+def test_a_cause_that_comes_back_too_soon_is_held_back_whole(
+    how: AdvisoryState, seconds: int
+) -> None:
+    """A power fault that came and went: eight hosts were advised about one by one the second time."""
+    world = ended(how)
+    back = fell(world, *range(8))
+    assert published(back) == [] and published(world.later(60)) == []
+    held = told(back, HeldBack)
+    assert [one.host for one in held] == [f"h{n}" for n in range(8)]
+    (words,) = {one.words for one in held}
+    why = world.machine.state.ended["a1"].state_words
+    assert words.startswith(f"of the same cause as before, rack r0 power (a1: {why}): not again")
+    (again,) = told(world.later(seconds), Publish)
+    assert (again.advisory.subject, len(again.advisory.hosts)) == ("rack r0 power", 8)
+
+
+def test_a_host_that_was_not_in_it_is_of_the_cause_that_came_back() -> None:
+    """The second time one host more was held down, and one a minute later: two advisories of hosts."""
+    world = World()
+    fell(world, *range(5))
+    rose(world, *range(5))
+    assert published(fell(world, *range(6))) == []
+    world.now_ns += 60 * SECOND_NS
+    assert published(fell(world, 6)) == []
+    assert published(world.later(300)) == [("rack r0 power", "INSPECT", "PROPOSED")]
+    assert len(world.machine.state.advisories["a2"].cases) == 7
+
+
+def test_other_hosts_of_a_rejected_rack_are_held_back_too() -> None:
+    """Five hours later its other three hosts braked together: the rack was muted, and each of them was told."""
+    world = World()
+    fell(world, *range(5))
+    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    world.later(5 * 3600)
+    (first, *_) = told(fell(world, 5, 6, 7), HeldBack)
+    assert "a1: rejected by x: we cap it ourselves" in first.words
+    assert all(one.subject == "rack r0 power" for one in world.machine.state.ended.values())
+    assert not world.machine.state.advisories
+
+
+def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
+    """Its power domain is not asked for with the rejected eight in it; what is new is."""
+    world = World()
+    fell(world, *range(8))
+    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    assert published(fell(world, *range(8, 16), how=NEXT_RACK)) == [
+        ("rack r1 power", "INSPECT", "PROPOSED")
+    ]
+
+
+def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
+    """A rack's power was rejected; one of its hosts is to be drained since."""
+    world = World()
+    fell(world, *range(8))
+    world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
+    graver = {**POWER, "basis": Basis.DETERMINISTIC, "action": Action.EVICT_NOW}
+    assert published(fell(world, 3, how=graver)) == [("host h3", "EVICT_NOW", "PROPOSED")]
+
+
+def test_other_trouble_of_a_host_takes_nothing_in_that_is_held_back() -> None:
+    """A fan to look at, and the host was to be avoided for what its rack's cause was rejected for."""
+    world = World()
+    fell(world, *range(5))
+    rose(world, *range(5))
+    fell(world, *range(8))
+    world.see("h6", "PCIE", action=Action.INSPECT)
+    assert published(world.later(4)) == [("host h6", "INSPECT", "PROPOSED")]
+
+
+def test_what_followed_while_nothing_could_be_told_is_of_the_cause() -> None:
+    """The picture was in doubt for a while; then a rack was told, and beside it each host that had followed."""
+    world = World()
+    world.give(Frozen(world.now_ns, "half is silent"))
+    fell(world, 0, 1, 2)
+    world.later(60)
+    fell(world, 3, 4)
+    world.give(Frozen(world.now_ns, ""))
+    (one,) = told(world.later(1), Publish)
+    assert one.advisory.hosts == ("h0", "h1", "h2", "h3", "h4")
+    assert "power one after the other, the first at" in one.advisory.words

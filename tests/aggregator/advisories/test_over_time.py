@@ -1,0 +1,330 @@
+"""Advice as time passes: what becomes of it over outages, milder and graver faults, and hosts that never return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.advisories.advisory import (
+    HOUR_NS,
+    SECOND_NS,
+    Acked,
+    Action,
+    AdvisoryState,
+    Available,
+    Basis,
+    Clear,
+    FailureDomains,
+    Frozen,
+    HeldBack,
+    Member,
+    Price,
+    Probation,
+    Publish,
+    PutBack,
+    Refused,
+    Renew,
+    TakenOut,
+    Unavailable,
+    Well,
+)
+from tests.aggregator.advisories.machine_world import World, published, told
+
+
+def accepted(hosts: int = 1000) -> World:
+    """A world whose first host is being drained."""
+    world = World(hosts)
+    world.see("h1")
+    world.later(5)
+    world.answer("a1", AdvisoryState.ACCEPTED)
+    return world
+
+
+def test_who_carried_something_out_while_we_were_down_has_its_host_counted() -> None:
+    """We were down for three hours: the drain of a host went on, the host was counted nowhere, and never returned."""
+    world = accepted(hosts=60)
+    world.now_ns += 3 * HOUR_NS
+    world.machine.resume(world.now_ns)
+    told_first = world.later(1)
+    assert not told(told_first, Clear) and told(told_first, Renew)
+    world.see("h17")
+    assert published(world.later(5)) == [], "one of sixty may be out"
+    world.answer("a1", AdvisoryState.DONE)
+    world.gone("h1")
+    world.gone("h17")
+    world.give(Well(world.now_ns, "h1", True))
+    assert published(world.later(900)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+
+
+@pytest.mark.parametrize("to", [AdvisoryState.ACCEPTED, AdvisoryState.DONE])
+def test_what_an_owner_has_out_is_held_again_by_its_word(to: AdvisoryState) -> None:
+    """A version before had let go of it: its owner's word that it was done changed nothing."""
+    world = accepted()
+    hold = world.machine.state.holds["h1"]
+    world.machine._editor.drop(hold, "it ran out")
+    (renew,) = told(world.answer("a1", to), Renew)
+    held = world.machine.state.holds["h1"]
+    assert (renew.name, renew.until_ns) == ("a1", world.now_ns + 2 * HOUR_NS)
+    assert (held.name, held.confirmed) == ("a1", to is AdvisoryState.DONE)
+    assert world.machine.state.probation["h1"].relapses == 0
+
+
+def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> None:
+    """For an hour it could be, at the price of the job that had ended, while the list said that waiting costs less."""
+    world = World()
+    drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
+    world.see("h1", "ECC_TREND", **drain, job="llm-7", price=Price(90.0, 60.0))
+    assert published(world.later(5)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
+    said = world.later(1)
+    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert told(said, HeldBack)[0].words == "waiting costs less than acting"
+    assert world.later(200) == []
+
+
+def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
+    """A drain was proposed, its rack was full, and the fault became one to avoid: the drain stayed."""
+    world = World()
+    world.see("h3")
+    world.later(5)
+    for number in (1, 2):
+        world.give(
+            Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
+        )
+    world.see("h3", action=Action.AVOID)
+    said = world.later(1)
+    assert published(said) == [("host h3", "AVOID", "PROPOSED")]
+    assert told(said, Publish)[0].words.startswith("less is asked of it than before: h3 has it")
+    assert not told(said, HeldBack) and world.later(200) == []
+
+
+def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
+    """To avoid a host was rejected; it was to be drained for a while, and the drain stayed though nothing called for it."""
+    world = World()
+    world.see("h1", action=Action.AVOID)
+    world.later(5)
+    world.answer("a1", AdvisoryState.REJECTED, words="it is in a burn-in")
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h1", action=Action.AVOID)
+    said = world.later(1)
+    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert "the same was rejected" in told(said, Publish)[0].words
+
+
+def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
+    """A dead GPU was replaced; a suspicion that was not worth a drain took over the drain of it."""
+    world = World()
+    world.see("h1")
+    drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
+    world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
+    assert published(world.later(5)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    assert {state for _, _, state in published(world.later(1))} == {"WITHDRAWN"}
+
+
+def drained(host: str = "h1") -> World:
+    """A world of which one host was drained."""
+    world = World()
+    world.see(host)
+    world.later(5)
+    world.carry_out("a1")
+    return world
+
+
+def ticked(world: World, hours: int) -> list[Any]:
+    return [one for _ in range(hours) for one in world.later(3600)]
+
+
+def test_a_host_that_never_returns_is_held_for_a_day() -> None:
+    """It was sent back to its maker: its rack had one place less for good."""
+    world = drained()
+    assert not told(ticked(world, 48), Clear), "its fault stands, as far as anybody knows"
+    world.gone("h1")
+    assert not told(ticked(world, 20), Clear), "who repairs it has a day"
+    said = ticked(world, 10)
+    assert [one.host for one in told(said, Clear)] == [
+        "h1"
+    ] and "h1" not in world.machine.state.holds
+
+
+def test_a_day_without_a_host_begins_anew_once_it_was_well() -> None:
+    """It was looked at for a moment each day while it was repaired."""
+    world = drained()
+    world.gone("h1")
+    ticked(world, 20)
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(1)
+    world.give(Well(world.now_ns, "h1", False))
+    assert not told(ticked(world, 20), Clear)
+
+
+def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
+    """A host had gone, or its fault was known and borne: nobody could end what was set on it."""
+    world = drained()
+    said = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
+    (clear,), (back,) = told(said, Clear), told(said, Probation)
+    assert (clear.name, clear.host, back.name) == ("a1", "h1", "a1")
+    assert clear.words == "alice says that it is in service again"
+    assert published(world.later(3500)) == [], "its fault stands, and is borne for now"
+    assert published(world.later(200)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+
+
+def test_what_is_being_carried_out_is_not_given_up() -> None:
+    """Nor by who says only that what he took out himself is back."""
+    world = accepted()
+    assert not told(world.give(PutBack(world.now_ns, "alice", ("h1",))), Clear)
+    world.answer("a1", AdvisoryState.DONE)
+    out = TakenOut(world.now_ns, "slurm", "burn-in", world.now_ns + HOUR_NS, (Member("h1"),))
+    world.give(out)
+    assert not told(world.give(PutBack(world.now_ns, "slurm", ("h1",))), Clear)
+    assert told(world.give(PutBack(world.now_ns, "slurm", ("h1",))), Clear)
+
+
+def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
+    """It was proposed to take away what was gone."""
+    world = drained()
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    assert published(world.give(PutBack(world.now_ns, "alice", ("h1",)))) == [
+        ("host h1", "RETURN_TO_SERVICE", "WITHDRAWN")
+    ]
+
+
+def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() -> None:
+    """Two suspicions were put off until Monday; one ended as the other became a dead GPU: the eviction was put off, too."""
+    world = World()
+    for reason in ("ECC_TREND", "PCIE"):
+        world.see("h1", reason, action=Action.AVOID)
+    world.later(5)
+    world.answer("a1", AdvisoryState.DEFERRED, until_ns=world.now_ns + 24 * HOUR_NS)
+    world.gone("h1", "PCIE")
+    world.see("h1", "ECC_TREND")
+    one = told(world.later(1), Publish)[-1].advisory
+    assert (one.name, one.action, one.state) == ("a1", Action.EVICT_NOW, AdvisoryState.PROPOSED)
+    assert one.expires_ns == world.now_ns + HOUR_NS and not one.deferred_until_ns
+
+
+@pytest.mark.parametrize("by", ["maintenance", "alice"])
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_off: bool) -> None:
+    """A host was in its maintenance window: its drain was granted, and what had been put off was proposed in the midst of it."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    if put_off:
+        world.answer("a1", AdvisoryState.DEFERRED)
+    if by == "maintenance":
+        world.give(Unavailable(world.now_ns, "h1", by))
+    else:
+        until_ns = world.now_ns + 3 * HOUR_NS
+        world.give(TakenOut(world.now_ns, by, "burn-in", until_ns, (Member("h1"),)))
+    would = world.machine.preview(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
+    (refused,) = told(world.answer("a1", AdvisoryState.ACCEPTED), Refused)
+    assert refused == would and refused.why == "state"
+    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted there")
+    for _ in range(8):
+        assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
+    world.give(Available(world.now_ns, "h1"))
+    world.give(PutBack(world.now_ns, by, ("h1",)))
+    assert published(world.later(900)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    assert published(world.answer("a1", AdvisoryState.ACCEPTED)) == [
+        ("host h1", "EVICT_NOW", "ACCEPTED")
+    ]
+
+
+@pytest.mark.parametrize("by", ["maintenance", "slurm"])
+def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: str) -> None:
+    """The scheduler that drained it for us told us that it is drained."""
+    world = accepted()
+    world.give(TakenOut(world.now_ns, "slurm", "a1", world.now_ns + HOUR_NS, (Member("h1"),)))
+    if by == "maintenance":
+        world.give(Unavailable(world.now_ns, "h1", by))
+    world.later(1)
+    assert published(world.answer("a1", AdvisoryState.ACCEPTED)) == [
+        ("host h1", "EVICT_NOW", "ACCEPTED")
+    ]
+    assert published(world.answer("a1", AdvisoryState.DONE)) == [("host h1", "EVICT_NOW", "DONE")]
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
+    """Our switch was down for four hours: each acceptance was refused, and then "nobody answered in time"."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    if put_off:
+        world.answer("a1", AdvisoryState.DEFERRED)
+    world.give(Frozen(world.now_ns, "half is silent"))
+    assert ticked(world, 4) == []
+    (again,) = told(world.give(Frozen(world.now_ns, "")), Publish)
+    assert again.advisory.expires_ns == world.now_ns + 600 * SECOND_NS
+    assert published(world.later(1)) == ([("host h1", "EVICT_NOW", "PROPOSED")] if put_off else [])
+    assert published(world.later(598)) == []
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "EXPIRED")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "more is wrong with it: h1 has it"),
+        ({"action": Action.AVOID}, "less is asked of it than before: h1 has it"),
+        ({"action": Action.DRAIN_AFTER_JOB, "price": Price(900.0, 5.0)}, "it is not as it was: h1 has it"),
+    ],
+)  # fmt: skip
+def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
+    """Only the price had moved, or it had become milder, and it said that more was wrong."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    world.later(5)
+    world.see("h1", **changes)
+    (one,) = told(world.later(1), Publish)
+    assert one.words == one.advisory.state_words == words
+
+
+def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
+    """Its job hung for a moment: the drain was still waiting for its end when the host counted as in service again."""
+    world = World()
+    world.see("h1", "GANG_WAITS", action=Action.AVOID)
+    world.later(3)
+    world.carry_out("a1")
+    world.see("h1", "GANG_WAITS", action=Action.DRAIN_AFTER_JOB)
+    world.later(3)
+    world.answer("a2", AdvisoryState.ACCEPTED)
+    world.gone("h1", "GANG_WAITS")
+    world.give(Well(world.now_ns, "h1", True))
+    renewed = set[str]()
+    for _ in range(30 * 12):
+        now = [*world.later(300), *world.answer("a2", AdvisoryState.ACCEPTED)]
+        renewed |= {one.name for one in told(now, Renew)}
+        assert not told(now, Clear)
+    assert world.machine.state.holds["h1"].name == "a2"
+    assert renewed == {"a1", "a2"}, "who set the milder one was told of no more, and took it away"
+    assert "a1" in world.machine.state.ended, "it ended more than a day ago"
+
+
+def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
+    """Its operator wanted to look in the morning; the host was back in service the same night."""
+    world = accepted()
+    world.answer("a1", AdvisoryState.DONE)
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    until_ns = world.now_ns + 24 * HOUR_NS
+    world.answer("a2", AdvisoryState.DEFERRED, until_ns=until_ns)
+    for _ in range(47):
+        assert not told(world.later(1800), Clear)
+    assert published(world.later(1800)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+
+
+def test_an_eviction_that_was_put_off_does_not_yield_to_a_suspicion() -> None:
+    """While it waited for a quarter of an hour, a suspicion of another host took the last place, and kept it for days."""
+    world = World(hosts=60)
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", AdvisoryState.DEFERRED)
+    world.see("h17", "ECC_TREND", basis=Basis.STATISTICAL)
+    assert published(world.later(3)) == [("host h17", "DRAIN_AFTER_JOB", "PROPOSED")]
+    assert published(world.later(900)) == [("host h1", "EVICT_NOW", "PROPOSED")]

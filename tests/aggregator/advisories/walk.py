@@ -1,0 +1,288 @@
+"""A random walk over a small fleet: `python -m tests.aggregator.advisories.walk --steps 1000000 --seed 1`.
+
+Nothing is believed: answers come from the wrong owner, with old etags, too late and twice; clocks go back, and leap; storms
+tell one incident thousands of times; racks fall at once; the machine is stored, killed and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from dataclasses import replace
+
+from gangline.aggregator.advisories.advisory import (
+    SECOND_NS,
+    SILENCE_REASON,
+    Acked,
+    Action,
+    AdvisoryLimits,
+    AdvisoryState,
+    Available,
+    Basis,
+    Case,
+    CaseGone,
+    CaseSeen,
+    Event,
+    FailureDomains,
+    FleetSize,
+    Frozen,
+    Member,
+    Price,
+    PutBack,
+    Scope,
+    TakenOut,
+    Tick,
+    Unavailable,
+    Well,
+    seconds_ns,
+)
+from gangline.aggregator.advisories.rows import from_plain, parse_event, to_json, to_plain
+from gangline.aggregator.advisories.state import MachineState
+from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from tests.aggregator.advisories.invariants import Watcher
+
+#: So that things end within a walk: minutes for hours.
+LIMITS = AdvisoryLimits(
+    rack_hosts_max=2, job_hosts_max=2, cluster_share_max=0.2, hosts_per_hour_max=5,
+    breaker_seconds=60.0, breaker_seconds_max=600.0, failures_max=2, proposal_seconds=300.0,
+    lease_seconds=60.0, hold_seconds=600.0, verify_seconds=10.0, probation_seconds=900.0,
+    again_seconds=120.0, rejected_seconds=400.0, flap_seconds=20.0, defer_seconds=40.0,
+    ended_seconds=900.0, ended_max=50, open_max=12, silent_seconds=30.0,
+)  # fmt: skip
+HOSTS, RACK_HOSTS = 40, 8
+REASONS = (
+    "XID_FATAL",
+    "POWER_CAP",
+    "THERMAL_THROTTLE",
+    "ECC_TREND",
+    "RAIL_DOWN",
+    "STORAGE",
+    SILENCE_REASON,
+)
+START_NS = 1_700_000_000 * SECOND_NS
+#: A machine is stored whole and goes on as another after about so many steps.
+RESTART_STEPS = 500
+#: Its clock is set forward after about so many.
+LEAP_STEPS = 300
+
+
+class Walk:
+    """One machine in a world that means it no good. `step` may raise AssertionError."""
+
+    def __init__(self, seed: int, limits: AdvisoryLimits = LIMITS) -> None:
+        self._random = random.Random(seed)
+        self._limits = limits
+        self.machine = AdvisoryStateMachine(limits)
+        self.watcher = Watcher(limits)
+        self.now_ns = START_NS
+        self.steps = 0
+        self._stored: list[tuple[str, str]] = []
+        self._begun = json.dumps(to_plain(self.machine.state))
+        self.seen: dict[str, int] = {}
+        self.give(FleetSize(self.now_ns, HOSTS))
+
+    def give(self, event: Event) -> None:
+        """Give the machine *event*, and check what it says."""
+        event = self.machine.stamped(event)
+        told = list(self.machine.step(event))
+        if self.machine.is_changed:
+            self._stored.append((type(event).__name__, to_json(event)))
+        self.watcher.saw(event, told)
+        for one in told:
+            kind = type(one).__name__
+            self.seen[kind] = self.seen.get(kind, 0) + 1
+        self.steps += 1
+
+    def step(self) -> None:
+        """Do one thing at random."""
+        roll = self._random.random()
+        if roll < 0.35:
+            self._pass_time()
+        elif roll < 0.50:
+            self.give(CaseSeen(self.now_ns, self._case()))
+        elif roll < 0.66:
+            self._heal()
+        elif roll < 0.90:
+            self.give(self._answer())
+        elif roll < 0.935:
+            self.give(self._somebody_else())
+        elif roll < 0.95:
+            self.give(self._by_their_word())
+        elif roll < 0.96:
+            self._rack_falls()
+        elif roll < 0.965:
+            self._storm()
+        elif roll < 0.985:
+            self.give(Frozen(self.now_ns, self._random.choice(["", "", "", "half is silent"])))
+        else:
+            self.give(Well(self.now_ns, self._host(), True))
+        if self._random.random() < 1 / RESTART_STEPS:
+            self.restart()
+        if self._random.random() < 1 / LEAP_STEPS:
+            self._leap()
+
+    def restart(self) -> None:
+        """Kill it: what replays from the stored events is what was, and goes on from what was stored whole."""
+        replayed = AdvisoryStateMachine(
+            self._limits, from_plain(MachineState, json.loads(self._begun))
+        )
+        for kind, body in self._stored:
+            replayed.step(parse_event(kind, body))
+        before, after = to_plain(self.machine.state), to_plain(replayed.state)
+        before["now_ns"] = after["now_ns"] = 0  # ticks that did nothing are not stored
+        assert before == after, "what was stored does not give what was"
+        whole = json.dumps(to_plain(self.machine.state))
+        self.machine = AdvisoryStateMachine(
+            self._limits, from_plain(MachineState, json.loads(whole))
+        )
+        self.machine.resume(self.now_ns)
+        self.watcher.resume()
+        self._begun = json.dumps(to_plain(self.machine.state))
+        self._stored.clear()
+
+    def _leap(self) -> None:
+        """Set the clock forward: nothing ends by that, so that all is looked for later by so much. It is stored whole."""
+        before_ns, leapt_ns = self.machine.state.now_ns, seconds_ns(self._random.choice([6, 3600]))
+        self.now_ns += leapt_ns
+        self.machine.apply_clock_jump(leapt_ns, self.now_ns)
+        self.watcher.leap(self.machine.state.now_ns - before_ns)
+        self._begun = json.dumps(to_plain(self.machine.state))
+        self._stored.clear()
+
+    def _pass_time(self) -> None:
+        pick = self._random.random()
+        seconds = self._random.choice([0.5, 1, 3, 10, 30]) if pick < 0.98 else 1200.0
+        if self._random.random() < 0.01:
+            seconds = -30.0  # the clock was set back
+        self.now_ns += seconds_ns(seconds)
+        self.give(Tick(self.now_ns))
+
+    def _host(self) -> str:
+        return f"h{self._random.randrange(HOSTS):02d}"
+
+    def place(self, host: str) -> FailureDomains:
+        number = int(host[1:])
+        if number >= 32:
+            return FailureDomains()  # nobody has said where these stand
+        rack = f"r{number // RACK_HOSTS}"
+        return FailureDomains(rack, f"p{number // 16}", f"c{number // 16}", rack, "s0", "")
+
+    def _case(self, host: str = "", reason: str = "") -> Case:
+        rng = self._random
+        host, reason = host or self._host(), reason or rng.choice(REASONS)
+        gpu = f"GPU-{rng.randrange(2)}"
+        return Case(
+            key=f"{host}/{reason}/{gpu}", host=host, reason=reason, basis=rng.choice(list(Basis)[:3]),
+            action=rng.choice([one for one in Action if one is not Action.RETURN_TO_SERVICE]),
+            scope=rng.choice(list(Scope)), words="it is hot", since_ns=self.now_ns,
+            then=rng.choice([None, Action.RESET_GPU]), devices=(gpu,), place=self.place(host),
+            job=rng.choice(["", "job1", "job2"]), checkpoint_seconds=rng.choice([0.0, 600.0]),
+            count=rng.choice([1, 1, 3, 800_000]), price=Price(rng.random() * 100, 1.0),
+            among=rng.choice([(), (8, 16, 16, 8, 32, 0)]), unseen=reason == SILENCE_REASON and rng.random() < 0.3,
+        )  # fmt: skip
+
+    def _heal(self) -> None:
+        cases = list(self.watcher.cases.values())
+        if self.watcher.ours and self._random.random() < 0.4:
+            host = self._random.choice(list(self.watcher.ours))
+            for seen in [one for one in cases if one.case.host == host]:
+                self.give(CaseGone(self.now_ns, seen.case.key, "it is over"))
+            self.give(Well(self.now_ns, host, True))
+        elif cases and self._random.random() < 0.6:
+            for _ in range(min(len(cases), self._random.choice([1, 1, 6]))):
+                self.give(CaseGone(self.now_ns, self._random.choice(cases).case.key, "it is over"))
+        else:
+            hosts = [*self.watcher.ours, self._host()]
+            self.give(Well(self.now_ns, self._random.choice(hosts), False))
+
+    def _answer(self) -> Acked:
+        rng, known = self._random, self.watcher.known
+        recent = list(self.watcher.open) if rng.random() < 0.8 else list(known)[-20:]
+        name = rng.choice(recent) if recent and rng.random() < 0.97 else f"a{rng.randrange(9999)}"
+        one = known.get(name)
+        actor = one.owner if one and one.owner and rng.random() < 0.7 else rng.choice("xyz")
+        to = AdvisoryState.ACCEPTED if rng.random() < 0.5 else rng.choice(list(AdvisoryState))
+        if one and one.state is AdvisoryState.ACCEPTED and rng.random() < 0.6:
+            to = AdvisoryState.DONE
+        etag = one.etag if one and rng.random() < 0.7 else rng.choice(["", "a1-1"])
+        until = self.now_ns + seconds_ns(rng.choice([0, -5, 50, 1e9]))
+        lease = (
+            rng.choice([0.0, 0.0, 0.0, 20.0, 600.0, 1e9]) if to is AdvisoryState.ACCEPTED else 0.0
+        )
+        words = rng.choice(["", "no", "no"])
+        return Acked(self.now_ns, name, to, actor, words, etag, until, lease)
+
+    def _somebody_else(self) -> Event:
+        host, pick = self._host(), self._random.randrange(3)
+        if pick == 0:
+            by = self._random.choice(["drained by an operator", "silent"])
+            return Unavailable(self.now_ns, host, by, self.place(host), "job1")
+        taken = list(self.watcher.theirs)
+        return Available(self.now_ns, self._random.choice(taken) if taken else host)
+
+    def _by_their_word(self) -> Event:
+        """A scheduler drains for itself, says so again, late, twice, for a rack at once, and forgets to say more."""
+        by, rng = self._random.choice("xy"), self._random
+        out = [host for host, _ in self.watcher.told_out]
+        some = [self._host() for _ in range(rng.choice([1, 1, 2, 8]))]
+        hosts = tuple(dict.fromkeys([*some, *out[: rng.choice([0, 2, 40])]]))
+        if rng.random() < 0.4:
+            return PutBack(self.now_ns, by, hosts)
+        job = rng.choice(["", "job1"])
+        members = tuple(Member(host, self.place(host), job) for host in hosts)
+        until = self.now_ns + seconds_ns(rng.choice([-5, 60, 300, 900]))
+        return TakenOut(
+            self.now_ns, by, "moved" if rng.random() < 0.1 else "burn-in", until, members
+        )
+
+    def _rack_falls(self) -> None:
+        rack, reason = self._random.randrange(5), self._random.choice(REASONS)
+        for number in range(rack * RACK_HOSTS, (rack + 1) * RACK_HOSTS):
+            self.give(CaseSeen(self.now_ns, self._case(f"h{number:02d}", reason)))
+
+    def _storm(self) -> None:
+        case = self._case()
+        for count in range(1, 60):
+            self.give(CaseSeen(self.now_ns, replace(case, count=count * 13_000)))
+
+
+def walk(steps: int, seed: int, *, progress: bool = False) -> Walk:
+    """Return a walk of at least *steps*. Raises AssertionError with the seed and the step."""
+    one, begin = Walk(seed), time.monotonic()
+    while one.steps < steps:
+        try:
+            one.step()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, step {one.steps}: {error!r:.3000}") from error
+        if progress and one.steps % 1000 < 3:
+            _show(one.steps, steps, time.monotonic() - begin)
+    return one
+
+
+def _show(done: int, steps: int, seconds: float) -> None:
+    filled = 30 * min(done, steps) // steps
+    bar = "#" * filled + "." * (30 - filled)
+    print(
+        f"\r  advice  [{bar}] {done:>9,} of {steps:,} steps, {seconds:.0f} s",
+        end="",
+        file=sys.stderr,
+    )
+
+
+def main() -> int:
+    """Walk, and print what was met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    one = walk(options.steps, options.seed, progress=sys.stderr.isatty())
+    met = ", ".join(f"{count:,} {kind}" for kind, count in sorted(one.seen.items()))
+    print(f"advice: {one.steps:,} steps, seed {options.seed}: every promise held ({met})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

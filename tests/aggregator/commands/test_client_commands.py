@@ -1,0 +1,130 @@
+"""What the client commands say when asked, or answered, something else than they expect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline import cli
+from gangline.aggregator.commands import hosts
+from gangline.aggregator.commands.connection import ScoreListing
+from gangline.aggregator.commands.host_table import width_of
+from tests.aggregator.commands.test_host_table import score
+
+COMMANDS = (["hosts"], ["explain", "h0"], ["watch", "--once"])
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """An HTTP/1 server that logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    """Serve HTTP/1 on loopback; yield its address."""
+    with HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_another_program_on_the_port_is_told_from_nobody(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Node exporter had the port: "no aggregator answers; start one" sent someone round in circles."""
+    with http_server() as address:
+        assert cli.main([*command, "--aggregator", address]) == cli.NO_ANSWER
+    words = capsys.readouterr().err
+    assert f"something listens at {address}" in words and "start one" not in words
+
+
+def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """It answers UNIMPLEMENTED, which said nothing to whoever read it."""
+    with ThreadPoolExecutor(1) as pool:
+        server: Any = grpc.server(pool)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            assert cli.main(["hosts", "--aggregator", address]) == cli.NO_ANSWER
+        finally:
+            server.stop(None).wait()
+    assert "speaks gRPC, but is no aggregator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address", ["bad", "zzz:", ":7600", "h:0", "h:70000", "h:seven", "::1:7600", "x" * 5000]
+)
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_an_address_that_is_none_is_a_usage_error(
+    address: str, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--aggregator bad` waited for a name server and then said to start an aggregator."""
+    arguments = ["hosts", "--aggregator", address]
+    if by == "variable":
+        monkeypatch.setenv("GANGLINE_AGGREGATOR", address)
+        arguments = ["hosts"]
+    assert usage_error(arguments, capsys).count("expected ADDRESS:PORT") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain", ""], "empty, expected a host's name"),
+        (["explain", "nodes/"], "empty, expected a host's name"),
+        (["explain", "x" * 5000], "5000 characters"),
+        (["watch", "--seconds", "x"], "'x': expected 0.1 to 3600 seconds"),
+        (["watch", "--seconds", "nan"], "'nan': expected 0.1 to 3600 seconds"),
+    ],
+)
+def test_wrong_usage_is_said_shortly(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty shell variable, a pasted page; and no name of our own functions in the answer."""
+    said = usage_error(arguments, capsys)
+    assert words in said and "_seconds" not in said and len(said) < 600
+
+
+def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must exit with USAGE; return what it said on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == cli.USAGE
+    return capsys.readouterr().err
+
+
+def test_none_in_a_state_is_not_none_at_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "None has registered", of a fleet of thirty-two, when none was in maintenance."""
+    listing = ScoreListing([score("a"), score("b")], 1, "")
+    monkeypatch.setattr(
+        "gangline.aggregator.commands.connection.ScoreClient.hosts", lambda *_: listing
+    )
+    asked = ["hosts", "--state", "maintenance", "--state", "stale"]
+    assert hosts.main(asked[1:]) == cli.OK
+    assert capsys.readouterr().out == "none of 2 hosts is MAINTENANCE or STALE\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("60", 60), ("", 240), ("0", 240), ("wide", 240), ("-3", 240)]
+)
+def test_columns_is_honoured_where_there_is_no_terminal(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`COLUMNS=60 gangline hosts | less` gave lines of 240."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert width_of(None) == width

@@ -1,0 +1,394 @@
+"""Events are as old as they are, whenever they reach us: after an outage, from the ring, told again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.fleet.active_events import (
+    EVENT_POLICY,
+    INCIDENTS_MAX,
+    RECORDS_PER_HOST_MAX,
+)
+from gangline.aggregator.model import HealthState
+from gangline.contract.xid.policy import Clears
+from tests.worlds import Host, World, all_well, gpu_of
+
+W, S, U, H = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.HEALTHY
+DAY = 86_400.0
+
+
+def lived(hosts: int = 2, days: float = 0.0) -> tuple[World, Host, str]:
+    """A world that has run for a while on hosts up for an hour and *days*, a host, and its first GPU."""
+    world = World(hosts=hosts, gpus=2)
+    for host in world.hosts:
+        host.booted_ns -= round(days * DAY * 1e9)
+    world.run(8)
+    return world, world.hosts[0], gpu_of(world.hosts[0], 0)
+
+
+# One code explains another by when both were written.
+
+
+@pytest.mark.parametrize(
+    ("of_48", "of_94", "lasted_94", "state"),
+    [
+        (0.0, 5 * 3600.0, 0.0, U),  # five hours apart, both found in the ring
+        (5 * 3600.0, 0.0, 0.0, U),
+        (3600.0, 3601.0, 0.0, W),  # a second apart, an hour ago
+        (3600.0, 3 * 3600.0, 2 * 3600.0 - 1.0, W),  # 94 went on for hours, and met it
+        (3600.0, 3 * 3600.0, 2 * 3600.0 - 60.0, U),  # and stopped a minute before
+    ],
+)
+def test_companions_by_when_they_were_written(
+    of_48: float, of_94: float, lasted_94: float, state: HealthState
+) -> None:
+    """The agent's first start told 48 and 94 of the same day in one breath: "contained", it was not."""
+    for first in (48, 94):
+        world, host, gpu = lived(days=1)
+        for code in (first, 142 - first):
+            ago, lasted = (of_48, 0.0) if code == 48 else (of_94, lasted_94)
+            world.event(host, code, gpu, ago=ago, lasted=lasted)
+        world.run(8)
+        assert world.score(host).state is state
+
+
+def test_what_was_explained_stays_so_while_its_companion_goes_on() -> None:
+    """48 with 94 beside it; then 94 comes again all day: the 48 of this morning was still contained."""
+    world, host, gpu = lived()
+    world.event(host, 48, gpu)
+    for minute in range(12):
+        world.event(host, 94, gpu, event_id="storm", revision=minute, ago=60.0 * minute,
+                    lasted=60.0 * minute, count=minute + 1)  # fmt: skip
+        world.run(60)
+        assert world.score(host).state is W, minute
+    world.event(host, 94, gpu)
+    world.run(8)
+    assert world.score(host).state is W
+
+
+def test_a_contained_error_does_not_undo_one_that_was_not() -> None:
+    """48 alone this morning, 48 with 94 at noon: the GPU still waits for the reset of this morning."""
+    world, host, gpu = lived()
+    world.event(host, 48, gpu)
+    world.run(8)
+    assert world.score(host).state is U
+    world.event(host, 48, gpu)
+    world.run(1)
+    assert world.score(host).state is U, "a new one that still waits must not lift the old one"
+    world.event(host, 94, gpu)
+    world.run(8)
+    assert world.score(host).state is U
+
+
+@pytest.mark.parametrize(
+    ("alone", "state"),
+    [((), W), ((0,), U), ((30,), U), ((60,), U), ((0, 30, 60), U)],
+)
+def test_a_companion_explains_the_lines_that_it_came_with(
+    alone: tuple[int, ...], state: HealthState
+) -> None:
+    """48 alone, UNHEALTHY, and half a minute later, of the same event, 48 with 94: the host fell to WATCH."""
+    world, host, gpu = lived()
+    for revision, lasted in enumerate((0, 30, 60)):
+        told: dict[str, Any] = {"revision": revision, "ago": float(lasted), "lasted": float(lasted)}
+        world.event(host, 48, gpu, event_id="uncorrected", **told)
+        world.run(1)
+        if lasted not in alone:
+            began = next(second for second in (0, 30, 60) if second not in alone)
+            past: dict[str, Any] = {"ago": lasted - began + 1.0, "lasted": float(lasted - began)}
+            world.event(host, 94, gpu, event_id="contained", revision=revision, **past)
+        world.run(8)
+        assert (world.score(host).state is U) is any(second <= lasted for second in alone)
+        world.run(21)
+    assert world.score(host).state is state
+
+
+def test_a_storm_that_goes_on_does_not_wait_anew() -> None:
+    """XID 48 told again every minute: five seconds of HEALTHY in each let a job be placed."""
+    world, host, gpu = lived()
+    for minute in range(4):
+        world.event(host, 48, gpu, event_id="storm", revision=minute, ago=60.5 * minute,
+                    lasted=60.5 * minute)  # fmt: skip
+        world.run(6 if not minute else 1)
+        assert world.score(host).state is U
+        world.run(60)
+
+
+# What time ends, ends by its own time.
+
+
+def test_what_was_told_more_than_a_day_ago_is_not_counted() -> None:
+    """26 corrected machine checks in one day, and then one every 20 hours: WATCH for ever."""
+    world, host, _ = lived(days=30)
+    for each in range(25, -1, -1):
+        world.event(host, 0, "cpu0", "host.machine_check", ago=3000.0 * each)
+    world.run(2)
+    assert world.score(host).state is W
+    for _ in range(3):
+        world.now_ns += 20 * 3600 * 10**9
+        world.event(host, 0, "cpu0", "host.machine_check")
+        world.run(2)
+    assert world.score(host).state is H
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n, e in EVENT_POLICY.items() if e.clears is Clears.TIME)
+)
+def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
+    """A first start: the ring told of a program killed three weeks ago, and the host was WATCH."""
+    world, host, _ = lived(days=30)
+    device = "part"
+    seconds = EVENT_POLICY[name].seconds
+    world.event(host, 0, device, name, ago=21 * DAY, count=50)
+    world.event(host, 0, device, name, ago=seconds + 30, lasted=20, count=50)
+    world.run(2)
+    assert all_well(world) and not world.score(host).evidence
+    world.event(host, 0, device, name, ago=seconds + 30, lasted=40, count=50)
+    world.run(2)
+    assert world.score(host).evidence, "its last line is 10 s short of the time"
+    world.run(12)
+    assert not world.score(host).evidence
+
+
+def test_an_incident_told_again_does_not_last_longer() -> None:
+    """An agent that starts again tells its open incidents once more: that is no new line."""
+    world, host, _ = lived()
+    for revision in range(20):
+        world.event(host, 0, "host", "host.out_of_memory", event_id="one", revision=revision,
+                    ago=revision * 60.0, count=1)  # fmt: skip
+        world.run(60)
+        assert (world.score(host).state is W) == (revision < 10)
+
+
+def test_a_corrected_error_a_day_is_every_machine_s() -> None:
+    """Ten in a day are worth a look; ten in ten days are not, though each came before the day was over."""
+    world, host, _ = lived(days=30)
+    for day in reversed(range(20)):
+        world.event(host, 0, "mc0/dimm1", "host.memory_error", ago=day * DAY * 0.99)
+    world.run(2)
+    assert world.score(host).state is H and world.score(host).evidence
+
+
+def test_interleaved_incidents_are_counted_once() -> None:
+    """Two control groups, each told again and again: their counts do not add up with every telling."""
+    world, host, _ = lived()
+    for revision in range(5):
+        for which in ("a", "b"):
+            world.event(host, 0, "host", "host.out_of_memory", event_id=which, revision=revision,
+                        count=revision + 1)  # fmt: skip
+    [record] = world.fleet.active_events
+    assert record.count == 10
+
+
+def test_more_incidents_than_are_told_apart_still_count() -> None:
+    """A GPU that reports its rows one a minute for a day: all of them are in the count."""
+    world, host, gpu = lived()
+    for number in range(3 * INCIDENTS_MAX):
+        world.event(host, 63, gpu, ago=90.0 * (3 * INCIDENTS_MAX - number) / 100)
+    [record] = world.fleet.active_events
+    assert record.count == 3 * INCIDENTS_MAX and len(record.incidents) == INCIDENTS_MAX
+
+
+# What was taken back, or reset away, does not come back because it is told again.
+
+
+def test_a_late_revision_of_what_a_reset_ended_stays_ended() -> None:
+    """A storm's last count is told up to a minute after its last line: by then the GPU was reset."""
+    world, host, gpu = lived()
+    world.event(host, 95, gpu, event_id="storm")
+    world.run(5)
+    host.set("gpu_1s", gpu, energy_joules=10.0)
+    world.run(2)
+    assert all_well(world)
+    world.event(host, 95, gpu, event_id="storm", revision=1, ago=7, lasted=4, count=800_000)
+    world.run(2)
+    assert all_well(world), "all its lines were before the reset"
+    world.event(host, 95, gpu, event_id="storm", revision=2, ago=7, lasted=7, count=800_001)
+    world.run(2)
+    assert world.score(host).state is U, "and this one was after it"
+
+
+def test_an_event_that_waited_through_a_reset_is_over() -> None:
+    """The network was away while XID 95 came and the GPU was reset; both are heard of at once."""
+    world, host, gpu = lived()
+    host.silent = True
+    world.run(100)
+    host.silent = False
+    host.set("gpu_1s", gpu, energy_joules=10.0)
+    world.run(8)
+    world.event(host, 95, gpu, ago=60)
+    world.run(2)
+    assert all_well(world)
+
+
+def test_an_xid_at_the_first_load_of_the_driver_is_no_matter_of_before_the_reset() -> None:
+    """Booted, XID 62 at 20 s, first reading at 60 s with less energy than before: that was the boot."""
+    world, host, gpu = lived()
+    host.reboot(world.now_ns)
+    world.register(host, gpus=2)
+    host.silent = True
+    world.run(20)
+    world.event(host, 62, gpu)
+    world.run(40)
+    host.silent = False
+    host.set("gpu_1s", gpu, energy_joules=10.0)
+    host.set("gpu_1s_changes", gpu, ecc_corrected_volatile_errors=0)
+    world.run(20)
+    assert world.score(host).state is U
+
+
+@pytest.mark.parametrize(
+    ("fault", "end"),
+    [
+        ({"code": 163}, {"code": 162}),
+        (
+            {"code": 154, "message": "changed from 0x0 (None) to 0x1 (GPU Reset Required)"},
+            {"code": 154, "message": "changed from 0x1 (GPU Reset Required) to 0x0 (None)"},
+        ),
+        ({"code": 0, "name": "gpu.lost"},
+         {"code": 0, "name": "gpu.lost", "attributes": {"state": "back"}}),
+    ],
+)  # fmt: skip
+def test_what_was_taken_back_does_not_return_by_being_told_again(
+    fault: dict[str, Any], end: dict[str, Any]
+) -> None:
+    """163, then 162; the agent told 163 once more with its last count, and it stood until the reset."""
+    world, host, gpu = lived()
+    world.event(host, device=gpu, event_id="fault", **fault)
+    world.run(1)
+    world.event(host, device=gpu, **end)
+    world.event(host, device=gpu, event_id="fault", revision=1, ago=1, count=2, **fault)
+    world.run(5)
+    assert all_well(world) and not world.fleet.findings
+    # The two in the other order: what is told late was taken back before it was heard.
+    world.event(host, device=gpu, ago=0.5, **end)
+    world.event(host, device=gpu, ago=0.75, event_id="late", **fault)
+    world.run(2)
+    assert all_well(world)
+    world.event(host, device=gpu, **fault)
+    world.run(2)
+    assert not all_well(world), "a new one stands"
+
+
+def test_a_later_recovery_action_replaces_the_earlier_whichever_is_heard_first() -> None:
+    """Reset at noon, reboot a minute later; after an outage they came in the order of a queue."""
+    world, host, gpu = lived()
+    reset = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    reboot = (
+        "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)"
+    )
+    world.event(host, 154, gpu, ago=30, message=reboot)
+    world.event(host, 154, gpu, ago=90, message=reset)
+    world.run(2)
+    [record] = world.fleet.active_events
+    assert (
+        "reboot" in world.score(host).reason_message
+        and record.clear_condition.clears is Clears.REBOOT
+    )
+
+
+# What is not of this boot, or not of now at all.
+
+
+def test_what_the_firmware_kept_from_before_the_boot_is_told_as_that() -> None:
+    """The host crashed, was repaired, booted, and stood SUSPECT for "a fatal hardware error" of before."""
+    world, host, _ = lived()
+    world.event(host, 1, "host", "host.hardware_error", attributes={"previous_boot": "yes"})
+    world.run(2)
+    score = world.score(host)
+    assert score.state is W and "before this boot" in score.reason_message
+    assert score.hazard_per_hour < 4 * world.score(world.hosts[1]).hazard_per_hour
+    assert score.clears_when == "24 hours have passed since this boot"
+    world.event(host, 1, "host", "host.hardware_error")
+    world.run(2)
+    assert world.score(host).state is S, "one of now is not hidden behind it"
+
+
+def test_an_event_of_the_boot_before_that_comes_ahead_of_the_first_frame() -> None:
+    """XID 79 waited in the spool through the reboot that it asked for, and was told at registration."""
+    world, host, gpu = lived()
+    world.run(300)
+    old_ns = world.now_ns
+    host.reboot(world.now_ns + 60_000_000_000)
+    host.silent = True
+    world.run(70)
+    world.fleet.register(
+        host.name, simulated=False, boot_id=host.boot_id, devices=(), booted_ns=host.booted_ns
+    )
+    world.event(host, 79, gpu, ago=(world.now_ns - old_ns) / 1e9)
+    host.silent = False
+    world.run(15)
+    assert all_well(world)
+
+
+def test_a_time_that_cannot_be_is_the_time_it_was_heard() -> None:
+    """A clock gone wild: boot times of 2100. It is bounded, and ends as if it were of now."""
+    world, host, gpu = lived()
+    far_ns = 2**62
+    world.event(host, 13, gpu, boottime_ns=far_ns, last_boottime_ns=far_ns)
+    world.event(host, 48, gpu, boottime_ns=5, last_boottime_ns=2**64 - 1)
+    world.event(host, 31, gpu, ago=-7200)
+    world.run(2)
+    assert len(list(world.fleet.active_events)) == 3
+    world.run(620)
+    assert {record.code for record in world.fleet.active_events} == {48}
+    host.set("gpu_1s", gpu, energy_joules=10.0)
+    world.run(2)
+    assert all_well(world)
+
+
+# What is too much.
+
+
+def test_a_flood_of_little_things_hides_no_gpu_off_the_bus() -> None:
+    """Containers came and went, each with its interface and its killed program; XID 79 was forgotten."""
+    world, host, gpu = lived()
+    world.event(host, 79, gpu)
+    for number in range(3 * RECORDS_PER_HOST_MAX):
+        world.event(host, 2, f"veth{number}", "net.link")
+        world.event(host, 0, f"disk{number}", "disk.error")
+        world.event(host, 13, f"GPU-{number}")
+    world.run(2)
+    assert world.score(host).state is U
+    assert len(list(world.fleet.active_events)) == RECORDS_PER_HOST_MAX
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("gpu.xid", W), ("nvswitch.sxid", W), ("pcie.aer", H), ("host.machine_check", H),
+     ("net.link_message", None)],
+)  # fmt: skip
+def test_folded_events_are_no_code_zero(name: str, state: HealthState | None) -> None:
+    """So many incidents that they are told as one of code 0: "unknown XID 0, restart the job" is a lie."""
+    world, host, _ = lived()
+    world.event(host, 0, "host", name, attributes={"folded": "more than 256 incidents at once"},
+                count=4711, message="NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus")  # fmt: skip
+    world.run(2)
+    score = world.score(host)
+    assert score.state is (state or H)
+    if state is None:
+        assert not score.evidence
+        return
+    assert "more at once than are told apart" in score.evidence[0].words
+    assert "XID 0" not in score.evidence[0].words and "4,711 times" in score.evidence[0].words
+    world.run(610)
+    assert all_well(world) and not world.fleet.findings
+
+
+def test_a_continuation_of_a_switch_s_line_changes_nothing() -> None:
+    """SXID lines of data follow the line that says what it is; they are no code of their own."""
+    world, host, _ = lived()
+    switch = "0000:c4:00.0"
+    world.event(host, 11012, switch, "nvswitch.sxid", message="Fatal, Link 30 TX")
+    world.run(2)
+    before = world.score(host)
+    [record] = world.fleet.active_events
+    world.event(host, 11012, switch, "nvswitch.sxid", message="Data {0x00000000, 0x00000001}")
+    world.run(2)
+    assert list(world.fleet.active_events) == [record] and record.count == 1
+    assert world.score(host).reason_message == before.reason_message
+    world.event(world.hosts[1], 11012, switch, "nvswitch.sxid", message="Data {0x00000000}")
+    world.run(2)
+    assert world.score(world.hosts[1]).state is H

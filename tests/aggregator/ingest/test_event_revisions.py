@@ -1,0 +1,232 @@
+"""A storm is one event that grows: its last revision is what is stored, whatever crashes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import grpc
+import pytest
+
+from gangline.aggregator.ingest.sessions import (
+    EVENT_ATTRIBUTES_MAX,
+    EVENT_COUNT_MAX,
+    FORM_CHARACTERS_MAX,
+    FORMS_MAX,
+)
+from gangline.aggregator.store import duckdb_file
+from gangline.aggregator.store.journal import StoredEvent, encode_record
+from gangline.aggregator.store.store import Store
+from gangline.contract.wire import telemetry_pb2 as wire
+
+
+def storm(revision: int, count: int, event_id: str = "storm", **more: Any) -> wire.HealthEvent:
+    fields: dict[str, Any] = {
+        "device_kind": "gpu", "device": "GPU-0", "name": "gpu.xid", "code": 95,
+        "message": "Uncontained ECC error", "forms": ["Uncontained ECC error at #"],
+        "forms_count": 29, "process_id": 4711, "process_name": "python3",
+        "attributes": {"memory": "DRAM"}, "boottime_ns": 10**9, "last_boottime_ns": 4 * 10**9,
+    }  # fmt: skip
+    return wire.HealthEvent(event_id=event_id, revision=revision, count=count, **(fields | more))
+
+
+async def report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResponse:
+    answer: wire.ReportEventsResponse = await agent.stub.ReportEvents(
+        wire.ReportEventsRequest(events=events), metadata=agent.metadata
+    )
+    return answer
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
+    """800,000 lines of one incident: one row, with the count as it stands; the last word wins."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            first = await report(agent, storm(0, 1))
+            assert (first.accepted, list(first.duplicate_event_ids)) == (1, [])
+            grown = await report(agent, storm(3, 800_000))
+            assert (grown.accepted, list(grown.duplicate_event_ids)) == (1, [])
+            for late in (storm(3, 800_000), storm(2, 500)):
+                answer = await report(agent, late)
+                assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["storm"])
+            [record] = aggregator.fleet.active_events
+            assert (record.count, record.process_name) == (800_000, "python3")
+
+    asyncio.run(way())
+    for file, where in (("gangline.duckdb", "events"), ("operators.duckdb", "ops.faults")):
+        assert lab.rows(
+            "SELECT code, count, forms, forms_count, process_id, process_name, "
+            f"attributes['memory'], epoch(last_time - time) FROM {where}",
+            file,
+        ) == [(95, 800_000, ["Uncontained ECC error at #"], 29, 4711, "python3", "DRAM", 3.0)]
+
+
+def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
+    """An agent that was away sends all it kept at once, in any order."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await report(agent, storm(1, 10), storm(2, 20), storm(0, 1))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, ["storm"])
+
+    asyncio.run(way())
+    assert lab.rows("SELECT revision, count FROM events") == [(2, 20)]
+
+
+@pytest.mark.parametrize("stored_revision", [0, 5])
+def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision: int) -> None:
+    """kill -9 after the receipt: the journal holds a revision later than the store's, or an earlier."""
+
+    async def live(*events: wire.HealthEvent) -> int:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            if events:
+                await report(agent, *events)
+            return sum(record.count for record in aggregator.fleet.active_events)
+
+    asyncio.run(live(storm(stored_revision, 100 + stored_revision)))
+    now_ns = time.time_ns()
+    left = [
+        StoredEvent("host-1", now_ns, now_ns, storm(revision, 100 + revision))
+        for revision in (2, 3)
+    ]
+    (lab.folder / "events.journal").write_bytes(b"".join(map(encode_record, left)))
+    asyncio.run(live())
+    last = max(stored_revision, 3)
+    assert lab.rows("SELECT revision, count FROM events") == [(last, 100 + last)]
+    asyncio.run(live(storm(2, 102)))  # sent again by an agent that never had the receipt
+    assert lab.rows("SELECT revision, count FROM events") == [(last, 100 + last)]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"forms": ["x"] * (FORMS_MAX + 1)}, "events.forms: 33 of them, at most 32"),
+        ({"forms": ["x" * (FORM_CHARACTERS_MAX + 1)]}, "events.forms: 257 characters, at most 256"),
+        (
+            {"attributes": {str(n): "" for n in range(EVENT_ATTRIBUTES_MAX + 1)}},
+            "events.attributes: 33 of them, at most 32",
+        ),
+        ({"attributes": {"link": "x" * 2000}}, "events.attributes[link]: 2000 characters"),
+        ({"process_name": "x" * 200}, "events.process_name: 200 characters"),
+        ({"device": "x" * 2000}, "events.device: 2000 characters"),
+        ({"name": "x" * 200}, "events.name: 200 characters"),
+        ({"boot_id": b"short"}, "events.boot_id: 16 bytes or none, got 5"),
+    ],
+)
+def test_an_event_past_a_limit_is_refused_with_words(
+    lab: Any, more: dict[str, Any], words: str
+) -> None:
+    """An agent gone wrong, or not ours: what was too much, and how much would be taken."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await report(agent, storm(0, 1, **more))
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert words in str(error.value.details())
+            with pytest.raises(grpc.aio.AioRpcError, match=r"events\.count"):
+                await report(agent, storm(0, EVENT_COUNT_MAX + 1))
+
+    asyncio.run(way())
+    assert lab.rows("FROM events") == []
+
+
+def test_a_first_start_tells_of_weeks_and_each_event_is_as_old_as_it_is(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """The ring of a host up for a month: XID 48 of this morning, 94 of five hours later, an OOM kill of
+    the week before, and of the boot before that, which waited in the spool, XID 79. Then kill -9.
+    """
+    month = 30 * 86_400
+    agent = make_agent(booted_ns=time.time_ns() - month * 10**9)
+
+    def told(name: str, ago: int, code: int = 0, boottime: int | None = None) -> wire.HealthEvent:
+        at_ns = month - ago if boottime is None else boottime
+        return wire.HealthEvent(
+            event_id=f"{name} {code}", device="GPU-0" if code else "host", name=name, code=code,
+            boottime_ns=at_ns * 10**9, last_boottime_ns=at_ns * 10**9,
+            wall_time_ns=time.time_ns() - ago * 10**9,
+        )  # fmt: skip
+
+    events = [
+        told("gpu.xid", 6 * 3600, 48), told("gpu.xid", 3600, 94),
+        told("host.out_of_memory", 7 * 86_400), told("gpu.xid", month + 600, 79, 90 * 86_400),
+    ]  # fmt: skip
+
+    def standing(aggregator: Any) -> set[int]:
+        return {record.code for record in aggregator.fleet.active_events}
+
+    async def life(*events: wire.HealthEvent) -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            if events:
+                await report(connection, *events)
+            assert standing(aggregator) == {48, 94}
+            version = aggregator.snapshot_holder.snapshot.version
+            await until(lambda: aggregator.snapshot_holder.snapshot.version > version + 1)
+            [record] = [one for one in aggregator.fleet.active_events if one.code == 48]
+            [incident] = record.incidents.values()
+            assert incident.apart_ns == {94: 5 * 3600 * 10**9}
+
+    asyncio.run(life(*events))
+    asyncio.run(life())  # and from the store
+    ages = dict(lab.rows("SELECT event_id, date_sub('hour', time, received) FROM events"))
+    assert ages == {"gpu.xid 48": 6, "gpu.xid 94": 1, "host.out_of_memory 0": 168,
+                    "gpu.xid 79": month // 3600}  # fmt: skip
+
+
+def old_store(folder: Path) -> None:
+    """Make the file that the version before events grew left behind."""
+    folder.mkdir()
+    [(version, text), *_] = duckdb_file.migrations()
+    with duckdb.connect(str(folder / duckdb_file.STORE_FILE)) as connection:
+        connection.execute(text)
+        connection.execute("CREATE TABLE gangline_store (schema_version INTEGER)")
+        connection.execute("INSERT INTO gangline_store VALUES (?)", [version])
+        connection.execute(
+            "INSERT INTO events VALUES ('host-1', 'old', 'gpu', 'GPU-0', 'gpu.xid', 79, 'lost', "
+            "now()::TIMESTAMP, 5, now()::TIMESTAMP)"
+        )
+        connection.execute(
+            "INSERT INTO findings VALUES ('host-1', 'clock.offset', '', 'off', now()::TIMESTAMP, NULL)"
+        )
+
+
+def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
+    """An upgrade on a Friday: yesterday's events are there, and today's beside them."""
+    old_store(lab.folder)
+
+    async def way() -> None:
+        # Judged once, before the host is there: a judgement of these events would be one more finding.
+        unjudged = lab.aggregator(judge_seconds=60.0)
+        async with unjudged as aggregator, lab.agent(aggregator) as agent:
+            await report(agent, storm(1, 7), storm(1, 2, event_id="old"))
+
+    asyncio.run(way())
+    assert lab.rows(
+        "SELECT event_id, revision, count, forms, process_name, last_time >= time FROM events "
+        "ORDER BY event_id"
+    ) == [
+        ("old", 1, 2, ["Uncontained ECC error at #"], "python3", True),
+        ("storm", 1, 7, ["Uncontained ECC error at #"], "python3", True),
+    ]
+    assert lab.rows("SELECT words, cleared IS NULL FROM findings") == [("off", False)]
+
+
+def test_an_old_event_reads_as_one_line(tmp_path: Path) -> None:
+    """What an older version stored is one line of itself, not NULL lines."""
+    folder = tmp_path / "data"
+    old_store(folder)
+    store = Store.open(folder)
+    store.close()
+    with duckdb.connect(str(folder / duckdb_file.STORE_FILE), read_only=True) as connection:
+        row = connection.execute(
+            "SELECT revision, count, forms, forms_count, last_boottime_ns, cardinality(attributes) "
+            "FROM events"
+        ).fetchone()
+    assert row == (0, 1, [], 0, 5, 0)
+    [event] = store.recent_events
+    assert (event.event.event_id, event.event.count) == ("old", 1)

@@ -1,0 +1,112 @@
+"""Our clock was a day ahead for a while and was set back: what was stored of tomorrow is not what is so now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.scoring.score_rows import with_gpu_states
+from gangline.aggregator.store import restored_state
+from gangline.aggregator.store.rows import HostRecord
+from tests.aggregator.store.test_latest_readings import NOW_NS, SECOND_NS, Fleet
+from tests.worlds import World, gpu_of
+
+pytestmark = pytest.mark.usefixtures("operators_files")
+
+DAY_SECONDS, HOUR_NS = 86_400, 3600 * SECOND_NS
+DAY_NS = DAY_SECONDS * SECOND_NS
+SICK, DEAD, NEW = "h0", "h1", "h2"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three hosts that were well tomorrow; since then one fell sick, one fell silent, and of one nothing was stored."""
+    world, made = World(hosts=3), Fleet(tmp_path_factory.mktemp("back"))
+    for number, one in enumerate(world.hosts):
+        gpus = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(2))
+        record = HostRecord(
+            one.name, number, False, b"R" * 16, one.boot_id, "", "", {}, NOW_NS, gpus
+        )
+        made.store.submit_host(record, {})
+    _judged(made, world.run(20), NOW_NS + DAY_NS, SICK, DEAD, NEW)
+    made.store.submit_own_health([(NOW_NS + DAY_NS, "calls", 9.0, "")])
+    for one in world.hosts:
+        for table, device in (("host_1s", "host"), ("gpu_1s", gpu_of(one, 0))):
+            made.tell(one.name, {device: 9.0}, DAY_SECONDS, table)
+    made.latest()
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.hosts[1].silent = True
+    sick = world.run(30)
+    _judged(made, sick, NOW_NS - SECOND_NS, SICK, DEAD)
+    made.store.submit_own_health([(NOW_NS - SECOND_NS, "calls", 1.0, "")])
+    made.tell(SICK, {"host": 1.0}, -1, "host_1s")
+    made.tell(SICK, {gpu_of(world.hosts[0], 0): 1.0}, -1)
+    made.store.write_ops()
+    yield made
+    made.store.close()
+
+
+def _judged(fleet: Fleet, snapshot: Judgement, now_ns: int, *names: str) -> None:
+    """Store the scores of the hosts as of then; who is silent was heard an hour before."""
+    hosts = [
+        replace(one, last_received_ns=now_ns - HOUR_NS * (one.state is HealthState.STALE))
+        for one in snapshot.hosts
+        if one.host in names
+    ]
+    fleet.store.submit_scores(
+        replace(snapshot, computed_ns=now_ns), with_gpu_states(snapshot, hosts)
+    )
+
+
+def asked(fleet: Fleet, query: str) -> list[tuple[Any, ...]]:
+    path = str(fleet.folder / "operators.duckdb")
+    with duckdb.connect(path, read_only=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        (
+            "SELECT host, state FROM ops.worst()",
+            [(SICK, "UNHEALTHY"), (DEAD, "STALE"), (NEW, "HEALTHY")],
+        ),
+        ("SELECT DISTINCT reason FROM ops.explain('h0')", [("XID_FATAL",)]),
+        ("SELECT host, silent_seconds FROM ops.freshness WHERE host <> 'h2'", [(DEAD, 3601), (SICK, 1)]),
+        ("SELECT state FROM ops.gpu_scores WHERE host = 'h0' AND reason = 'XID_FATAL'", [("UNHEALTHY",)]),
+        ("SELECT host, state FROM ops.state_since", [(SICK, "UNHEALTHY"), (DEAD, "STALE"), (NEW, "HEALTHY")]),
+        ("SELECT host, state FROM ops.changed_last_hour", [(SICK, "UNHEALTHY"), (DEAD, "STALE")]),
+        ("SELECT value, age_seconds FROM ops.aggregator WHERE figure = 'calls'", [(1, 1)]),
+        ("SELECT sm_clock_hertz FROM latest.gpu_1s WHERE host = 'h0'", [(1,)]),
+    ],
+)  # fmt: skip
+def test_operators_are_told_what_is_so_now(fleet: Fleet, query: str, wanted: list[Any]) -> None:
+    """A machine booted a day ahead: for a day after NTP every view showed the states of its first minutes."""
+    assert asked(fleet, query) == wanted
+
+
+def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
+    """A host dead for hours was HEALTHY, last heard 0 s ago, after each start within that day."""
+    with fleet.store.reading() as cursor:
+        scores = {score.host: score for score, _ in restored_state.last_scores(cursor)}
+    states = {name: one.state for name, one in scores.items()}
+    assert states == {SICK: HealthState.UNHEALTHY, DEAD: HealthState.STALE}
+    assert scores[SICK].last_received_ns == NOW_NS - SECOND_NS
+    assert scores[DEAD].last_received_ns == NOW_NS - SECOND_NS - HOUR_NS
+
+
+def test_a_clock_set_back_while_we_were_away_forgets_no_host(tmp_path: Path) -> None:
+    """All that is stored is of tomorrow, and is what was so last."""
+    world, made = World(hosts=2), Fleet(tmp_path)
+    _judged(made, world.run(20), NOW_NS + DAY_NS, "h0", "h1")
+    made.tell("h0", {"host": 9.0}, DAY_SECONDS, "host_1s")
+    with made.store.reading() as cursor:
+        assert [score.host for score, _ in restored_state.last_scores(cursor)] == ["h0", "h1"]
+    made.store.close()

@@ -1,0 +1,253 @@
+"""Every piece of evidence comes with a query: on the operators' file it shows the value it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.model import Finding
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.scoring.rule import Rule, Symptom
+from gangline.aggregator.scoring.rules import agent, clock, events, fabric, gpu, nvlink, pcie
+from gangline.aggregator.scoring.rules import host as jobs
+from tests.aggregator.query.asking import rows_of
+from tests.worlds import CLOCK_HERTZ, FAULTS, GPUS, Host, StoredWorld, gpu_of, throttle
+
+pytestmark = pytest.mark.usefixtures("operators_files")
+
+MODULES = (agent, clock, fabric, gpu, agent, jobs, jobs, events, gpu, nvlink, jobs, pcie, events)
+RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
+RULES |= {kind.rule.name for kind in events.EVENT_KINDS.values()} | {events.DRIVER_EVENT.rule.name}
+RULES |= {fault.rule for fault in FAULTS}
+#: Evidence is a leaky sum or mean, its query a plain one.
+TOLERANCE = 0.15
+
+
+def _thermal(world: StoredWorld, host: Host) -> None:
+    throttle(host, 0)
+
+
+def _power(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.35e9, power_watts=400.0,
+             clock_event_reasons_flags=0x4)  # fmt: skip
+    host.set("gpu_10s", gpu_of(host, 0), power_limit_watts=400.0)
+
+
+def _setting(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.2e9, clock_event_reasons_flags=0x2)
+
+
+def _straggler(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=CLOCK_HERTZ * 0.75)
+
+
+def _width(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_10s", gpu_of(host, 0), pcie_width_lanes=8)
+
+
+def _vanished(world: StoredWorld, host: Host) -> None:
+    host.forget("gpu_1s")
+
+
+def _never_seen(world: StoredWorld, host: Host) -> None:
+    world.register(host, gpus=GPUS + 1)
+    world.keep_host(host, world.hosts.index(host), GPUS + 1)
+
+
+def _silent(world: StoredWorld, host: Host) -> None:
+    host.silent = True
+
+
+def _finding(world: StoredWorld, host: Host) -> None:
+    world.find(Finding(host.name, "clock.offset", "", "its clock is an hour off", world.now_ns))
+
+
+def _xid(world: StoredWorld, host: Host) -> None:
+    world.event(host, 95, gpu_of(host, 0))
+
+
+def _sxid(world: StoredWorld, host: Host) -> None:
+    world.event(host, 20009, "0000:c4:00.0", "nvswitch.sxid", message="Fatal, Link 30")
+
+
+def _pcie_link(world: StoredWorld, host: Host) -> None:
+    host.set("pcie_10s", "0000:01:00.0", link_width_lanes=8)
+
+
+def _reported(world: StoredWorld, host: Host) -> None:
+    for name, code in [*events.EVENT_KINDS, ("gpu.driver_event", 16)]:
+        device = "eth0" if name == "net.link" else "part"
+        world.event(host, code, device, name, message=f"{name} happened", count=12)
+
+
+def _set(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
+    return lambda _, host: host.set(table, device or gpu_of(host, 0), **values)
+
+
+def _grow(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
+    return lambda _, host: host.grow(table, device or gpu_of(host, 0), **values)
+
+
+def _many_mounts(world: StoredWorld, host: Host) -> None:
+    for number in range(1100):
+        host.set(
+            "filesystem_60s",
+            f"/pods/{number}",
+            size_bytes=5e11,
+            available_bytes=2e11,
+            read_only_state=0,
+        )
+
+
+#: Rule -> what trips it. One host each.
+TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
+    ("gpu.thermal", _thermal),
+    ("gpu.power", _power),
+    ("gpu.clock_setting", _setting),
+    ("gpu.straggler", _straggler),
+    ("gpu.pcie_width", _width),
+    ("gpu.unseen", _vanished),
+    ("gpu.unseen", _never_seen),
+    ("gpu.lost", _set("gpu_1s", "", lost_state=1)),
+    ("gpu.recovery_action", _set("gpu_1s", "", recovery_action_state=1)),
+    ("gpu.held_by_the_dead", _set("gpu_job_1s_changes", "", dead_count=2, dead_memory_bytes=6e10)),
+    ("gpu.ecc_burst", _grow("gpu_1s_changes", "", ecc_corrected_volatile_errors=40)),
+    ("gpu.ecc_uncorrected", _set("gpu_1s_changes", "", ecc_uncorrected_volatile_errors=2)),
+    ("gpu.remap_pending", _set("gpu_10s_changes", "", remap_pending_state=1)),
+    ("gpu.remap_failed", _set("gpu_10s_changes", "", remap_failed_state=1)),
+    ("gpu.xid", _xid),
+    ("nvswitch.sxid", _sxid),
+    ("gpu.pcie_generation", _set("gpu_10s", "", pcie_generation_number=3)),
+    ("pcie.link", _pcie_link),
+    ("rdma.retransmits", _grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)),
+    ("rdma.down", _set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)),
+    ("rdma.flaps", _set("rdma_1s_changes", "mlx5_0/1", link_downed_events=5)),
+    ("net.down", _set("net_1s", "eth0", carrier_state=0)),
+    ("pcie.aer_uncorrectable", _set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=3)),
+    ("pcie.aer_correctable",
+     _grow("pcie_10s_changes", "0000:01:00.0", aer_correctable_errors=20)),
+    ("host.cpu_pressure", _set("host_1s", "host", pressure_cpu_some_ratio=0.9)),
+    ("host.cpu_steal", _set("host_1s", "host", cpu_steal_ratio=0.3)),
+    ("host.memory_pressure", _set("host_1s", "host", pressure_memory_full_ratio=0.5)),
+    ("filesystem.read_only", _set("filesystem_60s", "/", read_only_state=1)),
+    ("filesystem.full", _set("filesystem_60s", "/", available_bytes=1e8)),
+    ("device.hung", _set("probe_1s", "gpu 0000:00:00.0", state=2, hung_seconds=9.5)),
+    ("driver.hung", _set("probe_1s", "gpu", state=3, hung_seconds=9.5)),
+    ("collector.hung", _set("collector_10s", "gpu_1s", outcome_state=4)),
+    ("collector.failed", _set("collector_10s", "host_1s", outcome_state=3)),
+    ("counter.saturated", _set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)),
+    ("devices.left_out", _many_mounts),
+    ("data.lost", _set("agent_10s", "agent", spool_dropped_frames=120)),
+    ("host.barred", _set("agent_10s", "agent", barring_findings_count=1)),
+    ("finding", _finding),
+    ("host.silent", _silent),
+]  # fmt: skip
+#: Tripped on hosts that come last: one heard for a moment, one that never spoke.
+NEW = "host.new"
+#: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
+TOGETHER = [
+    *((fault.rule, "readings") for fault in FAULTS),
+    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
+    (events.DRIVER_EVENT.rule.name, "events"),
+]
+
+
+@contextmanager
+def troubled(folder: Path) -> Iterator[StoredWorld]:
+    """A fleet in which every rule has its host, and the operators' file over it."""
+    world = StoredWorld(len(TRIPS) + 6, folder)
+    assert world.store
+    try:
+        for one in world.hosts:
+            one.set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=0, aer_nonfatal_errors=0,
+                    aer_correctable_errors=0)  # fmt: skip
+            for gpu_number in range(GPUS):
+                one.set("gpu_10s", gpu_of(one, gpu_number), pcie_generation_number=5,
+                        pcie_generation_max_number=5)  # fmt: skip
+            for address in ("0000:01:00.0", "0000:00:01.0"):
+                one.set("pcie_10s", address, link_width_lanes=16, link_width_max_lanes=16)
+            attributes = world.fleet.attributes[world.fleet.index[one.name]]
+            attributes["rdma", "mlx5_0/1"] = {"pci_address": "0000:01:00.0"}
+            attributes["pcie", "0000:01:00.0"] = {"parents": "0000:00:01.0"}
+            one.set("rdma_1s", "mlx5_0/1", received_bytes=1e12, transmitted_bytes=1e12)
+            one.grow("rdma_1s", "mlx5_0/1", received_bytes=1e10, transmitted_bytes=1e10)
+        for fault in FAULTS:
+            fault.furnish(world.hosts[-4])
+        late, never = world.hosts[-2:]
+        late.silent = never.silent = True
+        world.run(60)
+        for (_, trip), one in zip(TRIPS, world.hosts, strict=False):
+            trip(world, one)
+        for fault in FAULTS:
+            fault.befall(world.hosts[-4])
+        _reported(world, world.hosts[-3])
+        world.run(62)
+        late.silent = False
+        world.run(3)
+        yield world
+    finally:
+        world.store.close(
+            60.0
+        )  # commits all, and writes the operators' file, on a busy machine too
+
+
+def found(world: StoredWorld, name: str, one: Host) -> Symptom:
+    """Return the symptom of rule *name* that stands against *one*."""
+    assert world.snapshot
+    index = world.fleet.index[one.name]
+    slow = any(fault.rule == name and fault.enter_seconds >= 60 for fault in FAULTS)
+    for (rule, _), hold in world.snapshot.tracked_symptoms.get(index, {}).items():
+        if (hold.active or slow) and (rule == name or rule.startswith(f"{name}.")):
+            return hold.worst
+    raise AssertionError(f"{name} was not tripped on {one.name}: {world.score(one).evidence}")
+
+
+@pytest.fixture(scope="module")
+def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[Any]]]:
+    """A connection to the operators' file, and (rule, value, unit, words, SQL) of all evidence."""
+    folder = tmp_path_factory.mktemp("data")
+    rows: list[Any] = []
+    with troubled(folder) as world:
+        for (name, _), one in zip(TRIPS, world.hosts, strict=False):
+            if name == "host.silent":
+                said = world.score(one).evidence[0]
+                rows.append((name, said.value, said.unit, said.words, said.sql))
+                continue
+            symptom = found(world, name, one)
+            rows.append((name, symptom.value, symptom.unit, symptom.message, symptom.sql))
+        for name, kind in TOGETHER:
+            one = world.hosts[-4 if kind == "readings" else -3]
+            symptom = found(world, name, one)
+            rows.append((name, symptom.value, symptom.unit, symptom.message, symptom.sql))
+        for one in world.hosts[-2:]:
+            symptom = found(world, NEW, one)
+            rows.append((NEW, symptom.value, symptom.unit, symptom.message, symptom.sql))
+    with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
+        yield connection, rows
+
+
+def test_every_rule_is_tripped() -> None:
+    """A rule added without its query being run is a query that fails at 3 a.m."""
+    assert {name for name, _ in [*TRIPS, *TOGETHER]} | {NEW} == RULES
+
+
+@pytest.mark.parametrize("at", range(len(TRIPS) + len(TOGETHER) + 2))
+def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> None:
+    """An operator who copies the query must see what the evidence says."""
+    connection, rows = claims
+    name, value, unit, words, query = rows[at]
+    shown = rows_of(connection, query)[1]
+    assert shown, f"{name}: no rows: {query}"
+    cells = [cell for row in shown for cell in row]
+    if unit == "finding":
+        assert words in cells
+        return
+    numbers = [float(cell) for cell in cells if isinstance(cell, int | float)]
+    near = min(numbers, key=lambda number: abs(number - value))
+    assert near == pytest.approx(value, rel=TOLERANCE, abs=1.0 if unit == "seconds" else 1e-6), (
+        f"{name}: {value} {unit} is not in {query}: nearest {near}"
+    )

@@ -1,0 +1,406 @@
+"""After a restart of the aggregator: what was known stands until each host has spoken for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.model import HealthState, HostScore
+from gangline.aggregator.scoring.evaluate import evaluate
+from gangline.aggregator.scoring.restart import SETTLING_SECONDS, restore
+from gangline.aggregator.store.snapshot_file import taken_macro
+from gangline.contract.block import Block
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2 as wire
+from tests.worlds import SECOND_NS, World, gpu_of
+
+
+def restarted(world: World, away_seconds: int = 30) -> None:
+    """Let the world's aggregator begin anew after *away_seconds*, with what its store knew."""
+    assert world.snapshot
+    last = [(score, 8) for score in world.snapshot.hosts]
+    world.now_ns += away_seconds * SECOND_NS
+    world.fleet = Fleet(epoch=8)
+    before = restore(world.fleet, last, world.now_ns)
+    world.snapshot = evaluate(world.fleet, world.now_ns, None, before)
+
+
+def back(world: World) -> None:
+    for host in world.hosts:
+        if not host.silent:
+            world.register(host)
+
+
+def same(one: HostScore, other: HostScore) -> bool:
+    return replace(one, last_received_ns=0, relative_speed=0) == replace(
+        other, last_received_ns=0, relative_speed=0
+    )
+
+
+def test_hosts_stand_as_before_until_they_are_heard() -> None:
+    """A deployment of the aggregator at noon made 1,000 hosts UNKNOWN for every scheduler."""
+    world = World()
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    before = [world.score(host) for host in world.hosts]
+    restarted(world)
+    assert world.snapshot
+    assert all(same(*pair) for pair in zip(before, world.snapshot.hosts, strict=True))
+    assert world.snapshot.names == ("h0", "h1", "h2", "h3")
+    assert "4 of 4 hosts are shown as they were before, 4 of them" in world.snapshot.degraded_reason
+    back(world)
+    snapshot = world.run(3)  # heard, not enough
+    assert world.states() == {"h0": "UNHEALTHY", **dict.fromkeys(("h1", "h2", "h3"), "HEALTHY")}
+    assert "all of them heard again" in snapshot.degraded_reason
+    world.run(4)
+    assert world.score(world.hosts[1]).last_received_ns == world.now_ns
+
+
+def test_a_sick_host_is_not_well_after_six_seconds() -> None:
+    """Symptoms need seconds to show again: a thermal fault was HEALTHY for ten after each restart."""
+    world = World()
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    restarted(world)
+    back(world)
+    for _ in range(SETTLING_SECONDS):
+        world.run(1)
+        assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
+    world.run(2)  # the event was not told again: it was cleared by a reboot
+    snapshot = world.run(1)
+    assert (
+        world.score(world.hosts[0]).state is HealthState.HEALTHY and snapshot.degraded_reason == ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "device", "well", "broken"),
+    [
+        ("nvlink_10s_changes", "{gpu}/link3", {"link_state": 1}, {"link_state": 0}),
+        ("c2c_10s_changes", "{gpu}/c2c0", {"link_state": 1}, {"link_state": 0}),
+        ("net_1s", "eth0", {"carrier_state": 1}, {"carrier_state": 0}),
+        ("filesystem_60s", "/", {"read_only_state": 0}, {"read_only_state": 1}),
+        ("rdma_1s", "mlx5_0/1", {"port_state": 4}, {"port_state": 1}),
+        ("bond_10s", "bond0", {"slaves_up_count": 2, "slaves_count": 2}, {"slaves_up_count": 1}),
+        ("bond_10s", "bond0", {"link_state": 1}, {"link_state": 0}),
+    ],
+)
+def test_what_was_well_before_our_start_is_still_missed(
+    table: str, device: str, well: dict[str, float], broken: dict[str, float]
+) -> None:
+    """NVLink was down for a day; a minute after an update of the aggregator its host was HEALTHY, for good."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    name = device.format(gpu=gpu_of(host, 0))
+    host.set(table, name, **well)
+    world.run(70)
+    assert world.score(host).state is HealthState.HEALTHY
+    host.set(table, name, **broken)
+    world.run(100)
+    state = world.score(host).state
+    assert state is not HealthState.HEALTHY
+    for _ in range(2):
+        restarted(world)
+        back(world)
+        for _ in range(4):
+            world.run(50)
+            assert world.score(host).state is state
+    host.set(table, name, **well)
+    world.run(150)
+    assert world.score(host).state is HealthState.HEALTHY
+
+
+def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> None:
+    """The event came back from the store, and the carrier that it had once had did not."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    world.run(10)
+    host.forget("net_1s")
+    world.event(host, 2, "veth9", "net.link")
+    world.event(host, 2, "eth0", "net.link")
+    world.run(20)
+    assert world.score(host).state is HealthState.WATCH
+    restarted(world)
+    back(world)
+    for device in ("veth9", "eth0"):
+        world.event(host, 2, device, "net.link", ago=60.0)
+    world.run(90)
+    score = world.score(host)
+    assert score.state is HealthState.WATCH and [one.device for one in score.evidence] == ["eth0"]
+
+
+def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
+    """A GPU that had not joined its fabric for an hour was well for four minutes after each restart."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
+    world.run(330)
+    assert world.score(host).state is HealthState.WATCH
+    restarted(world)
+    back(world)
+    for _ in range(33):
+        world.run(10)
+        assert world.score(host).state is HealthState.WATCH
+    host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=3)
+    world.run(80)
+    assert world.score(host).state is HealthState.HEALTHY
+
+
+@pytest.mark.parametrize("boots", [False, True])
+def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -> None:
+    """It was released for its repair, then the aggregator was updated: the host was to return to service."""
+    world = World(hosts=2)
+    host, gpu = world.hosts[0], gpu_of(world.hosts[0], 3)
+    host.set("gpu_10s_changes", gpu, remap_failed_state=1)
+    world.run(70)
+    kept = {key: values for key, values in host.readings.items() if key[1] == gpu}
+    for key in kept:
+        del host.readings[key]
+    host.growth.clear()
+    host.set("gpu_1s_probe", gpu, probe_hung_seconds=0.0)
+    host.set("probe_1s", "gpu 0000:03:00.0", hung_seconds=0.0, abandoned_count=0, state=6)
+    world.run(20)
+    findings = world.fleet.findings
+    restarted(world)
+    assert world.snapshot
+    before = replace(world.snapshot.restart_state, findings=frozenset(findings))
+    world.snapshot = replace(world.snapshot, restart_state=before)
+    world.fleet.findings.update(findings)
+    back(world)
+    if boots:
+        host.reboot(world.now_ns)
+        back(world)
+    world.run(300)
+    assert (world.score(host).state is HealthState.UNHEALTHY) is not boots
+    assert bool(world.fleet.findings) is not boots
+    host.readings |= kept
+    host.set("gpu_10s_changes", gpu, remap_failed_state=0)
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
+    world.run(80)
+    assert world.score(host).state is HealthState.HEALTHY and not world.fleet.findings
+
+
+def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() -> None:
+    """The machine booted with a clock an hour fast; until that hour had passed again nothing was proposed."""
+    world = World()
+    world.run(20)
+    restarted(world)
+    back(world)
+    world.run(3)
+    world.now_ns -= 3600 * SECOND_NS
+    for host in world.hosts:
+        host.booted_ns -= 3600 * SECOND_NS
+    snapshot = world.run(SETTLING_SECONDS + 2)
+    assert snapshot.degraded_reason == "" and not snapshot.restart_state.scores
+    assert set(world.states().values()) == {"HEALTHY"}
+
+
+def test_what_is_worse_than_before_shows_at_once() -> None:
+    """A host that broke while nobody watched."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("filesystem_60s", "/", available_bytes=1e8)
+    world.run(60)
+    assert world.score(world.hosts[0]).state is HealthState.WATCH
+    restarted(world)
+    back(world)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(7)
+    assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
+
+
+def test_hosts_that_do_not_come_back_turn_stale_and_sick_ones_stay_sick() -> None:
+    """The aggregator's host moved; two hosts died meanwhile. Their silence is ours for a minute only."""
+    world = World(hosts=6)
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    world.hosts[0].silent = world.hosts[1].silent = True
+    restarted(world)
+    back(world)
+    world.run(SETTLING_SECONDS - 2)
+    assert world.score(world.hosts[1]).state is HealthState.HEALTHY
+    snapshot = world.run(5)
+    assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
+    stale = world.score(world.hosts[1])
+    assert stale.state is HealthState.STALE and "silent for 9" in stale.reason_message
+    assert snapshot.degraded_reason == ""
+
+
+def test_simulated_hosts_that_had_ended_do_not_come_back() -> None:
+    """`gangline run` of an hour ago, and one whose hosts still run."""
+    world = World(hosts=2)
+    for host in range(2):
+        world.fleet._simulated[host] = True
+    world.run(10)
+    world.hosts[0].silent = True
+    world.run(40)
+    restarted(world)
+    assert world.snapshot and [host.host for host in world.snapshot.hosts] == ["h1"]
+
+
+def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
+    """Through the real store and server: the first answer after a restart is the last one before."""
+    agent = make_agent()
+
+    async def life() -> HostScore:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            await connection.send(agent.message(1, blocks=[_collectors(agent)]))
+            xid = wire.HealthEvent(
+                event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=79,
+                wall_time_ns=time.time_ns(), boottime_ns=time.time_ns() - agent.booted_ns,
+            )  # fmt: skip
+            request = wire.ReportEventsRequest(events=[xid])
+            await connection.stub.ReportEvents(request, metadata=connection.metadata)
+            return await until(lambda: _unhealthy(aggregator.snapshot_holder.snapshot))  # type: ignore[no-any-return]
+
+    async def next_life() -> Any:
+        async with lab.aggregator(judge_seconds=60.0) as aggregator:
+            return aggregator.snapshot_holder.snapshot
+
+    async def after_a_weekend() -> Any:
+        ahead_ns = 60 * 3600 * SECOND_NS
+        async with lab.aggregator(
+            lambda: time.time_ns() + ahead_ns, judge_seconds=60.0
+        ) as aggregator:
+            store = aggregator.store
+            read = store.known_hosts, store.known_gpus, store.last_scores, store.recent_events
+            assert not any(read), "what was read of before is of a large fleet 0.2 GB"
+            (score,) = aggregator.judge_loop.restart_state.scores.values()
+            return score, aggregator.fleet.gpus.tolist()
+
+    before = asyncio.run(life())
+    after = asyncio.run(next_life())
+    weekend, gpus = asyncio.run(after_a_weekend())  # it is our outage, however long
+    assert (weekend.state, weekend.reason_message, gpus) == (
+        before.state,
+        before.reason_message,
+        [1],
+    )
+    assert after.degraded_reason.startswith("restarted at ")
+    (score,) = after.hosts
+    assert math.isnan(score.relative_speed) and math.isnan(before.relative_speed)
+    assert abs(score.last_received_ns - before.last_received_ns) < 5 * SECOND_NS
+    first = score.evidence[0]
+    assert (first.signal, first.reason.name, first.device) == ("gpu.xid", "XID_FATAL", "GPU-0")
+    assert (score.state, score.reason, score.reason_message, score.clears_when) == (
+        before.state, before.reason, before.reason_message, before.clears_when,
+    )  # fmt: skip
+    assert score.score == pytest.approx(before.score)
+    assert score.evidence[0].sql == before.evidence[0].sql
+
+
+def _collectors(agent: Any) -> Any:
+    from tests.worlds import block
+
+    return block("collector_10s", {"gpu_1s": {"outcome_state": 0}})
+
+
+def _unhealthy(snapshot: Any) -> HostScore | None:
+    hosts = snapshot.hosts if snapshot else ()
+    return next((host for host in hosts if host.state is HealthState.UNHEALTHY), None)
+
+
+def test_a_machine_that_booted_while_we_were_away_keeps_no_xid(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """A new `gangline run` had the XID of the one before: same name, same clock, another boot."""
+    agent = make_agent()
+
+    async def life(boot_id: bytes, report: bool) -> int:
+        agent.boot_id = boot_id
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            if report:
+                xid = wire.HealthEvent(
+                    event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=79,
+                    wall_time_ns=time.time_ns(), boottime_ns=time.time_ns() - agent.booted_ns,
+                )  # fmt: skip
+                request = wire.ReportEventsRequest(events=[xid])
+                await connection.stub.ReportEvents(request, metadata=connection.metadata)
+            return len(list(aggregator.fleet.active_events))
+
+    assert asyncio.run(life(b"b" * 16, report=True)) == 1
+    assert asyncio.run(life(b"b" * 16, report=False)) == 1
+    assert asyncio.run(life(b"c" * 16, report=False)) == 0
+
+
+def request_of(*events: wire.HealthEvent) -> wire.ReportEventsRequest:
+    return wire.ReportEventsRequest(events=events)
+
+
+def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """The GPU was reset, the host was well, then the aggregator was updated: it stood UNHEALTHY again."""
+    agent = make_agent()
+    column = [s.column for s in TABLES["gpu_1s"]].index("energy_joules")
+
+    def energy(sequence: int, joules: float) -> wire.TelemetryBatch:
+        block = Block("gpu_1s", ["GPU-0"])
+        block.put_float(column, 0, joules)
+        message: wire.TelemetryBatch = agent.message(sequence, blocks=[block])
+        return message
+
+    async def fault_and_reset() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            await connection.send(energy(1, 100.0))
+            await until(lambda: aggregator.fleet.devices["gpu"].find(0, "GPU-0") >= 0)
+            version = aggregator.snapshot_holder.snapshot.version
+            await until(
+                lambda: aggregator.snapshot_holder.snapshot.version > version + 1
+            )  # it was judged
+            now_ns = time.time_ns()
+            xid = wire.HealthEvent(
+                event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=95,
+                wall_time_ns=now_ns, boottime_ns=now_ns - agent.booted_ns,
+            )  # fmt: skip
+            await connection.stub.ReportEvents(request_of(xid), metadata=connection.metadata)
+            await until(lambda: aggregator.fleet.findings)
+            await connection.send(energy(2, 1.0))
+            await until(lambda: not aggregator.fleet.findings)
+            xid.revision, xid.count = 1, 9  # told again after the reset: all lines were before it
+            await connection.stub.ReportEvents(request_of(xid), metadata=connection.metadata)
+            assert not list(aggregator.fleet.active_events)
+
+    async def again() -> int:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent):
+            return len(list(aggregator.fleet.active_events))
+
+    asyncio.run(fault_and_reset())
+    assert asyncio.run(again()) == 0
+    assert lab.rows("SELECT name, cleared IS NULL, clears_when FROM findings") == [
+        ("gpu.xid", False, "the GPU is reset, or the host boots")
+    ]
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
+    """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator:
+            for name, simulated in (("real", False), ("sim", True)):
+                agent = make_agent(host=name, run_id=name.encode().ljust(16))
+                async with lab.agent(aggregator, agent) as connection:
+                    await connection.register(simulated=simulated)
+                    await connection.send(agent.message(1, blocks=[_collectors(agent)]))
+
+    asyncio.run(way())
+    file = lab.folder / "operators.duckdb"
+    query = "SELECT host FROM ops.worst(n := 9)"
+    assert sorted(lab.rows(query, file.name)) == [("real",), ("sim",)]
+    with duckdb.connect(str(file)) as connection:
+        ((taken_us,),) = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
+        connection.execute(taken_macro(taken_us + 120_000_000))
+    assert lab.rows(query, file.name) == [("real",)]
+    assert len(lab.rows("FROM ops.hosts", file.name)) == 2

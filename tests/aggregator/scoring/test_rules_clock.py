@@ -1,0 +1,363 @@
+"""GPUs slower than their peers, and what looks like it but is none. Readings are set by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.model import HealthState, Reason
+from tests.worlds import (
+    CLOCK_HERTZ,
+    CLOCK_MAX_HERTZ,
+    COMPUTING_WATTS,
+    IDLE_WATTS,
+    LIMIT_WATTS,
+    WAITING_WATTS,
+    World,
+    all_well,
+    gpu_of,
+    throttle,
+    wait_for_others,
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed: int) -> None:
+    """One GPU of 32 loses 32 % of its clock to heat; 31 wait for it at 100 % utilisation."""
+    world = World(seed=seed)
+    world.run(20)
+    assert all_well(world)
+    sick = world.hosts[2]
+    throttle(sick, 5)
+    world.run(25, lambda _: wait_for_others(world, sick))
+    score = world.score(sick)
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.THERMAL_THROTTLE)
+    assert 0.6 < score.relative_speed < 0.8
+    assert [s for n, s in world.states().items() if n != sick.name] == ["HEALTHY"] * 3
+    assert "held down by heat (88 C, slowdown at 89 C)" in score.reason_message
+    assert "of its 31 peers" in score.reason_message
+    assert score.evidence[0].device == gpu_of(sick, 5)
+    assert score.evidence[0].sql.startswith("FROM ops.peers(")
+
+
+@pytest.mark.parametrize(
+    ("die", "beside", "told"),
+    [
+        (66, {"memory_temperature_celsius": 98}, "66 C, slowdown at 89 C, memory at 98 C"),
+        (None, {"temperature_margin_celsius": 1}, "1 C below its limit"),
+        (70, {"temperature_margin_celsius": -2}, "70 C, slowdown at 89 C, 2 C above its limit"),
+        (88, {"temperature_margin_celsius": -2}, "88 C, slowdown at 89 C"),
+    ],
+)
+def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
+    die: float | None, beside: dict[str, float], told: str
+) -> None:
+    """ "Held down by heat (66 C, slowdown at 89 C)", of one with hot memory; "memory at nan C", of a part that tells its margin."""
+    world = World()
+    world.run(10)
+    throttle(world.hosts[0], 5)
+    device = gpu_of(world.hosts[0], 5)
+    world.hosts[0].readings["gpu_1s", device].pop("temperature_celsius")
+    world.hosts[0].set("gpu_1s", device, **({"temperature_celsius": die} if die else {}), **beside)
+    world.run(20)
+    assert f"held down by heat ({told})" in world.score(world.hosts[0]).reason_message
+
+
+def test_a_power_limit_that_is_not_told_is_no_number() -> None:
+    """ "nan W of nan W"."""
+    world = World()
+    world.run(10)
+    host, device = world.hosts[0], gpu_of(world.hosts[0], 1)
+    host.set("gpu_1s", device, sm_clock_hertz=0.6 * CLOCK_HERTZ, clock_event_reasons_flags=0x4)
+    host.readings["gpu_10s", device].pop("power_limit_watts")
+    host.set("gpu_60s", device, power_limit_default_watts=700.0)
+    world.run(60)
+    words = world.score(host).reason_message
+    assert words.endswith("held down by its power limit")
+
+
+def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> None:
+    """A GPU that throttles every half minute must not blink between DEGRADED and HEALTHY."""
+    world = World()
+    world.run(20)
+    sick, device = world.hosts[0], gpu_of(world.hosts[0], 0)
+    throttle(sick, 0)
+    world.run(20)
+    sick.growth.pop(("gpu_1s", device, "violation_thermal_nanoseconds"))
+    sick.set("gpu_1s", device, sm_clock_hertz=CLOCK_HERTZ, temperature_celsius=70,
+             clock_event_reasons_flags=0)  # fmt: skip
+    world.run(50)
+    assert world.score(sick).state is HealthState.DEGRADED
+    assert "60 s" in world.score(sick).clears_when
+    judged = world.snapshot
+    assert judged is not None
+    slow = [
+        gpu
+        for gpu in judged.gpus.of(judged.names.index(sick.name))
+        if gpu.state is HealthState.DEGRADED
+    ]
+    assert [gpu.relative_speed for gpu in slow] == [  # what holds the host down is said of the GPU
+        pytest.approx(world.score(sick).relative_speed)
+    ]
+    world.run(25)
+    assert all_well(world)
+
+
+def test_an_idle_gpu_with_a_low_clock_is_not_slow() -> None:
+    """An idle GPU clocks down to 345 MHz by itself: half a cluster idles at any time."""
+    world = World()
+    for gpu in range(8):
+        world.hosts[1].set("gpu_1s", gpu_of(world.hosts[1], gpu), sm_clock_hertz=345e6,
+                           power_watts=IDLE_WATTS, utilization_ratio=0.0,
+                           clock_event_reasons_flags=1)  # fmt: skip
+    world.run(60)
+    assert all_well(world)
+    assert math.isnan(world.score(world.hosts[1]).relative_speed)
+
+
+def test_waiting_gpus_are_not_slow_whatever_their_clock() -> None:
+    """100 % utilisation at 150 W is waiting; a governor may lower the clock meanwhile."""
+    world = World()
+    world.run(10)
+    victim = world.hosts[3]
+    for gpu in range(8):
+        victim.set("gpu_1s", gpu_of(victim, gpu), sm_clock_hertz=1.2e9, power_watts=WAITING_WATTS)
+    world.run(60)
+    assert all_well(world)
+
+
+def test_a_power_cap_at_full_load_is_normal() -> None:
+    """The cap flag stands on every H100 at full load; the clock is that of the peers."""
+    world = World()
+    for gpu in range(8):
+        world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], gpu), clock_event_reasons_flags=0x4,
+                           power_watts=LIMIT_WATTS)  # fmt: skip
+        world.hosts[0].grow("gpu_1s", gpu_of(world.hosts[0], gpu), violation_power_nanoseconds=9e8)
+    world.run(60)
+    assert all_well(world)
+
+
+def test_a_power_cap_below_that_of_the_peers_is_named() -> None:
+    """A power limit of 400 W left behind by an experiment slows the whole gang."""
+    world = World()
+    world.run(10)
+    device = gpu_of(world.hosts[0], 3)
+    world.hosts[0].set("gpu_1s", device, sm_clock_hertz=1.35e9, power_watts=398.0,
+                       clock_event_reasons_flags=0x4)  # fmt: skip
+    world.hosts[0].set("gpu_10s", device, power_limit_watts=400.0)
+    world.run(30)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.POWER_CAP)
+    assert "its power limit (398 W of 400 W)" in score.reason_message
+
+
+def test_a_hardware_power_brake_is_named_though_it_draws_like_a_waiting_gpu() -> None:
+    """A braked GPU fell to 150 W and 100 % utilisation: by power alone it seems to wait."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=6e8, power_watts=160.0,
+                       clock_event_reasons_flags=0x88)  # fmt: skip
+    world.run(25)
+    assert world.score(world.hosts[0]).reason is Reason.POWER_CAP
+    assert "power brake" in world.score(world.hosts[0]).reason_message
+
+
+def test_a_slow_gpu_without_a_cause_is_a_straggler() -> None:
+    """No flag, no heat, no limit, and still 25 % slow: said as it is."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=CLOCK_HERTZ * 0.75)
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.STRAGGLER)
+
+
+def test_heat_is_not_named_without_heat() -> None:
+    """A driver that says thermal at 60 C: slow, and the cause is not what it says."""
+    world = World()
+    world.run(10)
+    throttle(world.hosts[0], 3)
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), temperature_celsius=60)
+    world.run(40)
+    assert world.score(world.hosts[0]).reason is Reason.STRAGGLER
+
+
+def test_a_clock_locked_on_purpose_is_policy_not_a_fault() -> None:
+    """Someone locked the clocks of one GPU for a measurement and forgot it."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=1.2e9,
+                       clock_event_reasons_flags=0x2)  # fmt: skip
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (HealthState.WATCH, Reason.POLICY)
+
+
+def test_all_slow_alike_blames_nobody() -> None:
+    """A hot afternoon, or a cap on the whole hall: no host is to blame."""
+    world = World()
+    world.run(10)
+    for host in world.hosts:
+        for gpu in range(8):
+            throttle(host, gpu, 0.7)
+    world.run(60)
+    assert all_well(world)
+
+
+#: What holds a GPU down, by its driver's word: readings beside the clock, reason, and what is said.
+HELD = [
+    (
+        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "held down by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "held down by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
+        Reason.POWER_CAP, "hardware's power brake",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
+        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
+        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("readings", "reason", "said"), HELD, ids=["software heat", "hardware heat", "brake", "cap", "cap near its limit"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "state"),
+    [
+        (0.97, HealthState.HEALTHY), (0.935, HealthState.WATCH), (0.90, HealthState.DEGRADED), (0.87, HealthState.DEGRADED),
+    ],
+)  # fmt: skip
+def test_what_holds_a_gpu_down_a_little_is_told(
+    readings: dict[str, float], reason: Reason, said: str, share: float, state: HealthState
+) -> None:
+    """A GPU held 10 % by heat was HEALTHY, "nothing wrong"; one held 13 % by a cap had a speed of 0.87 and no reason."""
+    world = World(spread=0.005)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 3)
+    world.hosts[0].set("gpu_1s", device, sm_clock_hertz=share * CLOCK_HERTZ, **readings)
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert score.state is state
+    if state is not HealthState.HEALTHY:
+        assert score.reason is reason and said in score.reason_message
+        assert score.relative_speed == pytest.approx(share, abs=0.015)
+    assert [s for n, s in world.states().items() if n != "h0"] == ["HEALTHY"] * 3
+
+
+def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
+    """At 92 % of its peers' clock a GPU was DEGRADED and WATCH in turns."""
+    world = World(spread=0.0)
+    world.run(10)
+    sick, device = world.hosts[0], gpu_of(world.hosts[0], 3)
+
+    def hold(share: float, seconds: int) -> HealthState:
+        sick.set("gpu_1s", device, sm_clock_hertz=share * CLOCK_HERTZ, clock_event_reasons_flags=0x20,
+                 temperature_celsius=88)  # fmt: skip
+        world.run(seconds)
+        return world.score(sick).state
+
+    assert hold(0.955, 90) is HealthState.HEALTHY, "above what begins it"
+    assert hold(0.94, 10) is HealthState.HEALTHY and hold(0.94, 20) is HealthState.WATCH
+    assert hold(0.955, 120) is HealthState.WATCH, "not above what ends it"
+    assert hold(0.91, 20) is HealthState.DEGRADED
+    assert hold(0.93, 120) is HealthState.DEGRADED
+    assert "within 6 % of its peers' for 60 s" in world.score(sick).clears_when
+    assert hold(0.945, 50) is HealthState.DEGRADED and hold(0.945, 30) is HealthState.WATCH
+    assert "within 4 % of its peers' for 60 s" in world.score(sick).clears_when
+    assert hold(0.975, 50) is HealthState.WATCH and hold(0.975, 30) is HealthState.HEALTHY
+
+
+def test_work_that_reaches_the_limit_in_bursts_is_not_held_down() -> None:
+    """A dense job draws its limit for half of each second: its driver says that it is capped, at a lower clock, and rightly so."""
+    world = World(spread=0.005)
+    world.run(10)
+
+    def burst(_: int) -> None:
+        for gpu in range(8):
+            device = gpu_of(world.hosts[0], gpu)
+            flags = 0x4 if world.second % 2 else 0x0
+            world.hosts[0].set("gpu_1s", device, sm_clock_hertz=0.93 * CLOCK_HERTZ, power_watts=500.0,
+                               clock_event_reasons_flags=flags)  # fmt: skip
+            world.hosts[0].grow("gpu_1s", device, violation_power_nanoseconds=5e8)
+
+    world.run(120, burst)
+    assert all_well(world)
+
+
+def test_checkpoints_blame_nobody() -> None:
+    """Every 20 s the writers fall to 3 % utilisation for 4 s and the others wait."""
+    world = World()
+
+    def checkpoint(_: int) -> None:
+        writing = world.second % 20 < 4
+        for host in world.hosts:
+            for gpu in range(8):
+                watts = WAITING_WATTS if writing else COMPUTING_WATTS
+                share = 0.03 if writing and gpu == 0 else 1.0
+                host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, utilization_ratio=share)
+
+    for _ in range(100):
+        world.run(1, checkpoint)
+        assert set(world.states().values()) <= {"HEALTHY", "UNKNOWN"}
+
+
+def test_gpus_of_another_model_are_no_peers() -> None:
+    """Four A100 hosts beside four H100 hosts: 1410 MHz is not slow for an A100."""
+    world = World(hosts=4)
+    for host in world.hosts[:2]:
+        world.register(host, model="A100")
+        for gpu in range(8):
+            host.set("gpu_1s", gpu_of(host, gpu), sm_clock_hertz=1.41e9)
+    world.run(60)
+    assert all_well(world)
+
+
+def test_without_an_inventory_the_highest_clock_tells_peers_apart() -> None:
+    """The inventory child failed on all hosts; two kinds of GPU are still not compared."""
+    world = World(hosts=4)
+    for host in world.hosts:
+        world.register(host, gpus=0)
+    for host in world.hosts[:2]:
+        for gpu in range(8):
+            host.set("gpu_1s", gpu_of(host, gpu), sm_clock_hertz=1.41e9)
+            host.set("gpu_10s", gpu_of(host, gpu), sm_clock_max_hertz=1.41e9)
+    world.run(60)
+    assert all_well(world)
+    assert CLOCK_MAX_HERTZ != 1.41e9
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> None:
+    """The pump of a loop failed: its hosts were most of each other's peers, and none was slower than the rest.
+
+    Where nobody has declared what they share, all slow alike is nobody's fault.
+    """
+    world = World(gpus=2)
+    if placed:
+        places = {host.name: HostPlacement(cooling_domain="loop-1") for host in world.hosts}
+        world.fleet.declared = replace(NOTHING, places=places)
+    world.run(30)
+    for host in world.hosts[:3]:
+        for gpu in range(2):
+            throttle(host, gpu, 0.8)
+    world.run(20)
+    found = [name for name, state in world.states().items() if state == "DEGRADED"]
+    assert found == (["h0", "h1", "h2"] if placed else [])
+    if placed:
+        evidence = world.score(world.hosts[0]).evidence[0]
+        assert "80 % of what it was, held down by heat" in evidence.words
+        assert evidence.relative_speed_factor == pytest.approx(0.8, abs=0.02)
+        world.run(120)
+        assert world.score(world.hosts[0]).state is HealthState.DEGRADED, "what is held is no past"

@@ -1,0 +1,525 @@
+"""Who holds a job up, and what looks like it and is nobody's fault. Readings are set by hand, ten seconds a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.advisories.advisory import Action, Basis
+from gangline.aggregator.advisories.policy import Workload, requested_action
+from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.fleet import gangs
+from gangline.aggregator.model import HealthState, HostScore, Reason
+from gangline.aggregator.query import sandbox
+from gangline.aggregator.scoring.rule import Rule
+from gangline.aggregator.scoring.rules import gang
+from gangline.contract.host_policy import builtin
+from tests.aggregator.query.asking import rows_of
+from tests.processes import GUARD_SECONDS
+from tests.worlds import (
+    CLOCK_HERTZ,
+    COMPUTING_WATTS,
+    GPUS,
+    IDLE_WATTS,
+    SECOND_NS,
+    WAITING_WATTS,
+    Host,
+    StoredWorld,
+    World,
+    all_well,
+    blamed,
+    busy,
+    busy_only,
+    draw,
+    gapped,
+    gpu_of,
+    in_job,
+    pass_steps,
+    tell,
+)
+
+
+def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0) -> None:
+    """Let *gpus* beside those of the job be idle, or busy with no tensor work: another job's."""
+    for host in hosts:
+        for gpu in gpus:
+            device = gpu_of(host, gpu)
+            host.set("gpu_fast_1s", device, sm_active_ratio=share, tensor_active_ratio=0.0)
+            watts, used = (COMPUTING_WATTS, 1.0) if share else (IDLE_WATTS, 0.0)
+            host.set("gpu_1s", device, power_watts=watts, utilization_ratio=used)
+            host.grow("gpu_1s", device, energy_joules=watts)
+
+
+def said(score: HostScore) -> list[str]:
+    return [one.words for one in score.evidence]
+
+
+def test_a_host_that_never_waits_is_slow_and_who_waits_for_it_is_not() -> None:
+    """A host of 1,024 took a tenth longer for weeks: normal clocks, no error, 100 % utilisation everywhere."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 6)
+    assert all_well(world), "two minutes, of which the first were healthy, are not over"
+    pass_steps(world, 8)
+    score = world.score(world.hosts[2])
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.STRAGGLER)
+    assert score.relative_speed == pytest.approx(1 / 1.09, abs=0.02)
+    assert "computes 9 % longer than the others of its job" in score.reason_message
+    assert "the same work" in score.reason_message
+    assert score.evidence[0].unit == "times the median of its gang's others"
+    assert score.evidence[0].normal == "below 1.04, by 12 windows of 10 s"
+    assert blamed(world) == ["h2"]
+
+
+def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_later() -> None:
+    """The next job was started on the slow host, as nobody remembered it once the last one was over."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+    pass_steps(world, 30)
+    assert blamed(world) == ["h2"]
+    assert "an hour without such a job" in world.score(world.hosts[2]).clears_when
+    world.now_ns += 3400 * SECOND_NS
+    pass_steps(world, 3)
+    assert blamed(world) == []
+
+
+def test_a_slow_host_that_is_repaired_is_none_after_two_minutes_of_its_job() -> None:
+    """Its fan was changed while its job ran on: at par ever since, it was DEGRADED for an hour more."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h2"]
+    busy(world.hosts[2], 1.0)
+    pass_steps(world, 5)
+    assert blamed(world) == ["h2"]
+    pass_steps(world, 8)
+    assert blamed(world) == []
+
+
+def test_a_slow_host_is_none_once_another_job_finds_it_as_fast_as_the_others() -> None:
+    """What a repair changed shows in the next job, not in an empty hour; of half a minute nothing is told."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    busy(world.hosts[2], 1.0)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+    pass_steps(world, 6)
+    assert blamed(world) == ["h2"]
+    pass_steps(world, 6)
+    assert blamed(world) == []
+
+
+def test_a_host_that_is_little_slower_is_not_taken_as_well() -> None:
+    """Three hundredths are less than what is named, and more than what is alike: it stood there and was gone in turns."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    busy(world.hosts[2], 1.03)
+    pass_steps(world, 20)
+    assert blamed(world) == ["h2"]
+
+
+def test_a_host_with_more_work_is_no_slow_host() -> None:
+    """The last pipeline stage computes longer in every step, on whatever host it is placed."""
+    world = in_job()
+    busy(world.hosts[5], 1.12, work=1.12)
+    pass_steps(world, 16)
+    score = world.score(world.hosts[5])
+    assert score.state is HealthState.HEALTHY and blamed(world) == []
+    assert "12 % more work: its share of the job, no fault of the host" in said(score)[0]
+    assert score.relative_speed > 0.95
+
+
+def test_without_a_measure_of_the_work_nobody_says_whose_it_is() -> None:
+    """Parts before Hopper count no tensor cycles: a late stage looks as a slow host does."""
+    world = in_job(work=False)
+    busy_only(world.hosts[1], 1.1)
+    pass_steps(world, 16)
+    score = world.score(world.hosts[1])
+    assert (score.state, score.relative_speed < 0.95) == (HealthState.WATCH, False)
+    assert "whether it has more to do is not known" in score.reason_message
+
+
+@pytest.mark.parametrize("hosts", [2, 6])
+def test_another_slowest_host_in_every_window_is_the_workloads(hosts: int) -> None:
+    """Long sequences fall on another rank in every step."""
+    world = in_job(hosts)
+
+    def each(step: int) -> None:
+        for at, host in enumerate(world.hosts):
+            busy(host, 1.15 if at == step % hosts else 1.0)
+
+    pass_steps(world, 30, each)
+    assert blamed(world) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "least"), [(2, None), (3, 12), (4, 11), (8, 9), (16, 9)], ids=str
+)
+@pytest.mark.parametrize(
+    "held_up",
+    [lambda host: busy(host, 1.15), lambda host: gapped(host, 0.2, pressure_io_some_ratio=0.4)],
+)
+def test_stalls_that_go_round_choose_one_host_by_chance(
+    held_up: Callable[[Host], None], hosts: int, least: int | None
+) -> None:
+    """In a job of three one host is the longest in nine of twelve windows once in 250 times, and was drained for it.
+
+    *least*: in how many of twelve it takes; by chance once in 200,000 at most.
+    """
+
+    def named(times: int) -> bool:
+        world = in_job(hosts)
+
+        def each(step: int) -> None:
+            for host in world.hosts:
+                busy(host, 1.0)
+                gapped(host, 0.0, pressure_io_some_ratio=0.01)
+            # Spread over the windows; the others' turn goes round.
+            is_first = (step + 1) * times // 12 > step * times // 12
+            held_up(world.hosts[0 if is_first else 1 + step % (hosts - 1)])
+
+        pass_steps(world, 13, each)
+        return bool(blamed(world))
+
+    assert [times for times in range(7, 13) if named(times)] == (
+        [] if least is None else [*range(least, 13)]
+    )
+
+
+def test_of_two_it_takes_three_minutes_on_end_to_tell_whose_gaps_they_are() -> None:
+    """Most jobs of more than one host have two: which of them waits for its disks was never said."""
+    world = in_job(2)
+    sick = world.hosts[1]
+
+    def stalled(gap: float) -> None:
+        gapped(sick, gap, pressure_io_some_ratio=0.4 if gap else 0.01)
+
+    stalled(0.2)
+    pass_steps(world, gang._RUN_MIN - 1)
+    stalled(0.0)
+    pass_steps(world, 1)
+    stalled(0.2)
+    pass_steps(world, gang._RUN_MIN - 1)
+    assert blamed(world) == []
+    pass_steps(world, 1)
+    assert blamed(world) == ["h1"]
+    score = world.score(sick)
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.STORAGE)
+
+
+def test_a_run_of_gaps_ends_with_the_job_and_stands_still_at_checkpoints() -> None:
+    """Another job on the same hosts shares its work out anew; a checkpoint is no window of work."""
+    world = in_job(2)
+    gapped(world.hosts[1], 0.2, pressure_io_some_ratio=0.4)
+    pass_steps(world, 15)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+    pass_steps(world, 12)
+    assert blamed(world) == []
+    for host in world.hosts:
+        draw(host, WAITING_WATTS)
+    pass_steps(world, 1)
+    for host in world.hosts:
+        draw(host, COMPUTING_WATTS)
+    pass_steps(world, 8)
+    assert blamed(world) == ["h1"]
+
+
+def test_who_is_spared_while_others_stall_in_turn_is_not_slow() -> None:
+    """Of three the one that stalls makes both others long; whoever did not stall for two minutes was called slow."""
+    world = in_job(3)
+
+    def each(step: int) -> None:
+        for at, host in enumerate(world.hosts):
+            busy(host, 0.75 if at == step % 2 else 1.0)
+
+    pass_steps(world, 30, each)
+    assert blamed(world) == []
+
+
+def test_several_hosts_alike_are_the_gangs_affair() -> None:
+    """A third of a job that is long is how the job is cut; a host of its own is not to blame."""
+    world = in_job()
+    for host in world.hosts[:2]:
+        busy(host, 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_all_slow_alike_names_no_host() -> None:
+    """The whole job is a tenth slower: another kernel, another batch."""
+    world = in_job()
+    for host in world.hosts:
+        busy(host, 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_a_job_of_two_blames_neither() -> None:
+    """The one who waited spun on its GPUs, looked busier than the one it waited for, and was called slow."""
+    world = in_job(2)
+    busy(world.hosts[0], 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_hosts_of_different_jobs_are_not_compared() -> None:
+    """Another job keeps its SMs busier: that says nothing of its hosts."""
+    world = in_job()
+    for host in world.hosts[:3]:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+        busy(host, 1.2)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_another_job_on_the_other_gpus_of_a_host_makes_it_no_slow_host() -> None:
+    """Half of one host's GPUs were another job's, which keeps its SMs busier: that host was slow, at 0.47, for hours."""
+    world = World(hosts=6, gpus=2 * GPUS, spread=0.01)
+    rest = range(GPUS, 2 * GPUS)
+    beside(world, world.hosts, rest)
+    beside(world, world.hosts[2:3], rest, 0.9)
+    tell(world, world.hosts[2], "1002", gpus=rest)
+    in_job(made=world)
+    pass_steps(world, 16)
+    assert all_well(world)
+    gapped(world.hosts[4], 0.2, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h4"], "its own GPUs stand empty"
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> None:
+    """Two of eight: with six idle ones their mean drew less than waiting does, and nothing was ever said of such a job."""
+    made = StoredWorld(4, tmp_path, gpus=8)
+    assert made.store
+    try:
+        beside(made, made.hosts, range(GPUS, 8))
+        world = in_job(made=made)
+        busy(world.hosts[1], 1.1)
+        pass_steps(world, 18)
+        evidence = world.score(world.hosts[1]).evidence[0]
+    finally:
+        made.store.close(GUARD_SECONDS)
+    assert blamed(world) == ["h1"]
+    with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
+        _, rows = rows_of(connection, evidence.sql)
+    assert rows[0][0] == "h1" and len(rows) == 4
+    assert rows[0][1] / rows[1][1] == pytest.approx(evidence.value, rel=0.03)
+
+
+def test_a_gang_that_changed_begins_anew() -> None:
+    """A job that lost a host shares its work out anew: what was before says nothing of now."""
+    world = in_job()
+    busy(world.hosts[2], 1.1)
+    pass_steps(world, 5)
+    tell(world, world.hosts[5], "1001", "ended")
+    pass_steps(world, 7)
+    assert blamed(world) == []
+    pass_steps(world, 4)
+    assert blamed(world) == ["h2"]
+
+
+def test_the_only_job_that_ends_and_comes_again_begins_anew() -> None:
+    """A small cluster stood idle over the weekend; on Monday its host was blamed by the windows of Friday."""
+    world = in_job()
+    gapped(world.hosts[2], 0.2, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h2"]
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+    gapped(world.hosts[2], 0.0, pressure_cpu_some_ratio=0.02)
+    pass_steps(world, 20)
+    assert blamed(world) == []
+    for host in world.hosts:
+        tell(world, host, "1001")
+    pass_steps(world, 3)
+    assert blamed(world) == []
+
+
+def test_a_checkpoint_counts_for_nothing() -> None:
+    """While one writes, the others wait at 150 W: not for a slow host."""
+    world = in_job()
+
+    def each(step: int) -> None:
+        for host in world.hosts:
+            draw(host, WAITING_WATTS if step % 2 else COMPUTING_WATTS)
+            busy(host, 1.3 if step % 2 and host is world.hosts[0] else 1.0)
+
+    pass_steps(world, 30, each)
+    assert blamed(world) == []
+
+
+def test_what_a_low_clock_explains_is_said_by_the_clock() -> None:
+    """A capped host computes longer too; its clock says why, and one cause is one piece of evidence."""
+    world = in_job()
+    sick = world.hosts[3]
+    for gpu in range(GPUS):
+        sick.set("gpu_1s", gpu_of(sick, gpu), sm_clock_hertz=0.8 * CLOCK_HERTZ)
+    busy(sick, 1.25)
+    pass_steps(world, 16)
+    assert {one.signal for one in world.score(sick).evidence} == {"gpu.sm_clock_hertz"}
+
+
+def test_cores_that_are_fought_over_are_named_by_the_gaps_that_they_leave() -> None:
+    """A backup job on the host took a tenth of every step, and no clock showed it."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09, pressure_cpu_some_ratio=0.3)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[4])
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.HOST_CPU)
+    assert "28 % more waiting" in score.reason_message and blamed(world) == ["h4"]
+    assert score.relative_speed == pytest.approx(0.91, abs=0.01)
+
+
+def test_stolen_cores_are_named() -> None:
+    """On a virtual machine it is the hypervisor that takes them."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09, cpu_steal_ratio=0.08)
+    pass_steps(world, 14)
+    assert world.score(world.hosts[4]).reason is Reason.HOST_CPU
+
+
+def test_stolen_cores_are_named_by_a_kernel_that_tells_no_pressure() -> None:
+    """The kernels of RHEL count no pressure unless they are told to (psi=1): what the hypervisor took was not named."""
+    world = in_job()
+    for host in world.hosts:
+        del host.readings["host_1s", "host"]["pressure_cpu_some_ratio"]
+        del host.readings["host_1s", "host"]["pressure_io_some_ratio"]
+    gapped(world.hosts[1], 0.08, cpu_steal_ratio=0.2)
+    pass_steps(world, 15)
+    assert blamed(world) == ["h1"]
+    assert "not known waiting, 20 % more stolen" in world.score(world.hosts[1]).reason_message
+
+
+def test_a_host_that_waits_for_data_alone_has_slow_storage() -> None:
+    """Its mount had fallen back to TCP; utilisation and power of it alone had gaps."""
+    world = in_job()
+    gapped(world.hosts[1], 0.3, pressure_io_some_ratio=0.4)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[1])
+    assert (score.state, score.reason) == (HealthState.DEGRADED, Reason.STORAGE)
+    assert blamed(world) == ["h1"]
+
+
+def test_a_job_that_waits_for_data_everywhere_blames_no_host() -> None:
+    """The shared file system is slow: sixteen hosts must not be drained for it."""
+    world = in_job()
+    for host in world.hosts:
+        gapped(host, 0.3, pressure_io_some_ratio=0.4)
+    pass_steps(world, 14)
+    assert blamed(world) == []
+    assert all("a service they share" in said(world.score(host))[0] for host in world.hosts)
+
+
+def test_busy_cores_without_gaps_on_the_gpus_hold_nobody_up() -> None:
+    """Data loaders at full tilt are what cores are for."""
+    world = in_job()
+    gapped(world.hosts[4], 0.0, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_gaps_that_nothing_explains_are_watched_and_nothing_more() -> None:
+    """A profiler, a debugger, a Python lock: gaps alone say nothing of the host."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[4])
+    assert score.state is HealthState.WATCH and score.relative_speed > 0.95
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
+    """An operator who copies the query must see who was busy for how long."""
+    made = StoredWorld(3, tmp_path)
+    assert made.store
+    try:
+        world = in_job(made=made)
+        busy(world.hosts[0], 1.1)
+        gapped(world.hosts[2], 0.2, pressure_io_some_ratio=0.4)
+        pass_steps(world, 18)
+        evidence = [world.score(world.hosts[at]).evidence[0] for at in (0, 2)]
+    finally:
+        made.store.close(GUARD_SECONDS)
+    with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
+        names, rows = rows_of(connection, evidence[0].sql)
+        assert names[:2] == ["host", "sm_active_ratio"] and rows[0][0] == "h0"
+        assert rows[0][1] / rows[1][1] == pytest.approx(evidence[0].value, rel=0.03)
+        gaps = dict(rows_of(connection, evidence[1].sql)[1])
+        assert gaps["h1"] - gaps["h2"] == pytest.approx(evidence[1].value, rel=0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 4), st.one_of(st.none(), st.floats(-10, 10)))))
+def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, float | None]]) -> None:
+    """All at once as one by one, whatever is missing, and whoever is in no group."""
+    group = np.array([at for at, _ in members], dtype=np.intp)
+    values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
+    found, first = gangs.medians(values, group, 5), gangs.group_extremes(values, group, 5)
+    few = np.array([1, 2, 1, 3, 1])
+    beyond = gangs.max_below_top(values, few, group)
+    for number in range(5):
+        own = values[(group == number) & np.isfinite(values)]
+        after_few = np.sort(own)[::-1][few[number] :]
+        assert beyond[number] == after_few[0] if after_few.size else np.isnan(beyond[number])
+        assert found[number] == np.median(own) if own.size else np.isnan(found[number])
+        if own.size < 2:
+            assert first.greatest[number] == -1 and np.isnan(first.median[number])
+            continue
+        most = first.greatest[number]
+        assert group[most] == number and values[most] == own.max()
+        others = np.sort(own)[:-1]
+        assert first.median[number] == np.median(others)
+
+
+def test_every_rule_here_has_words_for_what_ends_it() -> None:
+    """A state that says not what clears it stays until somebody restarts something."""
+    rules = [one for one in vars(gang).values() if isinstance(one, Rule)]
+    assert len(rules) >= 6 and all(one.clears for one in rules)
+
+
+def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certain() -> None:
+    """What is told from others' waiting takes a host away after its job at the most."""
+    rows = {row.judged: row for row in builtin().rows if row.judged}
+    named = {one.name for one in (gang.SLOW, gang.CONTENDED, gang.STALLED)}
+    assert rows.keys() == named
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    gapped(world.hosts[4], 0.2, pressure_io_some_ratio=0.4)
+    pass_steps(world, 16)
+    for at, action in ((2, Action.DRAIN_AFTER_JOB), (4, Action.INSPECT)):
+        score = world.score(world.hosts[at])
+        found = requested_action(score, score.evidence[0], Workload())
+        assert found and (found.action, found.basis) == (action, Basis.STATISTICAL)
+
+
+def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
+    """Jobs of a minute and a half were never compared: whoever runs them may ask for six windows."""
+
+    def after(steps: int, text: str) -> list[str]:
+        world = World(hosts=24, gpus=GPUS, spread=0.01)
+        world.fleet.declared = parse_files([DeclaredFile("a.toml", text.encode())], world.now_ns)
+        for host in world.hosts:
+            tell(world, host, "1001")
+            busy(host, 1.1 if host is world.hosts[2] else 1.0)
+        pass_steps(world, steps)
+        return blamed(world)
+
+    asked = '[thresholds]\n"gang.windows_count" = 6\n'
+    early = next(steps for steps in range(1, 20) if after(steps, asked))
+    late = next(steps for steps in range(1, 30) if after(steps, ""))
+    assert early == late - 3

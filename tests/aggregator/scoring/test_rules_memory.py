@@ -1,0 +1,253 @@
+"""ECC bursts, lost data, row remaps and XIDs, and what clears them. Readings are set by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.aggregator.model import HealthState, Reason
+from tests.worlds import World, all_well, gpu_of
+
+
+def test_an_ecc_burst_that_ends_in_xid_95() -> None:
+    """HBM: corrected errors for ten seconds, then an uncontained error. Each right in its turn."""
+    world = World()
+    world.run(20)
+    sick, device = world.hosts[3], gpu_of(world.hosts[3], 1)
+    sick.grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=40)
+    world.run(8)
+    assert (world.score(sick).state, world.score(sick).reason) == (
+        HealthState.SUSPECT,
+        Reason.ECC_TREND,
+    )
+    sick.growth.pop(("gpu_1s_changes", device, "ecc_corrected_volatile_errors"))
+    world.event(sick, 95, device)
+    world.run(1)
+    score = world.score(sick)
+    assert (score.state, score.reason) == (HealthState.UNHEALTHY, Reason.XID_FATAL)
+    assert score.score < 1e-6 and "XID 95" in score.reason_message
+    assert list(world.states().values()).count("HEALTHY") == 3
+
+
+def test_a_storm_of_one_xid_is_one_piece_of_evidence() -> None:
+    """One incident wrote 800,000 lines of which 29 were distinct."""
+    world = World()
+    world.run(10)
+    for _ in range(2_000):
+        world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 1))
+    world.run(1)
+    score = world.score(world.hosts[0])
+    assert len(score.evidence) == 1 and "2,000 times" in score.reason_message
+
+
+@pytest.mark.parametrize("how", ["reboot", "energy", "ecc"])
+def test_a_fatal_xid_clears_with_the_reset_it_asks_for(how: str) -> None:
+    """A host that was repaired must not stay UNHEALTHY until someone remembers it."""
+    world = World()
+    sick, device = world.hosts[0], gpu_of(world.hosts[0], 1)
+    world.run(10)
+    world.event(sick, 95, device)
+    world.run(400)
+    assert world.score(sick).state is HealthState.UNHEALTHY
+    if how == "reboot":
+        sick.reboot(world.now_ns)
+    elif how == "energy":
+        sick.set("gpu_1s", device, energy_joules=10.0)
+    else:
+        sick.set("gpu_1s_changes", device, ecc_corrected_volatile_errors=0)
+    world.run(20)
+    assert all_well(world)
+
+
+def test_the_reset_of_another_gpu_clears_nothing() -> None:
+    """Seven GPUs were reset, the sick one refused."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 1))
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 2), energy_joules=10.0)
+    world.run(20)
+    assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
+
+
+def test_an_xid_of_the_boot_before_is_history() -> None:
+    """The agent kept XID 79 on disk through the reboot that cleared it, and sent it after."""
+    world = World()
+    world.run(10)
+    old_ns = world.now_ns
+    world.hosts[0].reboot(world.now_ns + 60_000_000_000)
+    world.hosts[0].silent = True
+    world.run(70)
+    world.hosts[0].silent = False
+    world.run(10)
+    now_ns, world.now_ns = world.now_ns, old_ns
+    world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+    world.now_ns = now_ns
+    world.run(5)
+    assert all_well(world)
+
+
+def test_an_xid_by_pci_address_is_of_the_gpu_there() -> None:
+    """The kernel log names GPUs by PCI address, readings by UUID."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], 95, "0000:03:00.0")
+    world.run(1)
+    assert world.score(world.hosts[0]).evidence[0].device == gpu_of(world.hosts[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (13, HealthState.HEALTHY),
+        (31, HealthState.HEALTHY),
+        (43, HealthState.HEALTHY),
+        (45, HealthState.HEALTHY),
+        (63, HealthState.WATCH),
+        (92, HealthState.WATCH),
+        (94, HealthState.WATCH),
+        (74, HealthState.SUSPECT),
+        (64, HealthState.UNHEALTHY),
+        (79, HealthState.UNHEALTHY),
+        (119, HealthState.UNHEALTHY),
+        (99999, HealthState.HEALTHY),
+    ],
+)
+def test_each_xid_does_what_the_policy_says(code: int, state: HealthState) -> None:
+    """Tools drain for XID 63 or 43; an unknown code is shown and never fatal."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], code, gpu_of(world.hosts[0], 0))
+    world.run(1)
+    score = world.score(world.hosts[0])
+    assert score.state is state
+    assert f"XID {code}" in score.reason_message
+
+
+def test_xid_48_waits_for_the_code_that_says_it_was_contained() -> None:
+    """48 with 94 beside it lost one program's data; 48 alone has lost anyone's."""
+    world = World()
+    world.run(10)
+    contained, alone = world.hosts[0], world.hosts[1]
+    world.event(contained, 48, gpu_of(contained, 0))
+    world.event(alone, 48, gpu_of(alone, 0))
+    world.run(2)
+    world.event(contained, 94, gpu_of(contained, 0))
+    assert alone.name and world.score(alone).state is HealthState.HEALTHY
+    world.run(8)
+    assert world.score(contained).state is HealthState.WATCH
+    assert world.score(alone).state is HealthState.UNHEALTHY
+
+
+def test_an_application_xid_is_forgotten_after_ten_minutes() -> None:
+    """A student's out-of-bounds write is not a mark on the host."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    world.event(world.hosts[0], 13, gpu_of(world.hosts[0], 0))
+    world.run(590)
+    assert world.score(world.hosts[0]).evidence
+    world.run(30)
+    assert not world.score(world.hosts[0]).evidence
+
+
+def test_a_steady_trickle_of_corrected_errors_is_nothing() -> None:
+    """Most GPUs with corrected errors never fail: 0.2 a second, as for the last year."""
+    world = World()
+    for gpu in range(8):
+        device = gpu_of(world.hosts[0], gpu)
+        world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=0.2)
+    world.run(120)
+    assert all_well(world)
+
+
+def test_a_storm_that_goes_on_is_not_healthy() -> None:
+    """Forty corrected errors a second for a quarter of an hour: after 134 s no rate was five times that of ten minutes."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=40)
+    world.run(900)
+    assert world.score(world.hosts[0]).state is HealthState.SUSPECT
+    world.hosts[0].growth.pop(("gpu_1s_changes", device, "ecc_corrected_volatile_errors"))
+    world.run(400)
+    assert all_well(world)
+
+
+def test_what_a_gpu_always_did_is_no_change() -> None:
+    """Three corrected errors a second since ever: once we know that, only a change counts."""
+    world = World(hosts=1, gpus=1)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=3)
+    world.run(700)
+    assert all_well(world)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=40)
+    world.run(10)
+    assert world.score(world.hosts[0]).state is HealthState.SUSPECT
+
+
+def test_a_counter_that_fell_at_a_reboot_is_no_burst() -> None:
+    """Volatile counters begin at zero after a reboot: 40,000 to 0 to 7 is not 2**64 errors."""
+    world = World()
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_corrected_volatile_errors=40_000)
+    world.run(10)
+    world.hosts[0].reboot(world.now_ns)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_corrected_volatile_errors=0)
+    world.run(5)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_corrected_volatile_errors=7)
+    world.run(10)
+    assert all_well(world)
+
+
+def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
+    """A driver counted 500 errors at once, and "the last just now" stood for an hour and a half."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=500)
+    world.run(590)
+    assert world.score(world.hosts[0]).state is HealthState.SUSPECT
+    world.run(100)
+    assert world.score(world.hosts[0]).state is HealthState.WATCH
+
+
+def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
+    """A driver answered nothing for ten minutes, in which a bit error was not repaired: rare counts outlast the gap."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = "gpu_1s_changes", gpu_of(world.hosts[0], 0)
+    del world.hosts[0].readings[device]["ecc_uncorrected_volatile_errors"]
+    world.run(600)
+    assert all_well(world)
+    world.hosts[0].set(*device, ecc_uncorrected_volatile_errors=1)
+    world.run(2)
+    assert world.score(world.hosts[0]).state is HealthState.SUSPECT
+
+
+def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
+    """An uncorrectable error without an XID that we saw: the counter tells."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=2)
+    world.run(5)
+    assert world.score(world.hosts[0]).state is HealthState.SUSPECT
+    world.run(1800)
+    assert world.score(world.hosts[0]).state is HealthState.WATCH
+    words = [one.message for one in world.fleet.findings.values()]
+    assert words and not any("just now" in one for one in words), "an hour later it is not"
+    world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=0)
+    world.run(10)
+    assert all_well(world)
+
+
+@pytest.mark.parametrize(
+    ("column", "state"),
+    [("remap_pending_state", HealthState.WATCH), ("remap_failed_state", HealthState.UNHEALTHY)],
+)
+def test_row_remaps(column: str, state: HealthState) -> None:
+    """A pending remap waits for the job's end; a failed one has no spare row left."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("gpu_10s_changes", gpu_of(world.hosts[0], 0), **{column: 1.0})
+    world.run(15)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (state, Reason.HBM_REMAP)

@@ -1,0 +1,282 @@
+"""A network that holds a job up, and what looks like it. And a job of one host, which only its own past can tell of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.fleet import gangs
+from gangline.aggregator.model import HealthState, Reason
+from gangline.aggregator.query import sandbox
+from tests.aggregator.query.asking import rows_of
+from tests.processes import GUARD_SECONDS
+from tests.worlds import (
+    WAITING_WATTS,
+    Host,
+    StoredWorld,
+    World,
+    all_well,
+    blamed,
+    busy,
+    draw,
+    gapped,
+    in_job,
+    pass_steps,
+    tell,
+)
+
+PORTS = ("mlx5_0/1", "mlx5_1/1")
+BYTES, TICKS = 2e9, 3000.0
+#: Windows until the past is known; and until two minutes of the new are over.
+BEFORE, AFTER = 18, 14
+
+
+def move(
+    host: Host, share: float = 1.0, waits: float = 1.0, ports: tuple[str, ...] = PORTS
+) -> None:
+    """Let the ports of *host* move *share* of what is usual, and *ports* of them wait *waits* times as long."""
+    for port in PORTS:
+        ticks = TICKS * (waits if port in ports else 1.0)
+        host.grow("rdma_1s", port, received_bytes=BYTES * share, transmitted_bytes=BYTES * share,
+                  transmit_wait_count=ticks)  # fmt: skip
+
+
+def with_past(hosts: int = 6, made: World | None = None) -> World:
+    """Return a world whose job has moved as much as usual for three minutes."""
+    world = made or World(hosts=hosts, gpus=2, spread=0.01)
+    for host in world.hosts:
+        for port in PORTS:
+            host.set("rdma_1s", port, received_bytes=1e12, transmitted_bytes=1e12,
+                     transmit_wait_count=1e6)  # fmt: skip
+        move(host)
+    in_job(made=world)
+    pass_steps(world, BEFORE)
+    assert all_well(world)
+    return world
+
+
+def watched(world: World) -> set[str]:
+    return {name for name, state in world.states().items() if state == "WATCH"}
+
+
+def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() -> None:
+    """A job lost an eighth for half an hour: no error anywhere, and every host was looked at for it."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.88, waits=2.5)
+    pass_steps(world, AFTER)
+    assert watched(world) == {f"h{n}" for n in range(6)} == set(blamed(world))
+    score = world.score(world.hosts[3])
+    assert (score.state, score.reason) == (HealthState.WATCH, Reason.FABRIC)
+    assert "all 6 hosts of its job move 12 % less" in score.reason_message
+    assert "the network between them is congested; no host is to blame" in score.reason_message
+    assert score.relative_speed > 0.95 and score.evidence[0].log_hazard_delta == 0.0
+
+
+def test_it_ends_when_the_network_is_free_again() -> None:
+    """What stood must clear without anybody's hand."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.88, waits=2.5)
+    pass_steps(world, AFTER)
+    for host in world.hosts:
+        move(host)
+    pass_steps(world, AFTER + 8)
+    assert all_well(world)
+
+
+def test_one_rail_is_named_as_that() -> None:
+    """One rail's leaf was short of an uplink: seven of eight ports of every host were well."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.9, waits=12.0, ports=PORTS[1:])
+    pass_steps(world, AFTER)
+    assert "rail mlx5_1/1 of the network between them" in world.score(world.hosts[0]).reason_message
+
+
+@pytest.mark.parametrize(
+    ("share", "waits", "what"),
+    [
+        (0.8, 1.0, "another phase of the job moves less, and waits as it did"),
+        (0.8, 0.4, "one host is slow: all send less and have less to wait for"),
+        (1.0, 3.0, "ports wait more and nobody is slower for it"),
+        (1.3, 2.5, "the job sends more, and so waits more"),
+    ],
+)
+def test_what_is_no_congestion_is_not_called_so(share: float, waits: float, what: str) -> None:
+    """Less moved, or more waiting, is what jobs do all day: only both at once are the network's."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=share, waits=waits)
+    pass_steps(world, AFTER)
+    assert all_well(world), what
+
+
+def test_one_host_whose_ports_wait_is_not_the_network_of_all() -> None:
+    """A receiver that is slow makes one sender wait."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.88, waits=2.5 if host is world.hosts[0] else 1.0)
+    pass_steps(world, AFTER)
+    assert all_well(world)
+
+
+def test_a_bad_link_is_the_links_and_not_the_networks() -> None:
+    """One cable repeated half its packets; credits ran out behind it, and all ports waited."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.85, waits=2.5)
+    world.hosts[2].grow("rdma_1s_changes", PORTS[0], packet_sequence_errors=500.0)
+    pass_steps(world, AFTER)
+    assert blamed(world) == ["h2"]
+    assert world.score(world.hosts[2]).reason is Reason.FABRIC
+    assert {one.device for one in world.score(world.hosts[2]).evidence} == {PORTS[0]}
+
+
+def test_a_checkpoint_and_an_end_are_no_congestion() -> None:
+    """While one writes nothing is moved, whatever the ports count."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.1, waits=3.0)
+        draw(host, WAITING_WATTS)
+    pass_steps(world, AFTER)
+    assert all_well(world)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+    pass_steps(world, AFTER)
+    assert all_well(world)
+
+
+def test_a_job_that_was_never_seen_well_has_no_past() -> None:
+    """It began in the middle of it: what is usual there nobody knows."""
+    world = with_past()
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+        move(host, share=0.88, waits=2.5)
+    pass_steps(world, AFTER)
+    assert all_well(world)
+
+
+def test_a_counter_at_its_ceiling_says_nothing() -> None:
+    """`port_xmit_wait` has 32 bits and stays at all ones: what it does not count is not zero."""
+    world = with_past()
+    for host in world.hosts:
+        for port in PORTS:
+            host.set("rdma_1s", port, transmit_wait_count=2**32 - 1)
+        move(host, share=0.85, waits=0.0)
+    pass_steps(world, AFTER)
+    assert all_well(world)
+
+
+def test_notifications_of_roce_tell_the_same() -> None:
+    """RoCE ports have no credits: switches mark packets, and receivers tell senders to slow down."""
+    world = with_past()
+    for host in world.hosts:
+        move(host, share=0.9, waits=0.0)
+        for port in PORTS:
+            host.set("rdma_1s_changes", port, congestion_notifications_handled_packets=50)
+    pass_steps(world, BEFORE)
+    assert all_well(world)
+    for host in world.hosts:
+        move(host, share=0.75, waits=0.0)
+        for port in PORTS:
+            host.grow("rdma_1s_changes", port, congestion_notifications_handled_packets=400.0)
+    pass_steps(world, AFTER)
+    assert "are told to slow down" in world.score(world.hosts[0]).reason_message
+
+
+def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that stays as it is is not told of for ever, as nobody knows any more what it was."""
+    monkeypatch.setattr(gangs, "UNUSUAL_MAX", 30)  # five minutes
+    world = with_past(3)
+    for host in world.hosts:
+        move(host, share=0.88, waits=2.5)
+    pass_steps(world, 28)
+    assert len(watched(world)) == 3
+    pass_steps(world, 40)
+    assert all_well(world)
+
+
+def test_the_shared_leaf_is_named() -> None:
+    """The operator must know which switch to look at."""
+    world = with_past(4)
+    places = {host.name: HostPlacement(leaf="leaf-7") for host in world.hosts}
+    world.fleet.declared = replace(NOTHING, places=places)
+    for host in world.hosts:
+        move(host, share=0.88, waits=2.5)
+    pass_steps(world, AFTER)
+    assert (
+        "leaf leaf-7, which they share, is congested" in world.score(world.hosts[0]).reason_message
+    )
+
+
+@pytest.mark.usefixtures("operators_file")
+def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
+    """What is claimed must be there for whoever copies the query."""
+    made = StoredWorld(3, tmp_path)
+    assert made.store
+    try:
+        world = with_past(made=made)
+        for host in world.hosts:
+            move(host, share=0.88, waits=2.5)
+        pass_steps(world, AFTER)
+        evidence = world.score(world.hosts[0]).evidence[0]
+    finally:
+        made.store.close(GUARD_SECONDS)
+    with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
+        _, rows = rows_of(connection, evidence.sql)
+    waited = [row[1] for row in rows if row[1]]
+    assert max(waited) / waited[1] == pytest.approx(evidence.value, rel=0.2)
+
+
+def test_a_host_alone_that_begins_to_wait_for_data_is_watched() -> None:
+    """One host, one job: whether its mount or everybody's storage is slow, it cannot tell."""
+    world = in_job(1)
+    pass_steps(world, BEFORE)
+    gapped(world.hosts[0], 0.3, pressure_io_some_ratio=0.4)
+    pass_steps(world, AFTER)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (HealthState.WATCH, Reason.STORAGE)
+    assert "a job of one host does not tell" in score.reason_message
+    gapped(world.hosts[0], 0.0, pressure_io_some_ratio=0.01)
+    pass_steps(world, AFTER + 8)
+    assert all_well(world)
+
+
+def test_a_host_alone_that_begins_to_wait_for_cores_is_watched() -> None:
+    """A backup took its cores for an hour."""
+    world = in_job(1)
+    pass_steps(world, BEFORE)
+    gapped(world.hosts[0], 0.08, pressure_cpu_some_ratio=0.3)
+    pass_steps(world, AFTER)
+    assert world.score(world.hosts[0]).reason is Reason.HOST_CPU
+    assert blamed(world) == ["h0"]
+
+
+@pytest.mark.parametrize("gap", [0.3, 0.0])
+def test_a_host_alone_that_was_always_so_is_let_be(gap: float) -> None:
+    """A job that reads much from its first step on is as it is; and so is I/O that no GPU waits for."""
+    world = in_job(1)
+    gapped(world.hosts[0], gap, pressure_io_some_ratio=0.4 if gap else 0.01)
+    tell(world, world.hosts[0], "1001", "ended")
+    tell(world, world.hosts[0], "1002")
+    pass_steps(world, BEFORE)
+    gapped(world.hosts[0], gap, pressure_io_some_ratio=0.4)
+    pass_steps(world, AFTER)
+    assert all_well(world)
+
+
+def test_a_process_of_nobodys_beside_a_job_takes_no_host_out_of_it() -> None:
+    """A monitor that runs on one GPU of one host made that host nobody's, and its slowness was not seen."""
+    world = in_job()
+    for gpu in range(2):
+        device = f"GPU-h2-{gpu}-0000-0000-000000000000"
+        world.event(world.hosts[2], 0, device, "gpu.process", event_id=f"/{device}//shell", process_id=3,
+                    attributes={"state": "running", "source": "systemd", "unit": "dcgm.service"})  # fmt: skip
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 16)
+    assert blamed(world) == ["h2"]

@@ -1,0 +1,141 @@
+"""What a refused call leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator.errors import (
+    DISK_RETRY_SECONDS,
+    InvalidArgument,
+    ResourceExhausted,
+    ServiceError,
+    ServiceUnavailable,
+    StreamRefused,
+)
+from gangline.aggregator.metrics import CallCounters
+from gangline.aggregator.service import status as errors
+from gangline.aggregator.service.status import with_error_status
+from gangline.contract.wire import status_pb2
+from tests.processes import GUARD_SECONDS
+
+
+class Request:
+    """A message that can be seen to go."""
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No garbage collection: the aggregator's goes through everything once in fifty million objects."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidArgument("name", "too long"), ValueError("a fault of ours")]
+)
+def test_a_refused_request_goes_at_once(
+    error: Exception, uncollected: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hostile agent's refused registrations, of a megabyte each, were kept: ten megabytes a second for minutes."""
+    del uncollected
+    made: list[weakref.ref[Request]] = []
+
+    def read(_: bytes) -> Request:
+        request = Request()
+        made.append(weakref.ref(request))
+        return request
+
+    async def refuse(request: object, context: object) -> bytes:
+        raise error.with_traceback(None)
+
+    async def way() -> None:
+        handler: Any = grpc.unary_unary_rpc_method_handler(
+            with_error_status(refuse, CallCounters(), "M"), read
+        )
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("t.T", {"M": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/t.T/M")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"registration")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"registration")
+            # A call's task may end after its answer was read.
+            async with asyncio.timeout(GUARD_SECONDS):
+                while any(one() for one in made):
+                    error.__traceback__ = None  # ours: it is one object for both calls
+                    await asyncio.sleep(0)
+        await server.stop(0)
+
+    # A record that is kept has the traceback, and the request with it.
+    monkeypatch.setattr(errors.log, "disabled", True)
+    asyncio.run(way())
+    assert len(made) == 2
+    assert [one() for one in made] == [None, None]
+
+
+def read(refusal: ServiceError) -> dict[str, bytes]:
+    """Return the details of *refusal* by kind, as a client finds them."""
+    trailers = dict(errors.details_of(refusal))
+    status = status_pb2.ErrorStatus.FromString(bytes(trailers[errors.DETAILS_KEY]))  # type: ignore[arg-type]
+    assert status.code == errors.STATUS[type(refusal)].value[0]
+    return {one.type_url.rpartition(".")[2]: one.value for one in status.details}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [InvalidArgument("gangs[3].ttl", "0 s, expected 1 s to 7 days"), StreamRefused("32 in a row")],
+)
+def test_a_wrong_field_is_named_in_the_details(refusal: ServiceError) -> None:
+    """An adapter had to take the field out of words, which other versions say otherwise."""
+    assert errors.STATUS[type(refusal)] is grpc.StatusCode.INVALID_ARGUMENT
+    bad = status_pb2.ErrorBadRequest.FromString(read(refusal)["BadRequest"])
+    (wrong,) = bad.field_violations
+    assert (wrong.field, wrong.description) == (refusal.field, refusal.field_message)
+    assert wrong.field and wrong.field in ("gangs[3].ttl", "frame")
+
+
+def test_whoever_is_too_much_is_told_when_to_come_again() -> None:
+    """Of ten limits seven said no time, and clients that keep to RetryInfo gave up, or came again at once."""
+    for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            assert kind is ResourceExhausted
+    retry = status_pb2.ErrorRetry.FromString(read(ResourceExhausted("full", 2.5))["RetryInfo"])
+    assert retry.retry_delay.ToMilliseconds() == 2500
+    assert ("grpc-retry-pushback-ms", "2500") in errors.details_of(ResourceExhausted("full", 2.5))
+    with pytest.raises(TypeError):
+        ResourceExhausted("full")  # type: ignore[call-arg]
+
+
+def test_who_comes_too_early_is_told_when_to_come_again() -> None:
+    """While the disk took nothing executors tried again at once, each as often as it could."""
+    for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
+        if code is grpc.StatusCode.UNAVAILABLE:
+            assert kind is ServiceUnavailable
+    retry = status_pb2.ErrorRetry.FromString(
+        read(ServiceUnavailable("the disk is full"))["RetryInfo"]
+    )
+    assert retry.retry_delay.ToMilliseconds() == 1000 * DISK_RETRY_SECONDS
+
+
+def test_words_without_end_still_arrive() -> None:
+    """A statement of Chinese characters was cited in full: its trailers were more than a client takes, and it read of those."""
+    words = "\u4e16" * 5000
+    (_, details), *_ = errors.details_of(InvalidArgument("sql", words))
+    assert (
+        len(errors.cut_utf8(words, errors.MESSAGE_BYTES_MAX).encode()) <= errors.MESSAGE_BYTES_MAX
+    )
+    assert 3 * errors.MESSAGE_BYTES_MAX + len(details) * 4 / 3 < 8192

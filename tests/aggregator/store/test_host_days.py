@@ -1,0 +1,163 @@
+"""What was measured of each host at the beginning of a day outlives the score that bore it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.hazard.features import OBSERVED_NAMES, SCORE_FEATURE_NAMES
+from gangline.aggregator.model import Finding
+from gangline.aggregator.store.duckdb_file import STORE_FILE, migrations
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.writer import DAY_US, HOUR_US, fill_host_days
+from tests.processes import GUARD_SECONDS
+
+MIDNIGHT_US = 1_795_132_800 * 1_000_000  # 2026-11-20 00:00 UTC
+TEN_US = MIDNIGHT_US + 10 * HOUR_US
+SECOND_US = 1_000_000
+
+
+def put(
+    base: Any, host: str, time_us: int, errors: float | None, model: str | None = "prior"
+) -> None:
+    """Store a score, of which nothing but this is known."""
+    features = dict.fromkeys(SCORE_FEATURE_NAMES, 0.0) | {"corrected_errors": errors, "speed": None}
+    base.execute(
+        "INSERT INTO scores (time, host, hazard_model, features) VALUES (make_timestamp(?::BIGINT), ?, ?, map(?, ?::DOUBLE[]))",
+        [time_us, host, model, list(features), list(features.values())],
+    )
+
+
+def rows(base: Any) -> list[tuple[Any, ...]]:
+    """Return (host, days before the twentieth, seconds of that day, errors, speed), by host and day."""
+    found = base.execute(
+        "SELECT host, epoch_us(day), epoch_us(time), corrected_errors, speed FROM host_days ORDER BY ALL"
+    ).fetchall()
+    return [(host, (MIDNIGHT_US - day) // DAY_US, (time - day) / 1e6, *rest) for host, day, time, *rest in found]  # fmt: skip
+
+
+@pytest.fixture
+def base() -> Iterator[duckdb.DuckDBPyConnection]:
+    """An empty store, in memory."""
+    with duckdb.connect() as connection:
+        for _, text in migrations():
+            connection.execute(text)
+        yield connection
+
+
+def test_the_columns_are_what_is_observed(base: Any) -> None:
+    """A signal more among what is observed, and nothing that keeps it: it needs a migration."""
+    names = [name for (name,) in base.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'host_days'").fetchall()]  # fmt: skip
+    assert tuple(names) == ("host", "day", "time", *OBSERVED_NAMES)
+
+
+def test_the_first_score_of_each_host_and_day_is_kept_once(base: Any) -> None:
+    """Asked again each hour, by a restart, after a clock that went back: one row a host and day."""
+    for day in (2, 1, 0):
+        for minutes, errors in ((3, day + 0.5), (8, 99.0), (70, 999.0)):
+            put(base, "a", MIDNIGHT_US - day * DAY_US + minutes * 60 * SECOND_US, errors)
+    put(base, "late", MIDNIGHT_US - DAY_US + 2 * HOUR_US, 7.0)  # it came at two
+    put(base, "before version 9", MIDNIGHT_US + SECOND_US, 7.0, None)
+    put(base, "b", MIDNIGHT_US + 59 * 60 * SECOND_US, None)
+    fill_host_days(base, MIDNIGHT_US + HOUR_US - 1)
+    assert rows(base) == [("a", 2, 180.0, 2.5, None), ("a", 1, 180.0, 1.5, None)]
+    expected = [*rows(base), ("a", 0, 180.0, 0.5, None), ("b", 0, 3540.0, None, None)]
+    for now_us in (MIDNIGHT_US + HOUR_US, TEN_US, MIDNIGHT_US - DAY_US, TEN_US + DAY_US):
+        fill_host_days(base, now_us)
+        assert rows(base) == expected
+
+
+def test_a_score_that_waited_for_a_full_disk_is_taken(base: Any) -> None:
+    """The disk was full from five past midnight until two: some hosts had their row, others not."""
+    put(base, "a", MIDNIGHT_US + 60 * SECOND_US, 1.0)
+    fill_host_days(base, TEN_US)
+    put(base, "b", MIDNIGHT_US + 360 * SECOND_US, 2.0)
+    put(base, "a", MIDNIGHT_US + 360 * SECOND_US, 2.0)
+    fill_host_days(base, TEN_US + HOUR_US)
+    assert rows(base) == [("a", 0, 60.0, 1.0, None), ("b", 0, 360.0, 2.0, None)]
+
+
+def test_an_empty_store_and_one_of_long_ago(base: Any) -> None:
+    """Nothing to keep is no error; of what is older than it is kept, nothing is begun."""
+    fill_host_days(base, TEN_US)
+    put(base, "a", MIDNIGHT_US - 500 * DAY_US + SECOND_US, 1.0)
+    put(base, "a", MIDNIGHT_US - 399 * DAY_US + SECOND_US, 2.0)
+    fill_host_days(base, TEN_US)
+    assert rows(base) == [("a", 399, 1.0, 2.0, None)]
+
+
+@contextmanager
+def opened(folder: Path, now_us: int) -> Iterator[Store]:
+    config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0, history_days=3)
+    store = Store.open(folder, config, lambda: now_us * 1000)
+    try:
+        yield store
+    finally:
+        store.close(GUARD_SECONDS)
+
+
+def committed(folder: Path, now_us: int) -> None:
+    """Let one commit pass, with what is done once an hour."""
+    with opened(folder, now_us) as store:
+        store.submit_findings([Finding("b", "gpu.xid", "", "new", now_us * 1000)])
+        store.request_commit()
+
+
+def counted(folder: Path) -> tuple[int, int]:
+    """Return the rows of `scores` and of `host_days`."""
+    with duckdb.connect(str(folder / STORE_FILE), read_only=True) as base:
+        return base.execute("SELECT (SELECT count(*) FROM scores), (SELECT count(*) FROM host_days)").fetchall()[0]  # fmt: skip
+
+
+def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
+    """Scores are kept for two weeks, a model needs eight: what was measured went with the score that bore it."""
+    committed(tmp_path, TEN_US - 20 * DAY_US)
+    for day in (20, 10, 1):
+        at_us = MIDNIGHT_US - day * DAY_US
+        with opened(tmp_path, at_us) as store:
+            store.in_transaction(lambda base, at=at_us: put(base, "a", at + SECOND_US, 1.0))  # type: ignore[misc]
+    committed(tmp_path, TEN_US)
+    assert counted(tmp_path) == (1, 3)
+    committed(tmp_path, TEN_US + 385 * DAY_US)
+    assert counted(tmp_path) == (0, 2)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gangline.aggregator.store import writer as hostdays
+from tests.aggregator.store.test_host_days import TEN_US, committed
+
+real = hostdays.fill_host_days
+def fill(connection, now_us):
+    real(connection, now_us)
+    assert connection.execute("SELECT count(*) FROM host_days").fetchall() == [(1,)]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+hostdays.fill_host_days = fill
+committed(Path(sys.argv[1]), TEN_US)
+"""
+
+
+def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> None:
+    """Killed in the commit that had taken the day and was to delete its score: both, or neither."""
+    with opened(tmp_path, MIDNIGHT_US - 5 * DAY_US) as store:
+        store.in_transaction(lambda base: put(base, "a", MIDNIGHT_US - 5 * DAY_US, 1.0))
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tmp_path)], capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with duckdb.connect(str(tmp_path / STORE_FILE)) as base:  # with what its WAL has
+        assert base.execute("SELECT count(*) FROM scores").fetchall() == [(1,)]
+        assert base.execute("SELECT count(*) FROM host_days").fetchall() == [(0,)]
+    committed(tmp_path, TEN_US)
+    assert counted(tmp_path) == (0, 1)
