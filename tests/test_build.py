@@ -47,6 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
     shutil.rmtree(place)
 
 
+@pytest.mark.slow
 def test_what_is_in_them(built: tuple[Path, Path]) -> None:
     """A wheel without its SQL, or with the tests in it, works here and fails elsewhere."""
     with tarfile.open(built[0]) as sdist, zipfile.ZipFile(built[1]) as wheel:
@@ -72,6 +73,7 @@ def install(binaries: Path, *what: str | Path) -> None:
     run(*pip, "--no-compile", *what, cwd=binaries)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
     """`pip install gangline[...]` on a machine that never saw the checkout, run from another folder."""
     binaries = environment(tmp_path / "env")
@@ -86,6 +88,7 @@ def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_pa
     assert "HEALTHY" in table or "WATCH" in table
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
     """The agent's extra is installed, and somebody asks for the table of hosts."""
     binaries = environment(tmp_path / "env")

@@ -155,6 +155,7 @@ def imported_from_the_house(path: Path) -> Iterator[str]:
                 assert name.split(".")[0] not in ("gangline", *PARTS), f"{path}: absolute {name}"
 
 
+@pytest.mark.slow
 def test_arrows_run_one_way() -> None:
     """Agent and aggregator never meet: either can be installed, upgraded and broken alone."""
     wrong = []
@@ -250,6 +251,7 @@ def _given_names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.slow
 def test_no_name_has_a_retired_word() -> None:
     """Names are in the words of the field, so that a newcomer finds what he looks for."""
     foreign = {name for names in FOREIGN_NAMES.values() for name in names}
@@ -325,6 +327,7 @@ MAY_LOAD: dict[str, set[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MAY_LOAD)
 def test_a_process_loads_only_what_it_uses(module: str) -> None:
     """At 3 a.m. who asks for a list of hosts waits; and a wrong option of `gangline aggregator` took a second to say."""
@@ -361,6 +364,7 @@ def test_packaging_is_no_python_package() -> None:
     assert not list((ROOT / "packaging").rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_functions_fit_a_screen() -> None:
     """Where one function became the project, its own maintainers struggle."""
     for path in [*SOURCES, ROOT / "cli.py"]:

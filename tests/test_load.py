@@ -54,6 +54,7 @@ def test_a_registration_names_the_same_devices_as_its_frames() -> None:
     assert set(gpus.devices) == set(keys)
 
 
+@pytest.mark.slow
 def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
     """A short load end to end, with real processes: every row that was receipted is in the store once."""
     report = run([(2, 1), (4, 1)], 1, warm=0, probe=False, folder=tmp_path)

@@ -150,6 +150,7 @@ def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) 
     assert reset_folder(tmp_path)[0]
 
 
+@pytest.mark.slow
 def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> None:
     """After a `make run` somebody began in earnest, in the same folder: it is no demonstration's any more."""
     data = tmp_path / "aggregator"
@@ -183,6 +184,7 @@ def test_a_token_made_meanwhile_does_not_lock_the_run_out(tmp_path: Path) -> Non
     assert tokens.read_tokens(path) == [alice] and not (tmp_path / "run.token").exists()
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
     """The aggregator found its port taken: the reason must not hide in a log file."""
     with Children(tmp_path) as children:
@@ -230,6 +232,7 @@ def opens(store: Path) -> bool:
     return row is not None and row[0] > 0
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer took the service: not `exit code -9` and its first log line."""
     before = set(nvidia.children(PROC, os.getpid()))
@@ -253,6 +256,7 @@ def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
         until(died, "its end is noticed")
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
     """kill -9 of `gangline run` left three processes that held the port and the store."""
     with running(tmp_path, "--simulated", "1") as process:
@@ -263,6 +267,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
         until(lambda: not living(children), "all gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
@@ -307,6 +312,7 @@ def running(place: Path, *more: str) -> Iterator[Process]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_the_five_faults_in_real_time(tmp_path: Path) -> None:
     """A newcomer's first two minutes: 32 simulated hosts, five faults, the right eight hosts at the bottom."""
     with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "600") as process:

@@ -178,6 +178,7 @@ def shown(socket_path: Path) -> dict[str, int]:
     return {}
 
 
+@pytest.mark.slow
 def test_the_agent_works_in_it(own_folder: Path, tmp_path: Path) -> None:
     """adjtimex(3) is another system call than its name says: the filter had only the one, and the clock was blind."""
     if os.geteuid() or shutil.which("setpriv") is None or not sandboxed.HEADER.exists():

@@ -130,6 +130,7 @@ class Host:
         self.spool.close()
 
 
+@pytest.mark.slow
 def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path) -> None:
     """An agent that kept one object a frame took the host's last gigabyte after three weeks.
 

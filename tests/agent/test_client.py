@@ -538,6 +538,7 @@ def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -
         client.close(0.5)
 
 
+@pytest.mark.slow
 def test_a_peer_that_asks_and_does_not_read_is_left(
     told: Told, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

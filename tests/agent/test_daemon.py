@@ -355,6 +355,7 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
     assert cell(own, 0, column) == 10  # as of the frame before
 
 
+@pytest.mark.slow
 def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     tmp_path: Path,
 ) -> None:

@@ -222,6 +222,7 @@ def test_old_readings_are_left_out_and_counted() -> None:
     assert shown() == (set(), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("series_max", [10, 100, 400, 3000])
 @pytest.mark.parametrize("name", ["h100-ib", "h200-roce", "gb200-nvl72"])
 def test_no_more_series_than_asked_for(name: str, series_max: int) -> None:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 
@@ -33,6 +35,7 @@ def as_of_earlier(file: Path, seconds: int) -> None:
     file.write_text(json.dumps(fields))
 
 
+@pytest.mark.slow
 def test_the_agent_answers_is_killed_and_ends_in_order(tmp_path: Path) -> None:
     """No aggregator at all: the host answers; killed -9, it is told to be down; ended, not to run. Always exit 0."""
     run = tmp_path / "run"
@@ -86,6 +89,7 @@ XID = (
 )
 
 
+@pytest.mark.slow
 def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
     """An operator grants, the host's check says no; the operator revokes, and it says yes, finding or not."""
     run, port = tmp_path / "run", free_port()

@@ -76,6 +76,7 @@ def test_an_undamaged_host_reads_alike_twice(whole: tuple[Host, Reading]) -> Non
     assert sum(value is not None for value in reading.cells.values()) > 50
 
 
+@pytest.mark.slow
 def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
     """Firmware wrote `N/A`, 2^32-1, a megabyte, nothing; a file was a folder, a loop, gone. No error, no false value."""
     host, _ = whole
@@ -93,6 +94,7 @@ def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading],
     assert_sane(reading)
 
 
+@pytest.mark.slow
 def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) -> None:
     """One NIC of nine answered garbage, and nine rows were missing. Here: each cell of all others as it was."""
     host, reading = whole
@@ -105,6 +107,7 @@ def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) 
         assert not differences(reading, hurt, names_of(host, victim)), victim
 
 
+@pytest.mark.slow
 def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Reading]) -> None:
     """A card was pulled between list and read; links to it dangled. The others are read as before."""
     host, reading = whole
@@ -117,6 +120,7 @@ def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Re
         assert not differences(reading, hurt, names), victim
 
 
+@pytest.mark.slow
 def test_a_file_that_breaks_between_two_turns(whole: tuple[Host, Reading]) -> None:
     """The first turn kept a descriptor; then the file became another, or a folder."""
     host, _ = whole
@@ -157,6 +161,7 @@ def _counter_files(collector: Collector) -> set[Path]:
     return {Path(path).resolve() for path in paths}
 
 
+@pytest.mark.slow
 def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
     """An interface in Latin-1, one with a blank, one of 200 characters: keys that fit a frame, and no harm to others."""
     host, reading = whole

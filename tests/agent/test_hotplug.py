@@ -234,6 +234,7 @@ def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None
                 assert rows[name] is None and rows[other]
 
 
+@pytest.mark.slow
 def test_a_storm_of_messages_is_resynchronised() -> None:
     """ENOBUFS, injected: all links are asked for again, it is counted, and what changed is told."""
     lost: list[int] = []

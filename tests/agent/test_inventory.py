@@ -353,6 +353,7 @@ def test_gpus_by_nvidias_own_binding(
     assert told[devices[2].address]["problem"] == "NVML does not answer for this GPU"
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_costs_the_gpus_only(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

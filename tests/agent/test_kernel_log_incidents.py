@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -319,6 +320,7 @@ def test_new_codes_do_not_speed_up_a_storm() -> None:
     assert len(log.told) <= 100 * 4
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_lines_say() -> None:
     """The reader of a storm must not become the trouble itself."""
     log = Log()

@@ -170,6 +170,7 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
     assert again.boottime_ns > last and again.revision > anew.revision
 
 
+@pytest.mark.slow
 def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -> None:
     """kubelet hung with its line full; a Unix socket says that at once, and it was asked again every 10 s for ever."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:

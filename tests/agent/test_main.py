@@ -139,6 +139,7 @@ def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sequences == list(range(1, len(kept) + 1))
 
 
+@pytest.mark.slow
 def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path) -> None:
     with (
         serving() as (aggregator, address),
@@ -175,6 +176,7 @@ def unacknowledged(sent: list[frames.Frame]) -> float:
     return float(dict(own.values(0))[BY_NAME["agent.unacknowledged_frames"].signal_id] or 0)
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and was
     killed, spool and all."""

@@ -243,6 +243,7 @@ def numa_host() -> Iterator[tuple[Path, Reading]]:
         yield root, read_tree(roots_at(root))
 
 
+@pytest.mark.slow
 def test_numa_nodes_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
     """Nodes with memory and cores as the kernel's masks and files have them."""
     root, reading = numa_host

@@ -111,6 +111,7 @@ def test_no_descriptor_is_left_and_all_are_taken_back(host: Host) -> None:
         until(lambda: host.held() >= ALL, "every GPU is sampled again")
 
 
+@pytest.mark.slow
 def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
     """The operator went to bed: a host must not stay blind."""
     with host.running():
@@ -119,6 +120,7 @@ def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
         until(lambda: host.held() >= ALL, "every GPU is sampled again, by itself")
 
 
+@pytest.mark.slow
 def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
     """kill -9: `release` says that nothing is held, and the next agent answers at the same place."""
     with host.running() as agent:
@@ -136,6 +138,7 @@ def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
         assert host.status().process_id == agent.pid != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "reloaded"])
 def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
     """In the middle of a reset the agent was killed for its memory, or told of new settings: a second later the next
@@ -190,6 +193,7 @@ def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
         until(lambda: host.held() & ALL == ALL - {"nvidia1"}, "its neighbours are sampled")
 
 
+@pytest.mark.slow
 def test_an_unbind_that_waits_for_us_goes_on(host: Host) -> None:
     """The driver's link to the GPU is gone from sysfs: its `remove` waits until we have let go."""
     links = host.show_in_sysfs()

@@ -67,6 +67,7 @@ def hang_up(process: Process) -> None:
     os.kill(process.pid, signal.SIGHUP)
 
 
+@pytest.mark.slow
 def test_a_reload_loses_nothing_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     """A file of settings with a missing quote went out to all hosts and was reloaded by the same job."""
     settings = tmp_path / "agent.toml"

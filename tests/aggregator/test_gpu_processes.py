@@ -85,6 +85,7 @@ def rows_of_both(lab: Any, query: str) -> list[tuple[Any, ...]]:
     return list(live)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet) -> None:
     """At 3 a.m.: host b is sick; which job is on it, and where else is that job?"""
@@ -107,6 +108,7 @@ def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet) -> None:
     assert rows_of_both(lab, "FROM ops.faults") == []  # a job is no fault
 
 
+@pytest.mark.slow
 def test_what_ended_is_ended_and_kept(lab: Any, fleet: Fleet) -> None:
     """The post mortem asks who was there, the night shift who is there."""
     host = fleet.host("a")
@@ -119,6 +121,7 @@ def test_what_ended_is_ended_and_kept(lab: Any, fleet: Fleet) -> None:
     assert lab.rows("SELECT state FROM ops.job('123')") == [("ended",)]
 
 
+@pytest.mark.slow
 def test_sessions_of_two_hosts_are_not_one_job(lab: Any, fleet: Fleet) -> None:
     """session-3.scope is on every host another person's."""
     for name in ("a", "b"):
@@ -146,6 +149,7 @@ def test_a_gpu_that_a_dead_process_holds_shows(lab: Any, fleet: Fleet) -> None:
     assert lab.rows("SELECT state, attributes['dead'] FROM ops.gpu_processes") == [("dead", "gone")]
 
 
+@pytest.mark.slow
 def test_a_boot_ends_all_processes(lab: Any, fleet: Fleet) -> None:
     """The host crashed with its job, and the job was shown as running on it for a day."""
     host = fleet.host("a")
@@ -159,6 +163,7 @@ def test_a_boot_ends_all_processes(lab: Any, fleet: Fleet) -> None:
     assert lab.rows("SELECT state FROM ops.gpu_processes") == [("ended",)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet) -> None:
     """The agent was upgraded, and for an hour the GPU belonged to two jobs: the one that had ended meanwhile, and the next."""
@@ -180,6 +185,7 @@ def test_what_ended_while_nobody_looked_has_ended(lab: Any, fleet: Fleet) -> Non
     assert rows_of_both(lab, "SELECT state FROM ops.job(123)") == [("ended",)]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_does_not_answer_after_a_restart_ends_nothing(lab: Any, fleet: Fleet) -> None:
     """The driver hung, the agent was restarted, and the job that hung with it was said to have ended."""
     host = fleet.host("a")
@@ -193,6 +199,7 @@ def test_a_gpu_that_does_not_answer_after_a_restart_ends_nothing(lab: Any, fleet
     assert lab.rows("SELECT state FROM ops.job(123)") == [("running",)]
 
 
+@pytest.mark.slow
 def test_what_is_not_told_any_more_is_not_shown_as_running(lab: Any, fleet: Fleet) -> None:
     """An agent was killed in the night; whether its jobs go on nobody knows."""
     host = fleet.host("a")
@@ -263,6 +270,7 @@ def test_many_jobs_leave_room_for_faults(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_from_the_driver_to_the_question(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

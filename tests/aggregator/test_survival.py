@@ -95,6 +95,7 @@ def test_it_ends_when_told_to(lab: Any, number: int) -> None:
     assert lab.rows("FROM ops.hosts", "operators.duckdb") == []
 
 
+@pytest.mark.slow
 def test_two_aggregators_on_one_folder(lab: Any) -> None:
     """Started twice by mistake: the second says whose folder it is, and the first goes on."""
     first = Process(lab.folder)
@@ -105,6 +106,7 @@ def test_two_aggregators_on_one_folder(lab: Any) -> None:
         assert first.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
     """Something else listens on our port: who to look for and what to do, not a traceback."""
     first = Process(lab.folder)
@@ -126,6 +128,7 @@ def _fails(folder: Path, *more: str, code: int = 1) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_the_lock_dies_with_its_process(lab: Any) -> None:
     """After kill -9 the folder's lock is free: the kernel gave it back with the process."""
     process = Process(lab.folder)
@@ -145,6 +148,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_operators_file_is_written(tmp_path: Path) -> None:
     """Stopped soon after a start it aborted, one time in three: Python's end unwound a thread that was in DuckDB."""
     process = Process(tmp_path, *WITH_FILE, program=("-c", _IN_DUCKDB))

@@ -23,6 +23,7 @@ def _asked(folder: Path, query: str) -> list[tuple[object, ...]]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held", "shown"), [(3, True), (1, True), (0, False)])
 def test_a_gpu_that_is_held_down_in_some_samples_of_the_minute_is_shown(
     tmp_path: Path, held: int, *, shown: bool
@@ -44,6 +45,7 @@ def test_a_gpu_that_is_held_down_in_some_samples_of_the_minute_is_shown(
     assert rows == [(host.name, gpu, "heat (software)", ratio)] * shown
 
 
+@pytest.mark.slow
 def test_a_gpu_whose_driver_counts_time_that_no_sample_met_is_shown(tmp_path: Path) -> None:
     """The flag is of a moment, the counter of nanoseconds of all of it."""
     world = StoredWorld(2, tmp_path)
@@ -60,6 +62,7 @@ def test_a_gpu_whose_driver_counts_time_that_no_sample_met_is_shown(tmp_path: Pa
     assert rows == [(gpu, "heat", pytest.approx(0.2, abs=0.01), 0)]
 
 
+@pytest.mark.slow
 def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
     """29 healthy hosts were "first judged" an hour ago, at each look anew, and so was one that had long been ill."""
     world, made = World(hosts=3), Fleet(tmp_path)

@@ -184,6 +184,7 @@ def test_sizes_that_disagree_are_refused() -> None:
         columns.unpack(bytearray(3), bytearray(8), bytearray(1), 1, 1)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.lists(blocks(("disk_1s", "numa_60s")), max_size=3), max_size=4))
 def test_an_encoder_remembers_no_more_than_names(courses: list[list[Block]]) -> None:

@@ -113,6 +113,7 @@ def told(fleet: Fleet, given_blocks: list[Block], second: int) -> None:
     fleet.observe("a", read_frame(frames.encode(stamp, given_blocks)), 10**18)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=3))
 def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None:
@@ -150,6 +151,7 @@ def test_a_host_that_boots_again_and_again_is_heard() -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=4))
 def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:

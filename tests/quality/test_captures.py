@@ -34,6 +34,7 @@ def told() -> dict[str, CaptureResult]:
         feeding.STILL_SECONDS = before
 
 
+@pytest.mark.slow
 def test_no_false_finding_on_real_recordings(told: dict[str, CaptureResult]) -> None:
     """Containers' links that come up, counters that are full, an idle GPU: none of it is a fault."""
     assert len(told) == 4

@@ -14,6 +14,7 @@ from gangline.aggregator.hazard.events import parse_events
 from tests.aggregator.hazard.fleets import data_of, recording
 
 
+@pytest.mark.slow
 def test_the_section_is_the_commands_table_and_a_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,6 +33,7 @@ def test_the_section_is_the_commands_table_and_a_control(
     assert "is not here" in section(3, lambda what, share: None, tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_faults_without_a_history_cannot_be_ranked() -> None:
     """A table that shows skill where there is none."""
     faults = parse_events(data_of(recording(rate=0.006, nodes=150))).with_nodes(150)

@@ -37,6 +37,7 @@ def kind_of(words: str) -> InjectedKind:
     return found
 
 
+@pytest.mark.slow
 def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     tmp_path: Path,
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
 
 
+@pytest.mark.slow
 def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
     """Of a fleet so small one host may be out: "about controls, 0 of 45", as nothing could be proposed about a second one."""
     kinds = [kind_of("XID 79, off")] * 2

@@ -70,6 +70,7 @@ def thermal() -> SimulatedCase:
     return replace(case, weight=3.0, hosts=case.hosts[:10], end=case.begin + 420.0)
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
     """A judge that could look into the truth log would find everything, and the page would be worth nothing."""
     case = thermal()
@@ -109,6 +110,7 @@ def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
     assert spans == [one for one in planned(PARADE, size) if not one.class_name]
 
 
+@pytest.mark.slow
 def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_often_it_was_cut_off(
     tmp_path: Path,
 ) -> None:
@@ -388,6 +390,7 @@ def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -
     assert verdict(_run(one_each)).startswith(words)
 
 
+@pytest.mark.slow
 def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
     """Eight hosts of one rack-scale NVLink domain at once: eight drains would empty the rack for one switch."""
     settings = load()

@@ -68,6 +68,7 @@ def test_who_is_named_at_each_of_its_checkpoints_is_counted_at_each() -> None:
     assert _said_in(*checkpoints, after=(30.0, 60.0)) == (2, 2)
 
 
+@pytest.mark.slow
 def test_of_a_fault_that_stood_before_we_looked_what_we_saw_counts() -> None:
     """A slow host is slow for ever: weeks of delay, and all that ever shared a job with it waited for it."""
     world = World("quarter", 3, hosts=400)

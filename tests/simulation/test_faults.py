@@ -66,6 +66,7 @@ def _story(request: pytest.FixtureRequest) -> Story:
     return Story(live, {name: np.array(row) for name, row in rows.items()}, events)
 
 
+@pytest.mark.slow
 def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
     """Two faults in one gang would hide each other: who waits for the dead one shows nothing of a slow one."""
     faults = [struck(story.live, name) for name in FAULTS]

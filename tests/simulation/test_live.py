@@ -31,6 +31,7 @@ def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
     """A failure that a seed showed once must show again, or nobody can mend it."""

@@ -24,6 +24,7 @@ def gang_of(live: LiveWorld, host: int) -> list[int]:
     return [other for other in job.hosts.tolist() if other != host]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_is_the_integral_of_power(seed: int) -> None:
     """A duty cycle from energy differences that disagreed with power would teach the wrong phases."""
@@ -38,6 +39,7 @@ def test_energy_is_the_integral_of_power(seed: int) -> None:
     assert sampled.sum() == pytest.approx(spent.sum(), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_does_not_depend_on_how_often_one_looks(seed: int) -> None:
     """A late tick makes one longer step; the joules of the time between must not go missing."""

@@ -187,6 +187,7 @@ def spooled(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("data/sim-003/spool/*.seg"))
 
 
+@pytest.mark.slow
 def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> None:
     """Started before its aggregator, it waits with its frames on disk; asked to end, it leaves no
     process, no lock, and exit code 0."""
@@ -208,6 +209,7 @@ def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> No
         assert process.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 def test_a_held_folder_is_named(tmp_path: Path) -> None:
     """A second `make run` beside the first gets words, not a stack trace."""
     with simulate(tmp_path) as first:

@@ -153,6 +153,7 @@ def numbers(block: Block) -> tuple[Words, Words]:
     return cells.copy(), np.frombuffer(block.valid, np.uint8).reshape(shape).astype(np.uint64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counters_never_fall(seed: int) -> None:
     """A counter that falls reads as a reset, and resets hide faults."""

@@ -96,6 +96,7 @@ def run(model: LiveWorld, truth: dict[str, Reason]) -> Verdict:
     return Verdict(truth, bottoms, blamed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_three_stand_at_the_bottom(seed: int) -> None:
     """And stay there: through checkpoints, and while a gang waits for its slow or its dead member."""
@@ -110,6 +111,7 @@ def test_the_three_stand_at_the_bottom(seed: int) -> None:
     assert not wrong, verdict.bottoms[wrong[0] - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", CONTROL_SEEDS)
 def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
     """Negative control: checkpoints, slow and hot parts, old errors, stray retransmissions, saturated

@@ -37,6 +37,7 @@ def host_hours(schedule: WorldSchedule, begin_days: float) -> Mapping[int, float
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_most_host_hours_are_in_large_jobs_as_the_file_weighs_them(seed: int) -> None:
     """Each job was cut to the hosts that happened to be free: after a month none of 64 hosts or more was left, and

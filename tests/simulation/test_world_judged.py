@@ -59,6 +59,7 @@ def test_hosts_say_where_they_stand() -> None:
     assert all(getattr(said, field.name) == getattr(is_so, field.name) for field in fields(is_so))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -96,6 +97,7 @@ def test_nobody_is_named_for_a_stall_that_rotates() -> None:
     assert not [host for host in states.keys() - ill if states[host] & set(NAMED)]
 
 
+@pytest.mark.slow
 def test_nobody_is_named_in_a_healthy_world() -> None:
     """Stage and sequence imbalance, checkpoints, stalls shared by all, planned reboots, caps at full load."""
     calm = World("healthy", 5, hosts=64)

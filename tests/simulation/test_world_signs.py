@@ -200,6 +200,7 @@ def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None
     raise AssertionError("no host is idle: the world lost its idle share")
 
 
+@pytest.mark.slow
 def test_faults_of_the_telling_change_the_telling_alone() -> None:
     """A skewed clock is in the stamp, a gap is no frame, and after a restart come all tables."""
     for name in ("skewed_clock", "gap", "agent_restart"):

@@ -10,6 +10,7 @@ from tests.agent.sampler.world import SECOND
 HOUR = 3600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sick", "holds"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gangline.agent.collector import call_slot_name
 from tests import hosts
 from tests.agent.sampler import fuse
@@ -19,6 +21,7 @@ PORTS = [f"mlx5_{port}/1" for port in range(4)]
 PROCESSES_MAX = 5
 
 
+@pytest.mark.slow
 def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path: Path) -> None:
     """The scratch disk died under its mount: `df` hung, and with it each health check, and whatever ran those."""
     hosts.unpack("h100-ib", tmp_path)

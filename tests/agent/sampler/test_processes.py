@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes import Process, until
 
 GPUS = ["0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0"]
@@ -63,6 +65,7 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_sampler_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     """Somebody sent SIGSTOP to the wrong process, on a Friday."""
     with running(tmp_path, made(tmp_path)) as run:

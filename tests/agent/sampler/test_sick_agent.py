@@ -63,6 +63,7 @@ def hung_seconds(agent: RealAgent, row: str) -> float:
     return agent.series("gangline_probe_hung_seconds", "device").get(row, 0.0)
 
 
+@pytest.mark.slow
 def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_restart(
     tmp_path: Path, stuck: fuse.Files
 ) -> None:
@@ -135,6 +136,7 @@ def seconds_missed(frames: Sequence[Frame], table: str) -> int:
     return sum(at not in sampled for at in range(first, last))
 
 
+@pytest.mark.slow
 def test_the_kernels_log_is_heard_while_a_gpu_hangs(tmp_path: Path, stuck: fuse.Files) -> None:
     """The driver said in the kernel's log what was wrong, and the agent waited in the driver."""
     devices = played()

@@ -19,6 +19,7 @@ from tests.fake_nvml.sick import blocks
 from tests.processes import Process, until
 
 
+@pytest.mark.slow
 def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -413,6 +413,7 @@ def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_b
     assert kinds.count(ProcessRole.ABANDONED) == host.samplers.abandoned_count <= 10
 
 
+@pytest.mark.slow
 def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
     """An agent that ran for a year on a host whose OOM killer took a sampler each minute."""
     host = Watched()

@@ -67,6 +67,7 @@ def say(address: str, capsys: pytest.CaptureFixture[str]) -> Say:
     return said
 
 
+@pytest.mark.slow
 def test_a_replay_that_takes_long_is_no_other_program(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
     return store.in_transaction(work)
 
 
+@pytest.mark.slow
 def test_a_fatal_xid_becomes_an_advisory_with_a_price(store: Store) -> None:
     """What stands in the policy is what is advised, with what waiting costs against acting."""
     *_, book = observed(store)
@@ -92,6 +93,7 @@ def test_the_same_judgement_again_says_nothing_new(store: Store) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
     """The aggregator died while a scheduler drained a host; its word that it was done was refused afterwards."""
     child = subprocess.Popen(
@@ -369,6 +371,7 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
     assert (advisory, followed, interrupted) == ("a1", False, True) and 0 < regret < 500
 
 
+@pytest.mark.slow
 def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store: Store) -> None:
     """One true report of a dead host made every host of the fleet ten times as good, and the view said nothing of whom."""
     world = dead_gpu()

@@ -472,6 +472,7 @@ def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["leap", "stood_still"])
 @pytest.mark.parametrize("to", [AdvisoryState.PROPOSED, AdvisoryState.ACCEPTED, AdvisoryState.DONE])
 def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState) -> None:

@@ -248,6 +248,7 @@ def test_an_interruption_is_of_the_blamed_host_else_of_all_by_their_hazards(stor
 JOBS, GANG, JOB_HOURS = 10_000, 16, 24.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("factor", [0.3, 1.0, 3.0])
 def test_10000_outcomes_bring_a_hazard_that_is_mis_scaled_back(factor: float, seed: int) -> None:

@@ -78,6 +78,7 @@ class Fleet:
             self.world.hosts[host].silent = silent
 
 
+@pytest.mark.slow
 def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> None:
     """At 3 a.m. six hosts were STALE, nobody was told, and each was looked at by itself."""
     fleet = Fleet()
@@ -99,6 +100,7 @@ def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> No
     assert fleet.open == [] and fleet.told[-1].state is AdvisoryState.WITHDRAWN
 
 
+@pytest.mark.slow
 def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
     """Of a rack of six four lost their feed, the fifth a minute later."""
     fleet = Fleet()
@@ -115,6 +117,7 @@ def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
     assert "10 GPUs x 8 h" in one.price.arithmetic
 
 
+@pytest.mark.slow
 def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_hour() -> None:
     """Rule 5 before all else: nothing is proposed, with its words; what is silent for longer is told then."""
     fleet = Fleet(others=54)
@@ -130,6 +133,7 @@ def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_ho
     assert one.subject == "rack r7 silence"
 
 
+@pytest.mark.slow
 def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> None:
     """It boots, or its agent is upgraded: no advice. It is still away after that: a look, and nobody drains it."""
     fleet = Fleet()
@@ -145,6 +149,7 @@ def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> N
     assert {each.name for each in fleet.told} == {"a1"}, "asked again, and again"
 
 
+@pytest.mark.slow
 def test_without_a_topology_eight_hosts_are_few() -> None:
     """Six of two hundred somewhere: nobody knows what they share."""
     fleet = Fleet(racked=False)
@@ -165,6 +170,7 @@ why = "a new power feed"
 """
 
 
+@pytest.mark.slow
 def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
     """A planned power cut woke the on-call: in its window, and by a scheduler's word."""
     fleet = Fleet()
@@ -194,6 +200,7 @@ def restarted(*silent: int) -> Fleet:
     return fleet
 
 
+@pytest.mark.slow
 def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
     """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
     fleet = restarted(*range(6))
@@ -207,6 +214,7 @@ def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
     )
 
 
+@pytest.mark.slow
 def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
     """Three of a rack had died hours apart in a night without us: "fell silent within 2 s", and nobody looked at each."""
     fleet = restarted(0, 1, 2)
@@ -240,6 +248,7 @@ def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> No
     assert places.sizes("h0").among[0] == 1
 
 
+@pytest.mark.slow
 def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
     """Four hosts were taken to pieces, and until the next restart no dead GPU anywhere was to be drained."""
     fleet = Fleet()

@@ -44,6 +44,7 @@ async def _report(connection: Any, *events: telemetry_pb2.HealthEvent) -> None:
     await connection.stub.ReportEvents(request, metadata=connection.metadata)
 
 
+@pytest.mark.slow
 def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     lab: Any, make_agent: Any, until: Callable[..., Any]
 ) -> None:
@@ -99,6 +100,7 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     assert lab.rows("SELECT workload, gpus FROM gangs") == [("llm-7", 512)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stood", [False, True])
 def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any, stood: bool) -> None:
     """Hosts were as fresh as they had been, and every lease, hold and gang was over: as it is where our machine stood still."""

@@ -112,6 +112,7 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     assert judged(world, again).state.name == "HEALTHY" and not again.outcome_feedback.returned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "stalled_ratio", "factor"), [(True, 0.0, 5.0), (False, 0.5, 2.0)])  # fmt: skip
 def test_what_befalls_a_host_on_probation_adds_to_it(
     store: Tables, silent: bool, stalled_ratio: float, factor: float

@@ -38,6 +38,7 @@ from tests.aggregator.advisories.walk import HOSTS, REASONS, Walk, walk
 STEPS = 6000
 
 
+@pytest.mark.slow
 def test_a_walk_keeps_every_promise() -> None:
     """A slice of `make fuzz`, which walks a million steps: and everything that can be told was told."""
     told = walk(STEPS, 7).seen

@@ -36,6 +36,7 @@ def serial(path: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
 
 
+@pytest.mark.slow
 def test_a_new_certificate_is_taken_over_while_clients_stay(lab: Any, secured: Secured) -> None:
     """A restart for a certificate, of an aggregator of ten thousand agents, once a year and at night."""
     tls = secured.settings(client_certificates=False, access_look_seconds=60.0)

@@ -122,6 +122,7 @@ async def let_in(channel: Any, metadata: Any = ()) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way_in", ["certificate", "token"])
 def test_each_role_may_what_its_row_says(way_in: str, lab: Any, secured: Secured) -> None:
     """An agent's key, taken from a stolen host, reads no other host's scores and grants nothing."""
@@ -186,6 +187,7 @@ def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_plain_loopback_is_the_machines_own_until_there_is_a_token(
     lab: Any, connect: Any, make_agent: Any, secured: Secured, until: Any
 ) -> None:
@@ -276,6 +278,7 @@ def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agen
     assert "72727272" in both and "73737373" in both
 
 
+@pytest.mark.slow
 def test_a_revoked_token_ends_the_stream_it_opened(
     lab: Any, secured: Secured, make_agent: Any
 ) -> None:
@@ -311,6 +314,7 @@ def test_a_revoked_token_ends_the_stream_it_opened(
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_certificate_of_no_role_is_told_what_it_lacks(lab: Any, secured: Secured) -> None:
     """The site's own CA, whose certificates say DNS names: nothing until a pattern is set, and then the pattern's role."""
     site = secured.authority()._issue(

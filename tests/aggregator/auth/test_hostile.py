@@ -127,6 +127,7 @@ def check(found: dict[str, dict[str, int]]) -> None:
         assert refusals[name](got), (name, got)
 
 
+@pytest.mark.slow
 def test_nothing_secret_is_in_the_log_or_the_process_list(secured: Secured) -> None:
     """A token in `ps`, for everybody on the machine to read; a key in a log that is shipped to another company."""
     secret = secured.token("operator", "alice")

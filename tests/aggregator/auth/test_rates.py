@@ -136,6 +136,7 @@ def test_refusals_are_held_back_from_who_wants_many(
     assert world.door.refused_count == 150
 
 
+@pytest.mark.slow
 def test_a_stream_that_sends_too_much_is_read_more_slowly(
     lab: Any, secured: Secured, make_agent: Any, until: Any
 ) -> None:

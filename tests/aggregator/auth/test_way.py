@@ -175,6 +175,7 @@ def test_a_file_of_settings_that_is_none_is_said(
     ) == ConnectionOptions("other:2", "a")
 
 
+@pytest.mark.slow
 def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     served: Served, secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
     assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 def test_every_object_says_what_it_is_with_an_example_that_runs(
     folder: Path, operators: Connection
 ) -> None:

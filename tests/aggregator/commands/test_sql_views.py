@@ -115,6 +115,7 @@ OPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["gangline.duckdb", "operators.duckdb"])
 def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
     """In the day the operators' file, in the post mortem the store itself: the same SQL answers."""
@@ -175,6 +176,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("query", "words"), REFUSED, ids=[query[:24] for query, _ in REFUSED])
 def test_what_is_not_a_question_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str], query: str, words: str
@@ -188,6 +190,7 @@ def test_what_is_not_a_question_is_refused(
     assert (store / "operators.duckdb").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_table_json_and_csv(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For a person, for a program, for a spreadsheet; how old it is goes to stderr."""
     query = "SELECT host, labels, score > 2 AS no, NULL AS nothing FROM ops.hosts"
@@ -312,6 +315,7 @@ def test_a_question_too_big_for_memory(
     assert out == "" and "more than 64 MB of memory" in err and "WHERE" in err
 
 
+@pytest.mark.slow
 def test_a_cell_too_big_for_memory(store: Path) -> None:
     """One cell of sixty million numbers: past DuckDB's limit unseen, 4 GB of Python's."""
     with _run(store, "SELECT range(60000000) AS numbers") as child:

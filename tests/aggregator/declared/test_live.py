@@ -274,6 +274,7 @@ def test_a_folder_that_never_had_a_file_is_no_trouble(tmp_path: Path) -> None:
         assert Running(tables, tmp_path).finding == running.finding == ""
 
 
+@pytest.mark.slow
 def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

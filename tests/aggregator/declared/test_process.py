@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from gangline import cli
 from tests.processes import Process, until
 
 WINDOW = '[[maintenance]]\nhosts = ["h1"]\nbegin = 2026-01-01T00:00:00Z\nend = 2026-01-02T00:00:00Z\nwho = "a"\nwhy = "b"\n'
 
 
+@pytest.mark.slow
 def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
     """`systemctl reload` ended the aggregator; and what was wrong with the files has to be in its log."""
     declared, data = tmp_path / "declared", tmp_path / "data"

@@ -312,6 +312,7 @@ def test_what_is_over_is_no_mistake() -> None:
     assert not found.active_windows(later_ns) and not found.active_overrides(later_ns)
 
 
+@pytest.mark.slow
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a program wrote without end must cost words, not memory."""
     many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(problems_of.ENTRIES_MAX + 1))

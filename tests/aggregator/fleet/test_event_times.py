@@ -54,6 +54,7 @@ def test_companions_by_when_they_were_written(
         assert world.score(host).state is state
 
 
+@pytest.mark.slow
 def test_what_was_explained_stays_so_while_its_companion_goes_on() -> None:
     """48 with 94 beside it; then 94 comes again all day: the 48 of this morning was still contained."""
     world, host, gpu = lived()
@@ -82,6 +83,7 @@ def test_a_contained_error_does_not_undo_one_that_was_not() -> None:
     assert world.score(host).state is U
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alone", "state"),
     [((), W), ((0,), U), ((30,), U), ((60,), U), ((0, 30, 60), U)],
@@ -152,6 +154,7 @@ def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
     assert not world.score(host).evidence
 
 
+@pytest.mark.slow
 def test_an_incident_told_again_does_not_last_longer() -> None:
     """An agent that starts again tells its open incidents once more: that is no new line."""
     world, host, _ = lived()
@@ -323,6 +326,7 @@ def test_an_event_of_the_boot_before_that_comes_ahead_of_the_first_frame() -> No
     assert all_well(world)
 
 
+@pytest.mark.slow
 def test_a_time_that_cannot_be_is_the_time_it_was_heard() -> None:
     """A clock gone wild: boot times of 2100. It is bounded, and ends as if it were of now."""
     world, host, gpu = lived()
@@ -355,6 +359,7 @@ def test_a_flood_of_little_things_hides_no_gpu_off_the_bus() -> None:
     assert len(list(world.fleet.active_events)) == RECORDS_PER_HOST_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "state"),
     [("gpu.xid", W), ("nvswitch.sxid", W), ("pcie.aer", H), ("host.machine_check", H),

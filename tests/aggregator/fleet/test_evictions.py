@@ -107,6 +107,7 @@ def _arrays(of: Any, seen: set[int], path: str = "") -> list[tuple[str, Any]]:
     return [one for name, each in named for one in _arrays(each, seen, f"{path}.{name}")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("table", "values", "grown"),

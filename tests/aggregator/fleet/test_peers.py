@@ -170,6 +170,7 @@ def work_densely(
                  clock_event_reasons_flags=0x4)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watts", [697.0, 660.0])
 @pytest.mark.parametrize("dense", [1, 4])
 @pytest.mark.parametrize("is_known", [True, False])
@@ -240,6 +241,7 @@ def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
     assert world.score(world.hosts[0]).relative_speed == pytest.approx(1.0, abs=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> None:
     """The same work at a lower clock, in either job: its peers are those that do it, and the query shows no others."""
@@ -330,6 +332,7 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         assert speeds.peers[row] == group.sum() - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_host_is_at_one_and_a_slow_gpu_is_told_as_it_is(seed: int) -> None:
     """Every newcomer thought that the fleet was 3 % slow: the slowest of eight parts was held against the median of all."""

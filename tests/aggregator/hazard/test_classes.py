@@ -131,6 +131,7 @@ def auc_later(model: HazardModel, faults: FaultTable) -> float:
     return Ranking(chance, later.positives(ALL)).auc(np.ones(len(later.day)))
 
 
+@pytest.mark.slow
 def test_a_class_that_comes_again_is_learned() -> None:
     """Most faults were of a switch that served all, and hosts whose memory failed time and again ranked among their victims."""
     faults = planted()
@@ -144,6 +145,7 @@ def test_a_class_that_comes_again_is_learned() -> None:
     assert auc_later(model, faults) > auc_later(alike, faults) + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_classes_that_tell_nothing_have_no_part(seed: int) -> None:
     """Negative control: the same faults, each of a class drawn at random: the model of before, to its last bit."""
@@ -183,6 +185,7 @@ def test_remaps_are_told_as_a_rate() -> None:
     assert not [e for e in snapshot.hosts[1].evidence if e.signal.startswith("hazard.")]
 
 
+@pytest.mark.slow
 def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     """After an upgrade the model in use went back to the prior, or weighed another feature than it had learned."""
     own = {name: 0.1 * (at + 1) for at, name in enumerate(NAMES_OF_BEFORE)} | {"link_errors": 0.7}

@@ -70,6 +70,7 @@ def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
     """The weights, and the baselines' calibration, of a model that saw the days it is judged on."""
     faults = parse_events(data_of(recording(rate=0.006)))
@@ -149,6 +150,7 @@ def test_a_recording_without_hardware_faults_has_its_other_table(
     assert "nothing can be told from them" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes_failing", [1, NODES_POSITIVE_MIN])
 def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: int) -> None:
     """One positive node of 100: "recall 0.870 [0.870, 0.870]", as its weight is above and below the line."""
@@ -178,6 +180,7 @@ def moved(rows: list[Row], days: float) -> list[Row]:
     return [{**row, "event_time": row["event_time"] + days} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_recording_whose_days_do_not_begin_at_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_recording_whose_days_do_not_begin_at_0(
     assert wrong["tables"][0]["rate_learned"] < plain["tables"][0]["rate_learned"] / 2
 
 
+@pytest.mark.slow
 def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +256,7 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "'0': expected a whole number from 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.exists(), reason=f"the recording is not at {REAL}")
 def test_probabilities_hold_on_the_real_recording() -> None:
     """What the model promises of days that it has not seen: of those told 2 %, 2 % fail."""

@@ -47,6 +47,7 @@ def weight(model: HazardModel, name: str) -> float:
     return model.weights[FEATURE_NAMES.index(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known_share", [1.0, 0.5])
 def test_what_tells_of_faults_is_learned(known_share: float) -> None:
     """Corrected errors rose for days before each GPU failed, and a model of past faults ranked these hosts last.
@@ -64,6 +65,7 @@ def test_what_tells_of_faults_is_learned(known_share: float) -> None:
     assert model.metrics["auc"] > simple.metrics["auc"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("known_share", [1.0, 0.5])
 def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -> None:
@@ -81,6 +83,7 @@ def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -
     assert not any(model.weights[len(HISTORY_FEATURE_NAMES) :])
 
 
+@pytest.mark.slow
 def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
     """A fleet that is well, or whose days are not on record: the model of before, to the last bit."""
     faults, _ = planted()
@@ -96,6 +99,7 @@ def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
         assert not features[:, len(HISTORY_FEATURE_NAMES) :].any()
 
 
+@pytest.mark.slow
 def test_too_few_days_on_record_are_not_learned_from() -> None:
     """A week after an upgrade: what is known is of the last days alone, all others would count as well."""
     faults, values = planted()

@@ -85,6 +85,7 @@ def put(
         )
 
 
+@pytest.mark.slow
 def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
     """A GPU off the bus is a finding by XID and one by the GPU; a kill while the house is kept leaves one twice."""
     with opened(tmp_path) as store:
@@ -128,6 +129,7 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> None:
     """History of two weeks teaches nothing: the times of a cleared finding stay, its words go."""
     with opened(tmp_path) as store:
@@ -150,6 +152,7 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
         assert left == [[(1,)], [(1,)]]
 
 
+@pytest.mark.slow
 def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> None:
     """A remap that failed fifty days before the first day that is looked at: trained on as a host that never failed."""
     with opened(tmp_path) as store:
@@ -184,6 +187,7 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
     assert not (units.node == faults.nodes.index("stands")).any()
 
 
+@pytest.mark.slow
 def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_path: Path) -> None:
     """With 400 days on record it said "50.0 days are on record; expected at least 56", for ever."""
     with opened(tmp_path) as store:
@@ -202,6 +206,7 @@ def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_p
     assert "at most 26785 hosts" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
     tmp_path: Path,
 ) -> None:
@@ -224,6 +229,7 @@ def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
     assert [round(one.faults.end_days) for one in found] == [50, 140]
 
 
+@pytest.mark.slow
 def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
     """They move every hazard: two weeks later a restart had forgotten most, and all hazards fell fivefold at once."""
     with opened(tmp_path) as store:
@@ -241,6 +247,7 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
         assert cursor.execute("SELECT outcome FROM outcomes").fetchall() == [("100 days",)]
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
     """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
     with opened(tmp_path) as store:
@@ -291,6 +298,7 @@ def put_planted(connection: Any) -> None:
         connection.unregister("new_rows")
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
     """Two months of corrected errors that rose before each fault stood in the store, and no model looked at them."""
     with opened(tmp_path) as store:
@@ -324,6 +332,7 @@ def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
     assert done.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
 
 
+@pytest.mark.slow
 def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
     """Training after a burst must not replace what still tells better; the refused one stands in the table."""
     with opened(tmp_path) as store:
@@ -340,6 +349,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
     assert rows == [(True,), (False,)]
 
 
+@pytest.mark.slow
 def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
     """A week after the installation somebody trains."""
     with opened(tmp_path) as store:
@@ -407,6 +417,7 @@ def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_pat
     assert told == [(19, "in use"), (21, "refused"), (20, "replaced")]
 
 
+@pytest.mark.slow
 def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing on record: words, 1. No store: words, 1."""
     assert cli.main(["admin", "train", "--data", str(tmp_path / "none")]) == cli.FAILED
@@ -417,6 +428,7 @@ def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no fault is on record" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """What an operator reads, and what a script does."""
     with opened(tmp_path) as store:
@@ -432,6 +444,7 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     assert lines[2].startswith("out of fold: AUC 0.") and lines[3].startswith("refused: log loss")
 
 
+@pytest.mark.slow
 def test_a_running_aggregator_takes_the_new_model_over(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(night=steps)
 def test_one_history_gives_the_same_features_to_training_and_to_judging(
@@ -199,6 +200,7 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
     assert "faults, each fading over 7 days: 0.87" in words
 
 
+@pytest.mark.slow
 def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
     assert stored == [("prior",), (TRAINED.version,)]
 
 
+@pytest.mark.slow
 def test_what_is_on_record_counts_from_the_first_judgement_on(
     lab: Any, make_agent: Any, until: Any
 ) -> None:

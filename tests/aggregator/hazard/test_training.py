@@ -137,6 +137,7 @@ def test_where_hosts_differ_for_good_counts_are_taken_in() -> None:
     assert "| lemons | " in told and "| all alike | " not in told
 
 
+@pytest.mark.slow
 def test_earlier_splits_know_nothing_of_what_comes_after() -> None:
     """A rule that was checked on the days that it is judged on later."""
     faults = made_up("recency, 1 / days", 200, 160, seed=1)

@@ -42,6 +42,7 @@ async def until_heard(connection: Connection, sequences: set[int]) -> None:
             await connection.acknowledgement()
 
 
+@pytest.mark.slow
 def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
     """The message came twice, once with another of its frames that had come by itself."""
 
@@ -69,6 +70,7 @@ def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
     assert counted == [(10, 5)]
 
 
+@pytest.mark.slow
 def test_frames_are_paced_not_messages_and_live_ones_do_not_wait(lab: Any) -> None:
     """Sixteen at once, of every host: it would have been sixteen times the rate that was promised."""
 
@@ -91,6 +93,7 @@ def test_frames_are_paced_not_messages_and_live_ones_do_not_wait(lab: Any) -> No
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_bad_frame_among_good_ones_costs_itself(lab: Any, make_agent: Any) -> None:
     """One of another run lay in the spool, one was made badly, and all good ones were refused with them.
 
@@ -121,6 +124,7 @@ DAMAGES: list[Callable[[bytes], bytes]] = [
 ]
 
 
+@pytest.mark.slow
 def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) -> None:
     """What follows builds on it; refused, the agent would have forgotten sixteen good frames."""
 
@@ -165,6 +169,7 @@ def not_said(agent: Agent) -> wire.TelemetryBatch:
     return message
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
     """It is nobody's frame that is bad: to refuse its frames would lose them."""
 
@@ -187,6 +192,7 @@ def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any) -> None:
     """The frame for which there was no room had moved what the next ones build on."""
 
@@ -209,6 +215,7 @@ def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any
     assert lab.rows("SELECT count(DISTINCT power_watts) FROM readings.gpu_1s") == [(8,)]
 
 
+@pytest.mark.slow
 def test_the_backlog_of_a_real_agent_comes_in_few_messages(
     lab: Any, tmp_path: Path, until: Any
 ) -> None:

@@ -35,6 +35,7 @@ def late(agent: Any, sequence: int, ago_ns: int, power: float) -> wire.Telemetry
     return wire.TelemetryBatch(sequence=sequence, frame=data, backlog=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_agent: Any) -> None:
     """The hour of an outage came in, and for its length every dashboard and score was of an hour ago."""
@@ -76,6 +77,7 @@ def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_ag
     assert lab.rows(latest, "operators.duckdb") == lab.rows(latest) == [(500.0,)]
 
 
+@pytest.mark.slow
 def test_an_agent_that_pours_its_past_out_is_paced_and_its_present_is_not_held(lab: Any) -> None:
     """An agent without a pace of its own: its hour came in at once, and the receipts of its live frames with it."""
 
@@ -100,6 +102,7 @@ def test_an_agent_that_pours_its_past_out_is_paced_and_its_present_is_not_held(l
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_what_had_no_room_to_wait_is_sent_again(
     lab: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
@@ -141,6 +144,7 @@ def test_what_had_no_room_to_wait_is_sent_again(
     assert counted == [(20, 20)]
 
 
+@pytest.mark.slow
 def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: Any) -> None:
     """By credit, not by memory: and an agent of before, by the credit that it knows. What waits of its past does
     not count, or its present would wait for it.
@@ -172,6 +176,7 @@ def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: 
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
     """It would have to be decoded before its turn; agents send what is late whole."""
 
@@ -184,6 +189,7 @@ def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
     """Half a megabyte of single cells would be 150 MB of rows: no host has so many devices, live or late."""
     names, table = [f"mlx5_{at}/1" for at in range(4096)], "rdma_10s_changes"
@@ -203,6 +209,7 @@ def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_the_rows_of_late_frames_count(lab: Any) -> None:
     """An agent that logged in may send so many rows a second, of whenever they are."""
     taken: list[int] = []
@@ -224,6 +231,7 @@ def test_the_rows_of_late_frames_count(lab: Any) -> None:
     assert sorted(taken) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_late_frame_that_is_bad_is_refused_in_its_turn(lab: Any) -> None:
     """A spool on a dying disk: that frame is refused with words, those behind it are stored."""
 

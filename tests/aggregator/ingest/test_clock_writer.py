@@ -118,6 +118,7 @@ def test_a_clock_is_stored_and_shown(
     assert "ahead" in comment
 
 
+@pytest.mark.slow
 def test_a_clock_put_twice_is_one_row(lab: Any, make_agent: Any, until: Any) -> None:
     """The last is what counts; a history of clocks is what `clock_10s` keeps."""
     agent = make_agent()

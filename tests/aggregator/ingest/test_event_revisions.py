@@ -65,6 +65,7 @@ def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: An
         ) == [(95, 800_000, ["Uncontained ECC error at #"], 29, 4711, "python3", "DRAM", 3.0)]
 
 
+@pytest.mark.slow
 def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
     """An agent that was away sends all it kept at once, in any order."""
 
@@ -77,6 +78,7 @@ def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
     assert lab.rows("SELECT revision, count FROM events") == [(2, 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_revision", [0, 5])
 def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision: int) -> None:
     """kill -9 after the receipt: the journal holds a revision later than the store's, or an earlier."""
@@ -101,6 +103,7 @@ def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision
     assert lab.rows("SELECT revision, count FROM events") == [(last, 100 + last)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -135,6 +138,7 @@ def test_an_event_past_a_limit_is_refused_with_words(
     assert lab.rows("FROM events") == []
 
 
+@pytest.mark.slow
 def test_a_first_start_tells_of_weeks_and_each_event_is_as_old_as_it_is(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
@@ -195,6 +199,7 @@ def old_store(folder: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
     """An upgrade on a Friday: yesterday's events are there, and today's beside them."""
     old_store(lab.folder)
@@ -216,6 +221,7 @@ def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
     assert lab.rows("SELECT words, cleared IS NULL FROM findings") == [("off", False)]
 
 
+@pytest.mark.slow
 def test_an_old_event_reads_as_one_line(tmp_path: Path) -> None:
     """What an older version stored is one line of itself, not NULL lines."""
     folder = tmp_path / "data"

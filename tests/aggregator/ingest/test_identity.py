@@ -36,6 +36,7 @@ async def refused(call: Any, code: grpc.StatusCode = grpc.StatusCode.ALREADY_EXI
     return str(error.value.details())
 
 
+@pytest.mark.slow
 def test_the_incumbent_of_a_name_stays(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
     """Two hosts installed with one name: the first goes on unharmed, the second waits and is told."""
     clock = Clock()
@@ -74,6 +75,7 @@ async def _no_session(agent: Any) -> None:
     assert "registered again" in str(error.value.details())
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_incumbent(lab: Any, connect: Any, make_agent: Any) -> None:
     """The aggregator restarts, and the impostor happens to be the first to call."""
 
@@ -93,6 +95,7 @@ def test_a_restart_keeps_the_incumbent(lab: Any, connect: Any, make_agent: Any) 
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]
 
 
+@pytest.mark.slow
 def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_agent: Any) -> None:
     """The same run id with a new boot id is a reboot once the old stream is gone, a clone before."""
 
@@ -120,6 +123,7 @@ def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_age
     assert "62626262" in words and "63636363" in words  # both boots are named
 
 
+@pytest.mark.slow
 def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any) -> None:
     """A disk was copied with the spool on it, only the name was changed: both go on, both are told of."""
 
@@ -150,6 +154,7 @@ def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any)
     ]
 
 
+@pytest.mark.slow
 def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
     """The impostor was renamed: five minutes later nobody is told of it any more."""
     clock = Clock()
@@ -178,6 +183,7 @@ def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any
     assert lab.rows("SELECT cleared > since FROM findings") == [(True,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error_ns", [HOUR_NS, -HOUR_NS])
 def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: int) -> None:
     """No time synchronisation on one host: its readings stand where they belong, and it is told of."""
@@ -204,6 +210,7 @@ def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: in
     assert ("60.0 minutes ahead" if error_ns > 0 else "60.0 minutes behind") in words
 
 
+@pytest.mark.slow
 def test_a_late_frame_keeps_its_time(lab: Any) -> None:
     """An hour of backlog after an outage: stored as of then, not as of its arrival."""
 
@@ -223,6 +230,7 @@ def test_a_late_frame_keeps_its_time(lab: Any) -> None:
     assert 1790e6 < age < 1810e6
 
 
+@pytest.mark.slow
 def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any) -> None:
     """During an upgrade: what the old agent does not have is NULL, what only the new one has is by name."""
     gpu = TABLES["gpu_1s"]
@@ -268,6 +276,7 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
     ]
 
 
+@pytest.mark.slow
 def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> None:
     """A GPU fell off, or a driver came: the agent registers again, and its stream was ended for it."""
     new = wire.SignalDefinition(
@@ -328,6 +337,7 @@ LIMITS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "words"), LIMITS, ids=[words[:24] for _, words in LIMITS])
 def test_a_registration_past_a_limit_names_field_and_limit(
     lab: Any, connect: Any, make_agent: Any, changes: dict[str, Any], words: str
@@ -345,6 +355,7 @@ def test_a_registration_past_a_limit_names_field_and_limit(
     assert words in asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_more_hosts_than_the_limit(lab: Any, connect: Any, make_agent: Any) -> None:
     """A script that registers without end does not fill the memory; known hosts go on."""
 

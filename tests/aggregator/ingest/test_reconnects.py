@@ -41,6 +41,7 @@ async def _register(connection: Any, told: Counter[str]) -> wire.RegisterNodeRes
             await asyncio.sleep(pushback(error) / 1000)
 
 
+@pytest.mark.slow
 def test_hundreds_of_agents_at_once_are_served_in_turn(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
@@ -85,6 +86,7 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
     assert lab.rows("SELECT count(DISTINCT host) FROM hosts") == [(AGENTS + 1,)]
 
 
+@pytest.mark.slow
 def test_a_stopping_aggregator_tells_each_when_to_come_back(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
@@ -118,6 +120,7 @@ async def _ended(connection: Any) -> int:
     return int(dict(await connection.stream.trailing_metadata())["grpc-retry-pushback-ms"])
 
 
+@pytest.mark.slow
 def test_the_real_agent_waits_for_its_turn(
     lab: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,7 @@ def test_the_real_agent_waits_for_its_turn(
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_connection_that_never_registers_costs_nobody_a_turn(lab: Any) -> None:
     """A port scanner, a health check of a load balancer: they open connections and say nothing."""
 

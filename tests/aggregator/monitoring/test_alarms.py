@@ -196,6 +196,7 @@ def test_settings_move_what_is_late() -> None:
     assert _stand(alarms, late, 100) == []
 
 
+@pytest.mark.slow
 def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: Any) -> None:
     """It was kept for 300 s and then ended, whether it stood or not: SQL said that all is well while the disk was full."""
     key = (AGGREGATOR_HOST, "aggregator.disk_filling", "")

@@ -138,6 +138,7 @@ def test_promtool_has_nothing_to_say(world: World) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_live_aggregator_shows_them_when_told_to(lab: Any, make_agent: Any, until: Any) -> None:
     """The setting reaches the answer, and what nobody asked for is not in it."""
 

@@ -79,6 +79,7 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, st
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", list(ExpositionFormat))
 def test_both_forms_are_read_by_prometheus_own_parsers(
     scrapes: dict[int, tuple[str, str]], form: ExpositionFormat
@@ -314,6 +315,7 @@ def test_a_taken_port_for_metrics_is_told_before_anything_is_written(lab: Any) -
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_advice_that_this_version_cannot_read_is_told_in_words(lab: Any) -> None:
     """A step back to the version before ended in a traceback at each start: it did not know what had been advised."""
 

@@ -29,6 +29,7 @@ def fill(past: Any, minutes: int = 10) -> None:
         past.later(30)
 
 
+@pytest.mark.slow
 def test_the_same_rows_before_and_after(past: Any) -> None:
     """Readings left for Parquet, and `readings.gpu_1s` showed some twice and others not at all."""
     fill(past)
@@ -52,6 +53,7 @@ def test_the_same_rows_before_and_after(past: Any) -> None:
     assert len(again.ask(ask)) == 81
 
 
+@pytest.mark.slow
 def test_anybody_s_duckdb_reads_the_files(past: Any) -> None:
     """The colleague with a notebook has no Gangline: the files alone must answer."""
     fill(past)
@@ -63,6 +65,7 @@ def test_anybody_s_duckdb_reads_the_files(past: Any) -> None:
     assert rows == past.ask("FROM readings.gpu_1s ORDER BY ALL")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) -> None:
     """A setting that nobody turns on is a feature that nobody has."""
@@ -84,6 +87,7 @@ def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) ->
     assert not (past.folder / "spill-history").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_readings_that_have_left_are_in_the_operators_file(past: Any) -> None:
     """Five minutes after midnight the operators' file had no readings: they had just left."""

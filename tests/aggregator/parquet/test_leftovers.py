@@ -60,6 +60,7 @@ def not_parquet(path: Path) -> None:
     path.write_bytes(b"x" * path.stat().st_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [cut, spoil_footer, not_parquet, Path.unlink])
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_segment_that_cannot_be_read_costs_only_itself(
@@ -85,6 +86,7 @@ def test_a_segment_that_cannot_be_read_costs_only_itself(
     assert two.ask("SELECT count(*) FROM readings.host_1s") == [(3,)]
 
 
+@pytest.mark.slow
 def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
     """A disk that rots keeps sizes and footers: the damage showed when the readings were wanted."""
     path = raw(two)
@@ -99,6 +101,7 @@ def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
     assert two.ask(POWER) == [(1.0,), (2.0,)]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_not_merged(two: Any) -> None:
     """The damage would else be copied into the hour, and the good part of it lost with it."""
     path = raw(two)
@@ -116,6 +119,7 @@ def test_a_damaged_file_is_not_merged(two: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_nobody_recorded_is_moved_aside_not_removed(two: Any) -> None:
     """The live file was restored from last night's backup: today's files were the only copy of today."""
     source = raw(two).read_bytes()
@@ -160,6 +164,7 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
     assert not list(two.folder.rglob("*" + segment_files.UNFINISHED_SUFFIX))
 
 
+@pytest.mark.slow
 def test_rows_that_come_while_a_part_is_exported(two: Any) -> None:
     """The clock was set back over the end of five minutes: what came then was dropped with the table."""
     two.later(10)

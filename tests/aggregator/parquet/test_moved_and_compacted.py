@@ -57,6 +57,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[Any]
     return past.folder, past.now_ns, found
 
 
+@pytest.mark.slow
 def test_a_restored_store_answers_for_all_of_it(
     kept: tuple[Path, int, list[Any]], make_past: Any, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_restored_store_answers_for_all_of_it(
         hidden.rename(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["gone", "cut"])
 def test_rollups_that_cannot_be_read_do_not_keep_it_from_starting(
     harm: str, kept: tuple[Path, int, list[Any]], make_past: Any, tmp_path: Path
@@ -103,6 +105,7 @@ def test_rollups_that_cannot_be_read_do_not_keep_it_from_starting(
         past.close()
 
 
+@pytest.mark.slow
 def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts leave for Parquet while their tables are copied; rollups and history.* were gone from the new file."""
     fill(past)
@@ -124,6 +127,7 @@ def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyP
     assert past.again().ask(QUESTIONS[0]) == expected[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_rollup_that_rots_does_not_stop_the_operators_file(past: Any) -> None:
     """One bad block in a year of rollups: SQL over the snapshot told of yesterday until somebody looked."""

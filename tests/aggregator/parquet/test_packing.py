@@ -66,6 +66,7 @@ def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
     one.release()
 
 
+@pytest.mark.slow
 def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal) -> None:
     """The kernel was short of memory and ended what had most: five minutes were there twice, an hour not at all."""
     past = make_past(tmp_path / "data", packing=mortal).open()
@@ -93,6 +94,7 @@ def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal
     past.close()
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_killed(make_past: Any, tmp_path: Path, mortal: Mortal) -> None:
     """A disk that did not answer held the packer up for ever, and history with it; or nobody let it run."""
     past = make_past(tmp_path / "data", packing=mortal).open()
@@ -115,6 +117,7 @@ def test_one_that_hangs_is_killed(make_past: Any, tmp_path: Path, mortal: Mortal
     past.close()
 
 
+@pytest.mark.slow
 def test_one_that_hangs_does_not_hold_up_a_stop(
     make_past: Any, tmp_path: Path, mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +136,7 @@ def test_one_that_hangs_does_not_hold_up_a_stop(
     past.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "ranges", "last"), [(240, 2, True), (400, 3, False)])
 def test_an_export_that_comes_during_a_merge(
     make_past: Any, tmp_path: Path, mortal: Mortal, seconds: int, ranges: int, last: bool
@@ -196,6 +200,7 @@ def test_a_host_with_more_rows_than_a_piece_is_cut_between_its_devices(
     assert [one.rows for one in found] == [20] * 6 + [1]
 
 
+@pytest.mark.slow
 def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
     """`failing` said "error": nobody knew that the disk was full, or of what table."""
     mortal.start()

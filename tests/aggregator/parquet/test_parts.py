@@ -41,6 +41,7 @@ def places(past: Any, gpu: str) -> list[tuple[str, str, bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_gpu_is_followed_over_hosts_and_a_slot_over_gpus(past: Any) -> None:
     """A GPU with a history of errors went to another host, and began there as if it were new."""
     register(past, "a", "GPU-1", "GPU-2")
@@ -58,6 +59,7 @@ def test_a_gpu_is_followed_over_hosts_and_a_slot_over_gpus(past: Any) -> None:
     assert places(past, "GPU-4") == [("a", SLOTS[0], False), ("a", SLOTS[0], True)]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_two_hosts_have_stays_where_it_was(past: Any) -> None:
     """A host that said it had its neighbour's GPU took it out of the neighbour's history."""
     register(past, "a", "GPU-1")
@@ -86,6 +88,7 @@ def test_a_gpu_that_two_hosts_have_stays_where_it_was(past: Any) -> None:
     assert places(again, "GPU-1") == moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("a", "b"), ("b", "a")])
 def test_a_gpu_that_moved_does_not_go_back_at_a_restart(past: Any, before: str, after: str) -> None:
     """The host that it came from was off, and still had it by its last registration: each restart moved it back."""
@@ -99,6 +102,7 @@ def test_a_gpu_that_moved_does_not_go_back_at_a_restart(past: Any, before: str, 
     assert places(again, "GPU-1") == found
 
 
+@pytest.mark.slow
 def test_a_host_of_another_name_is_the_same_by_its_parts(past: Any) -> None:
     """Hosts were renamed by rack: what was known of them stood under names nobody used any more."""
     register(past, "node17", "GPU-1", "GPU-2")

@@ -35,6 +35,7 @@ def _strange(value: int) -> Any:
     return block
 
 
+@pytest.mark.slow
 def test_an_hour_becomes_one_file_and_shows_the_same(past: Any) -> None:
     """A year of five minutes is 100,000 files a table: no view opens them in time."""
     ask = "FROM readings.gpu_1s ORDER BY ALL"
@@ -68,6 +69,7 @@ def test_an_hour_becomes_one_file_and_shows_the_same(past: Any) -> None:
     assert past.ask(rate) == [(pytest.approx(10**6 / 300),)]
 
 
+@pytest.mark.slow
 def test_an_hour_that_cannot_be_merged_keeps_nothing_else(make_past: Any, tmp_path: Any) -> None:
     """One hour had no room in memory: no later one was merged, and nothing was removed for its age, for days."""
 
@@ -97,6 +99,7 @@ def test_an_hour_that_cannot_be_merged_keeps_nothing_else(make_past: Any, tmp_pa
     past.close()
 
 
+@pytest.mark.slow
 def test_a_day_of_rollups_becomes_one_file_and_anybody_reads_it(past: Any) -> None:
     """The colleague with a notebook asks the rollups while the aggregator holds its file."""
     for at in range(0, 25, 4):
@@ -124,6 +127,7 @@ def test_a_day_of_rollups_becomes_one_file_and_anybody_reads_it(past: Any) -> No
     assert plan.count("Function:") == 1  # of two days the files of one
 
 
+@pytest.mark.slow
 def test_late_readings_do_not_widen_a_day(past: Any) -> None:
     """One host's clock said 1970, and every query opened every file from then on."""
     past.put(values={"power_watts": 1.0})
@@ -147,6 +151,7 @@ def test_late_readings_do_not_widen_a_day(past: Any) -> None:
     assert past.ask("SELECT count(*) FROM rollups.gpu_1s_1m") == [(3,)]
 
 
+@pytest.mark.slow
 def test_age_and_bytes_end_each_kind(make_past: Any, tmp_path: Any) -> None:
     """Readings of three days, minutes of a week, hours of a year: each goes by its own limit."""
     settings = {"segments_hours": 8, "rollups_1m_days": 1, "rollups_1h_days": 2}
@@ -215,6 +220,7 @@ def test_room_is_not_made_again_with_each_segment() -> None:
     assert seen == [0, 0, 26, 15, 1, 0, 0, 26]
 
 
+@pytest.mark.slow
 def test_a_disk_almost_full_loses_the_oldest_and_says_so_once(past: Any) -> None:
     """The disk filled up on a Sunday: ingest stopped, though a week of raw readings lay beside it."""
     for at in range(4):
@@ -262,6 +268,7 @@ def test_a_live_file_that_is_too_large_loses_its_oldest(make_past: Any, tmp_path
     past.close()
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_ends_nothing(past: Any) -> None:
     """The clock said 2036 for a minute, and a year of rollups was too old."""
     past.put(values={"power_watts": 1.0})

@@ -108,6 +108,7 @@ def _us(time: Any) -> int:
     return int(np.datetime64(time, "us").astype(np.int64))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -41,6 +41,7 @@ def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
     return words, json.loads(last[HEADER.size :]) if last[:1] == SUMMARY else {}
 
 
+@pytest.mark.slow
 def test_the_past_is_there_when_it_is_named(folder: Path) -> None:
     """A year of files takes seconds to bind: who asks for the latest must not wait for them."""
     words, summary = answer(folder, "FROM past.gpu WHERE watts = 7")

@@ -55,6 +55,7 @@ def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_the_corpus(snapshot: Path, file: str) -> None:
     """Every statement ends as its file says, and no process is left. SENT_ONE_IN = 1 sends all to a process."""

@@ -57,6 +57,7 @@ def rows(answer: ArrowAnswer) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("moments", MOMENTS.values(), ids=MOMENTS)
 def test_ctrl_c_frees_the_place(

@@ -153,6 +153,7 @@ def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> No
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> None:
     """Somebody's cleanup script kills it: what ran fails in words, its processes end, the next is answered."""
 
@@ -183,6 +184,7 @@ asyncio.run(way())
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
     """`kill -9` of the aggregator in the middle of a query: a process that nobody reads must not go on."""
 
@@ -203,6 +205,7 @@ def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) -> None:
     """The file is renewed by rename every 15 s: nobody may go on answering from an old one."""
     folder = tmp_path / "data"
@@ -226,6 +229,7 @@ def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) 
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_limits_of_an_answer(snapshot: Path) -> None:
     """Cut at rows or bytes, and said; never where the answer just fits."""
     wide = "SELECT repeat('x', 1000) AS x FROM range(3000)"
@@ -244,6 +248,7 @@ def test_limits_of_an_answer(snapshot: Path) -> None:
     assert packed.table.equals(fits.table) and len(packed.arrow) < len(fits.arrow) / 10
 
 
+@pytest.mark.slow
 def test_trouble_after_the_first_rows(snapshot: Path) -> None:
     """Rows were sent already when a cast fails, a limit is met, or memory ends: the end still says it in words."""
     late = "CASE WHEN range > 900000 THEN {} ELSE 0 END AS late FROM range(1000000)"

@@ -35,6 +35,7 @@ def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
+@pytest.mark.slow
 @settings(
     max_examples=300,
     deadline=None,
@@ -64,6 +65,7 @@ def mutated(source: random.Random, known: list[str]) -> str:
     return " ".join(words)
 
 
+@pytest.mark.slow
 def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
     """`snapshot` sees that no byte changed, `ask_all` that no process is left; each ends with rows or words."""
     source = random.Random(1)

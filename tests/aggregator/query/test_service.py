@@ -59,6 +59,7 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "queries.log").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_no_answer_says_where_the_files_are(lab: Any) -> None:
     """DuckDB's stack trace, with the paths of its library, came as INVALID_ARGUMENT when an allocation failed."""
 
@@ -76,6 +77,7 @@ def test_no_answer_says_where_the_files_are(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_an_answer_is_one_arrow_stream(lab: Any) -> None:
     """Schema, batches, and last how many rows, how old, whether cut; the log has who, what, how long."""
 
@@ -110,6 +112,7 @@ def test_an_answer_is_one_arrow_stream(lab: Any) -> None:
     assert stat.S_IMODE((lab.folder / "queries.log").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_a_question_of_a_moment_that_the_file_does_not_have_gets_a_newer_file(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_question_of_a_moment_that_the_file_does_not_have_gets_a_newer_file(
     assert end.row_count and not end.history_missing_reason
 
 
+@pytest.mark.slow
 def test_what_is_refused_says_why(lab: Any) -> None:
     """Each with its status: a client retries what may pass, and shows a person where the SQL is wrong."""
 
@@ -185,6 +189,7 @@ def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> N
             load(AggregatorConfig, assignments=[f"ops_seconds={wrong}"])
 
 
+@pytest.mark.slow
 def test_as_many_as_may_run(lab: Any, until: Any) -> None:
     """The fifth is told when to try again, at once, and succeeds when one has gone; nothing queues."""
 
@@ -221,6 +226,7 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Secured) -> None:
     """One operator's dashboard held all four places, and whoever looked for a fault at night was told to come again."""
     one, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
@@ -303,6 +309,7 @@ def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -
     assert "3 times more" in second["words"] and "more" not in first["words"]
 
 
+@pytest.mark.slow
 def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
     """Four operators with four bombs: readings go on being stored and receipted."""
 

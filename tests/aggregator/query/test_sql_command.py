@@ -41,6 +41,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
     """What an operator does at 3 a.m.: types wrongly, asks on several lines, cancels, looks back, leaves."""
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PAGER": "cat"}
@@ -95,6 +96,7 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("live_operators_files")
 def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     """The same command from a laptop: rows, refusals and limits of the server, and nobody there."""
@@ -179,6 +181,7 @@ def asked(snapshot: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Asked:
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet", "arrow", "txt"])
 def test_a_file_is_whole_or_not_there(asked: Asked, tmp_path: Path, ending: str) -> None:
     """A cron job's file of last night stays when tonight's question fails in the middle."""
@@ -191,6 +194,7 @@ def test_a_file_is_whole_or_not_there(asked: Asked, tmp_path: Path, ending: str)
     assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.slow
 def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
     """What a file's ending does not say, `--format` does; what a form cannot hold is said with a way round."""
     code, out, _ = asked("FROM range(3)", "--format", "arrow")

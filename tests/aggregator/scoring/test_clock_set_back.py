@@ -71,6 +71,7 @@ def asked(fleet: Fleet, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "wanted"),
     [
@@ -102,6 +103,7 @@ def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
     assert scores[DEAD].last_received_ns == NOW_NS - SECOND_NS - HOUR_NS
 
 
+@pytest.mark.slow
 def test_a_clock_set_back_while_we_were_away_forgets_no_host(tmp_path: Path) -> None:
     """All that is stored is of tomorrow, and is what was so last."""
     world, made = World(hosts=2), Fleet(tmp_path)

@@ -128,6 +128,7 @@ def test_more_findings_than_are_kept_stand_as_they_were_found(
     )
 
 
+@pytest.mark.slow
 def test_silence_makes_nothing_younger() -> None:
     """What was over but for its last seconds began anew with each silence: a slow host stayed so for another hour."""
     world = World()
@@ -195,6 +196,7 @@ def set_back(world: World, seconds: int) -> None:
         host.booted_ns -= seconds * SECOND_NS
 
 
+@pytest.mark.slow
 def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> None:
     """NTP put an aggregator right by an hour, after its start: for that hour every host was UNKNOWN, a dead one was
     heard, no fault began and none that was over ended.

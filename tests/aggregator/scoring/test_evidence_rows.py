@@ -117,6 +117,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     made.connection.close()
 
 
+@pytest.mark.slow
 def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answers) -> None:
     """`gangline explain` told of 9 lines of XID 95 on a GPU, and its query showed those of all GPUs, of any day."""
     host = answers.world.hosts[1]
@@ -132,6 +133,7 @@ def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answer
     assert len(asked(answers.connection, "FROM events WHERE name = 'host.out_of_memory'")) == 2
 
 
+@pytest.mark.slow
 def test_events_are_shown_after_our_clock_was_set(tmp_path: Path) -> None:
     """Set forward by an hour, with it what stands: its query looked an hour after what the store has, and found nothing."""
     world = StoredWorld(2, tmp_path)
@@ -168,6 +170,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     made.connection.close()
 
 
+@pytest.mark.slow
 def test_events_of_a_host_whose_clock_drifts_are_all_shown(told: Answers) -> None:
     """More than are told apart, so by their times: of 20 hours ago, by our clock six seconds more than by its own."""
     evidence, rows = told.rows(told.world.hosts[1], "gpu.xid")
@@ -213,6 +216,7 @@ def features(answers: Answers, name: str) -> tuple[list[float], list[Rows]]:
     return values, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["corrected_errors", "link_errors", "link_downs"])
 def test_a_counted_feature_computes_again(answers: Answers, name: str) -> None:
     """Its rows are what was counted, by device; the worst device is the feature."""
@@ -439,6 +443,7 @@ def test_a_finding_is_shown_and_not_another_of_its_name(told: Answers) -> None:
         assert row["words"] == one.words
 
 
+@pytest.mark.slow
 def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> None:
     """Ports, links and slots of that host at that time, each with its row: the number is their count, or their least."""
     world = StoredWorld(2, tmp_path)
@@ -473,6 +478,7 @@ def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> N
     made.connection.close()
 
 
+@pytest.mark.slow
 def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
     """Other drivers, limits, models, and a group too small: SQL finds the group, and its median, that judging found."""
     world = StoredWorld(16, tmp_path)
@@ -527,6 +533,7 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
     made_answers.connection.close()
 
 
+@pytest.mark.slow
 def test_peers_of_a_port_at_work_are_those_at_work(tmp_path: Path) -> None:
     """Idle ports count nothing and are no part of the median; nor is another link layer."""
     world = StoredWorld(8, tmp_path)

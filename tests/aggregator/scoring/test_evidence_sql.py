@@ -235,6 +235,7 @@ def test_every_rule_is_tripped() -> None:
     assert {name for name, _ in [*TRIPS, *TOGETHER]} | {NEW} == RULES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(len(TRIPS) + len(TOGETHER) + 2))
 def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> None:
     """An operator who copies the query must see what the evidence says."""

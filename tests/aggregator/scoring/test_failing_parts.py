@@ -36,6 +36,7 @@ def broken(*_: object) -> None:
     raise ZeroDivisionError("by zero")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "owner", "method"), PARTS)
 def test_a_part_of_the_fleet_that_fails_stops_no_judging(
     part: str, owner: Any, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -124,6 +125,7 @@ def test_a_failure_is_told_for_a_minute_after_the_last_by_any_clock() -> None:
     assert guard.failing(0) == "", "told until a minute from then, were the clock right"
 
 
+@pytest.mark.slow
 def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, until: Any) -> None:
     """A scheduler was told UNHEALTHY, the aggregator was restarted, and nothing had been written of it."""
 
@@ -142,6 +144,7 @@ def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, un
     assert lab.rows("SELECT max(version) FROM scores") == [(version,)]
 
 
+@pytest.mark.slow
 def test_judging_that_fails_as_a_whole_is_told_of(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

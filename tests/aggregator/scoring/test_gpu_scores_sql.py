@@ -125,6 +125,7 @@ def states(rows: Mapping[Key, Row], host: int) -> list[str]:
     return [row["state"] for (name, _), row in sorted(rows.items()) if name == f"h{host}"]
 
 
+@pytest.mark.slow
 def test_the_view_says_of_each_gpu_what_the_api_says(played: Played) -> None:
     """A scheduler was told that one GPU would break, and the operator's SQL knew of hosts only."""
     told, rows = played.told(), played.asked("FROM ops.gpu_scores")

@@ -60,6 +60,7 @@ def missing(score: HostScore) -> list[str]:
     return [one.words for one in score.evidence if one.signal == "gpu.missing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boots", [True, False], ids=["another boot", "the same boot"])
 @pytest.mark.parametrize("numbers", [[3], range(8)], ids=["7 of 8", "0 of 8"])
 def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None:
@@ -155,6 +156,7 @@ def _comes_back_late(world: World, host: Host) -> None:
     registers(world, host, [gpu(host, number) for number in range(8)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -173,6 +175,7 @@ def test_what_looks_like_lost_gpus_and_is_not(what: Callable[[World, Host], None
     assert world.score(world.hosts[0]).state is not HealthState.UNHEALTHY
 
 
+@pytest.mark.slow
 def test_a_gpu_that_its_driver_lists_and_that_does_not_answer_is_lost_if_it_did_before() -> None:
     """After a boot the driver could not start GPU 3: /proc lists it, NVML does not."""
     world = World(hosts=2)
@@ -210,6 +213,7 @@ def test_a_host_without_the_gpus_that_are_declared_is_not_allowed() -> None:
     assert missing(score)[0].startswith("0 GPUs, 8 declared (a.toml:1)")
 
 
+@pytest.mark.slow
 def test_gpus_that_were_taken_out_are_retired_by_a_declaration() -> None:
     """A GPU was taken out for good: `gpus = 7` says so, live, and taking the line away expects it again."""
     world = World(hosts=2)
@@ -280,6 +284,7 @@ def test_a_lost_gpu_is_counted_once_where_only_its_address_is_told() -> None:
     assert named == {gpu_of(host, 3)}
 
 
+@pytest.mark.slow
 def test_the_store_has_what_is_expected(lab: Any, make_agent: Any) -> None:
     """Two restarts of ours between the registrations, the last with an inventory that is not there yet."""
     host, hosts = Host("gpu-01"), []
@@ -300,6 +305,7 @@ def test_the_store_has_what_is_expected(lab: Any, make_agent: Any) -> None:
     assert rows == [("gpu", 8)]
 
 
+@pytest.mark.slow
 def test_after_our_restart_it_is_the_same() -> None:
     """The aggregator was updated, and a minute after it a host with 7 of 8 GPUs was HEALTHY."""
     world = World(hosts=2)

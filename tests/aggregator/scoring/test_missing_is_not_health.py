@@ -134,6 +134,7 @@ def better(world: World, every: list[Case]) -> Iterator[str]:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "seconds"), [(drop, 240), (blank, 100), (freeze, 40)])
 def test_nothing_gets_better_by_what_is_not_read(
     sick: tuple[World, list[Case]], how: Callable[[Case], None], seconds: int

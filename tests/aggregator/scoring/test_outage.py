@@ -43,6 +43,7 @@ def test_past_a_twentieth_of_the_fleet_silent_within_a_minute_states_freeze(
     assert HealthState.STALE not in {g.state for g in snapshot.gpus.of(5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "apart_seconds", "ours"), [(3, 0, False), (4, 0, True), (4, 40, False)])  # fmt: skip
 def test_a_twentieth_is_the_share_and_a_minute_the_time(
     silent: int, apart_seconds: int, ours: bool
@@ -57,6 +58,7 @@ def test_a_twentieth_is_the_share_and_a_minute_the_time(
     assert list(world.states().values()).count("STALE") == (0 if ours else silent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "ours"), [(4, True), (2, False)])
 def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours: bool) -> None:
     """A switch of ours was down for ten minutes: its hosts' states stood, their hazards were threefold, and a scheduler that
@@ -75,6 +77,7 @@ def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours:
     assert known == [not ours] * silent + [True] * (60 - silent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("apart_seconds", "frozen"), [(25, 3), (50, 0)])
 def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen: int) -> None:
     """Three of twenty were booted 50 s apart: the second alone was frozen, as a minute before it and one after were looked at."""
@@ -87,6 +90,7 @@ def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen
     assert bool(world.run(1).degraded_reason) is bool(frozen)
 
 
+@pytest.mark.slow
 def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> None:
     """Sixty were switched off for good last month, and three of the twenty that were left were not a twentieth of eighty."""
     world = World(hosts=80, gpus=1)
@@ -99,6 +103,7 @@ def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> Non
     assert world.run(20).degraded_reason.startswith("3 of 80 hosts fell silent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("places", "said"),
     [

@@ -82,6 +82,7 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "device", "well", "broken"),
     [
@@ -138,6 +139,7 @@ def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> Non
     assert score.state is HealthState.WATCH and [one.device for one in score.evidence] == ["eth0"]
 
 
+@pytest.mark.slow
 def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
     """A GPU that had not joined its fabric for an hour was well for four minutes after each restart."""
     world = World(hosts=2)
@@ -155,6 +157,7 @@ def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
     assert world.score(host).state is HealthState.HEALTHY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boots", [False, True])
 def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -> None:
     """It was released for its repair, then the aggregator was updated: the host was to return to service."""
@@ -249,6 +252,7 @@ def test_simulated_hosts_that_had_ended_do_not_come_back() -> None:
     assert world.snapshot and [host.host for host in world.snapshot.hosts] == ["h1"]
 
 
+@pytest.mark.slow
 def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
     """Through the real store and server: the first answer after a restart is the last one before."""
     agent = make_agent()
@@ -311,6 +315,7 @@ def _unhealthy(snapshot: Any) -> HostScore | None:
     return next((host for host in hosts if host.state is HealthState.UNHEALTHY), None)
 
 
+@pytest.mark.slow
 def test_a_machine_that_booted_while_we_were_away_keeps_no_xid(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
@@ -338,6 +343,7 @@ def request_of(*events: wire.HealthEvent) -> wire.ReportEventsRequest:
     return wire.ReportEventsRequest(events=events)
 
 
+@pytest.mark.slow
 def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
@@ -383,6 +389,7 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
     """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""

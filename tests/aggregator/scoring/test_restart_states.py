@@ -30,6 +30,7 @@ def seconds(world: World) -> float:
     return (world.now_ns - START_NS) / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [130.0, 300.0])
 def test_a_window_that_ends_after_a_restart_leaves_what_lay_beneath(ends: float) -> None:
     """Released for its repair in a window; then an update of the aggregator: it was MAINTENANCE for an hour more, then WATCH,
@@ -147,6 +148,7 @@ def test_a_slow_host_that_keeps_up_after_a_restart_is_none() -> None:
     assert blamed(world) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "device", "counter", "state"),
     [

@@ -24,6 +24,7 @@ from tests.worlds import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed: int) -> None:
     """One GPU of 32 loses 32 % of its clock to heat; 31 wait for it at 100 % utilisation."""
@@ -232,6 +233,7 @@ HELD = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("readings", "reason", "said"), HELD, ids=["software heat", "hardware heat", "brake", "cap", "cap near its limit"])  # fmt: skip
 @pytest.mark.parametrize(
     ("share", "state"),
@@ -256,6 +258,7 @@ def test_what_holds_a_gpu_down_a_little_is_told(
     assert [s for n, s in world.states().items() if n != "h0"] == ["HEALTHY"] * 3
 
 
+@pytest.mark.slow
 def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
     """At 92 % of its peers' clock a GPU was DEGRADED and WATCH in turns."""
     world = World(spread=0.0)

@@ -26,6 +26,7 @@ def lived(hosts: int = 2) -> tuple[World, Host, str]:
     return world, world.hosts[0], gpu_of(world.hosts[0], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "count", "state", "seconds"),
     [
@@ -62,6 +63,7 @@ def test_what_each_event_costs_its_host(
         assert all_well(world) and not world.fleet.findings and not world.score(host).evidence
 
 
+@pytest.mark.slow
 def test_an_adapter_whose_firmware_is_dead_stands_until_its_driver_takes_it_back() -> None:
     """Its health was compromised at midnight; at ten past, the host was well again and got the next job."""
     world, host, _ = lived()
@@ -98,6 +100,7 @@ def test_every_event_of_the_catalogue_is_thought_of() -> None:
     assert {name for name, _ in kernel.EVENT_KINDS} | {"gpu.driver_event"} == EVENT_POLICY.keys()
 
 
+@pytest.mark.slow
 def test_a_program_that_met_its_own_limit_is_the_workloads_doing() -> None:
     """A container with 4 GB of memory asked for 5: the host is none the worse, until it is itself."""
     world, host, _ = lived()
@@ -256,6 +259,7 @@ def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> N
 LINK_74 = "NVRM: Xid (PCI:0000:9b:00): 74, NVLink: fatal error detected on link 3(0x0, 0x0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["", "rising", "down", "unread"])
 def test_xid_74_by_whether_its_link_is_well_since(trouble: str) -> None:
     """One error that the link recovered from was SUSPECT until a reset, for weeks; one that goes on stays so."""

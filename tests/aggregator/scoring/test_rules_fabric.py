@@ -98,6 +98,7 @@ def at_work(working: int, moves: float = 1e10, hosts: int = 10) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [1e10, 3e6])
 @pytest.mark.parametrize("working", [1, 4])
 def test_reordering_at_work_is_none_beside_idle_ports(working: int, moves: float) -> None:
@@ -133,6 +134,7 @@ def test_infiniband_beside_roce_is_another_fabric() -> None:
     assert world.states()["h9"] == "SUSPECT"
 
 
+@pytest.mark.slow
 def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
     """Ten minutes of an aggregator away: 3,000 retransmissions in all, 5 a second, not 3,000."""
     world = World()
@@ -147,6 +149,7 @@ def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
     assert all_well(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "beside"), [(70, 0.0), (600, 1.0)])
 def test_a_count_that_grew_while_its_cell_was_missing_is_no_burst(
     seconds: int, beside: float
@@ -209,6 +212,7 @@ def _booted(world: World) -> None:
         host.set("rdma_1s", port, port_state=2, physical_state=4)
 
 
+@pytest.mark.slow
 def test_ports_that_train_after_a_boot_are_not_down() -> None:
     """A planned reboot: the subnet manager came round after two minutes, and the host was drained meanwhile."""
     world = World()
@@ -286,6 +290,7 @@ def test_a_stuck_counter_is_a_finding_and_costs_nothing() -> None:
     assert not world.fleet.findings and not world.score(sick).evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "device", "counter", "state"),
     [

@@ -163,6 +163,7 @@ def test_another_slowest_host_in_every_window_is_the_workloads(hosts: int) -> No
     assert blamed(world) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "least"), [(2, None), (3, 12), (4, 11), (8, 9), (16, 9)], ids=str
 )
@@ -301,6 +302,7 @@ def test_another_job_on_the_other_gpus_of_a_host_makes_it_no_slow_host() -> None
     assert blamed(world) == ["h4"], "its own GPUs stand empty"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> None:
     """Two of eight: with six idle ones their mean drew less than waiting does, and nothing was ever said of such a job."""
@@ -442,6 +444,7 @@ def test_gaps_that_nothing_explains_are_watched_and_nothing_more() -> None:
     assert score.state is HealthState.WATCH and score.relative_speed > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
     """An operator who copies the query must see who was busy for how long."""
@@ -507,6 +510,7 @@ def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certai
         assert found and (found.action, found.basis) == (action, Basis.STATISTICAL)
 
 
+@pytest.mark.slow
 def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
     """Jobs of a minute and a half were never compared: whoever runs them may ask for six windows."""
 

@@ -86,6 +86,7 @@ def _unseen(world: World) -> list[str]:
     return [one.device for one in score.evidence if one.signal == "gpu.sm_clock_hertz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "by", "whole"),
     [
@@ -159,6 +160,7 @@ def _released_with(table: str, **wrong: float) -> tuple[World, Host]:
     return world, host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "column", "state"),
     [
@@ -185,6 +187,7 @@ def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
     assert world.score(host).state is HealthState.HEALTHY and not world.fleet.findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["replaced", "boot"])
 def test_a_sick_gpu_that_is_gone_lets_go(how: str) -> None:
     """It was released and taken out of the host, with its part or with a boot: another one is there."""

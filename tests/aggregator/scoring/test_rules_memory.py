@@ -39,6 +39,7 @@ def test_a_storm_of_one_xid_is_one_piece_of_evidence() -> None:
     assert len(score.evidence) == 1 and "2,000 times" in score.reason_message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["reboot", "energy", "ecc"])
 def test_a_fatal_xid_clears_with_the_reset_it_asks_for(how: str) -> None:
     """A host that was repaired must not stay UNHEALTHY until someone remembers it."""
@@ -137,6 +138,7 @@ def test_xid_48_waits_for_the_code_that_says_it_was_contained() -> None:
     assert world.score(alone).state is HealthState.UNHEALTHY
 
 
+@pytest.mark.slow
 def test_an_application_xid_is_forgotten_after_ten_minutes() -> None:
     """A student's out-of-bounds write is not a mark on the host."""
     world = World(hosts=1, gpus=1)
@@ -158,6 +160,7 @@ def test_a_steady_trickle_of_corrected_errors_is_nothing() -> None:
     assert all_well(world)
 
 
+@pytest.mark.slow
 def test_a_storm_that_goes_on_is_not_healthy() -> None:
     """Forty corrected errors a second for a quarter of an hour: after 134 s no rate was five times that of ten minutes."""
     world = World(hosts=1, gpus=1)
@@ -171,6 +174,7 @@ def test_a_storm_that_goes_on_is_not_healthy() -> None:
     assert all_well(world)
 
 
+@pytest.mark.slow
 def test_what_a_gpu_always_did_is_no_change() -> None:
     """Three corrected errors a second since ever: once we know that, only a change counts."""
     world = World(hosts=1, gpus=1)
@@ -197,6 +201,7 @@ def test_a_counter_that_fell_at_a_reboot_is_no_burst() -> None:
     assert all_well(world)
 
 
+@pytest.mark.slow
 def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
     """A driver counted 500 errors at once, and "the last just now" stood for an hour and a half."""
     world = World(hosts=1, gpus=1)
@@ -209,6 +214,7 @@ def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
     assert world.score(world.hosts[0]).state is HealthState.WATCH
 
 
+@pytest.mark.slow
 def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
     """A driver answered nothing for ten minutes, in which a bit error was not repaired: rare counts outlast the gap."""
     world = World(hosts=1, gpus=1)
@@ -222,6 +228,7 @@ def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
     assert world.score(world.hosts[0]).state is HealthState.SUSPECT
 
 
+@pytest.mark.slow
 def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     """An uncorrectable error without an XID that we saw: the counter tells."""
     world = World(hosts=1, gpus=1)

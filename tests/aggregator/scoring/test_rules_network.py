@@ -214,6 +214,7 @@ def test_the_shared_leaf_is_named() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
     """What is claimed must be there for whoever copies the query."""

@@ -125,6 +125,7 @@ def test_the_signals_that_are_kept_are_those_that_are_read(
     assert asked | TRACKED_COUNTERS == TRACKED_SIGNALS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule)
 def test_a_fault_is_found_on_its_host_alone(fault: Fault) -> None:
     """Each of these was silent: the reading was in the store, and nobody looked at it."""

@@ -67,6 +67,7 @@ def fill(folder: Any, now_ns: int) -> None:
     assert store.close(60.0) == ""
 
 
+@pytest.mark.slow
 def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, until: Any) -> None:
     """A deployment of the aggregator made a whole cluster UNKNOWN, and a scheduler stopped placing jobs."""
     begin_ns = time.time_ns()
@@ -168,6 +169,7 @@ def test_what_was_stale_before_is_stale_still() -> None:
     assert {host.state for host in found[SETTLING_SECONDS + 5].hosts[:6]} == {HealthState.STALE}
 
 
+@pytest.mark.slow
 def test_a_finding_keeps_its_first_moment_and_ends_when_it_does_not_show(
     lab: Any, make_agent: Any, until: Any
 ) -> None:

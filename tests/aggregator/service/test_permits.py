@@ -194,6 +194,7 @@ def test_who_is_on_this_machine(peer: str, here: bool) -> None:
     assert is_local_peer(peer) is here
 
 
+@pytest.mark.slow
 def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
     """From the operator's call to the host's next receipt, and back, over a real aggregator."""
 

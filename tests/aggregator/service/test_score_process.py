@@ -150,6 +150,7 @@ def test_a_snapshot_that_was_handed_over_cannot_change() -> None:
         columns.score[0] = 0.0
 
 
+@pytest.mark.slow
 def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
     tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_port_that_is_taken_is_said_at_the_start(tmp_path: Path, lab: Any) -> 
         asyncio.run(scenario(other.getsockname()[1]))
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_leaves_nothing(
     tmp_path: Path, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_start_that_fails_leaves_nothing(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_it_ends_with_an_aggregator_that_is_killed(tmp_path: Path) -> None:
     """Left behind it would hold the port, and answer from a snapshot that nobody makes anew."""
     log = tmp_path / "log"

@@ -19,6 +19,7 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from tests.processes import GUARD_SECONDS
 
 
+@pytest.mark.slow
 def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
     """The whole way: what an agent sent with a receipt is what SQL shows."""
 
@@ -42,6 +43,7 @@ def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
     ) == [(1,), (2,)]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) -> None:
     """A fleet is updated aggregator first: for a week nobody saw which collectors of its agents hung."""
     turns = Block("collector_10s", ["gpu_1s"])
@@ -57,6 +59,7 @@ def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) 
     assert lab.rows("SELECT device, outcome_state FROM readings.collector_10s") == [("gpu_1s", 4)]
 
 
+@pytest.mark.slow
 def test_a_resend_never_doubles(lab: Any) -> None:
     """An agent whose connection broke before the receipt sends again; and again to the next process."""
 
@@ -73,6 +76,7 @@ def test_a_resend_never_doubles(lab: Any) -> None:
     assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
 
 
+@pytest.mark.slow
 def test_health_and_reflection(lab: Any, until: Any) -> None:
     """A load balancer asks per service; grpcurl asks what there is."""
 
@@ -106,6 +110,7 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "damage"), BAD, ids=[words for words, _ in BAD])
 def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
     """Damaged on its way: that frame is refused, the stream and all other frames live."""
@@ -136,6 +141,7 @@ def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
     """A program that is no agent does not keep a stream for ever; the words say why it ended."""
 
@@ -152,6 +158,7 @@ def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +203,7 @@ def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
     """An agent that stops says so and waits for the last receipts, so that nothing is sent twice."""
 
@@ -212,6 +220,7 @@ def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_closing_commits_and_receipts_what_is_queued(
     lab: Any, connect: Any, make_agent: Any, until: Any
 ) -> None:

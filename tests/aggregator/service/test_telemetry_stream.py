@@ -23,6 +23,7 @@ def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBa
     return wire.TelemetryBatch(sequence=message.sequence, differences=data)
 
 
+@pytest.mark.slow
 def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
     """Live frames, with the backlog of a night between them."""
 
@@ -44,6 +45,7 @@ def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -77,6 +79,7 @@ def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_receipt_says_how_the_host_stands(lab: Any, until: Any) -> None:
     """A person at the host asked its agent, which did not know what the aggregator had found of it."""
 

@@ -190,6 +190,7 @@ def test_a_quiet_fleet_sends_bookmarks_and_an_epoch_begins_anew() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_storm_costs_no_memory_and_slow_watchers_no_time() -> None:
     """A fleet that flaps for an hour before 1,000 watchers, each a little further behind: all updates were kept as bytes,
     100 MB, and made anew for each of them."""

@@ -110,6 +110,7 @@ async def _until_durable(connection: Any, sequences: set[int]) -> None:
             await connection.acknowledgement()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_events_are_judged(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_full_disk_is_said_and_events_are_judged(
     assert host == "(aggregator)" and "nothing is stored and nothing receipted" in words and cleared
 
 
+@pytest.mark.slow
 def test_more_than_memory_holds_is_judged_and_sent_again(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
@@ -212,6 +214,7 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
     assert counted == [(16000, 40)]
 
 
+@pytest.mark.slow
 def test_an_end_that_could_not_store_is_a_failure(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
@@ -234,6 +237,7 @@ def test_an_end_that_could_not_store_is_a_failure(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
     """QA: a raw traceback of DuckDB's. Wanted: one line with the folder and the cause."""
     assert start().end() == 0
@@ -251,6 +255,7 @@ def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
     assert start().end() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theirs", ["no database", "another database"])
 def test_a_folder_that_is_not_ours_gets_no_file(lab: Any, theirs: str) -> None:
     """ "Left untouched", it said, and left a lock file there."""

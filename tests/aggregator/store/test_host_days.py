@@ -86,6 +86,7 @@ def test_a_score_that_waited_for_a_full_disk_is_taken(base: Any) -> None:
     assert rows(base) == [("a", 0, 60.0, 1.0, None), ("b", 0, 360.0, 2.0, None)]
 
 
+@pytest.mark.slow
 def test_an_empty_store_and_one_of_long_ago(base: Any) -> None:
     """Nothing to keep is no error; of what is older than it is kept, nothing is begun."""
     fill_host_days(base, TEN_US)
@@ -118,6 +119,7 @@ def counted(folder: Path) -> tuple[int, int]:
         return base.execute("SELECT (SELECT count(*) FROM scores), (SELECT count(*) FROM host_days)").fetchall()[0]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
     """Scores are kept for two weeks, a model needs eight: what was measured went with the score that bore it."""
     committed(tmp_path, TEN_US - 20 * DAY_US)
@@ -148,6 +150,7 @@ committed(Path(sys.argv[1]), TEN_US)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> None:
     """Killed in the commit that had taken the day and was to delete its score: both, or neither."""
     with opened(tmp_path, MIDNIGHT_US - 5 * DAY_US) as store:

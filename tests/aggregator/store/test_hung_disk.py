@@ -123,6 +123,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_the_process_ends_and_what_was_receipted_is_there(
     lab: Any, connect: Any, make_agent: Any, until: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip

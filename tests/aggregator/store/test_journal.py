@@ -111,6 +111,7 @@ def test_a_full_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     one.close()
 
 
+@pytest.mark.slow
 def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
     """The answer to ReportEvents was lost on the way, or the aggregator restarted in between."""
 
@@ -133,6 +134,7 @@ def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
     assert (lab.folder / "events.journal").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_a_journal_left_behind_is_moved_at_the_start(lab: Any) -> None:
     """kill -9 after the receipt and before the commit; and one of them had been committed already."""
 
@@ -148,6 +150,7 @@ def test_a_journal_left_behind_is_moved_at_the_start(lab: Any) -> None:
     assert lab.rows("SELECT event_id FROM events ORDER BY ALL") == [("e1",), ("e2",)]
 
 
+@pytest.mark.slow
 def test_a_restart_forgets_no_fault(lab: Any, until: Any) -> None:
     """A GPU fell off the bus, then the aggregator was updated: the host must not look well again."""
 
@@ -196,6 +199,7 @@ def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "words"),
     [

@@ -85,6 +85,7 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     assert ids(tmp_path / "events.journal") == ["e0", "e2"]
 
 
+@pytest.mark.slow
 def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:

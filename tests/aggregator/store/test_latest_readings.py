@@ -74,6 +74,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.store.close()
 
 
+@pytest.mark.slow
 def test_a_device_that_fell_silent_keeps_its_last_reading(fleet: Fleet) -> None:
     """A host dead for an hour: what it said last is what is asked for."""
     fleet.tell("a", {"G0": 1.0, "G1": 2.0})
@@ -108,6 +109,7 @@ def test_tables_without_a_row_cost_nothing(fleet: Fleet, monkeypatch: pytest.Mon
     assert [table for table in tables if table.startswith("latest.")] == ["latest.gpu_1s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "turns", [[[("a", 5), ("b", 1), ("a", 3)], [("a", 4), ("b", 2)], [("a", 6)]]]
 )
@@ -121,6 +123,7 @@ def test_the_latest_is_the_latest_in_time(fleet: Fleet, turns: list[list[tuple[s
         assert fleet.latest() == newest
 
 
+@pytest.mark.slow
 def test_a_reading_that_waited_long_for_its_commit_is_found(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_reading_that_waited_long_for_its_commit_is_found(
     assert fleet.latest() == {("a", "G0"): 2.0}
 
 
+@pytest.mark.slow
 def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
     """It was killed while readings waited: agents send them again, as of then."""
     first = Fleet(tmp_path)
@@ -148,6 +152,7 @@ def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
     again.store.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on GPUs: after a thousand of them the file showed those of last month, and no new one."""
     monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)

@@ -130,6 +130,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+@pytest.mark.slow
 def test_there_and_back(data: Path, tmp_path: Path) -> None:
     """The machine burnt down: everything but the keys is in the backup, and starts elsewhere."""
     made = backed_up(data, tmp_path / "to")
@@ -184,6 +185,7 @@ def test_a_name_that_was_given_again_is_another_file(data: Path, tmp_path: Path)
     assert (again.folder / name).samefile(made.folder / name)
 
 
+@pytest.mark.slow
 def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
     """Frames and events come in all the while: what had its receipt when the hold began is in the copy, once."""
     with opened(tmp_path / "data") as store:
@@ -324,6 +326,7 @@ def in_a_shell(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_used_is_said(data: Path, tmp_path: Path) -> None:
     """`--scratch` mistyped ended in a traceback; of a stopped store it was told for how long nothing was stored."""
     (tmp_path / "file").touch()
@@ -442,6 +445,7 @@ def test_verify_reads_every_block(data: Path) -> None:
     assert found >= 2
 
 
+@pytest.mark.slow
 def test_a_compacted_store_holds_the_same(tmp_path: Path) -> None:
     """Hours that were dropped leave their blocks in the file; frames come in while it is written anew."""
     now = [NOW_NS]
@@ -513,6 +517,7 @@ def test_a_compaction_that_fails_changes_nothing(
     assert numbers(tmp_path) == [1, 2]
 
 
+@pytest.mark.slow
 def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_path: Path) -> None:
     """`gangline admin` from a shell, while an agent sends: exit codes, words, JSON."""
 
@@ -556,6 +561,7 @@ def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_another_aggregators_folder_is_not_taken_for_this_one(
     lab: Any, data: Path, tmp_path: Path
 ) -> None:
@@ -584,6 +590,7 @@ def lab(tmp_path: Path) -> Any:
     return Lab(tmp_path / "running")
 
 
+@pytest.mark.slow
 def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
     """kill -9 of a backup: checkpoints go on, and the next backup is made."""
 

@@ -62,6 +62,7 @@ def read(folder: Path, **changes: Any) -> list[str]:
         return [one.event.event_id for one in store.recent_events]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_waits_for_its_repair_for_a_day_is_as_sick_after_a_restart(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_gpu_that_waits_for_its_repair_for_a_day_is_as_sick_after_a_restart(
     assert asyncio.run(life(0)) == [("GPU-0", 95)]
 
 
+@pytest.mark.slow
 def test_who_runs_leaves_faults_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """80,000 processes are told anew every half hour: of 10,000 hosts no fault was read that was older than that."""
     with opened(tmp_path) as store:
@@ -102,6 +104,7 @@ def test_who_runs_leaves_faults_their_room(tmp_path: Path, monkeypatch: pytest.M
     assert read(tmp_path) == ["sick", "p6", "p7", "p8"]
 
 
+@pytest.mark.slow
 def test_what_comes_and_goes_all_day_leaves_a_standing_fault_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +118,7 @@ def test_what_comes_and_goes_all_day_leaves_a_standing_fault_its_room(
     assert read(tmp_path) == ["sick", "l6", "l7", "l8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["GPU-0", "gpu-0", ADDRESS, ADDRESS.lower()])
 def test_of_what_stands_all_is_read_that_its_device_said_since(tmp_path: Path, device: str) -> None:
     """The kernel names a GPU by its PCI address. A code that excuses another (94 the 48) comes with it."""
@@ -130,6 +134,7 @@ def test_of_what_stands_all_is_read_that_its_device_said_since(tmp_path: Path, d
     assert read(tmp_path) == ["contained", "sick"]
 
 
+@pytest.mark.slow
 def test_what_is_over_is_not_read_for_its_age(tmp_path: Path) -> None:
     """A finding that was cleared says nothing of today; one of the host itself stands until it boots."""
     with opened(tmp_path) as store:
@@ -140,6 +145,7 @@ def test_what_is_over_is_not_read_for_its_age(tmp_path: Path) -> None:
     assert read(tmp_path) == ["oops"]
 
 
+@pytest.mark.slow
 def test_history_keeps_what_a_standing_fault_is_known_by(tmp_path: Path) -> None:
     """Repairs take 13 days and longer, one in ten: after `history_days` nothing was left to know the fault by."""
     with opened(tmp_path, NOW_NS - 20 * DAY_NS) as store:

@@ -89,6 +89,7 @@ def rows_of(folder: Path) -> tuple[int, int, int]:
         return readings, ranges, runs
 
 
+@pytest.mark.slow
 def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
     """Hosts that boot from the network are of a new run each time: a year of them lay in memory, and what comes
     back of an old disk must still be known, also after a restart."""
@@ -108,6 +109,7 @@ def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
     assert rows_of(tmp_path) == (10, 5, 5)
 
 
+@pytest.mark.slow
 def test_a_host_of_endless_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It registers with a new run for each frame: the ledger keeps the last ones of it, and all of the others."""
     monkeypatch.setattr(writer, "RUNS_PER_HOST_MAX", 3)

@@ -91,6 +91,7 @@ class Host:
         self.events.close()
 
 
+@pytest.mark.slow
 def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
     lab: Any, disk: Disk, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
     ) == [(count, True)]
 
 
+@pytest.mark.slow
 def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, until: Any) -> None:
     """The commit hangs, everything else goes on: no receipt, of frames or of events that are not journalled."""
 
@@ -164,6 +166,7 @@ def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, unti
     asyncio.run(way())
 
 
+@pytest.mark.slow
 def test_room_is_looked_for_by_one_task_however_many_wait(
     lab: Any, disk: Disk, until: Any, connect: Any, make_agent: Any
 ) -> None:

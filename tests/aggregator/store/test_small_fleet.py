@@ -64,6 +64,7 @@ def test_the_log_of_a_small_fleet_is_folded_in_sooner(
         one.close()
 
 
+@pytest.mark.slow
 def test_no_process_stands_ready_for_questions_that_nobody_asks(lab: Any) -> None:
     """It holds DuckDB and Arrow: 80 MB. The first question has it started."""
 

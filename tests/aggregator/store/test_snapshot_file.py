@@ -188,6 +188,7 @@ def test_advice_is_there_for_as_long_as_is_said(live: Live) -> None:
     assert live.asked("SELECT advisories FROM ops.advice_shadow") == [(1,), (0,)]
 
 
+@pytest.mark.slow
 def test_a_large_fleet_keeps_its_devices_for_a_minute(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
     assert live.asked("SELECT count(*) FROM readings.host_1s") == [(0,)]
 
 
+@pytest.mark.slow
 def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand hosts with their links: for as long as the file was written the aggregator took as much again."""
     hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
@@ -278,6 +280,7 @@ def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch
     assert live.left_out() == [] and put_down > 10
 
 
+@pytest.mark.slow
 def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
     """A disk that was full truncated the base: the file before stays, the next is made from a new base."""
     live.register("a")
@@ -292,6 +295,7 @@ def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
     assert not list(live.folder.glob("operators-new*"))
 
 
+@pytest.mark.slow
 def test_a_file_before_that_is_damaged_costs_one_renewal(live: Live) -> None:
     """The power failed, a block of it was never written, and no file was made of it until somebody removed it."""
     live.register("a")

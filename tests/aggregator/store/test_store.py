@@ -63,6 +63,7 @@ def ask(folder: Path, query: str) -> list[Any]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.slow
 def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
     """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: we have none."""
     with opened(tmp_path, lambda: NOW_NS) as store:
@@ -108,6 +109,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         Store.open(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_refused_store_frees_the_folder(tmp_path: Path) -> None:
     """After the words have been heeded the next start works: the lock is not kept."""
     path = tmp_path / "gangline.duckdb"
@@ -119,6 +121,7 @@ def test_a_refused_store_frees_the_folder(tmp_path: Path) -> None:
         put(store, 1)
 
 
+@pytest.mark.slow
 def test_hours_go_by_age(tmp_path: Path) -> None:
     """Retention drops whole hours, and the view goes on over the rest."""
     now = [NOW_NS]
@@ -136,6 +139,7 @@ def test_hours_go_by_age(tmp_path: Path) -> None:
     assert values == [(2.0,), (3.0,), (4.0,)]
 
 
+@pytest.mark.slow
 def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None:
     """Upgraded within the hour: the table made by the old version lacks what the new one measures."""
     with opened(tmp_path, lambda: NOW_NS) as store:
@@ -159,6 +163,7 @@ class Counted:
         return self._connection.execute(query, *more)
 
 
+@pytest.mark.slow
 def test_a_start_asks_no_more_of_duckdb_for_more_that_is_stored(tmp_path: Path) -> None:
     """A query for each five minutes of each table, each over all columns: with an hour of them a start took 13 s of a processor."""
     now = [NOW_NS]
@@ -176,6 +181,7 @@ def test_a_start_asks_no_more_of_duckdb_for_more_that_is_stored(tmp_path: Path) 
     assert asked[0] == asked[-1]
 
 
+@pytest.mark.slow
 def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
     tmp_path: Path,
 ) -> None:
@@ -203,6 +209,7 @@ def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
     assert tables == [("agent_10s__202611201400",)]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> None:
     """A cell that was not read is neither zero nor healthy; 2^64 - 1 is not rounded to a double."""
     block = Block("gpu_1s_changes", ["GPU-0", "GPU-1"])
@@ -213,6 +220,7 @@ def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> No
     assert ask(tmp_path, query) == [("GPU-0", None), ("GPU-1", 2**64 - 1)]
 
 
+@pytest.mark.slow
 def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
     """A host whose boot clock says the year 2300: stored, and no other host's commit fails for it."""
     block = Block("host_1s", ["host"])
@@ -223,6 +231,7 @@ def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
     assert ask(tmp_path, "SELECT host FROM readings.host_1s ORDER BY 1") == [("even",), ("odd",)]
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_no(tmp_path: Path) -> None:
     """The disk is slower than the fleet: memory is bounded, and what was taken is still receipted."""
     block = Block("host_1s", [f"device-{n}" for n in range(1000)])
@@ -238,6 +247,7 @@ def test_a_full_queue_says_no(tmp_path: Path) -> None:
         assert done.wait(GUARD_SECONDS)
 
 
+@pytest.mark.slow
 def test_the_ledger_is_compacted_at_the_start(tmp_path: Path) -> None:
     """A million commits must not mean a million rows to read at every start."""
     with opened(tmp_path, lambda: NOW_NS) as store:
@@ -250,6 +260,7 @@ def test_the_ledger_is_compacted_at_the_start(tmp_path: Path) -> None:
     assert kept == [(1, 3), (7, 7)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stored_costs_no_other_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +286,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
     assert ask(tmp_path, "SELECT DISTINCT host FROM readings.host_1s") == [("good",)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stored_costs_nothing_else_of_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +354,7 @@ def test_findings_take_as_many_statements_as_one(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
     """What exports an hour and drops it must not leave half of that behind."""
 
@@ -364,6 +377,7 @@ def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
         store.in_transaction(rename)
 
 
+@pytest.mark.slow
 def test_work_that_makes_room_runs_while_commits_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ STARTED: dict[str, tuple[Callable[[Path], None], str, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_says_why_not_and_what_to_do(case: str, folder: Path) -> None:
     """A traceback of DuckDB's at four in the morning; and a store that a start would have written over."""
@@ -196,6 +197,7 @@ def test_it_says_why_not_and_what_to_do(case: str, folder: Path) -> None:
         assert not before or (folder / STORE).read_bytes() == before, "it was written to"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STARTED)
 def test_it_starts_and_says_what_is_gone(case: str, folder: Path) -> None:
     """DuckDB takes a WAL without its end for a whole one: readings with a receipt were gone without a word."""
@@ -225,6 +227,7 @@ def open_and_close(folder: Path) -> str:
     return store.loss_message
 
 
+@pytest.mark.slow
 def test_a_journal_that_lost_its_end(tmp_path: Path) -> None:
     """Events with a receipt that were not stored yet, and a disk that lost the last block."""
     store = open_store(tmp_path)
@@ -301,6 +304,7 @@ def test_a_disk_that_is_read_only(killed: Path, tmp_path: Path) -> None:
             open_store(tmp_path / "disk" / "new")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", ["none", "a store"])
 def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
     """A start where not even the lock finds room, and one that cannot fold the WAL in."""
@@ -324,6 +328,7 @@ def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_a_log_that_memory_has_no_room_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

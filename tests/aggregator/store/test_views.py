@@ -112,6 +112,7 @@ OF_HOURS = (
 )
 
 
+@pytest.mark.slow
 def test_each_change_by_hand_is_found(path: Path) -> None:
     """A view that was tried out on the stopped store is not what an operator reads from then on."""
     texts = (
@@ -195,6 +196,7 @@ def test_a_version_before_that_knows_nothing_of_it(
     assert standing(path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["VIEW scripts_run AS", "COMMIT"])
 def test_killed_in_the_middle(path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`kill -9` leaves what is on disk at that moment: the next start makes all that is missing."""
