@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -84,10 +85,15 @@ class Terminal:
         self.said += _CONTROL.sub("", data)
         return bool(data)
 
-    def end(self) -> int:
-        """Wait for its end; return its exit code."""
-        begin, deadline = self._seen, time.monotonic() + GUARD_SECONDS
+    def end(self, leave: str = "") -> int:
+        """Wait for its end; return its exit code. *leave* is typed each second: keys that come while a prompt is
+        left are lost."""
+        begin, deadline, typed = self._seen, time.monotonic() + GUARD_SECONDS, 0.0
         while not select.select([self._terminal], [], [], 0.2)[0] or self._take():
+            if leave and time.monotonic() > typed + 1:
+                typed = time.monotonic()
+                with suppress(OSError):  # it has ended meanwhile
+                    self.type(leave)
             assert time.monotonic() < deadline, f"no end after {self.said[begin:]!r}"
         return self._process.wait(GUARD_SECONDS)
 
