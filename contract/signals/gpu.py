@@ -184,6 +184,7 @@ Phases of a workload last tens of milliseconds; a reading a second says only whe
 _CLOCK = "nvmlDeviceGetClockInfo(SM), 8 Hz"
 _POWER = "field 186 NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage, 8 Hz"
 _REASONS = "nvmlDeviceGetCurrentClocksEventReasons, 8 Hz"
+_PHASES = "agent, from the samples of the second (ext/phases)"
 
 GPU_FAST_SIGNALS = (
     Signal(1300, "gpu_fast.samples_count", Kind.GAUGE, Pace.SECOND, "agent", "samples that the other columns of this row are made from; 8 when nothing was late"),
@@ -206,6 +207,21 @@ GPU_FAST_SIGNALS = (
     Signal(1327, "gpu_fast.pcie_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 21 NVML_GPM_METRIC_PCIE_RX_PER_SEC; Hopper and later", "mean PCIe traffic to the GPU"),
     Signal(1328, "gpu_fast.nvlink_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 60 NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC; Hopper and later", "mean NVLink traffic to the GPU, all links"),
     Signal(1329, "gpu_fast.nvlink_transmitted_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 61 NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC; Hopper and later", "mean NVLink traffic from the GPU, all links"),
+    Signal(1330, "gpu_fast.compute_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which the GPU computed: high power for its job, or SMs that work"),
+    Signal(1331, "gpu_fast.wait_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which it waited for others: a kernel is resident, at the power of waiting"),
+    Signal(1332, "gpu_fast.host_stall_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job runs and no kernel was resident: the host prepares work or data"),
+    Signal(1333, "gpu_fast.checkpoint_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job wrote a checkpoint: long at the power of waiting, at a regular cadence"),
+    Signal(1334, "gpu_fast.idle_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second without a job: idle power, no kernel, no process"),
+    Signal(1335, "gpu_fast.phase_confidence_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "how sure these five shares are: 0 while the power levels of the job are not known yet"),
+    Signal(1336, "gpu_fast.job_changes_count", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "jobs that began on the GPU since the agent started: their power levels are learned anew"),
+    Signal(1337, "gpu_fast.compute_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it computes, as learned from it"),
+    Signal(1338, "gpu_fast.wait_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it waits for others, as learned from it"),
+    Signal(1339, "gpu_fast.step_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "period of the job's step; missing where the signals do not agree on one"),
+    Signal(1340, "gpu_fast.step_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "how sure the period is, against half and twice of it"),
+    Signal(1341, "gpu_fast.checkpoint_interval_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds from one checkpoint of the job to the next; missing until three of them were seen"),
+    Signal(1342, "gpu_fast.checkpoint_duration_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds that a checkpoint of the job takes"),
+    Signal(1343, "gpu_fast.next_checkpoint_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds until the next checkpoint, as predicted from the ones before; missing where none is predicted"),
+    Signal(1344, "gpu_fast.next_checkpoint_probability_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "probability that it comes within a tenth of the interval of that moment"),
 )
 
 GPU_JOB_TEXT = """Whose the processes on each GPU are, counted. Device: the GPU. Who they are in names travels as `gpu.process`."""
