@@ -10,11 +10,22 @@ What befalls all alike, or a job of one host, no other host tells: that is held 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fingerprints.stragglers import (
+    Change,
+    ChangeMonitor,
+    group_extremes,
+    max_below_top,
+    median_without,
+    medians,
+    outliers_max,
+    per_member,
+)
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
 from .activity import loaded_watts_min
 from .devices import Devices
@@ -130,76 +141,6 @@ class HostBaseline:
         means[updated] = (means * (1.0 - weight) + values * weight)[updated]
 
 
-# ----------------------------------------------------------------------
-# Medians and extremes of many small groups at once: gangs by the thousand, a handful of hosts each.
-
-
-class GroupExtremes(NamedTuple):
-    """Of each group: the place of its greatest value, and the median of all others. -1 and NaN where it has fewer than two."""
-
-    greatest: Indexes
-    median: Floats
-
-
-class _SortedGroups(NamedTuple):
-    """The places of all known values, group after group, ascending in each; and how many each group has, which ends where."""
-
-    rows: Indexes
-    sizes: Indexes
-    ends: Indexes
-
-
-def _sort_groups(values: Floats, group: Indexes, count: int) -> _SortedGroups:
-    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
-    sizes = np.bincount(group[rows], minlength=count)
-    return _SortedGroups(rows[np.lexsort((values[rows], group[rows]))], sizes, np.cumsum(sizes))
-
-
-def medians(values: Floats, group: Indexes, count: int) -> Floats:
-    """Return the median of each of *count* groups, NaN for one without a value. *group*: -1 is none."""
-    rows, sizes, ends = _sort_groups(values, group, count)
-    begins = ends - sizes
-    found = np.full(count, np.nan)
-    some = sizes > 0
-    low, high = begins + (sizes - 1) // 2, begins + sizes // 2
-    found[some] = (values[rows[low[some]]] + values[rows[high[some]]]) / 2.0
-    return found
-
-
-def group_extremes(values: Floats, group: Indexes, count: int) -> GroupExtremes:
-    """Return who has the most in each group, and the median of those beside it."""
-    rows, sizes, ends = _sort_groups(values, group, count)
-    most = np.full(count, -1, dtype=np.intp)
-    several = sizes > 1
-    most[several] = rows[ends[several] - 1]
-    return GroupExtremes(most, median_without(values, most, group, count))
-
-
-def max_below_top(values: Floats, few: Indexes, group: Indexes) -> Floats:
-    """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
-    rows, sizes, ends = _sort_groups(values, group, few.size)
-    found = np.full(few.size, np.nan)
-    some = sizes > few
-    found[some] = values[rows[(ends - 1 - few)[some]]]
-    return found
-
-
-def median_without(values: Floats, excluded: Indexes, group: Indexes, count: int) -> Floats:
-    """Return the median of each group but for its member *excluded* (-1: the group has no answer)."""
-    others = values.copy()
-    others[excluded[excluded >= 0]] = np.nan
-    found = medians(others, group, count)
-    found[excluded < 0] = np.nan
-    return found
-
-
-def per_member(values: Floats, group: Indexes) -> Floats:
-    """Return the value of each member's group; NaN for a member of none."""
-    if not values.size:
-        return np.full(group.shape, np.nan)
-    return np.where(group >= 0, values[np.maximum(group, 0)], np.nan)
-
-
 #: A window, and how many of them a verdict looks at.
 WINDOW_NS, WINDOWS = 10_000_000_000, 12
 #: What is averaged over a window: table -> columns.
@@ -212,8 +153,17 @@ SAMPLED = {
 }  # fmt: skip
 BUSY, WORK, USED, CPU, IO, STEAL = range(6)
 _FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
-#: More hosts of a gang than this share (one always may) are the gang's affair, and no host's.
-FEW_SHARE_MAX = 0.1
+#: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
+WAITING_POWER_SHARE = 0.21
+#: A change of so little is none: of the time that a member computes, by its SMs or by its power, and of the time in which
+#: nothing runs on it. Power rises with temperature too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
+BUSY_CHANGE_MIN, POWER_CHANGE_MIN, GAP_CHANGE_MIN = 0.02, 0.06, 0.015
+BUSY_NOISE_MIN, GAP_NOISE_MIN = 0.003, 0.002
+#: Companions of the change of a member's time: its work; of a host's gaps: what its cores and disks say.
+CHANGE_WORK = 0
+CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
+#: Windows after which the rows of the GPUs' fast readings are looked up again, in any case.
+REMAP_WINDOWS = 60
 #: Of a gang so many of its hosts must be read for its window to count.
 READ_SHARE_MIN = 0.8
 
@@ -248,6 +198,11 @@ class GangComparison(NamedTuple):
     gap_more_often: Floats
     cpu_more: Floats
     io_more: Floats
+    # A change that shows now, of a host's busy time and of its gaps, and of each GPU's busy time.
+    busy_change: Change
+    gap_change: Change
+    gpu_change: Change
+    by_power: Flags  # of each gang: busy time is by power, as nothing counts its SMs' cycles
 
     def of_gpus(self, hosts: Codes) -> Indexes:
         """Return the gang of each row of GPUs, -1 for none. *hosts*: of each; there may be more now than there were."""
@@ -273,6 +228,74 @@ OFTEN_SHARE = 0.5
 UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
 
 
+#: The tables of which each GPU has a row.
+GPU_TABLES = ("gpu_fast_1s", "gpu_1s")
+
+
+class WindowSums:
+    """Sums of some readings over a window, by device or by host; the arrays grow with what they are of."""
+
+    def __init__(self, width: int) -> None:
+        self._sums: Floats = np.zeros((width, 64))
+        self._counts: Floats = np.zeros((width, 64))
+
+    def add(
+        self, table: DeviceTable, columns: tuple[str, ...], rows: Indexes, places: Indexes
+    ) -> None:
+        """Add *columns* of *rows* of *table* at *places*, of which each is there once."""
+        size = int(places.max(initial=-1)) + 1
+        if size > self._sums.shape[1]:
+            capacity = capacity_for(size, self._sums.shape[1])
+            self._sums, self._counts = grown(self._sums, capacity), grown(self._counts, capacity)
+        for at, column in enumerate(columns):
+            values = table.gauge_at(column, rows)
+            known = np.isfinite(values)
+            self._sums[at, places[known]] += values[known]
+            self._counts[at, places[known]] += 1.0
+
+    def totals(self, size: int) -> tuple[Floats, Floats]:
+        """Return sums and counts of the first *size* places: (columns, size)."""
+        padding = ((0, 0), (0, max(0, size - self._sums.shape[1])))
+        sums, counts = (np.pad(a[:, :size], padding) for a in (self._sums, self._counts))
+        return sums, counts
+
+    def means(self, size: int) -> Floats:
+        """Return the means of the first *size* places, NaN of one without a reading."""
+        sums, counts = self.totals(size)
+        return np.asarray(sums / counts)
+
+    def clear(self) -> None:
+        """Begin the next window."""
+        self._sums[:] = self._counts[:] = 0.0
+
+
+class GpuRows:
+    """Where the GPUs' fast readings lie among the GPUs: both have rows of their own."""
+
+    def __init__(self) -> None:
+        self._rows: Indexes = np.zeros(0, dtype=np.intp)
+        self._of = (0, 0)
+        self._age_windows = 0
+
+    def to_gpus(self, fleet: Fleet, means: Callable[[int], Floats]) -> Floats:
+        """Return *means* of the fast readings at the rows of their GPUs: (columns, GPUs), NaN where there is none."""
+        fast, gpus = fleet.devices["gpu_fast"], fleet.devices["gpu"]
+        counts = fast.count, gpus.count
+        self._age_windows += 1
+        if counts != self._of or self._age_windows >= REMAP_WINDOWS:
+            found = (
+                gpus.find(host, name)
+                for host, name in zip(fast.host.tolist(), fast.names, strict=True)
+            )
+            self._rows = np.fromiter(found, np.intp, fast.count)
+            self._of, self._age_windows = counts, 0
+        values = means(fast.count)
+        placed = np.full((values.shape[0], gpus.count), np.nan)
+        known = self._rows >= 0
+        placed[:, self._rows[known]] = values[:, known]
+        return placed
+
+
 class GangMonitor:
     """Belongs to the fleet's thread."""
 
@@ -284,13 +307,18 @@ class GangMonitor:
         self._number = 0
         self._members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
         self._membership_last = 0
+        self._changed_hosts: Flags = np.zeros(0, dtype=bool)
         #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
         self._foreign: dict[str, Flags] = {}
         self._allocate(64)
 
     def _allocate(self, capacity: int) -> None:
-        self._sums: Floats = np.zeros((6, capacity))
-        self._counts: Floats = np.zeros((6, capacity))
+        self._host_sums = WindowSums(len(SAMPLED["host_1s"]))
+        self._gpu_sums = {name: WindowSums(len(SAMPLED[name])) for name in GPU_TABLES}
+        self._gpu_rows = GpuRows()
+        self._busy_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
+        self._gap_changes = ChangeMonitor(capacity, companions=3, noise_min=GAP_NOISE_MIN)
+        self._gpu_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
         #: Which make-up of which gang each host was in; 0: none.
         self._membership: Codes = np.zeros(capacity, dtype=np.int32)
         self._baseline = HostBaseline(1 + len(CONGESTION_COUNTERS) + 3, capacity)
@@ -303,32 +331,23 @@ class GangMonitor:
         self._joules_ns: Times = np.zeros(64, dtype=np.int64)
 
     def sample(self, table: DeviceTable, rows: Indexes, hosts: int) -> None:
-        """Add the new readings of *rows* to the window of their hosts; nothing while there is no job."""
+        """Add the new readings of *rows* to the window of their devices; nothing while there is no job."""
         if table.name not in SAMPLED or not self.jobs:
             return
         self._fit(hosts)
-        of, of_gang = table.devices.host[rows], self._are_of_gang(table.devices, rows)
-        for at, column in enumerate(SAMPLED[table.name], _FIRST[table.name]):
-            values = table.gauge_at(column, rows)
-            known = np.isfinite(values) & of_gang
-            many = of[known]
-            self._sums[at, :hosts] += np.bincount(many, weights=values[known], minlength=hosts)
-            self._counts[at, :hosts] += np.bincount(many, minlength=hosts)
-
-    def _are_of_gang(self, devices: Devices, rows: Indexes) -> Flags:
-        """Say which *rows* are not somebody else's on a host of a gang. Of those that came since the last window all are."""
-        of_gang, others = np.ones(rows.size, dtype=bool), self._foreign.get(devices.kind)
-        if others is not None:
-            before = rows < others.size
-            of_gang[before] = ~others[rows[before]]
-        return of_gang
+        if table.name in GPU_TABLES:
+            self._gpu_sums[table.name].add(table, SAMPLED[table.name], rows, rows)
+        else:
+            of = table.devices.host[rows].astype(np.intp)
+            self._host_sums.add(table, SAMPLED[table.name], rows, of)
 
     def _fit(self, hosts: int) -> None:
         if self._membership.size < hosts:
             capacity = capacity_for(hosts, self._membership.size)
-            for name in ("_sums", "_counts", "_membership", "_rings", "_filled", "_gap_run"):
+            for name in ("_membership", "_rings", "_filled", "_gap_run"):
                 setattr(self, name, grown(getattr(self, name), capacity))
-            self._baseline.fit(capacity)
+            for monitor in (self._baseline, self._busy_changes, self._gap_changes):
+                monitor.fit(capacity)
 
     def advance(self, fleet: Fleet, now_ns: int) -> None:
         """End the window if its time is over."""
@@ -340,11 +359,12 @@ class GangMonitor:
         gang, gpus_held = self._gangs_of_hosts(len(fleet))
         gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
         if self.jobs:
-            self._end_window(fleet, gang, now_ns)
+            self._end_window(fleet, gang, gpu_gang, now_ns)
             self.comparison = self._compare(fleet.devices["gpu"], gang, gpu_gang, shared)
         else:
             self.comparison = None
-        self._sums[:] = self._counts[:] = 0.0
+        for sums in (self._host_sums, *self._gpu_sums.values()):
+            sums.clear()
         self._number += 1
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
@@ -380,7 +400,9 @@ class GangMonitor:
         changed = code != self._membership[:hosts]
         self._filled[:, :hosts] &= ~changed
         self._gap_run[:hosts][changed] = 0
-        self._baseline.reset(changed)
+        for monitor in (self._baseline, self._busy_changes, self._gap_changes):
+            monitor.reset(changed)
+        self._changed_hosts = changed
         self._membership[:hosts] = code
         return gang, gpus_held
 
@@ -398,35 +420,84 @@ class GangMonitor:
             found[kind] = computes_for, shared
         return found["gpu"]
 
-    def _end_window(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
+    def _end_window(self, fleet: Fleet, gang: Indexes, gpu_gang: Indexes, now_ns: int) -> None:
         hosts, count = len(fleet), len(self.jobs)
+        watts, clock = (
+            self._watts(fleet),
+            fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)),
+        )
         with np.errstate(invalid="ignore", divide="ignore"):
-            means = self._sums[:, :hosts] / self._counts[:, :hosts]
+            means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
-            works = (
-                medians(np.where(known, self._power_above_waiting(fleet), np.nan), gang, count)
-                > 0.0
-            )
+            above = self._mean(fleet, watts - _loaded_watts_min(fleet))
+            works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)
             group = np.where((per_member(shown.astype(np.float64), gang) > 0) & known, gang, -1)
-            values = self._busy_excess(busy, means[WORK], self._clocks(fleet, now_ns), group, count)
+            cycles_clock = self._mean(fleet, clock)
+            values = self._busy_excess(busy, means[WORK], cycles_clock, group, count)
             values |= self._gaps(means, group, count)
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
+            self._find_changes(fleet, values, group, gpu_gang, (watts, clock))
         at = self._number % WINDOWS
         for number, name in enumerate(_WINDOW_VALUES):
             self._rings[number, at, :hosts] = values[name]
         self._filled[at, :hosts] = group >= 0
 
-    def _power_above_waiting(self, fleet: Fleet) -> Floats:
-        """Return how many watts more than waiting does each host's GPUs drew, in the mean: none at a checkpoint."""
-        tables = fleet.tables
-        more = self._watts(fleet) - loaded_watts_min(tables["gpu_10s"], tables["gpu_60s"])
-        return self._mean(fleet, more)
+    def _host_means_of_gpus(self, fleet: Fleet) -> Floats:
+        """Return the means of BUSY, WORK and USED over the GPUs of each host that are its gang's."""
+        found: list[Floats] = []
+        for name in GPU_TABLES:
+            devices = fleet.tables[name].devices
+            sums, counts = self._gpu_sums[name].totals(devices.count)
+            of = devices.host
+            of_gang = ~self._foreign[devices.kind]
+            for total, each in zip(sums, counts, strict=True):
+                summed, number = (
+                    np.bincount(of, weights=values * of_gang, minlength=len(fleet))
+                    for values in (total, each)
+                )
+                found.append(summed / number)
+        return np.array(found)
 
-    def _clocks(self, fleet: Fleet, now_ns: int) -> Floats:
-        """Return the mean clock of each host's computing GPUs."""
-        return self._mean(fleet, fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)))
+    def _find_changes(
+        self,
+        fleet: Fleet,
+        values: dict[str, Floats],
+        group: Indexes,
+        gpu_gang: Indexes,
+        power: tuple[Floats, Floats],
+    ) -> None:
+        """Take the window into the pasts of hosts and of GPUs."""
+        count, gpus = len(self.jobs), fleet.devices["gpu"]
+        watts, clock = power
+        fast = self._gpu_rows.to_gpus(fleet, self._gpu_sums["gpu_fast_1s"].means)
+        busy, work = fast
+        known = per_member((group >= 0).astype(np.float64), gpus.host.astype(np.intp)) > 0
+        gpu_group = np.where(known, gpu_gang, -1)
+        computing = watts - WAITING_POWER_SHARE * fleet.tables["gpu_10s"].gauge("power_limit_watts")
+        computing = np.where(computing > 0.0, computing, np.nan)
+        share_read = [
+            np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(one)], minlength=count)
+            for one in (busy, computing)
+        ]
+        self._by_power = share_read[0] < READ_SHARE_MIN * share_read[1]
+        is_by_power = per_member(self._by_power.astype(np.float64), gpu_group) > 0
+        excess = np.where(
+            is_by_power,
+            computing / per_member(medians(computing, gpu_group, count), gpu_group) - 1.0,
+            _unexplained_excess(busy, clock, gpu_group, count),
+        )
+        more = work / per_member(medians(work, gpu_group, count), gpu_group) - 1.0
+        self._gpu_changes.fit(gpus.capacity)
+        self._gpu_changes.reset(self._changed_hosts[gpus.host])
+        limits = np.where(self._by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
+        self._gpu_changes.update(excess, more[None], gpu_group, limits)
+        by_host = self._mean(fleet, excess)
+        self._busy_changes.update(by_host, self._mean(fleet, more)[None], group, limits)
+        companions = np.array([values[name] for name in ("cpu", "io", "steal")])
+        self._gap_changes.update(values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN))
+        self._groups = group, gpu_group
 
     def _mean(self, fleet: Fleet, values: Floats) -> Floats:
         """Return the mean of *values* of GPUs over those of each host's gang."""
@@ -454,14 +525,10 @@ class GangMonitor:
         self, busy: Floats, work: Floats, clock: Floats, group: Indexes, count: int
     ) -> dict[str, Floats]:
         first = group_extremes(busy, group, count)
-        excess = busy / per_member(first.median, group) - 1.0
-        # A clock that is low has a rule of its own: what counts here is what no clock explains.
-        cycles = busy * clock
-        unexplained = cycles / per_member(group_extremes(cycles, group, count).median, group) - 1.0
         more = work / per_member(median_without(work, first.greatest, group, count), group) - 1.0
         few = outliers_max(np.bincount(group[group >= 0], minlength=count))
         lead = busy / per_member(max_below_top(busy, few, group), group) - 1.0
-        return {"busy": np.minimum(excess, unexplained), "lead": lead, "work": more}
+        return {"busy": _unexplained_excess(busy, clock, group, count), "lead": lead, "work": more}
 
     def _gaps(self, means: Floats, group: Indexes, count: int) -> dict[str, Floats]:
         unused = 1.0 - means[USED]
@@ -537,12 +604,28 @@ class GangMonitor:
             gang=gang, gpu_gang=gpu_gang, shared=shared,
             divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
             gap_run=self._gap_run[:hosts].copy(), **found, **often,
+            busy_change=self._busy_changes.change(self._groups[0], len(self.jobs)),
+            gap_change=self._gap_changes.change(self._groups[0], len(self.jobs)),
+            gpu_change=self._gpu_changes.change(self._groups[1], len(self.jobs)),
+            by_power=self._by_power,
         )  # fmt: skip
 
 
-def outliers_max(sizes: Indexes) -> Indexes:
-    """Return how many hosts of gangs of *sizes* may be longer than the others without it being the gang's affair."""
-    return np.maximum(1, (FEW_SHARE_MAX * sizes).astype(np.intp))
+def _unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
+    """Return how much longer each member is busy than the others, as far as its clock does not explain it.
+
+    A clock that is low has a rule of its own.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        longer, more_cycles = (
+            values / per_member(group_extremes(values, group, count).median, group) - 1.0
+            for values in (busy, busy * clock)
+        )
+    return np.minimum(longer, more_cycles)
+
+
+def _loaded_watts_min(fleet: Fleet) -> Floats:
+    return loaded_watts_min(fleet.tables["gpu_10s"], fleet.tables["gpu_60s"])
 
 
 def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:

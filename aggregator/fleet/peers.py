@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fingerprints.stragglers import medians, per_member
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
 from .devices import Devices
-from .gangs import GangComparison, medians, per_member
+from .gangs import GangComparison
 from .tables import DeviceTable
 
 # ----------------------------------------------------------------------

@@ -167,6 +167,7 @@ RULES: tuple[RuleFunction, ...] = (
     rules_host.file_systems,
     rules_host.dead_processes,
     rules_gang.slow_hosts,
+    rules_gang.slow_gpus,
     rules_gang.gapped_hosts,
     rules_gang.waiting_hosts,
     rules_gang.congested_jobs,
@@ -362,7 +363,10 @@ def _track(
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.tracked_symptoms, view.now_ns - previous.computed_ns
-    alike = rules_gang.hosts_keeping_pace(view)
+    ended = {
+        rules_gang.SLOW.name: rules_gang.hosts_keeping_pace(view),
+        rules_gang.SLOW_GPU.name: rules_gang.hosts_with_usual_gpus(view),
+    }
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
@@ -371,7 +375,7 @@ def _track(
             tracked = hysteresis.freeze(tracked, elapsed_ns)
         elif jump_ns:
             tracked = hysteresis.freeze(tracked, jump_ns)
-        over = (rules_gang.SLOW.name,) if host in alike else ()
+        over = [name for name, hosts in ended.items() if host in hosts]
         after = hysteresis.step(tracked, shown, view.now_ns, over)
         stopped = {
             key: tracked_symptom for key, tracked_symptom in stopped.items() if key[0] not in over

@@ -24,7 +24,9 @@ from .view import FleetView
 #: What evidence of it is called. Its unit: the number is that of hosts of the job that hold it up.
 WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
 #: Said of a host by its gang: the others do wait for it.
-_GANG_RULES = frozenset(rule.name for rule in (gang.SLOW, gang.CONTENDED, gang.STALLED))
+_GANG_RULES = frozenset(
+    rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)
+)
 _HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
 #: What was last seen longer ago is of a job before: a slow host is remembered for an hour.
 OBSERVED_SECONDS_MAX = 60.0

@@ -58,6 +58,7 @@ def _rate_entry(entry: RateRule) -> tuple[str, Rule]:
 #: Signal -> the rule that its evidence is of. Not of bursts of corrected errors of a GPU, which may be of two states.
 _RULES: Mapping[str, Rule] = {
     gang.SLOW.name: gang.SLOW,
+    gang.SLOW_GPU.name: gang.SLOW_GPU,
     "rdma.link_downed_events": _of_ten_minutes(fabric.PORT_FLAPS),
     **{f"pcie.{column}": _of_ten_minutes(fabric.AER_LOST) for column in fabric.LOST},
     f"pcie.{fabric.CORRECTED}": fabric.AER_CORRECTED,

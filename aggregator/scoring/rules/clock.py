@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....fingerprints.stragglers import medians
 from ...counter_deltas import Flags, Floats, Uint64s
 from ...fleet.activity import (
     AT_LIMIT_SHARE,
@@ -23,7 +24,6 @@ from ...fleet.activity import (
     REASON_SETTING,
     REASON_THERMAL,
 )
-from ...fleet.gangs import medians
 from ...fleet.peers import ALL, AT_LIMIT, IN_GANG, SAME_WORK_RATIO_MAX, describe_peers
 from ...model import HealthState, Reason
 from .. import evidence_sql

@@ -16,16 +16,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....fingerprints.stragglers import (
+    BIRTH_FACTOR,
+    CHANCE_MAX,
+    PAIR_SIZE_MIN,
+    Change,
+    outliers_max,
+)
 from ...counter_deltas import Codes, Flags, Floats, Indexes
 from ...fleet import gangs as network
 from ...fleet.devices import DeviceNames
 from ...fleet.gangs import (
+    BUSY_CHANGE_MIN,
+    CHANGE_CPU,
+    CHANGE_IO,
+    CHANGE_STEAL,
+    CHANGE_WORK,
     CONGESTION_COUNTERS,
+    POWER_CHANGE_MIN,
     WINDOW_NS,
     WINDOWS,
     CongestionCounter,
     GangComparison,
-    outliers_max,
 )
 from ...model import HealthState, Reason
 from ...sql import quoted
@@ -41,10 +53,14 @@ WORK_SHARE_MAX = 0.5
 ALIKE_SHARE_MAX = 0.5
 #: In a smaller gang nothing says which is the odd one: who waits may spin on its GPUs, and looks busier than the culprit.
 HOSTS_MIN = 3
-#: What befalls any host of a gang alike (stalls that go round) befalls the same one so often no more often than this.
-CHANCE_MAX = 5e-6
 #: Of larger gangs it takes as many windows as of one so large: their chance is smaller.
 _GANG_HOSTS_MAX = 64
+#: A GPU is held against so many others, at least.
+GPUS_MIN = 6
+#: Where only power shows who computes, and nothing measures the work: of a smaller gang one host may be a stage of its own.
+POWER_HOSTS_MIN = 8
+#: A clock of so much of what it was is as it was.
+CLOCK_USUAL_MIN = 0.985
 #: Hosts of a gang that evidence is shown of.
 HOSTS_SHOWN_MAX = 32
 
@@ -72,6 +88,11 @@ _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 _ALIKE = "it computes no longer than the others of its job for a minute or two, or an hour without such a job"
 SLOW = Rule(
     "gang.slow_host", HealthState.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
+)  # fmt: skip
+SLOW_GPU = Rule(
+    "gang.slow_gpu", HealthState.DEGRADED, Reason.STRAGGLER,
+    "it computes no longer than it did in a job, by two or three minutes of it, or an hour without such a job",
+    leave_seconds=3600.0, hazard_factor=1.5,
 )  # fmt: skip
 CONTENDED = Rule(
     "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
@@ -101,8 +122,12 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
     least = view.threshold("gang.slow_ratio")
     found = settled(view, comparison) & (comparison.busy >= least)
     found &= _is_persistent(view, comparison, comparison.busy_often)
-    found &= sizes(comparison) >= HOSTS_MIN
-    for host in _rows(found & _are_few(comparison, found)):
+    some_gpus = _hosts_of_few_slow_gpus(view, comparison)
+    found &= (sizes(comparison) >= HOSTS_MIN) & ~some_gpus
+    found &= _are_few(comparison, found)
+    for host in _rows(_changed(view, comparison, comparison.busy_change) & ~some_gpus & ~found):
+        yield _changed_symptom(view, comparison, host)
+    for host in _rows(found):
         excess, work = float(comparison.busy[host]), float(comparison.work[host])
         statement = (
             f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
@@ -118,6 +143,167 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
                 f"{statement}; whether it has more to do is not known: nothing measures the work"
             )
             yield _slow_symptom(view, comparison, UNKNOWN, host, message)
+
+
+def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
+    """Say which hosts of gangs that are large enough a change names, and few others of their gang."""
+    found = change.is_named & view.awake[: change.is_named.size]
+    found &= sizes(comparison) >= HOSTS_MIN
+    # Two that changed together are not one stage of a pipeline where their work is known to be that of before.
+    by_power = comparison.by_power[np.maximum(comparison.gang, 0)]
+    may_be_pair = (sizes(comparison) >= PAIR_SIZE_MIN) & ~change.from_birth & ~by_power
+    few = np.maximum(outliers_max(sizes(comparison)), np.where(may_be_pair, 2, 1))
+    return np.asarray(found & (sizes(comparison, found) <= few), dtype=bool)
+
+
+def _interval(change: Change, at: int) -> str:
+    """Return the 90 % interval of a change, in percent."""
+    half = 1.645 * float(change.error[at])
+    excess = float(change.excess[at])
+    return f"90 % interval {100 * max(excess - half, 0.0):.1f} to {100 * (excess + half):.1f} %"
+
+
+def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> Symptom:
+    change = comparison.busy_change
+    excess, work = float(change.excess[host]), float(change.companions[CHANGE_WORK, host])
+    since = (
+        "than the others of its job"
+        if change.from_birth[host]
+        else "than before, and the others of its job do not"
+    )
+    message = f"computes {100 * excess:.0f} % longer {since} ({_interval(change, host)}): they wait for it"
+    rule = SLOW
+    if work > WORK_SHARE_MAX * excess:
+        rule, message = (
+            WORKLOAD,
+            f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host",
+        )
+    elif np.isfinite(work):
+        message = f"{message}, at a normal clock and the same work: the host is slow, and nothing names a cause"
+    elif change.from_birth[host] or sizes(comparison)[host] < POWER_HOSTS_MIN:
+        rule = UNKNOWN
+        message = f"{message}; whether it has more to do is not known: nothing measures the work"
+    elif not _clock_is_usual(view, comparison, host):
+        rule, message = UNKNOWN, f"{message}; its clock is lower than before"
+    else:
+        message = f"{message}, as its power shows, at a normal clock: the host is slow, and nothing names a cause"
+    symptom = _slow_symptom(view, comparison, rule, host, message)
+    return replace(
+        symptom,
+        value=round(1.0 + excess, 3),
+        normal=f"below {1.0 + _change_min(comparison, host):.2f}, in {change.streak[host]} windows of {WINDOW_NS // 10**9} s on end",
+        speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
+    )
+
+
+def _change_min(comparison: GangComparison, host: int) -> float:
+    by_power = comparison.by_power[comparison.gang[host]]
+    least = POWER_CHANGE_MIN if by_power else BUSY_CHANGE_MIN
+    return least * (BIRTH_FACTOR if comparison.busy_change.from_birth[host] else 1.0)
+
+
+def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
+    """Say whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
+    gpus = view.fleet.devices["gpu"]
+    ratios = view.clock_over_baseline[(gpus.host == host) & (comparison.of_gpus(gpus.host) >= 0)]
+    known = ratios[np.isfinite(ratios)]
+    return bool(known.size and np.median(known) >= CLOCK_USUAL_MIN)
+
+
+def _named_gpus(view: FleetView, comparison: GangComparison) -> Flags:
+    """Say which GPUs a change of their own names, by row."""
+    change, gpus = comparison.gpu_change, view.fleet.devices["gpu"]
+    found = np.zeros(gpus.count, dtype=bool)
+    found[: change.is_named.size] = change.is_named
+    return np.asarray(found & view.awake[gpus.host], dtype=bool)
+
+
+def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flags:
+    """Say which hosts have slow GPUs, and fewer than half of those that compute for their gang: it is these, not the host."""
+    gpus, hosts = view.fleet.devices["gpu"], comparison.gang.size
+    known = gpus.host < hosts
+    gang, of = comparison.of_gpus(gpus.host), gpus.host
+    every = np.bincount(of[known & (gang >= 0)], minlength=hosts)
+    slow = np.bincount(of[known & _named_gpus(view, comparison)], minlength=hosts)
+    return np.asarray((slow > 0) & (2 * slow < every), dtype=bool)
+
+
+def slow_gpus(view: FleetView) -> Iterator[Symptom]:
+    """Name each GPU that its whole job waits for, of a host whose other GPUs are as they were."""
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
+        return
+    few = _hosts_of_few_slow_gpus(view, comparison)
+    gpus, change = view.fleet.devices["gpu"], comparison.gpu_change
+    in_gang = comparison.of_gpus(gpus.host)
+    members = np.bincount(in_gang[in_gang >= 0], minlength=int(in_gang.max(initial=0)) + 1)
+    for row in _rows(_named_gpus(view, comparison)):
+        host, gang = int(gpus.host[row]), int(in_gang[row])
+        if gang < 0 or host >= few.size or not few[host] or members[gang] < GPUS_MIN:
+            continue
+        yield _gpu_symptom(view, comparison, change, (row, host, gang))
+
+
+def _gpu_symptom(
+    view: FleetView, comparison: GangComparison, change: Change, where: tuple[int, int, int]
+) -> Symptom:
+    row, host, gang = where
+    excess, work = float(change.excess[row]), float(change.companions[CHANGE_WORK, row])
+    by_power = bool(comparison.by_power[gang])
+    beside = (
+        "than the other GPUs of its job"
+        if change.from_birth[row]
+        else "than before, and the other GPUs of its job do not"
+    )
+    message = f"computes {100 * excess:.0f} % longer {beside} ({_interval(change, row)}): they wait for it"
+    rule = SLOW_GPU
+    if work > WORK_SHARE_MAX * excess:
+        rule, message = (
+            WORKLOAD,
+            f"{message}, and does {100 * work:.0f} % more work: its share of the job, no fault of the GPU",
+        )
+    elif by_power and (
+        change.from_birth[row] or not view.clock_over_baseline[row] >= CLOCK_USUAL_MIN
+    ):
+        rule, message = (
+            UNKNOWN,
+            f"{message}; whether it has more to do is not known: nothing measures the work",
+        )
+    else:
+        message = f"{message}, at a normal clock: the GPU is slow, and nothing names a cause"
+    least = (POWER_CHANGE_MIN if by_power else BUSY_CHANGE_MIN) * (
+        BIRTH_FACTOR if change.from_birth[row] else 1.0
+    )
+    table, column = ("gpu_1s", "power_watts") if by_power else ("gpu_fast_1s", "sm_active_ratio")
+    devices = view.fleet.devices["gpu"]
+    return Symptom(
+        rule=rule,
+        host=host,
+        device=devices.names[row],
+        signal=rule.name,
+        value=round(1.0 + excess, 3),
+        unit="times the median of its gang's others",
+        normal=f"below {1.0 + least:.2f}, in {change.streak[row]} windows of {WINDOW_NS // 10**9} s on end",
+        message=message,
+        sql=(
+            f"SELECT device, avg({column}) AS {column} FROM readings.{table} WHERE "
+            f"host = {quoted(view.fleet.names[host])} AND {_window_sql(view)} GROUP BY device ORDER BY {column} DESC"
+        ),
+        speed=1.0 / (1.0 + excess) if rule is SLOW_GPU else 1.0,
+    )
+
+
+def hosts_with_usual_gpus(view: FleetView) -> frozenset[int]:
+    """Return the hosts of which all GPUs in a gang are as they were in it, or as the others: none of them is slow any more."""
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
+        return frozenset()
+    gpus, hosts = view.fleet.devices["gpu"], comparison.gang.size
+    change, gang = comparison.gpu_change, comparison.gpu_gang
+    of, member = gpus.host[: gang.size], gang >= 0
+    every = np.bincount(of[member], minlength=hosts)
+    usual = np.bincount(of[member & change.is_usual], minlength=hosts)
+    return frozenset(_rows((every > 0) & (usual == every)))
 
 
 def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
@@ -141,21 +327,32 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
     known = settled(view, comparison)
     found = known & (comparison.gap >= least)
     found &= _is_persistent(view, comparison, comparison.gap_often, comparison.gap_run)
-    for host in _rows(found & _are_few(comparison, found)):
-        cpu, io, steal = (float(a[host]) for a in (comparison.cpu, comparison.io, comparison.steal))
-        statement = f"nothing runs on its GPUs {100 * comparison.gap[host]:.0f} % of the time, while the others of its job wait"
+    found &= _are_few(comparison, found)
+    change = comparison.gap_change
+    changed = _changed(view, comparison, change)
+    for host in _rows(found | changed):
+        gap, cpu, io, steal = (
+            float(a[host])
+            for a in (comparison.gap, comparison.cpu, comparison.io, comparison.steal)
+        )
+        if changed[host]:
+            gap = float(change.excess[host])
+            cpu, io, steal = (
+                float(change.companions[at, host]) for at in (CHANGE_CPU, CHANGE_IO, CHANGE_STEAL)
+            )
+        statement = f"nothing runs on its GPUs {100 * gap:.0f} % of the time, while the others of its job wait"
         cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
         if cores >= pressure and not io > cores:
             message = f"{statement}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
-            yield _gap_symptom(view, comparison, CONTENDED, host, message)
+            yield _gap_symptom(view, comparison, CONTENDED, host, message, gap)
         elif io >= pressure:
             message = (
                 f"{statement}: it waits for data as they do not ({_more(io)} of the time in I/O)"
             )
-            yield _gap_symptom(view, comparison, STALLED, host, message)
+            yield _gap_symptom(view, comparison, STALLED, host, message, gap)
         else:
             message = f"{statement}; neither its cores nor its disks say why"
-            yield _gap_symptom(view, comparison, UNKNOWN, host, message)
+            yield _gap_symptom(view, comparison, UNKNOWN, host, message, gap)
     yield from _shared_stall(
         view,
         comparison,
@@ -173,7 +370,9 @@ def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> 
                 f"its job waits for data on all hosts alike, {100 * comparison.gap_median[host]:.0f} % of the time: "
                 "a service they share, no host is to blame"
             )
-            by_gang[gang] = _gap_symptom(view, comparison, SHARED, host, message)
+            by_gang[gang] = _gap_symptom(
+                view, comparison, SHARED, host, message, float(comparison.gap_median[host])
+            )
         yield replace(by_gang[gang], host=host)
 
 
@@ -244,9 +443,8 @@ def _slow_symptom(
 
 
 def _gap_symptom(
-    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str
+    view: FleetView, comparison: GangComparison, rule: Rule, host: int, message: str, gap: float
 ) -> Symptom:
-    gap = float((comparison.gap_median if rule is SHARED else comparison.gap)[host])
     return Symptom(
         rule=rule,
         host=host,
@@ -267,11 +465,16 @@ def _gang_means_sql(
     """Return the query for the means of *columns* over the windows, by host of the gang."""
     hosts, gpus = members(view, comparison, host, int(comparison.gang[host]), HOSTS_SHOWN_MAX)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
-    seconds = WINDOWS * WINDOW_NS // 10**9 + 15
     return (
-        f"SELECT host, {means} FROM readings.{table} WHERE {_condition(hosts, gpus)} AND time BETWEEN "
-        f"{view.timestamp_sql(-seconds)} AND {view.timestamp_sql(5)} GROUP BY host ORDER BY {columns[0]} DESC"
+        f"SELECT host, {means} FROM readings.{table} WHERE {_condition(hosts, gpus)} AND {_window_sql(view)} "
+        f"GROUP BY host ORDER BY {columns[0]} DESC"
     )
+
+
+def _window_sql(view: FleetView) -> str:
+    """Return the condition for the time of the windows."""
+    seconds = WINDOWS * WINDOW_NS // 10**9 + 15
+    return f"time BETWEEN {view.timestamp_sql(-seconds)} AND {view.timestamp_sql(5)}"
 
 
 def _condition(hosts: list[str], gpus: list[str]) -> str:

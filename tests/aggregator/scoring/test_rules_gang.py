@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from gangline.aggregator.advisories.advisory import Action, Basis
 from gangline.aggregator.advisories.policy import Workload, requested_action
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
-from gangline.aggregator.fleet import gangs
 from gangline.aggregator.model import HealthState, HostScore, Reason
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.scoring.rule import Rule
 from gangline.aggregator.scoring.rules import gang
 from gangline.contract.host_policy import builtin
+from gangline.fingerprints import stragglers
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
 from tests.worlds import (
@@ -472,9 +472,9 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
     """All at once as one by one, whatever is missing, and whoever is in no group."""
     group = np.array([at for at, _ in members], dtype=np.intp)
     values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
-    found, first = gangs.medians(values, group, 5), gangs.group_extremes(values, group, 5)
+    found, first = stragglers.medians(values, group, 5), stragglers.group_extremes(values, group, 5)
     few = np.array([1, 2, 1, 3, 1])
-    beyond = gangs.max_below_top(values, few, group)
+    beyond = stragglers.max_below_top(values, few, group)
     for number in range(5):
         own = values[(group == number) & np.isfinite(values)]
         after_few = np.sort(own)[::-1][few[number] :]
@@ -498,7 +498,7 @@ def test_every_rule_here_has_words_for_what_ends_it() -> None:
 def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certain() -> None:
     """What is told from others' waiting takes a host away after its job at the most."""
     rows = {row.judged: row for row in builtin().rows if row.judged}
-    named = {one.name for one in (gang.SLOW, gang.CONTENDED, gang.STALLED)}
+    named = {one.name for one in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)}
     assert rows.keys() == named
     world = in_job()
     busy(world.hosts[2], 1.09)
