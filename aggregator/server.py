@@ -244,6 +244,7 @@ class Aggregator:
         self.models = ModelRegistry(self.store, FAULT_RULES, self._wall_ns)
         self.models.load()
         gangs = ScheduledGangs()
+        self.fleet.jobs.scheduled = gangs.scheduled
         self._workloads = WorkloadLookup(self.fleet, gangs)
         observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:

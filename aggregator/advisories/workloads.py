@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..fleet.fleet import Fleet
-from ..fleet.jobs import HostJobs, Job
+from ..fleet.jobs import HostJobs, Job, ScheduledGang
 from ..model import HostScore
 from ..scoring.evaluate import Judgement
 from .advisory import Member, place_of
@@ -42,6 +42,10 @@ class ScheduledGangs:
 
     def __len__(self) -> int:
         return len(self._gangs)
+
+    def scheduled(self) -> Iterator[ScheduledGang]:
+        """Yield each as judgement takes it."""
+        return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
 
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
         """Say whether *gangs* may be told of, too."""

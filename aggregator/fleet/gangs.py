@@ -29,7 +29,7 @@ from ...fingerprints.stragglers import (
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
 from .activity import loaded_watts_min
 from .devices import Devices
-from .jobs import Job, are_divided, are_shared, gangs_of_gpus
+from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
 from .tables import FAST_SECONDS, DeviceTable
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ class GangMonitor:
         if 0 <= now_ns - self._begin_ns < WINDOW_NS:
             return
         self._begin_ns = now_ns
-        self.jobs = fleet.jobs.all()
+        self.jobs = fleet.jobs.gangs(fleet.index, fleet.gpus)
         self._fit(len(fleet))
         gang, gpus_held = self._gangs_of_hosts(len(fleet))
         gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
@@ -366,6 +366,12 @@ class GangMonitor:
         for sums in (self._host_sums, *self._gpu_sums.values()):
             sums.clear()
         self._number += 1
+
+    def scheduled_jobs(self, host: int) -> list[Job]:
+        """Return the job of several hosts that *host* is in by a scheduler's word alone, as of the last window."""
+        gang = self.comparison.gang if self.comparison is not None else np.zeros(0, dtype=np.intp)
+        job = self.jobs[gang[host]] if host < gang.size and gang[host] >= 0 else None
+        return [job] if job is not None and job.key[0] == SCHEDULER else []
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
         """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.

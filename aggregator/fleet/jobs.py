@@ -6,13 +6,13 @@ Kept by process, because a process is what begins, ends and dies; asked for by h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from ..counter_deltas import Flags, Indexes, Times
+from ..counter_deltas import Codes, Flags, Indexes, Times
 from ..model import ReceivedEvent
 from .devices import Devices
 
@@ -75,10 +75,24 @@ class HostJobs(NamedTuple):
 NO_JOBS = HostJobs((), False)
 
 
+class ScheduledGang(NamedTuple):
+    """A gang by a scheduler's word (ReportGangs). `gpus`: of all its hosts; 0: all that they have."""
+
+    workload: str
+    hosts: tuple[str, ...]
+    gpus: int
+
+
+#: Who manages a job that a scheduler reported and no process names.
+SCHEDULER = "scheduler"
+
+
 class Jobs:
     """Belongs to the fleet's thread. Hosts are node indexes."""
 
     def __init__(self) -> None:
+        #: The gangs that schedulers report.
+        self.scheduled: Callable[[], Iterable[ScheduledGang]] = tuple
         self._hosts: dict[int, tuple[str, dict[int, JobProcess]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
         #: Host -> the name of its largest job; looked up again only for hosts where something began or ended.
@@ -91,6 +105,24 @@ class Jobs:
     def all(self) -> list[Job]:
         """Return the jobs that run."""
         return list(self._jobs.values())
+
+    def gangs(self, index: Mapping[str, int], gpus: Codes) -> list[Job]:
+        """Return the jobs that run, and the gangs that only a scheduler tells of. *index*: of hosts; *gpus*: of each host.
+
+        Where processes name a job of several hosts they are the better word: they tell which GPUs it holds.
+        """
+        jobs = self.all()
+        named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
+        for one in self.scheduled():
+            hosts = sorted({index[name] for name in one.hosts if name in index})
+            if len(hosts) < 2 or not named.isdisjoint(hosts):
+                continue
+            held = {host: int(gpus[host]) for host in hosts}
+            if 0 < one.gpus < sum(held.values()):
+                held = dict.fromkeys(hosts, max(one.gpus // len(hosts), 1))
+            jobs.append(Job((SCHEDULER, one.workload, -1), held))
+            named.update(hosts)
+        return jobs
 
     def observe(self, host: int, boot: str, event: ReceivedEvent) -> None:
         """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
@@ -250,7 +282,8 @@ def gangs_of_gpus(
     for host in np.flatnonzero(shared).tolist():
         holders: dict[str, set[int]] = {}
         for job, gpu in running.gpu_assignments(host):
-            holders.setdefault(gpu, set()).add(places[id(job)])
+            if id(job) in places:
+                holders.setdefault(gpu, set()).add(places[id(job)])
         for gpu, those in holders.items():
             row, host_gang = devices.find(host, gpu), int(gang[host])
             if row >= 0 and (host_gang in those or len(those) == 1):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.advisories.advisory import Action, Basis
 from gangline.aggregator.advisories.policy import Workload, requested_action
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
+from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.model import HealthState, HostScore, Reason
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.scoring.rule import Rule
@@ -28,6 +29,7 @@ from tests.worlds import (
     IDLE_WATTS,
     SECOND_NS,
     WAITING_WATTS,
+    WORK,
     Host,
     StoredWorld,
     World,
@@ -527,3 +529,108 @@ def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
     early = next(steps for steps in range(1, 20) if after(steps, asked))
     late = next(steps for steps in range(1, 30) if after(steps, ""))
     assert early == late - 3
+
+
+# ----------------------------------------------------------------------
+# Changes: of one GPU among eight, of a host without GPM, of a gang that only a scheduler reports.
+
+
+def in_large_job(hosts: int = 8, gpus: int = 8, *, with_sms: bool = True) -> World:
+    """Return a world of one job that has a past: two minutes, each GPU as long as the others."""
+    world = World(hosts=hosts, gpus=gpus, spread=0.01)
+    for host in world.hosts:
+        tell(world, host, "1001", gpus=range(gpus))
+        compute(host, gpus, with_sms=with_sms)
+    pass_steps(world, 12)
+    return world
+
+
+def compute(host: Host, gpus: int, share: float = 1.0, *, with_sms: bool = True) -> None:
+    """Let the GPUs of *host* compute for *share* of what is usual in the job; what waits draws little."""
+    for gpu in range(gpus):
+        compute_gpu(host, gpu, share, with_sms=with_sms)
+
+
+def compute_gpu(host: Host, gpu: int, share: float, *, with_sms: bool = True) -> None:
+    device, duty = gpu_of(host, gpu), 0.7 * share
+    if with_sms:
+        host.set(
+            "gpu_fast_1s", device,
+            sm_active_ratio=0.88 * duty + 0.18 * (1 - duty), tensor_active_ratio=WORK,
+        )  # fmt: skip
+    watts = COMPUTING_WATTS * duty + WAITING_WATTS * (1 - duty)
+    host.set("gpu_1s", device, power_watts=watts)
+    host.grow("gpu_1s", device, energy_joules=watts)
+
+
+@pytest.mark.parametrize("with_sms", [True, False])
+def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms: bool) -> None:
+    """One GPU of a host was 15 % slow at a normal clock; the mean of eight hid it, and 63 others waited."""
+    world = in_large_job(with_sms=with_sms)
+    culprit = world.hosts[3]
+    for host in world.hosts:
+        compute(host, 8, 0.92, with_sms=with_sms)
+    compute_gpu(culprit, 5, 1.06, with_sms=with_sms)
+    pass_steps(world, 6)
+    assert blamed(world) == ["h3"]
+    (evidence,) = world.score(culprit).evidence
+    assert (evidence.signal, evidence.device) == ("gang.slow_gpu", gpu_of(culprit, 5))
+    assert evidence.relative_speed_factor == pytest.approx(0.92 / 1.06, abs=0.06)
+    assert "90 % interval" in evidence.words
+    compute(culprit, 8, 0.92, with_sms=with_sms)
+    pass_steps(world, 9)
+    assert blamed(world) == [], "it healed, and its job says so"
+
+
+def test_a_host_without_gpm_is_found_by_its_power_where_it_changed_alone() -> None:
+    """A100s count no SM cycles: who computes longer draws more, and those who wait for it draw less."""
+    world = in_large_job(with_sms=False)
+    for host in world.hosts:
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9, with_sms=False)
+    pass_steps(world, 8)
+    assert blamed(world) == ["h6"]
+    assert "as its power shows" in world.score(world.hosts[6]).reason_message
+
+
+def test_a_change_is_found_within_a_minute_and_at_five_percent() -> None:
+    """CPU and silent hosts took 90 s at any size, and 5 % was below what parts differ by."""
+    world = in_large_job(hosts=16)
+    for host in world.hosts:
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.96)
+    pass_steps(world, 6)
+    assert blamed(world) == ["h6"]
+
+
+def test_two_hosts_that_slow_down_at_once_are_both_named() -> None:
+    """The second of two culprits was only found once the first was drained."""
+    world = in_large_job(hosts=16)
+    for host in world.hosts:
+        compute(host, 8, {2: 1.0, 9: 0.97}.get(world.hosts.index(host), 0.9))
+    pass_steps(world, 8)
+    assert blamed(world) == ["h2", "h9"]
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9, 1.1])
+@pytest.mark.parametrize("with_sms", [True, False])
+def test_a_job_whose_work_changes_on_all_hosts_blames_none(share: float, with_sms: bool) -> None:
+    """Longer sequences from step 10,000 on: all GPUs changed, and one of 64 is always the first."""
+    world = in_large_job(with_sms=with_sms)
+    for host in world.hosts:
+        compute(host, 8, share, with_sms=with_sms)
+    pass_steps(world, 14)
+    assert blamed(world) == []
+
+
+def test_a_gang_that_only_a_scheduler_reports_is_judged_as_one() -> None:
+    """Processes without a job's name are a job of each host's own: nobody was held against anybody."""
+    world = World(hosts=8, gpus=8, spread=0.01)
+    names = tuple(host.name for host in world.hosts)
+    world.fleet.jobs.scheduled = lambda: [ScheduledGang("llm-7", names, 0)]
+    for host in world.hosts:
+        compute(host, 8)
+    pass_steps(world, 12)
+    for host in world.hosts:
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9)
+    pass_steps(world, 8)
+    assert blamed(world) == ["h6"]
+    assert world.snapshot and world.snapshot.gang_waits.job_of(0) == "llm-7"
