@@ -277,4 +277,5 @@ def streak_needed(sizes: Indexes) -> Indexes:
     """Return in how many windows on end a member of a gang of each size must show, so that it is not chance."""
     with np.errstate(divide="ignore"):
         windows = np.ceil(np.log(CHANCE_MAX) / -np.log(np.maximum(sizes, 2)))
-    return np.clip(windows, STREAK_MIN, STREAK_MAX).astype(np.intp)
+    needed: Indexes = np.clip(windows, STREAK_MIN, STREAK_MAX).astype(np.intp)
+    return needed

@@ -10,12 +10,13 @@ What befalls all alike, or a job of one host, no other host tells: that is held 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fingerprints.gang_inference import GangInference
 from ...fingerprints.stragglers import (
     Change,
     ChangeMonitor,
@@ -162,6 +163,10 @@ BUSY_NOISE_MIN, GAP_NOISE_MIN = 0.003, 0.002
 #: Companions of the change of a member's time: its work; of a host's gaps: what its cores and disks say.
 CHANGE_WORK = 0
 CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
+#: A gang that nobody tells of moves so much between its hosts: bytes a second of each (assumed).
+TRAFFIC_MIN = 50e6
+#: Who manages a job that is known by its hosts' work alone.
+INFERRED = "inferred"
 #: Windows after which the rows of the GPUs' fast readings are looked up again, in any case.
 REMAP_WINDOWS = 60
 #: Of a gang so many of its hosts must be read for its window to count.
@@ -308,6 +313,9 @@ class GangMonitor:
         self._members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
         self._membership_last = 0
         self._changed_hosts: Flags = np.zeros(0, dtype=bool)
+        self._inference = GangInference()
+        #: The gangs that nobody tells of, by host; as of the window before.
+        self._inferred: list[Job] = []
         #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
         self._foreign: dict[str, Flags] = {}
         self._allocate(64)
@@ -331,8 +339,8 @@ class GangMonitor:
         self._joules_ns: Times = np.zeros(64, dtype=np.int64)
 
     def sample(self, table: DeviceTable, rows: Indexes, hosts: int) -> None:
-        """Add the new readings of *rows* to the window of their devices; nothing while there is no job."""
-        if table.name not in SAMPLED or not self.jobs:
+        """Add the new readings of *rows* to the window of their devices."""
+        if table.name not in SAMPLED:
             return
         self._fit(hosts)
         if table.name in GPU_TABLES:
@@ -354,10 +362,12 @@ class GangMonitor:
         if 0 <= now_ns - self._begin_ns < WINDOW_NS:
             return
         self._begin_ns = now_ns
-        self.jobs = fleet.jobs.gangs(fleet.index, fleet.gpus)
+        jobs = fleet.jobs.gangs(fleet.index, fleet.gpus)
+        self.jobs = _with_inferred(jobs, self._inferred)
         self._fit(len(fleet))
         gang, gpus_held = self._gangs_of_hosts(len(fleet))
         gpu_gang, shared = self._assign_gpus(fleet, gang, gpus_held)
+        self._infer(fleet, jobs, now_ns)
         if self.jobs:
             self._end_window(fleet, gang, gpu_gang, now_ns)
             self.comparison = self._compare(fleet.devices["gpu"], gang, gpu_gang, shared)
@@ -367,11 +377,11 @@ class GangMonitor:
             sums.clear()
         self._number += 1
 
-    def scheduled_jobs(self, host: int) -> list[Job]:
-        """Return the job of several hosts that *host* is in by a scheduler's word alone, as of the last window."""
+    def unattributed_jobs(self, host: int) -> list[Job]:
+        """Return the job of several hosts that *host* is in, as of the last window, where no process tells of it."""
         gang = self.comparison.gang if self.comparison is not None else np.zeros(0, dtype=np.intp)
         job = self.jobs[gang[host]] if host < gang.size and gang[host] >= 0 else None
-        return [job] if job is not None and job.key[0] == SCHEDULER else []
+        return [job] if job is not None and job.key[0] in (SCHEDULER, INFERRED) else []
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
         """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
@@ -425,6 +435,24 @@ class GangMonitor:
             self._foreign[kind] = (of_host >= 0) & (computes_for != of_host)
             found[kind] = computes_for, shared
         return found["gpu"]
+
+    def _infer(self, fleet: Fleet, jobs: Sequence[Job], now_ns: int) -> None:
+        """Find the gangs of hosts that work, and that no process and no scheduler gives to a job of several hosts."""
+        hosts, gpus = len(fleet), fleet.devices["gpu"]
+        loaded = np.bincount(gpus.host, weights=fleet.activity.loaded, minlength=hosts)
+        named = [host for job in jobs if len(job.gpus) > 1 for host in job.gpus]
+        candidates = (2 * loaded > fleet.gpus) & _is_reporting(fleet, now_ns)
+        candidates[named] = False
+        traffic = traffic_rates(fleet, now_ns)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            candidates &= traffic >= TRAFFIC_MIN
+            work = self._host_means_of_gpus(fleet)[WORK]
+        # Without a counter of work the network alone would take any two jobs of one size for a gang.
+        rates = np.array([work, traffic])
+        self._inferred = [
+            Job((INFERRED, "", min(members)), {host: int(fleet.gpus[host]) for host in members})
+            for members in self._inference.update(rates, candidates)
+        ]
 
     def _end_window(self, fleet: Fleet, gang: Indexes, gpu_gang: Indexes, now_ns: int) -> None:
         hosts, count = len(fleet), len(self.jobs)
@@ -615,6 +643,12 @@ class GangMonitor:
             gpu_change=self._gpu_changes.change(self._groups[1], len(self.jobs)),
             by_power=self._by_power,
         )  # fmt: skip
+
+
+def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
+    """Return *jobs* and those of *inferred* of which no host is in a job of several by now."""
+    named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
+    return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]
 
 
 def _unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:

@@ -97,7 +97,7 @@ def _culprits(
             device = one.symptom.device
             gpu = device.partition("/")[0] if device.startswith("GPU-") else ""
             jobs = view.fleet.jobs.of_several_hosts(host, gpu)
-            for job in jobs or view.fleet.gangs.scheduled_jobs(host):
+            for job in jobs or view.fleet.gangs.unattributed_jobs(host):
                 before = gravest.get(id(job))
                 if before is None or before.worst.symptom.weight < one.symptom.weight:
                     gravest[id(job)] = _Culprit(host, job, one)

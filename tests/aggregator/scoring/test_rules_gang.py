@@ -634,3 +634,19 @@ def test_a_gang_that_only_a_scheduler_reports_is_judged_as_one() -> None:
     pass_steps(world, 8)
     assert blamed(world) == ["h6"]
     assert world.snapshot and world.snapshot.gang_waits.job_of(0) == "llm-7"
+
+
+def test_a_gang_that_nobody_tells_of_is_known_by_its_work() -> None:
+    """No process had a job's name and no scheduler spoke: five hosts waited for one, and it had no peers."""
+    world = World(hosts=8, gpus=8, spread=0.01)
+    for host in world.hosts:
+        compute(host, 8)
+        moved = ("received_bytes", "transmitted_bytes")
+        host.set("rdma_1s", "mlx5_0/1", **dict.fromkeys(moved, 0.0))
+        host.grow("rdma_1s", "mlx5_0/1", **dict.fromkeys(moved, 4e9))
+    pass_steps(world, 20)
+    assert world.fleet.gangs.comparison is not None and all_well(world)
+    for host in world.hosts:
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9)
+    pass_steps(world, 8)
+    assert blamed(world) == ["h6"]

@@ -1,0 +1,79 @@
+"""Which hosts work as one gang, where nobody says so: those whose work counters agree, window after window.
+
+In a bulk-synchronous gang every rank does the same work in the same wall time, so the rates of work counters (tensor cycles,
+bytes on the network) are equal by construction, also while one host slows down all others. Jobs that merely resemble each
+other drift apart within a minute. Two gangs of the same program may be taken for one; a change in one of them still shows,
+against the members of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .stragglers import Flags, Floats, Indexes
+
+#: Neighbors in the order of a counter's rate are of two gangs where the rates differ by more (assumed; the agents' rates
+#: have about 1 % of noise).
+RATE_TOLERANCE = 0.025
+#: Windows on end in which the same hosts agreed before they count as a gang, and in which a gang may be torn before it is none.
+AGREE_WINDOWS_MIN, TORN_WINDOWS_MAX = 6, 6
+#: So much of a gang's hosts are the same hosts.
+SAME_SHARE_MIN = 0.8
+#: A gang has so many hosts; of two, nothing says which is the odd one.
+HOSTS_MIN = 3
+
+
+def agreeing_groups(rates: Floats, candidates: Flags) -> Iterator[Indexes]:
+    """Yield the places of hosts whose *rates* (counters, hosts) all agree. Of hosts with a NaN in any row: none."""
+    places = np.flatnonzero(candidates & np.isfinite(rates).all(axis=0) & (rates > 0.0).all(axis=0))
+    groups = [places]
+    for _ in range(2):  # what the second counter parts may let the first part again
+        for rate in rates:
+            groups = [part for group in groups for part in _split(group, rate)]
+    yield from (np.sort(group) for group in groups if group.size >= HOSTS_MIN)
+
+
+def _split(group: Indexes, rate: Floats) -> list[Indexes]:
+    if group.size < HOSTS_MIN:
+        return []
+    ordered = group[np.argsort(rate[group], kind="stable")]
+    steps = rate[ordered[1:]] / rate[ordered[:-1]] - 1.0
+    return np.split(ordered, np.flatnonzero(steps > RATE_TOLERANCE) + 1)
+
+
+class GangInference:
+    """The gangs seen so far. For one thread; its memory is bounded by the number of hosts."""
+
+    def __init__(self) -> None:
+        #: Hosts of a gang -> windows on end in which they agreed, and in which they did not.
+        self._agreed: dict[frozenset[int], tuple[int, int]] = {}
+
+    def update(self, rates: Floats, candidates: Flags) -> list[frozenset[int]]:
+        """Take in a window, and return the gangs that stand, which share no host.
+
+        *rates*: (counters, hosts). *candidates*: hosts that work, and of which nobody says for whom.
+        """
+        found = [frozenset(group.tolist()) for group in agreeing_groups(rates, candidates)]
+        of_host = {host: group for group in found for host in group}
+        standing: dict[frozenset[int], tuple[int, int]] = {}
+        for members, (agreed, torn) in self._agreed.items():
+            working = frozenset(host for host in members if candidates[host])
+            if len(working) < SAME_SHARE_MIN * len(members):
+                continue  # it ended
+            counts = [of_host[host] for host in working if host in of_host]
+            largest = max(set(counts), key=counts.count, default=frozenset[int]())
+            if _are_same(largest, members):
+                standing[members] = agreed + 1, 0
+                found = [group for group in found if group is not largest]
+            elif agreed >= AGREE_WINDOWS_MIN and torn < TORN_WINDOWS_MAX:
+                standing[members] = agreed, torn + 1
+        taken = {host for members in standing for host in members}
+        standing |= {group: (1, 0) for group in found if taken.isdisjoint(group)}
+        self._agreed = standing
+        return [members for members, (agreed, _) in standing.items() if agreed >= AGREE_WINDOWS_MIN]
+
+
+def _are_same(one: frozenset[int], other: frozenset[int]) -> bool:
+    return len(one & other) >= SAME_SHARE_MIN * len(one | other)
