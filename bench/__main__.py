@@ -34,6 +34,7 @@ BENCHES = {
     "operator_sql": "operators' views and macros over 80,000 GPUs against hand-written SQL, and the operators' file",
     "segments": "readings in Parquet against the live file: bytes and CPU a row, and commits beside an export",
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
+    "stragglers": "comparing 1,024 hosts of 8 GPUs in 200 gangs, a window at a time, against the limit and against plain medians",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
 }
 

@@ -553,7 +553,8 @@ class GangMonitor:
         drawn = joules - self._joules[:count]
         is_one = (drawn >= 0.0) & (seconds > 0.5) & (seconds < 10 * WINDOW_NS / 1e9)
         self._joules[:count], self._joules_ns[:count] = joules, at_ns
-        return np.where(is_one, drawn / seconds, second.gauge("power_watts"))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(is_one, drawn / seconds, second.gauge("power_watts"))
 
     def _busy_excess(
         self, busy: Floats, work: Floats, clock: Floats, group: Indexes, count: int
