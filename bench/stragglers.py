@@ -23,6 +23,13 @@ HOSTS, GANGS, WINDOWS = 1024, 200, 24
 PASS_SECONDS_MAX = 0.050
 
 
+_READINGS = (
+    ("gpu_fast_1s", "sm_active_ratio", 0.6),
+    ("gpu_fast_1s", "tensor_active_ratio", 0.3),
+    ("gpu_1s", "power_watts", 550.0),
+)
+
+
 def run(seed: int) -> list[Result]:
     """Measure passes of windows, after those that make a past."""
     fleet, random = fill(HOSTS), np.random.default_rng(seed)
@@ -37,15 +44,13 @@ def run(seed: int) -> list[Result]:
     floors: list[float] = []
     for window in range(WINDOWS):
         now_ns = move(fleet, 10 * window)
-        for name in ("gpu_fast_1s", "gpu_1s", "host_1s"):
+        for name, column, level in _READINGS:
             table = fleet.tables[name]
-            for column in ("sm_active_ratio", "tensor_active_ratio", "power_watts"):
-                if column in table.column:
-                    noise = random.normal(1.0, 0.01, table.devices.count)
-                    level = 550.0 if column == "power_watts" else 0.6
-                    table._bits[table.column[column], : noise.size] = (level * noise).view(
-                        np.uint64
-                    )
+            values = level * random.normal(1.0, 0.01, table.devices.count)
+            table._bits[table.column[column], : values.size] = values.view(np.uint64)
+        energy = fleet.tables["gpu_1s"]
+        joules = np.full(energy.devices.count, 5500.0 * (window + 1))
+        energy._bits[energy.column["energy_joules"], : joules.size] = joules.view(np.uint64)
         fleet.advance(now_ns)
         fleet.gangs._begin_ns = now_ns - WINDOW_NS
         begin = time.process_time()
@@ -76,14 +81,7 @@ def _floor(fleet: object, parts: list[np.ndarray]) -> float:
     host = tables["gpu_1s"].devices.host
     order = np.argsort(host, kind="stable")
     ends = np.cumsum([8 * part.size for part in parts])[:-1]
-    readings = [
-        tables[name].gauge(column)
-        for name, column in (
-            ("gpu_fast_1s", "sm_active_ratio"),
-            ("gpu_fast_1s", "tensor_active_ratio"),
-            ("gpu_1s", "power_watts"),
-        )
-    ]
+    readings = [tables[name].gauge(column) for name, column, _ in _READINGS]
     begin = time.process_time()
     for values in readings:
         for part in np.split(values[order], ends):
