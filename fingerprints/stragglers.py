@@ -123,6 +123,8 @@ PAIR_SIZE_MIN = 8
 BIRTH_FACTOR, BIRTH_STREAK_MIN = 3.0, 9
 #: Of a past of fewer windows the spread is not known well: the gang's counts alone.
 SPREAD_WINDOWS_MIN = 12
+#: No member is that many times as long as the others: a reading that says so is none.
+VALUE_MAX = 1000.0
 #: 1.4826 times the median of the absolute differences is a normal's standard deviation.
 MAD = 1.4826
 
@@ -183,8 +185,8 @@ class ChangeMonitor:
             array[: members.size][members] = 0
         self._past[:, : members.size][:, members] = 0.0
 
-    def update(self, excess: Floats, companions: Floats, group: Indexes, limits: Floats) -> None:
-        """Take in a window.
+    def update(self, excess: Floats, companions: Floats, group: Indexes, limits: Floats) -> Flags:
+        """Take in a window, and return of which members it is well above what is usual.
 
         *excess*: of each member over the others of its gang now, NaN where it is not known. *companions*: (k, members).
         *group*: of each member, -1 for one that takes no part in this window (its past and its streak stand still).
@@ -193,7 +195,8 @@ class ChangeMonitor:
         count, limit = limits.size, per_member(limits, group)
         size = excess.size
         values = np.vstack([excess, companions])
-        known = np.isfinite(excess) & (group >= 0)
+        values = np.where(np.abs(values) <= VALUE_MAX, values, np.nan)
+        known = np.isfinite(values[0]) & (group >= 0)
         self._age[:size][known] = np.minimum(self._age[:size][known] + 1, PAST_WINDOWS)
         is_begun = known & (self._age[:size] > WARMUP_WINDOWS)
         windows = self._windows[:size]
@@ -220,6 +223,7 @@ class ChangeMonitor:
         # Without a past only who leads is unusual: roles differ from birth.
         delta = np.where(has_past, delta, np.nan)
         self._learn(values, delta, known, np.where(has_past, unusual, shows))
+        return np.asarray(shows | (has_past & unusual & (deltas[0] > 0.0)), dtype=bool)
 
     def _count(self, shows: Flags, known: Flags, deltas: Floats) -> None:
         size = shows.size

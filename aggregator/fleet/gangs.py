@@ -158,7 +158,7 @@ _FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
 WAITING_POWER_SHARE = 0.21
 #: A change of so little is none: of the time that a member computes, by its SMs or by its power, and of the time in which
 #: nothing runs on it. Power rises with temperature too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
-BUSY_CHANGE_MIN, POWER_CHANGE_MIN, GAP_CHANGE_MIN = 0.02, 0.06, 0.015
+BUSY_CHANGE_MIN, POWER_CHANGE_MIN, GAP_CHANGE_MIN = 0.025, 0.06, 0.015
 BUSY_NOISE_MIN, GAP_NOISE_MIN = 0.003, 0.002
 #: Companions of the change of a member's time: its work; of a host's gaps: what its cores and disks say.
 CHANGE_WORK = 0
@@ -523,14 +523,22 @@ class GangMonitor:
             _unexplained_excess(busy, clock, gpu_group, count),
         )
         more = work / per_member(medians(work, gpu_group, count), gpu_group) - 1.0
+        companions = np.array([values[name] for name in ("cpu", "io", "steal")])
+        stalls = self._gap_changes.update(
+            values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
+        )
+        # Where one member stalls the others wait for it, and who stalled least looks slow: stalls may go round.
+        stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
+        calm, gpu_calm = (
+            np.where(per_member(stalled.astype(np.float64), of) > 0, -1, of)
+            for of in (group, gpu_group)
+        )
         self._gpu_changes.fit(gpus.capacity)
         self._gpu_changes.reset(self._changed_hosts[gpus.host])
         limits = np.where(self._by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
-        self._gpu_changes.update(excess, more[None], gpu_group, limits)
+        self._gpu_changes.update(excess, more[None], gpu_calm, limits)
         by_host = self._mean(fleet, excess)
-        self._busy_changes.update(by_host, self._mean(fleet, more)[None], group, limits)
-        companions = np.array([values[name] for name in ("cpu", "io", "steal")])
-        self._gap_changes.update(values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN))
+        self._busy_changes.update(by_host, self._mean(fleet, more)[None], calm, limits)
         self._groups = group, gpu_group
 
     def _mean(self, fleet: Fleet, values: Floats) -> Floats:
