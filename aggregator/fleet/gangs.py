@@ -464,6 +464,7 @@ class GangMonitor:
             means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
+            known &= ~self._changed_hosts  # of a part of the window it was in another gang, or in none
             above = self._mean(fleet, watts - _loaded_watts_min(fleet))
             works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)

@@ -26,6 +26,7 @@ from .rule import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate
 from .rules import agent as rules_agent
 from .rules import clock as rules_clock
 from .rules import configuration as rules_configuration
+from .rules import congestion as rules_congestion
 from .rules import events as rules_events
 from .rules import fabric as rules_fabric
 from .rules import gang as rules_gang
@@ -170,7 +171,7 @@ RULES: tuple[RuleFunction, ...] = (
     rules_gang.slow_gpus,
     rules_gang.gapped_hosts,
     rules_gang.waiting_hosts,
-    rules_gang.congested_jobs,
+    rules_congestion.congested_jobs,
     rules_events.active_xids,
     rules_events.active_sxids,
     rules_events.active_events,

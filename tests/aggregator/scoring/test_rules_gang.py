@@ -650,3 +650,15 @@ def test_a_gang_that_nobody_tells_of_is_known_by_its_work() -> None:
         compute(host, 8, 1.0 if host is world.hosts[6] else 0.9)
     pass_steps(world, 8)
     assert blamed(world) == ["h6"]
+
+
+def test_another_model_of_gpu_is_slower_by_design_and_no_fault() -> None:
+    """A job ran on seven H100 hosts and one with A100s: that one was drained as slow, and came back as slow."""
+    world = World(hosts=8, gpus=8, spread=0.01)
+    for host in world.hosts:
+        slower = host is world.hosts[5]
+        world.register(host, model="A100" if slower else "H100")
+        tell(world, host, "1001", gpus=range(8))
+        compute(host, 8, 1.2 if slower else 0.8)
+    pass_steps(world, 24)
+    assert blamed(world) == []
