@@ -1,0 +1,500 @@
+"""Who slows down a gang: the judge over a world that is not the simulator's (`bsp_world`), by kind and size of the slowdown.
+
+Real frames, the real fleet and the real judge, in process, a second at a time. A host counts as named from the moment on
+that it is DEGRADED or worse, or that evidence says it costs speed; as right where it is the culprit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.quality import bsp_world as bsp
+from bench.quality.bsp_world import Episode, Floats, Plan
+from bench.quality.intervals import wilson
+from bench.quality.markdown import table
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.model import HealthState, Reason
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+from gangline.contract import frame
+from gangline.contract.block import Block
+from gangline.contract.signal import Kind
+from gangline.contract.signals import TABLES
+from gangline.contract.wire import telemetry_pb2
+
+SECOND_NS = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND_NS
+UPTIME_NS = 3_600 * SECOND_NS
+#: Judged so often: in service it is each second.
+JUDGE_SECONDS = 5
+GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
+#: Reasons that name the cause of each kind; a straggler without a cause is right only where nothing names one.
+REASONS: dict[str, tuple[Reason, ...]] = {
+    "heat": (Reason.THERMAL_THROTTLE,),
+    "cap": (Reason.POWER_CAP,),
+    "cpu": (Reason.HOST_CPU,),
+    "storage": (Reason.STORAGE,),
+    "pcie": (Reason.PCIE,),
+    "link": (Reason.FABRIC, Reason.RAIL_DOWN),
+    "nvlink": (Reason.NVLINK_ERRORS,),
+    "silent": (Reason.STRAGGLER,),
+    "gpu": (Reason.STRAGGLER,),
+}
+
+
+# ----------------------------------------------------------------------
+# What the agents of an episode would send.
+
+
+class SentTable:
+    """One table of one host, its columns by name."""
+
+    def __init__(self, name: str, devices: Sequence[str]) -> None:
+        self.block = Block(name, devices)
+        shape = len(self.block.signal_ids), self.block.rows
+        self._ints = np.frombuffer(self.block.cells, np.uint64).reshape(shape)
+        self._floats = self._ints.view(np.float64)
+        self._valid = np.frombuffer(self.block.valid, np.uint8).reshape(shape)
+        self._columns = {s.column: (at, s.kind is Kind.GAUGE) for at, s in enumerate(TABLES[name])}
+
+    def put(self, **values: float | Floats) -> None:
+        for name, value in values.items():
+            at, is_gauge = self._columns[name]
+            if is_gauge:
+                self._floats[at] = value
+            else:
+                self._ints[at] = np.asarray(value).astype(np.uint64)
+            self._valid[at] = 1
+
+
+class Reader:
+    """What drivers and kernel say of an episode, second by second: (seconds, hosts, ...)."""
+
+    def __init__(self, episode: Episode, random: np.random.Generator) -> None:
+        plan, self.episode = episode.plan, episode
+        seconds = plan.seconds
+
+        def by_second(values: Floats) -> Floats:
+            return np.asarray(values.reshape(seconds, bsp.SLOTS_PER_SECOND, *values.shape[1:]))
+
+        noise = 1 + 0.01 * random.standard_normal(episode.watts.shape)
+        power = episode.watts * noise
+        if not plan.has_gpm:  # the driver's mean of a second
+            kernel = np.ones(bsp.SLOTS_PER_SECOND) / bsp.SLOTS_PER_SECOND
+            power = np.apply_along_axis(lambda one: np.convolve(one, kernel)[: one.size], 0, power)
+        power = np.round(np.roll(power, 1 if plan.has_gpm else 2, axis=0), 1)
+        each = by_second(power)
+        self.power, self.power_min, self.power_max = each.mean(1), each.min(1), each.max(1)
+        self.last_power = each[:, -1]
+        self.joules = 1e6 + np.cumsum(by_second(episode.watts).sum(1) * bsp.SLOT_SECONDS, axis=0)
+        shares = by_second(episode.shares)
+        resident = shares[..., (bsp.COMPUTE, bsp.WAIT, bsp.EXCHANGE)].sum(-1)
+        writes = shares[..., bsp.CHECKPOINT].copy()
+        writes[:, :, 0] *= 0.03  # the writer's GPU is empty
+        self.used = np.clip((resident + writes).mean(1), 0.0, 1.0)
+        levels = 0.86, 0.15
+        active = shares[..., bsp.COMPUTE] * levels[0]
+        active += shares[..., (bsp.WAIT, bsp.EXCHANGE, bsp.CHECKPOINT)].sum(-1) * levels[1]
+        active *= 1 + 0.01 * random.standard_normal(active.shape)
+        self.active, self.active_min, self.active_max = active.mean(1), active.min(1), active.max(1)
+        self.work = by_second(episode.work).mean(1) * (
+            1 + 0.004 * random.standard_normal(active.mean(1).shape)
+        )
+        clock = by_second(episode.clock) * episode.clock_hertz
+        self.clock, self.clock_min, self.clock_max = clock.mean(1), clock.min(1), clock.max(1)
+        self.moved = np.cumsum(by_second(episode.port_bytes).sum(1), axis=0) * bsp.SLOT_SECONDS
+        self.waits = np.cumsum(by_second(episode.congested).sum(1), axis=0) * 1e5
+        self.pressure = by_second(episode.pressure).mean(1)
+        runs = self.used.max(axis=(1, 2)) > 0.02
+        self.runs = runs
+        self.on = np.array([plan.onset <= second < plan.heals for second in range(seconds)])
+
+
+class Agent:
+    """One host's agent: its tables, filled for each second."""
+
+    def __init__(self, reader: Reader, host: int) -> None:
+        self.name, self._reader, self._host = f"bsp-{host:03d}", reader, host
+        plan = reader.episode.plan
+        self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(bsp.GPUS)]
+        self._is_culprit = host in plan.culprits and plan.kind in bsp.NODE_KINDS
+        ports = [f"mlx5_{port}/1" for port in range(bsp.GPUS)]
+        devices = {
+            "gpu": self.gpus,
+            "gpu_fast": self.gpus,
+            "rdma": ports,
+            "host": ["host"],
+            "disk": ["nvme0n1"],
+        }
+        names = (
+            "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "rdma_1s",
+            "rdma_1s_changes", "host_1s",
+        )  # fmt: skip
+        self.tables = {
+            name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
+        }
+        self._encoder, self._sequence = frame.Encoder(), 0
+        self.boot_id = bytes([1 + host % 250]) * 16
+        self._last: dict[str, tuple[bytes, bytes]] = {}
+        self._thermal_ns = np.zeros(bsp.GPUS)
+        self._power_ns = np.zeros(bsp.GPUS)
+        self._symbols = 0.0
+
+    def frame(self, second: int, now_ns: int) -> bytes:
+        """Return the frame of *second*."""
+        self._fill(second)
+        blocks = []
+        for name, sent in self.tables.items():
+            period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
+            if (second + self._host) % period and self._sequence:
+                continue
+            if TABLES[name][0].on_change:
+                now = bytes(sent.block.cells), bytes(sent.block.valid)
+                if self._last.get(name) == now and (second + self._host) % 60:
+                    continue
+                self._last[name] = now
+            blocks.append(sent.block)
+        self._sequence += 1
+        boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
+        stamp = frame.Stamp(b"R" * 16, self.boot_id, self._sequence, boottime_ns, now_ns)
+        return self._encoder.encode(stamp, blocks, deflate=False)
+
+    def _fill(self, second: int) -> None:
+        r, host, plan = self._reader, self._host, self._reader.episode.plan
+        episode = r.episode
+        is_on = bool(r.on[second]) and self._is_culprit
+        hot, capped = is_on and plan.kind == "heat", is_on and plan.kind == "cap"
+        held = 1.0 - np.clip(r.clock[second, host] / np.median(r.clock[second]), 0.0, 1.0)
+        self._thermal_ns += SECOND_NS * (held > 0.02) * hot
+        self._power_ns += SECOND_NS * (held > 0.02) * capped
+        flags = 0x20 * hot + 0x4 * capped
+        limit = episode.limit_watts
+        celsius = 86.0 if hot else 45.0 + 0.04 * r.power[second, host]
+        self.tables["gpu_1s"].put(
+            sm_clock_hertz=np.round(r.clock[second, host] / 15e6) * 15e6, power_watts=r.last_power[second, host],
+            utilization_ratio=np.round(r.used[second, host], 2), temperature_celsius=celsius,
+            clock_event_reasons_flags=flags, violation_thermal_nanoseconds=5e9 + self._thermal_ns,
+            violation_power_nanoseconds=7e9 + self._power_ns, energy_joules=np.round(r.joules[second, host], 3),
+            lost_state=0, recovery_action_state=0,
+        )  # fmt: skip
+        self.tables["gpu_10s"].put(
+            sm_clock_max_hertz=1.98e9, power_limit_watts=0.8 * limit if capped else limit, temperature_slowdown_celsius=89,
+            pcie_width_lanes=4 if is_on and plan.kind == "pcie" else 16, pcie_width_max_lanes=16,
+        )  # fmt: skip
+        self.tables["gpu_60s"].put(power_limit_default_watts=limit)
+        self.tables["gpu_1s_changes"].put(
+            ecc_corrected_volatile_errors=0, ecc_uncorrected_volatile_errors=0
+        )
+        self.tables["gpu_10s_changes"].put(remap_pending_state=0, remap_failed_state=0)
+        fast = self.tables["gpu_fast_1s"]
+        fast.put(
+            samples_count=10, sm_clock_mean_hertz=r.clock[second, host], sm_clock_min_hertz=r.clock_min[second, host],
+            sm_clock_max_hertz=r.clock_max[second, host], power_mean_watts=r.power[second, host],
+            power_min_watts=r.power_min[second, host], power_max_watts=r.power_max[second, host],
+            thermal_ratio=float(hot), power_cap_ratio=float(capped), power_brake_ratio=0.0,
+        )  # fmt: skip
+        if plan.has_gpm:
+            fast.put(
+                sm_active_ratio=r.active[second, host], sm_active_min_ratio=r.active_min[second, host],
+                sm_active_max_ratio=r.active_max[second, host], tensor_active_ratio=r.work[second, host],
+            )  # fmt: skip
+        moved = 1e9 + np.full(bsp.GPUS, r.moved[second, host])
+        bad_link = is_on and plan.kind == "link"
+        self._symbols += 40.0 * bad_link
+        errors = np.zeros(bsp.GPUS)
+        errors[0] = np.floor(self._symbols)
+        self.tables["rdma_1s"].put(
+            port_state=4, physical_state=5, rate_bytes_per_second=50e9, received_bytes=moved, transmitted_bytes=moved,
+            transmit_wait_count=1e4 + np.full(bsp.GPUS, r.waits[second, host]) + 50 * errors,
+        )  # fmt: skip
+        self.tables["rdma_1s_changes"].put(
+            symbol_errors=errors, packet_sequence_errors=5 * errors, ack_timeout_errors=errors,
+            out_of_sequence_packets=3 * errors, implied_nak_errors=0, adaptive_retransmissions_packets=0,
+            link_downed_events=0,
+        )  # fmt: skip
+        cpu, io = r.pressure[second, host]
+        self.tables["host_1s"].put(
+            pressure_cpu_some_ratio=cpu, pressure_io_some_ratio=io, pressure_io_full_ratio=0.6 * io, cpu_steal_ratio=0.0,
+            cpu_user_ratio=0.1, cpu_system_ratio=0.03, cpu_idle_ratio=0.85, runnable_count=2.0,
+        )  # fmt: skip
+
+    def register(self, fleet: Fleet) -> None:
+        """Register the host, with its GPUs."""
+        devices = [
+            telemetry_pb2.Device(
+                kind="gpu",
+                key=key,
+                attributes={"name": "H100", "pci_address": f"0000:{at:02x}:00.0"},
+            )
+            for at, key in enumerate(self.gpus)
+        ]
+        fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
+
+    def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
+        """Yield what tells of the ranks on the GPUs."""
+        for at, gpu in enumerate(self.gpus):
+            yield telemetry_pb2.HealthEvent(
+                event_id=f"/{gpu}//{4000 + at}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + at,
+                boottime_ns=UPTIME_NS + second * SECOND_NS, last_boottime_ns=UPTIME_NS + second * SECOND_NS,
+                revision=1 + second, attributes={"state": state, "source": "slurm", "job_id": "77"},
+            )  # fmt: skip
+
+
+# ----------------------------------------------------------------------
+# One episode through the judge.
+
+
+@dataclass
+class Told:
+    """What was said of one host: since when (seconds), in which state at worst, by which rules."""
+
+    named: float = -1.0
+    grave: float = -1.0
+    reasons: set[Reason] = field(default_factory=set[Reason])
+    rules: dict[str, float] = field(default_factory=dict[str, float])
+    devices: set[str] = field(default_factory=set[str])
+
+
+@dataclass
+class Outcome:
+    """What came of one episode."""
+
+    plan: Plan
+    of_host: dict[int, Told] = field(default_factory=dict[int, Told])
+    naive: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    pace_lost: float = 0.0
+
+    def is_named(self, host: int) -> bool:
+        told = self.of_host.get(host)
+        return told is not None and told.named >= 0.0
+
+    @property
+    def wrong(self) -> list[int]:
+        culprits = self.plan.culprits if self.plan.kind in bsp.NODE_KINDS else ()
+        return [host for host in self.of_host if host not in culprits and self.is_named(host)]
+
+
+def judge(plan: Plan) -> Outcome:
+    """Play *plan*, and let the judge hear it."""
+    episode = bsp.play(plan)
+    reader = Reader(episode, np.random.default_rng([plan.seed, 7]))
+    fleet, outcome, judged = Fleet(epoch=1), Outcome(plan), None
+    agents = [Agent(reader, host) for host in range(plan.hosts)]
+    for agent in agents:
+        agent.register(fleet)
+    for second in range(plan.seconds):
+        now_ns = START_NS + (second + 1) * SECOND_NS
+        for host, agent in enumerate(agents):
+            if host in plan.silent_hosts and second > 60:
+                continue
+            if plan.is_attributed and second in (0, plan.seconds):
+                for event in agent.processes("running", second):
+                    fleet.observe_event(agent.name, event, now_ns, now_ns)
+            fleet.observe(agent.name, read_frame(agent.frame(second, now_ns)), now_ns)
+        if second % JUDGE_SECONDS == 0 or second < 5:
+            judged = evaluate(fleet, now_ns, judged)
+            _note(outcome, judged, second)
+    outcome.naive = naive(reader)
+    ends = episode.steps
+    before = float(((ends > plan.onset - 100) & (ends < plan.onset)).sum())
+    after = float(((ends > plan.onset + 40) & (ends < plan.onset + 140)).sum())
+    outcome.pace_lost = 1.0 - after / before if before else 0.0
+    return outcome
+
+
+def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
+    for host, tracked in judged.tracked_symptoms.items():
+        for one in tracked.values():
+            worst = one.worst
+            if not one.active or worst.host_state is HealthState.HEALTHY:
+                continue
+            told = outcome.of_host.setdefault(host, Told())
+            told.rules.setdefault(worst.rule.name, float(second))
+            is_grave = worst.host_state in GRAVE
+            if is_grave or worst.speed < 1.0:
+                told.reasons.add(worst.rule.reason if worst.reason is None else worst.reason)
+                told.devices.add(worst.device)
+                told.named = second if told.named < 0 else told.named
+            if is_grave:
+                told.grave = second if told.grave < 0 else told.grave
+
+
+def naive(reader: Reader) -> dict[str, set[int]]:
+    """Return whom simpler detectors name, in the last two minutes while the cause stands."""
+    plan = reader.episode.plan
+    end = int(min(plan.heals, plan.seconds))
+    span = slice(max(end - 120, 0), end)
+    by_host: dict[str, Floats] = {
+        "utilization outlier": 1 - reader.used[span].mean(axis=(0, 2)),
+        "mean power z-score": np.abs(_z(reader.power[span].mean(axis=(0, 2)))) - 3.0,
+        "SM time, peers only": _z(reader.active[span].mean(axis=(0, 2))) - 3.0,
+    }
+    limits = {"utilization outlier": 0.03 + float(np.median(by_host["utilization outlier"]))}
+    return {
+        name: set(np.flatnonzero(values > limits.get(name, 0.0)).tolist())
+        for name, values in by_host.items()
+    }
+
+
+def _z(values: Floats) -> Floats:
+    middle = np.median(values)
+    return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
+
+
+# ----------------------------------------------------------------------
+# Tables.
+
+
+def run_all(
+    plans: Sequence[Plan], progress: Callable[[float], None] = lambda _: None
+) -> list[Outcome]:
+    """Judge each, in as many processes as there are processors."""
+    found: list[Outcome] = []
+    with ProcessPoolExecutor() as pool:
+        for outcome in pool.map(judge, plans):
+            found.append(outcome)
+            progress(len(found) / len(plans))
+    return found
+
+
+def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row for each kind and slowdown."""
+    keys = sorted({(one.plan.kind, -one.plan.slowdown) for one in outcomes})
+    rows = []
+    for kind, slowdown in keys:
+        those = [one for one in outcomes if (one.plan.kind, -one.plan.slowdown) == (kind, slowdown)]
+        culprits = [(one, host) for one in those for host in one.plan.culprits]
+        named = [one.of_host[host] for one, host in culprits if one.is_named(host)]
+        delays = sorted(
+            told.named - one.plan.onset
+            for one, host in culprits
+            if one.is_named(host)
+            for told in [one.of_host[host]]
+        )
+        right = sum(bool(told.reasons & set(REASONS[kind])) for told in named)
+        wrong = sum(len(one.wrong) for one in those)
+        low, high = wilson(len(named), len(culprits))
+        p95 = delays[min(int(0.95 * len(delays)), len(delays) - 1)] if delays else float("nan")
+        rules = sorted({rule for told in named for rule in told.rules})
+        rows.append([
+            kind, f"{-100 * slowdown:.0f} %", f"{100 * statistics.median(o.pace_lost for o in those):.0f} %",
+            f"{len(named)} of {len(culprits)} [{low:.2f}, {high:.2f}]", f"{right}", f"{wrong}",
+            f"{statistics.median(delays):.0f} / {p95:.0f}" if delays else "-", ", ".join(rules),
+            *(f"{sum(len(o.naive[n] & set(o.plan.culprits)) for o in those)} / {sum(len(o.naive[n] - set(o.plan.culprits)) for o in those)}" for n in those[0].naive),
+        ])  # fmt: skip
+    return rows
+
+
+def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row for each control."""
+    rows = []
+    for kind in dict.fromkeys(one.plan.kind for one in outcomes):
+        those = [one for one in outcomes if one.plan.kind == kind]
+        blamed = sum(len(one.wrong) for one in those)
+        rules = sorted(
+            {
+                f"{rule} at host {host}"
+                for one in those
+                for host, told in one.of_host.items()
+                for rule in told.rules
+                if one.is_named(host)
+            }
+        )
+        rows.append([
+            kind, f"{len(those)}", f"{sum(one.plan.hosts for one in those)}", f"{blamed}", ", ".join(rules)[:80],
+            *(f"{sum(len(o.naive[n]) for o in those)}" for n in those[0].naive),
+        ])  # fmt: skip
+    return rows
+
+
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+CULPRIT_HEADINGS = (
+    "kind",
+    "slowdown",
+    "pace lost",
+    "named",
+    "cause right",
+    "others named",
+    "delay s, p50 / p95",
+    "by",
+    *NAIVE,
+)
+CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
+
+
+def macro_f1(outcomes: Sequence[Outcome]) -> float:
+    """Return the mean over causes of F1: of named culprits, whether the reason is the kind's."""
+    causes = sorted({one.plan.kind for one in outcomes} & REASONS.keys())
+    hits = dict.fromkeys(causes, 0)
+    said = dict.fromkeys(causes, 0)
+    of = dict.fromkeys(causes, 0)
+    for one in outcomes:
+        for host in one.plan.culprits:
+            of[one.plan.kind] += 1
+            told = one.of_host.get(host)
+            reasons = told.reasons if told and told.named >= 0 else set()
+            if reasons & set(REASONS[one.plan.kind]):
+                hits[one.plan.kind] += 1
+                said[one.plan.kind] += 1
+            else:
+                for other in (
+                    c for c in causes if c != one.plan.kind and reasons & set(REASONS[c])
+                ):
+                    said[other] += 1
+                    break
+    scores = []
+    for cause in causes:
+        precision = hits[cause] / said[cause] if said[cause] else 0.0
+        recall = hits[cause] / of[cause]
+        scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+    return statistics.mean(scores)
+
+
+def main() -> int:
+    """Print tables of what the options ask for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.quality.stragglers", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", default=",".join(bsp.NODE_KINDS))
+    parser.add_argument("--controls", default=",".join(bsp.CONTROL_KINDS))
+    parser.add_argument("--slowdowns", default="0.15,0.10,0.05")
+    parser.add_argument("--hosts", type=int, default=16)
+    parser.add_argument("--per", type=int, default=2)
+    parser.add_argument("--no-gpm", action="store_true")
+    parser.add_argument("--unattributed", action="store_true")
+    options = parser.parse_args()
+    common = {
+        "hosts": options.hosts,
+        "has_gpm": not options.no_gpm,
+        "is_attributed": not options.unattributed,
+    }
+    seeds = [100 * options.seed + at for at in range(options.per)]
+    kinds, controls = (
+        list(filter(None, text.split(","))) for text in (options.kinds, options.controls)
+    )
+    plans = [
+        Plan(kind, float(slowdown), seed=seed, culprits=(seed * 5 % options.hosts,), **common)
+        for kind in kinds for slowdown in options.slowdowns.split(",") for seed in seeds
+    ]  # fmt: skip
+    quiet = [Plan(kind, 0.15, seed=seed, **common) for kind in controls for seed in seeds]
+    outcomes = run_all(
+        plans + quiet, lambda share: print(f"\r{100 * share:.0f} %", end="", file=sys.stderr)
+    )
+    print(file=sys.stderr)
+    faults = outcomes[: len(plans)]
+    if faults:
+        print(table(CULPRIT_HEADINGS, culprit_rows(faults)))
+        print(f"\nmacro F1 of causes: {macro_f1(faults):.2f}\n")
+    if quiet:
+        print(table(CONTROL_HEADINGS, control_rows(outcomes[len(plans) :])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
