@@ -68,6 +68,7 @@ class Episode:
     clock_hertz: float
     idle_watts: float
     limit_watts: float
+    capped_watts: float  # the limit of a capped host: what it draws at the clock that is left to it
     period_seconds: float
     steps: Floats = field(default_factory=lambda: np.zeros(0))  # ends of steps, seconds
     blamed_on: tuple[int, ...] = ()
@@ -118,11 +119,12 @@ def play(plan: Plan) -> Episode:
     step_of = np.minimum(np.searchsorted(ends, middle), len(ends) - 1)
     clock = clocks[step_of]
     factor = np.clip(clock / levels.clock, 0.3, 1.2)
+    exponent = random.uniform(1.8, 2.6)
     level = np.array(
         [0.12 * levels.wait, levels.compute, levels.wait, 1.4 * levels.wait, 0.9 * levels.wait]
     )
     dynamic = (shares * level).sum(axis=3) * levels.power_spread
-    watts = levels.idle + dynamic * factor ** random.uniform(1.8, 2.6)
+    watts = levels.idle + dynamic * factor**exponent
     if plan.kind in ("starts", "ends"):
         is_off = middle < plan.onset if plan.kind == "starts" else middle >= plan.onset
         shares[is_off] = 0.0
@@ -135,8 +137,9 @@ def play(plan: Plan) -> Episode:
     return Episode(
         plan, shares, watts, clock, work, port_bytes, _congested(plan, middle, shares, random),
         _pressure(plan, middle, random), random.uniform(1.5e9, 1.9e9), levels.idle,
-        levels.idle + levels.compute * 1.35, levels.period, ends,
-        plan.culprits if plan.kind in NODE_KINDS else (),
+        levels.idle + levels.compute * 1.35,
+        1.01 * float(levels.idle + levels.compute * factor[:, plan.culprits[0]].min() ** exponent),
+        levels.period, ends, plan.culprits if plan.kind in NODE_KINDS else (),
     )  # fmt: skip
 
 

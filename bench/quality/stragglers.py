@@ -32,7 +32,9 @@ from gangline.contract.wire import telemetry_pb2
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 3_600 * SECOND_NS
-#: Judged so often: in service it is each second.
+#: NVLinks of a GPU that tell of errors.
+LINKS = 2
+#: Judged so often; readings are taken each second, as in service.
 JUDGE_SECONDS = 5
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
 #: Reasons that name the cause of each kind; a straggler without a cause is right only where nothing names one.
@@ -131,11 +133,11 @@ class Agent:
             "gpu_fast": self.gpus,
             "rdma": ports,
             "host": ["host"],
-            "disk": ["nvme0n1"],
+            "nvlink": [f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS)],
         }
         names = (
             "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "rdma_1s",
-            "rdma_1s_changes", "host_1s",
+            "rdma_1s_changes", "host_1s", "nvlink_10s_changes",
         )  # fmt: skip
         self.tables = {
             name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
@@ -145,7 +147,7 @@ class Agent:
         self._last: dict[str, tuple[bytes, bytes]] = {}
         self._thermal_ns = np.zeros(bsp.GPUS)
         self._power_ns = np.zeros(bsp.GPUS)
-        self._symbols = 0.0
+        self._symbols = self._link_errors = 0.0
 
     def frame(self, second: int, now_ns: int) -> bytes:
         """Return the frame of *second*."""
@@ -185,7 +187,7 @@ class Agent:
             lost_state=0, recovery_action_state=0,
         )  # fmt: skip
         self.tables["gpu_10s"].put(
-            sm_clock_max_hertz=1.98e9, power_limit_watts=0.8 * limit if capped else limit, temperature_slowdown_celsius=89,
+            sm_clock_max_hertz=1.98e9, power_limit_watts=episode.capped_watts if capped else limit, temperature_slowdown_celsius=89,
             pcie_width_lanes=4 if is_on and plan.kind == "pcie" else 16, pcie_width_max_lanes=16,
         )  # fmt: skip
         self.tables["gpu_60s"].put(power_limit_default_watts=limit)
@@ -219,6 +221,12 @@ class Agent:
             out_of_sequence_packets=3 * errors, implied_nak_errors=0, adaptive_retransmissions_packets=0,
             link_downed_events=0,
         )  # fmt: skip
+        self._link_errors += 200.0 * (is_on and plan.kind == "nvlink")
+        crc = np.zeros(LINKS * bsp.GPUS)
+        crc[1] = self._link_errors
+        self.tables["nvlink_10s_changes"].put(
+            link_state=1, crc_errors=crc, replay_errors=0.1 * crc, recovery_errors=0
+        )
         cpu, io = r.pressure[second, host]
         self.tables["host_1s"].put(
             pressure_cpu_some_ratio=cpu, pressure_io_some_ratio=io, pressure_io_full_ratio=0.6 * io, cpu_steal_ratio=0.0,
@@ -298,6 +306,7 @@ def judge(plan: Plan) -> Outcome:
                 for event in agent.processes("running", second):
                     fleet.observe_event(agent.name, event, now_ns, now_ns)
             fleet.observe(agent.name, read_frame(agent.frame(second, now_ns)), now_ns)
+        fleet.advance(now_ns)
         if second % JUDGE_SECONDS == 0 or second < 5:
             judged = evaluate(fleet, now_ns, judged)
             _note(outcome, judged, second)
