@@ -10,7 +10,7 @@ What befalls all alike, or a job of one host, no other host tells: that is held 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -167,8 +167,6 @@ CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
 TRAFFIC_MIN = 50e6
 #: Who manages a job that is known by its hosts' work alone.
 INFERRED = "inferred"
-#: Windows after which the rows of the GPUs' fast readings are looked up again, in any case.
-REMAP_WINDOWS = 60
 #: Of a gang so many of its hosts must be read for its window to count.
 READ_SHARE_MIN = 0.8
 
@@ -208,6 +206,9 @@ class GangComparison(NamedTuple):
     gap_change: Change
     gpu_change: Change
     by_power: Flags  # of each gang: busy time is by power, as nothing counts its SMs' cycles
+    gpu_limit_before: (
+        Floats  # of each row of GPUs: its power limit when it came into its gang, watts
+    )
 
     def of_gpus(self, hosts: Codes) -> Indexes:
         """Return the gang of each row of GPUs, -1 for none. *hosts*: of each; there may be more now than there were."""
@@ -274,33 +275,6 @@ class WindowSums:
         self._sums[:] = self._counts[:] = 0.0
 
 
-class GpuRows:
-    """Where the GPUs' fast readings lie among the GPUs: both have rows of their own."""
-
-    def __init__(self) -> None:
-        self._rows: Indexes = np.zeros(0, dtype=np.intp)
-        self._of = (0, 0)
-        self._age_windows = 0
-
-    def to_gpus(self, fleet: Fleet, means: Callable[[int], Floats]) -> Floats:
-        """Return *means* of the fast readings at the rows of their GPUs: (columns, GPUs), NaN where there is none."""
-        fast, gpus = fleet.devices["gpu_fast"], fleet.devices["gpu"]
-        counts = fast.count, gpus.count
-        self._age_windows += 1
-        if counts != self._of or self._age_windows >= REMAP_WINDOWS:
-            found = (
-                gpus.find(host, name)
-                for host, name in zip(fast.host.tolist(), fast.names, strict=True)
-            )
-            self._rows = np.fromiter(found, np.intp, fast.count)
-            self._of, self._age_windows = counts, 0
-        values = means(fast.count)
-        placed = np.full((values.shape[0], gpus.count), np.nan)
-        known = self._rows >= 0
-        placed[:, self._rows[known]] = values[:, known]
-        return placed
-
-
 class GangMonitor:
     """Belongs to the fleet's thread."""
 
@@ -323,7 +297,7 @@ class GangMonitor:
     def _allocate(self, capacity: int) -> None:
         self._host_sums = WindowSums(len(SAMPLED["host_1s"]))
         self._gpu_sums = {name: WindowSums(len(SAMPLED[name])) for name in GPU_TABLES}
-        self._gpu_rows = GpuRows()
+        self._limit_before: Floats = np.zeros(0)
         self._busy_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
         self._gap_changes = ChangeMonitor(capacity, companions=3, noise_min=GAP_NOISE_MIN)
         self._gpu_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
@@ -464,7 +438,9 @@ class GangMonitor:
             means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
-            known &= ~self._changed_hosts  # of a part of the window it was in another gang, or in none
+            known &= (
+                ~self._changed_hosts
+            )  # of a part of the window it was in another gang, or in none
             above = self._mean(fleet, watts - _loaded_watts_min(fleet))
             works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)
@@ -478,6 +454,16 @@ class GangMonitor:
         for number, name in enumerate(_WINDOW_VALUES):
             self._rings[number, at, :hosts] = values[name]
         self._filled[at, :hosts] = group >= 0
+
+    def _note_limits(self, fleet: Fleet, changed: Flags) -> None:
+        """Keep what the power limit of each GPU is, as it comes into a gang."""
+        limits = fleet.tables["gpu_10s"].gauge("power_limit_watts")
+        known = self._limit_before.size
+        self._limit_before = np.pad(
+            self._limit_before, (0, limits.size - known), constant_values=np.nan
+        )
+        is_new = changed | ~np.isfinite(self._limit_before)
+        self._limit_before[is_new] = limits[is_new]
 
     def _host_means_of_gpus(self, fleet: Fleet) -> Floats:
         """Return the means of BUSY, WORK and USED over the GPUs of each host that are its gang's."""
@@ -506,8 +492,12 @@ class GangMonitor:
         """Take the window into the pasts of hosts and of GPUs."""
         count, gpus = len(self.jobs), fleet.devices["gpu"]
         watts, clock = power
-        fast = self._gpu_rows.to_gpus(fleet, self._gpu_sums["gpu_fast_1s"].means)
-        busy, work = fast
+        fast_rows = fleet.pcie_topology.rows(fleet, "gpu", "gpu_fast")
+        fast = self._gpu_sums["gpu_fast_1s"].means(fleet.devices["gpu_fast"].count)
+        busy, work = (
+            np.where(fast_rows >= 0, np.append(values, np.nan)[fast_rows], np.nan)
+            for values in fast
+        )
         known = per_member((group >= 0).astype(np.float64), gpus.host.astype(np.intp)) > 0
         gpu_group = np.where(known, gpu_gang, -1)
         computing = watts - WAITING_POWER_SHARE * fleet.tables["gpu_10s"].gauge("power_limit_watts")
@@ -535,7 +525,9 @@ class GangMonitor:
             for of in (group, gpu_group)
         )
         self._gpu_changes.fit(gpus.capacity)
-        self._gpu_changes.reset(self._changed_hosts[gpus.host])
+        changed = self._changed_hosts[gpus.host]
+        self._gpu_changes.reset(changed)
+        self._note_limits(fleet, changed)
         limits = np.where(self._by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
         self._gpu_changes.update(excess, more[None], gpu_calm, limits)
         by_host = self._mean(fleet, excess)
@@ -651,7 +643,7 @@ class GangMonitor:
             busy_change=self._busy_changes.change(self._groups[0], len(self.jobs)),
             gap_change=self._gap_changes.change(self._groups[0], len(self.jobs)),
             gpu_change=self._gpu_changes.change(self._groups[1], len(self.jobs)),
-            by_power=self._by_power,
+            by_power=self._by_power, gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
 
 

@@ -169,6 +169,7 @@ RULES: tuple[RuleFunction, ...] = (
     rules_host.dead_processes,
     rules_gang.slow_hosts,
     rules_gang.slow_gpus,
+    rules_gang.capped_members,
     rules_gang.gapped_hosts,
     rules_gang.waiting_hosts,
     rules_congestion.congested_jobs,

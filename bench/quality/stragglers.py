@@ -327,8 +327,9 @@ def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
             told = outcome.of_host.setdefault(host, Told())
             told.rules.setdefault(worst.rule.name, float(second))
             is_grave = worst.host_state in GRAVE
-            if is_grave or worst.speed < 1.0:
-                told.reasons.add(worst.rule.reason if worst.reason is None else worst.reason)
+            reason = worst.rule.reason if worst.reason is None else worst.reason
+            if is_grave or worst.speed < 1.0 or reason in REASONS.get(outcome.plan.kind, ()):
+                told.reasons.add(reason)
                 told.devices.add(worst.device)
                 told.named = second if told.named < 0 else told.named
             if is_grave:

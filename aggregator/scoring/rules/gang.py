@@ -20,7 +20,9 @@ from ....fingerprints.stragglers import (
     CHANCE_MAX,
     PAIR_SIZE_MIN,
     Change,
+    medians,
     outliers_max,
+    per_member,
 )
 from ...counter_deltas import Codes, Flags, Floats, Indexes
 from ...fleet.gangs import (
@@ -51,6 +53,8 @@ _GANG_HOSTS_MAX = 64
 GPUS_MIN = 6
 #: Where only power shows who computes, and nothing measures the work: of a smaller gang one host may be a stage of its own.
 POWER_HOSTS_MIN = 8
+#: A limit of so much of what it was is a lower one; a clock of so much of the other members' is held by it.
+CAPPED_RATIO_MAX, HELD_RATIO_MAX = 0.97, 0.97
 #: A clock of so much of what it was is as it was.
 CLOCK_USUAL_MIN = 0.985
 #: Hosts of a gang that evidence is shown of.
@@ -85,6 +89,10 @@ SLOW_GPU = Rule(
     "gang.slow_gpu", HealthState.DEGRADED, Reason.STRAGGLER,
     "it computes no longer than it did in a job, by two or three minutes of it, or an hour without such a job",
     leave_seconds=3600.0, hazard_factor=1.5,
+)  # fmt: skip
+CAPPED = Rule(
+    "gang.power_limit", HealthState.DEGRADED, Reason.POWER_CAP,
+    "its power limit is what it was when its job began, or another job begins", enter_seconds=15.0,
 )  # fmt: skip
 CONTENDED = Rule(
     "gang.cpu_contention", HealthState.DEGRADED, Reason.HOST_CPU,
@@ -300,6 +308,45 @@ def _gpu_symptom(
         ),
         speed=1.0 / (1.0 + excess) if rule is SLOW_GPU else 1.0,
     )
+
+
+def capped_members(view: FleetView) -> Iterator[Symptom]:
+    """Name each host whose power limit was lowered while its job ran, and whose clock the others' is above since.
+
+    Its peers are those of the same limit, so that a rack that is capped on purpose is no straggler; but this job began
+    before, and runs at its pace now.
+    """
+    comparison = view.fleet.gangs.comparison
+    if comparison is None:
+        return
+    gpus, gang = view.fleet.devices["gpu"], comparison.gpu_gang
+    rows = slice(0, gang.size)
+    limit = view.gauge("gpu_10s", "power_limit_watts")[rows]
+    below = limit / comparison.gpu_limit_before[rows]
+    clock, count = view.clock[rows], int(gang.max(initial=-1)) + 1
+    ratio = clock / per_member(medians(clock, gang, count), gang)
+    with np.errstate(invalid="ignore"):
+        held = (below <= CAPPED_RATIO_MAX) & view.fleet.activity.at_limit[rows]
+        held &= (ratio <= HELD_RATIO_MAX) & (gang >= 0) & view.awake[gpus.host[rows]]
+    of = gpus.host[rows]
+    for host in np.unique(of[held]).tolist():
+        row = int(np.flatnonzero(held & (of == host))[np.argmin(ratio[held & (of == host)])])
+        if sizes(comparison)[host] < HOSTS_MIN:
+            continue
+        yield Symptom(
+            rule=CAPPED,
+            host=host,
+            device=gpus.names[row],
+            signal="gpu.power_limit_watts",
+            value=float(limit[row]),
+            normal=f"{comparison.gpu_limit_before[row]:.0f} W, as when its job began",
+            message=(
+                f"its power limit was lowered from {comparison.gpu_limit_before[row]:.0f} to {limit[row]:.0f} W while its job ran: "
+                f"its clock is {100 * (1 - ratio[row]):.0f} % below that of the job's other GPUs, which wait for it"
+            ),
+            sql=view.sql("gpu_10s", row, "power_limit_watts", 900),
+            speed=float(ratio[row]),
+        )
 
 
 def hosts_with_usual_gpus(view: FleetView) -> frozenset[int]:

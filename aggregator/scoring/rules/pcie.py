@@ -91,13 +91,15 @@ def gpu_links(view: FleetView) -> Iterator[Symptom]:
     The driver's maximum is already what GPU and slot can do together.
     """
     loaded = _gpus_loaded(view)
-    for rule, column, noun in (
-        (GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes"),
-        (GPU_GENERATION, "pcie_generation{}_number", "PCIe generation"),
+    # Between two steps of a job a GPU waits for seconds: an idle link trains to a lower generation, but not to fewer lanes.
+    at_work = loaded | np.isfinite(view.clock)
+    for rule, column, noun, is_in_use in (
+        (GPU_WIDTH, "pcie_width{}_lanes", "PCIe lanes", at_work),
+        (GPU_GENERATION, "pcie_generation{}_number", "PCIe generation", loaded),
     ):
         now_column, most_column = column.format(""), column.format("_max")
         now, most = view.gauge("gpu_10s", now_column), view.gauge("gpu_10s", most_column)
-        for row in np.flatnonzero((now < most) & (now > 0) & loaded).tolist():
+        for row in np.flatnonzero((now < most) & (now > 0) & is_in_use).tolist():
             host, device = view.name("gpu_10s", row)
             yield Symptom(
                 rule=rule,

@@ -662,3 +662,32 @@ def test_another_model_of_gpu_is_slower_by_design_and_no_fault() -> None:
         compute(host, 8, 1.2 if slower else 0.8)
     pass_steps(world, 24)
     assert blamed(world) == []
+
+
+@pytest.mark.parametrize("before_the_job", [False, True])
+def test_a_power_limit_lowered_while_the_job_runs_is_named_and_an_older_one_is_not(
+    before_the_job: bool,
+) -> None:
+    """A host was capped by hand in the middle of a run of 64 GPUs; a rack that is capped on purpose is no straggler."""
+    world = World(hosts=8, gpus=8, spread=0.005)
+
+    def cap(host: Host) -> None:
+        for gpu in range(8):
+            device = gpu_of(host, gpu)
+            host.set("gpu_10s", device, power_limit_watts=400.0)
+            host.set(
+                "gpu_1s", device, power_watts=398.0, sm_clock_hertz=0.88 * CLOCK_HERTZ,
+                clock_event_reasons_flags=0x4,
+            )  # fmt: skip
+            host.grow("gpu_1s", device, energy_joules=398.0)
+
+    for host in world.hosts:
+        tell(world, host, "1001", gpus=range(8))
+        compute(host, 8)
+    if before_the_job:
+        cap(world.hosts[6])
+    pass_steps(world, 12)
+    cap(world.hosts[6])
+    world.run(60)
+    signals = [one.signal for one in world.score(world.hosts[6]).evidence]
+    assert ("gpu.power_limit_watts" in signals) is not before_the_job
