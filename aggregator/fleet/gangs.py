@@ -413,7 +413,8 @@ class GangMonitor:
     def _infer(self, fleet: Fleet, jobs: Sequence[Job], now_ns: int) -> None:
         """Find the gangs of hosts that work, and that no process and no scheduler gives to a job of several hosts."""
         hosts, gpus = len(fleet), fleet.devices["gpu"]
-        loaded = np.bincount(gpus.host, weights=fleet.activity.loaded, minlength=hosts)
+        clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
+        loaded = np.bincount(gpus.host, weights=np.isfinite(clock), minlength=hosts)
         named = [host for job in jobs if len(job.gpus) > 1 for host in job.gpus]
         candidates = (2 * loaded > fleet.gpus) & _is_reporting(fleet, now_ns)
         candidates[named] = False
