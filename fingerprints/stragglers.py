@@ -132,12 +132,13 @@ MAD = 1.4826
 class Change(NamedTuple):
     """Each member's change, where one shows now: arrays over members.
 
-    `streak`: windows on end; `is_named`: enough of them for a gang of its size; `from_birth`: it was so before it had a
+    `streak`: windows on end, each of `window_seconds`; `is_named`: enough of them for a gang of its size; `from_birth`: it was so before it had a
     past; `is_usual`: it has a past, and is as it was; `excess`: mean of how much it rose above its own past, or above the
     others, over these windows; `error`: the standard error of that; `companions`: the same of each companion value.
     """
 
     streak: Counts
+    window_seconds: Floats
     is_named: Flags
     from_birth: Flags
     is_usual: Flags
@@ -149,9 +150,19 @@ class Change(NamedTuple):
 class ChangeMonitor:
     """The past of every member in its gang, and how long it has been unlike it. For one thread."""
 
-    def __init__(self, capacity: int, *, companions: int, noise_min: float) -> None:
-        """*noise_min*: noise of an excess is taken for at least this. *companions*: values that only explain the first."""
-        self._noise_min = noise_min
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        companions: int,
+        noise_min: float,
+        birth_streak: int = BIRTH_STREAK_MIN,
+        window_seconds: float = 10.0,
+    ) -> None:
+        """*noise_min*: noise of an excess is taken for at least this. *companions*: values that only explain the first.
+        *birth_streak*: windows after which who is slow from birth is named."""
+        self._noise_min, self._window_seconds = noise_min, window_seconds
+        self._birth_streak = birth_streak
         shape = 1 + companions, capacity
         self._past: Floats = np.zeros(shape)
         self._sums: Floats = np.zeros(shape)
@@ -270,11 +281,20 @@ class ChangeMonitor:
         variance = np.maximum(self._squares[:size] - excess**2, self._noise_min**2)
         error = np.sqrt(variance / np.maximum(shown, 1))
         from_birth = self._from_birth[:size] & (streak > 0)
-        needed = np.where(from_birth, np.maximum(needed, BIRTH_STREAK_MIN), needed)
+        needed = np.where(from_birth, np.maximum(needed, self._birth_streak), needed)
         is_named = np.asarray((group >= 0) & (streak >= needed), dtype=bool)
         is_usual = (self._windows[:size] >= PAST_WINDOWS_MIN + WARMUP_WINDOWS) & (streak == 0)
         companions = np.where(shown > 0, self._sums[1:, :size], np.nan)
-        return Change(streak, is_named, from_birth, is_usual, excess, error, companions)
+        seconds = np.full(size, self._window_seconds)
+        return Change(streak, seconds, is_named, from_birth, is_usual, excess, error, companions)
+
+
+def either(first: Change, second: Change) -> Change:
+    """Return what *first* says of each member that it names, or that *second* does not; else what *second* says."""
+    use = first.is_named | ~second.is_named
+    merged = [np.where(use, one, other) for one, other in zip(first, second, strict=True)]
+    change = Change(*merged)
+    return change._replace(is_usual=first.is_usual & ~second.is_named)
 
 
 def streak_needed(sizes: Indexes) -> Indexes:

@@ -30,6 +30,13 @@ from ...fingerprints.stragglers import (
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
 from .activity import loaded_watts_min
 from .devices import Devices
+from .gang_changes import (
+    READ_SHARE_MIN,
+    WAITING_POWER_SHARE,
+    BusyMonitor,
+    GpuReadings,
+    unexplained_excess,
+)
 from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
 from .tables import FAST_SECONDS, DeviceTable
 
@@ -154,21 +161,14 @@ SAMPLED = {
 }  # fmt: skip
 BUSY, WORK, USED, CPU, IO, STEAL = range(6)
 _FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
-#: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
-WAITING_POWER_SHARE = 0.21
-#: A change of so little is none: of the time that a member computes, by its SMs or by its power, and of the time in which
-#: nothing runs on it. Power rises with temperature too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
-BUSY_CHANGE_MIN, POWER_CHANGE_MIN, GAP_CHANGE_MIN = 0.025, 0.06, 0.015
-BUSY_NOISE_MIN, GAP_NOISE_MIN = 0.003, 0.002
-#: Companions of the change of a member's time: its work; of a host's gaps: what its cores and disks say.
-CHANGE_WORK = 0
+#: A change of the time in which nothing runs on a host's GPUs: less is none.
+GAP_CHANGE_MIN, GAP_NOISE_MIN = 0.015, 0.002
+#: Companions of a change of a host's gaps: what its cores and disks say.
 CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
 #: A gang that nobody tells of moves so much between its hosts: bytes a second of each (assumed).
 TRAFFIC_MIN = 50e6
 #: Who manages a job that is known by its hosts' work alone.
 INFERRED = "inferred"
-#: Of a gang so many of its hosts must be read for its window to count.
-READ_SHARE_MIN = 0.8
 
 
 class GangComparison(NamedTuple):
@@ -298,9 +298,8 @@ class GangMonitor:
         self._host_sums = WindowSums(len(SAMPLED["host_1s"]))
         self._gpu_sums = {name: WindowSums(len(SAMPLED[name])) for name in GPU_TABLES}
         self._limit_before: Floats = np.zeros(0)
-        self._busy_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
+        self._busy_monitor = BusyMonitor()
         self._gap_changes = ChangeMonitor(capacity, companions=3, noise_min=GAP_NOISE_MIN)
-        self._gpu_changes = ChangeMonitor(capacity, companions=1, noise_min=BUSY_NOISE_MIN)
         #: Which make-up of which gang each host was in; 0: none.
         self._membership: Codes = np.zeros(capacity, dtype=np.int32)
         self._baseline = HostBaseline(1 + len(CONGESTION_COUNTERS) + 3, capacity)
@@ -328,7 +327,7 @@ class GangMonitor:
             capacity = capacity_for(hosts, self._membership.size)
             for name in ("_membership", "_rings", "_filled", "_gap_run"):
                 setattr(self, name, grown(getattr(self, name), capacity))
-            for monitor in (self._baseline, self._busy_changes, self._gap_changes):
+            for monitor in (self._baseline, self._gap_changes):
                 monitor.fit(capacity)
 
     def advance(self, fleet: Fleet, now_ns: int) -> None:
@@ -390,7 +389,7 @@ class GangMonitor:
         changed = code != self._membership[:hosts]
         self._filled[:, :hosts] &= ~changed
         self._gap_run[:hosts][changed] = 0
-        for monitor in (self._baseline, self._busy_changes, self._gap_changes):
+        for monitor in (self._baseline, self._gap_changes):
             monitor.reset(changed)
         self._changed_hosts = changed
         self._membership[:hosts] = code
@@ -450,7 +449,7 @@ class GangMonitor:
             values = self._busy_excess(busy, means[WORK], cycles_clock, group, count)
             values |= self._gaps(means, group, count)
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
-            self._find_changes(fleet, values, group, gpu_gang, (watts, clock))
+            self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock))
         at = self._number % WINDOWS
         for number, name in enumerate(_WINDOW_VALUES):
             self._rings[number, at, :hosts] = values[name]
@@ -486,11 +485,11 @@ class GangMonitor:
         self,
         fleet: Fleet,
         values: dict[str, Floats],
-        group: Indexes,
-        gpu_gang: Indexes,
+        gangs: tuple[Indexes, Indexes, Indexes],
         power: tuple[Floats, Floats],
     ) -> None:
-        """Take the window into the pasts of hosts and of GPUs."""
+        """Take the window into the pasts of hosts and of GPUs. *gangs*: of hosts, of those that count now, and of GPUs."""
+        gang, group, gpu_gang = gangs
         count, gpus = len(self.jobs), fleet.devices["gpu"]
         watts, clock = power
         fast_rows = fleet.pcie_topology.rows(fleet, "gpu", "gpu_fast")
@@ -499,41 +498,28 @@ class GangMonitor:
             np.where(fast_rows >= 0, np.append(values, np.nan)[fast_rows], np.nan)
             for values in fast
         )
-        known = per_member((group >= 0).astype(np.float64), gpus.host.astype(np.intp)) > 0
-        gpu_group = np.where(known, gpu_gang, -1)
-        computing = watts - WAITING_POWER_SHARE * fleet.tables["gpu_10s"].gauge("power_limit_watts")
-        computing = np.where(computing > 0.0, computing, np.nan)
-        share_read = [
-            np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(one)], minlength=count)
-            for one in (busy, computing)
-        ]
-        self._by_power = share_read[0] < READ_SHARE_MIN * share_read[1]
-        is_by_power = per_member(self._by_power.astype(np.float64), gpu_group) > 0
-        excess = np.where(
-            is_by_power,
-            computing / per_member(medians(computing, gpu_group, count), gpu_group) - 1.0,
-            _unexplained_excess(busy, clock, gpu_group, count),
-        )
-        more = work / per_member(medians(work, gpu_group, count), gpu_group) - 1.0
+        works = per_member((group >= 0).astype(np.float64), gpus.host.astype(np.intp)) > 0
+        waiting = WAITING_POWER_SHARE * fleet.tables["gpu_10s"].gauge("power_limit_watts")
         companions = np.array([values[name] for name in ("cpu", "io", "steal")])
         stalls = self._gap_changes.update(
             values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
         )
         # Where one member stalls the others wait for it, and who stalled least looks slow: stalls may go round.
         stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
-        calm, gpu_calm = (
-            np.where(per_member(stalled.astype(np.float64), of) > 0, -1, of)
-            for of in (group, gpu_group)
+        calm = np.where(per_member(stalled.astype(np.float64), group) > 0, -1, group)
+        gpu_calm = np.where(
+            works & ~(per_member(stalled.astype(np.float64), gpu_gang) > 0), gpu_gang, -1
         )
-        self._gpu_changes.fit(gpus.capacity)
-        changed = self._changed_hosts[gpus.host]
-        self._gpu_changes.reset(changed)
-        self._note_limits(fleet, changed)
-        limits = np.where(self._by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
-        self._gpu_changes.update(excess, more[None], gpu_calm, limits)
-        by_host = self._mean(fleet, excess)
-        self._busy_changes.update(by_host, self._mean(fleet, more)[None], calm, limits)
-        self._groups = group, gpu_group
+        self._note_limits(fleet, self._changed_hosts[gpus.host])
+        self._busy = self._busy_monitor.observe(
+            GpuReadings(busy, work, watts - waiting, clock),
+            (gang, gpu_gang),
+            (calm, gpu_calm),
+            gpus.host,
+            self._changed_hosts,
+            count,
+        )
+        self._group = group
 
     def _mean(self, fleet: Fleet, values: Floats) -> Floats:
         """Return the mean of *values* of GPUs over those of each host's gang."""
@@ -565,7 +551,7 @@ class GangMonitor:
         more = work / per_member(median_without(work, first.greatest, group, count), group) - 1.0
         few = outliers_max(np.bincount(group[group >= 0], minlength=count))
         lead = busy / per_member(max_below_top(busy, few, group), group) - 1.0
-        return {"busy": _unexplained_excess(busy, clock, group, count), "lead": lead, "work": more}
+        return {"busy": unexplained_excess(busy, clock, group, count), "lead": lead, "work": more}
 
     def _gaps(self, means: Floats, group: Indexes, count: int) -> dict[str, Floats]:
         unused = 1.0 - means[USED]
@@ -641,10 +627,8 @@ class GangMonitor:
             gang=gang, gpu_gang=gpu_gang, shared=shared,
             divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
             gap_run=self._gap_run[:hosts].copy(), **found, **often,
-            busy_change=self._busy_changes.change(self._groups[0], len(self.jobs)),
-            gap_change=self._gap_changes.change(self._groups[0], len(self.jobs)),
-            gpu_change=self._gpu_changes.change(self._groups[1], len(self.jobs)),
-            by_power=self._by_power, gpu_limit_before=self._limit_before.copy(),
+            busy_change=self._busy.hosts, gpu_change=self._busy.gpus, by_power=self._busy.by_power,
+            gap_change=self._gap_changes.change(self._group, len(self.jobs)), gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
 
 
@@ -652,19 +636,6 @@ def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
     """Return *jobs* and those of *inferred* of which no host is in a job of several by now."""
     named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
     return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]
-
-
-def _unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
-    """Return how much longer each member is busy than the others, as far as its clock does not explain it.
-
-    A clock that is low has a rule of its own.
-    """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        longer, more_cycles = (
-            values / per_member(group_extremes(values, group, count).median, group) - 1.0
-            for values in (busy, busy * clock)
-        )
-    return np.minimum(longer, more_cycles)
 
 
 def _loaded_watts_min(fleet: Fleet) -> Floats:

@@ -291,8 +291,12 @@ class Outcome:
 
 def judge(plan: Plan) -> Outcome:
     """Play *plan*, and let the judge hear it."""
-    episode = bsp.play(plan)
-    reader = Reader(episode, np.random.default_rng([plan.seed, 7]))
+    return judge_readings(Reader(bsp.play(plan), np.random.default_rng([plan.seed, 7])))
+
+
+def judge_readings(reader: Reader) -> Outcome:
+    """Let the judge hear an episode, second by second, as its agents would send it."""
+    episode, plan = reader.episode, reader.episode.plan
     fleet, outcome, judged = Fleet(epoch=1), Outcome(plan), None
     agents = [Agent(reader, host) for host in range(plan.hosts)]
     for agent in agents:

@@ -25,13 +25,11 @@ from ....fingerprints.stragglers import (
     per_member,
 )
 from ...counter_deltas import Codes, Flags, Floats, Indexes
+from ...fleet.gang_changes import BUSY_CHANGE_MIN, CHANGE_WORK, POWER_CHANGE_MIN
 from ...fleet.gangs import (
-    BUSY_CHANGE_MIN,
     CHANGE_CPU,
     CHANGE_IO,
     CHANGE_STEAL,
-    CHANGE_WORK,
-    POWER_CHANGE_MIN,
     WINDOW_NS,
     WINDOWS,
     GangComparison,
@@ -206,7 +204,7 @@ def _changed_symptom(view: FleetView, comparison: GangComparison, host: int) -> 
     return replace(
         symptom,
         value=round(1.0 + excess, 3),
-        normal=f"below {1.0 + _change_min(comparison, host):.2f}, in {change.streak[host]} windows of {WINDOW_NS // 10**9} s on end",
+        normal=f"below {1.0 + _change_min(comparison, host):.2f}, in {change.streak[host]} windows of {change.window_seconds[host]:.0f} s on end",
         speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
     )
 
@@ -300,7 +298,7 @@ def _gpu_symptom(
         signal=rule.name,
         value=round(1.0 + excess, 3),
         unit="times the median of its gang's others",
-        normal=f"below {1.0 + least:.2f}, in {change.streak[row]} windows of {WINDOW_NS // 10**9} s on end",
+        normal=f"below {1.0 + least:.2f}, in {change.streak[row]} windows of {change.window_seconds[row]:.0f} s on end",
         message=message,
         sql=(
             f"SELECT device, avg({column}) AS {column} FROM readings.{table} WHERE "

@@ -1,0 +1,179 @@
+"""Which hosts and GPUs compute longer than they did, against the others of their gang: at two scales of time.
+
+A window of ten seconds finds a change within a minute, where it holds some steps of the job. A step of half a minute shows in
+each such window another part of itself: minutes show who is long in all of it, later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...fingerprints.stragglers import (
+    BIRTH_STREAK_MIN,
+    Change,
+    ChangeMonitor,
+    either,
+    group_extremes,
+    medians,
+    per_member,
+)
+from ..counter_deltas import Codes, Flags, Floats, Indexes
+
+#: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
+WAITING_POWER_SHARE = 0.21
+#: A change of so little is none: of the time that a member computes, by its SMs or by its power. Power rises with temperature
+#: too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
+BUSY_CHANGE_MIN, POWER_CHANGE_MIN = 0.025, 0.06
+BUSY_NOISE_MIN = 0.003
+#: The companion of a change: the member's work.
+CHANGE_WORK = 0
+#: Windows of ten seconds in a minute, and minutes after which a member that was long from birth is named: each holds some
+#: steps, so that fewer tell as much.
+COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
+#: Of a gang's GPUs so many must count SM cycles for these to be its measure.
+READ_SHARE_MIN = 0.8
+
+
+class GpuReadings(NamedTuple):
+    """What each GPU did in a window: by row of the GPUs, NaN where it is not known."""
+
+    busy: Floats  # share of the SMs
+    work: Floats  # share of the tensor cores
+    watts: Floats  # above waiting
+    clock: Floats  # while it computes, hertz
+
+
+class BusyChanges(NamedTuple):
+    """`hosts` and `gpus` have an entry for each member; `by_power`: of each gang, as nothing counts its SMs' cycles."""
+
+    hosts: Change
+    gpus: Change
+    by_power: Flags
+
+
+class _Scale:
+    """One scale of time: so many windows are one of its own."""
+
+    def __init__(self, windows: int, birth_streak: int) -> None:
+        self._windows, self._ended = windows, 0
+        seconds = 10.0 * windows
+        self._hosts, self._gpus = (
+            ChangeMonitor(
+                64,
+                companions=1,
+                noise_min=BUSY_NOISE_MIN,
+                birth_streak=birth_streak,
+                window_seconds=seconds,
+            )
+            for _ in range(2)
+        )
+        self._sums: Floats = np.zeros((len(GpuReadings._fields), 0))
+        self._counts: Floats = np.zeros((len(GpuReadings._fields), 0))
+
+    def reset(self, hosts: Flags, gpus: Flags) -> None:
+        self._hosts.fit(hosts.size)
+        self._gpus.fit(gpus.size)
+        self._hosts.reset(hosts)
+        self._gpus.reset(gpus)
+        more = gpus.size - self._sums.shape[1]
+        if more > 0:
+            self._sums, self._counts = (
+                np.pad(a, ((0, 0), (0, more))) for a in (self._sums, self._counts)
+            )
+        self._sums[:, : gpus.size][:, gpus] = self._counts[:, : gpus.size][:, gpus] = 0.0
+
+    def observe(
+        self, readings: GpuReadings, gpu_group: Indexes, of: Codes, group: Indexes, by_power: Flags
+    ) -> None:
+        """Take in a window of ten seconds. *of*: the host of each GPU; *group*: of each host, and *gpu_group*, as for
+        `ChangeMonitor.update`."""
+        values, size = np.array(readings), gpu_group.size
+        known = np.isfinite(values) & (gpu_group >= 0)
+        self._sums[:, :size][known] += values[known]
+        self._counts[:, :size] += known
+        self._ended += 1
+        if self._ended % self._windows:
+            return
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = GpuReadings(*(self._sums[:, :size] / self._counts[:, :size]))
+            excess, more = _excess(means, gpu_group, by_power)
+            self._sums[:] = self._counts[:] = 0.0
+            limits = np.where(by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
+            self._gpus.update(excess, more[None], gpu_group, limits)
+            by_host = _mean_by_host(excess, gpu_group, of, group.size)
+            work_by_host = _mean_by_host(more, gpu_group, of, group.size)
+            self._hosts.update(by_host, work_by_host[None], group, limits)
+
+    def changes(self, group: Indexes, gpu_group: Indexes, count: int) -> tuple[Change, Change]:
+        return self._hosts.change(group, count), self._gpus.change(gpu_group, count)
+
+
+class BusyMonitor:
+    """The past of all hosts and GPUs in their gangs. For one thread."""
+
+    def __init__(self) -> None:
+        self._fine = _Scale(1, BIRTH_STREAK_MIN)
+        self._coarse = _Scale(COARSE_WINDOWS, COARSE_BIRTH_STREAK)
+
+    def observe(
+        self,
+        readings: GpuReadings,
+        gangs: tuple[Indexes, Indexes],
+        calm: tuple[Indexes, Indexes],
+        of: Codes,
+        changed: Flags,
+        count: int,
+    ) -> BusyChanges:
+        """Take in a window, and return what shows now.
+
+        *gangs*: of each host and of each GPU, -1 for none; *calm*: the same of those of gangs that worked in this window, and
+        of which nobody stalled. *of*: the host of each GPU. *changed*: hosts that came into another gang. *count*: of gangs.
+        """
+        group, gpu_group = gangs
+        shares = [
+            np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(one)], minlength=count)
+            for one in (readings.busy, readings.watts)
+        ]
+        by_power = shares[0] < READ_SHARE_MIN * shares[1]
+        found: list[tuple[Change, Change]] = []
+        for scale, members in ((self._fine, calm), (self._coarse, gangs)):
+            scale.reset(changed, changed[of])
+            scale.observe(readings, members[1], of, members[0], by_power)
+            found.append(scale.changes(group, gpu_group, count))
+        fine, coarse = found
+        return BusyChanges(either(fine[0], coarse[0]), either(fine[1], coarse[1]), by_power)
+
+
+def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Floats, Floats]:
+    """Return how much longer each GPU computes than the others of its gang, and how much more work it does."""
+    count = by_power.size
+    is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
+    watts = np.where(means.watts > 0.0, means.watts, np.nan)
+    excess = np.where(
+        is_by_power,
+        watts / per_member(medians(watts, gpu_group, count), gpu_group) - 1.0,
+        unexplained_excess(means.busy, means.clock, gpu_group, count),
+    )
+    more = means.work / per_member(medians(means.work, gpu_group, count), gpu_group) - 1.0
+    return excess, more
+
+
+def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> Floats:
+    known = np.isfinite(values) & (gpu_group >= 0)
+    total = np.bincount(of[known], weights=values[known], minlength=hosts)
+    return np.asarray(total / np.bincount(of[known], minlength=hosts))
+
+
+def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
+    """Return how much longer each member is busy than the others, as far as its clock does not explain it.
+
+    A clock that is low has a rule of its own.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        longer, more_cycles = (
+            values / per_member(group_extremes(values, group, count).median, group) - 1.0
+            for values in (busy, busy * clock)
+        )
+    return np.minimum(longer, more_cycles)

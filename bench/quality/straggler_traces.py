@@ -1,0 +1,177 @@
+"""Recordings of others as the telemetry of a gang: two training jobs' operation timers, and two hosts' power.
+
+*AR*: 64 ranks (4 data parallel, 4 stages, 4 tensor parallel), of which one worker of four GPUs is slow on purpose, from the
+first step on; its host must be named. *SE*: the same kind of job with sequences of uneven length: nobody is to blame. The timers
+say when each rank computes; the rest of its time it waits. Power levels are those measured on H100s (about 150 W waiting, 550 W
+computing). The work of a rank is the same in each step of AR; in SE it grows with the time that it computes.
+
+*H100 recordings*: power and utilization of eight GPUs at 100 ms while they train, with a checkpoint each 10 or 100 steps: nobody
+is to blame, neither within the host nor where each GPU stands for a host of its own. They have no GPM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.quality import bsp_world as bsp
+from bench.quality.bsp_world import Episode, Floats, Plan
+from bench.quality.captures import DATA
+from bench.quality.stragglers import Outcome, Reader, judge_readings
+
+TRACES = {"AR": "stragglers/trace-AR.parquet", "SE": "stragglers/trace-SE.parquet"}
+RECORDINGS = ("power/h100x8_ckpt_every_10.csv", "power/h100x8_ckpt_every_100.csv")
+WAIT_WATTS, COMPUTE_WATTS, IDLE_WATTS = 150.0, 550.0, 75.0
+CLOCK_HERTZ = 1755e6
+SECONDS_MAX = 900
+EXCHANGES = (
+    "params-all-gather",
+    "grads-reduce-scatter",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+)
+
+
+def replay(name: str, seed: int) -> Outcome:
+    """Let the judge hear trace *name* (AR or SE)."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(DATA / TRACES[name]).to_pydict()
+    column = {key: np.array(values) for key, values in table.items()}
+    workers = np.unique(column["rank"])
+    per_worker = int(workers[1] - workers[0])
+    hosts = workers.size * per_worker // bsp.GPUS
+    compute, exchange, seconds = _timelines(column, workers)
+    slots = min(int(seconds), SECONDS_MAX) * bsp.SLOTS_PER_SECOND
+    random = np.random.default_rng(seed)
+    shares = np.zeros((slots, hosts, bsp.GPUS, bsp.STATES))
+    for at in range(workers.size):
+        for gpu in range(at * per_worker, (at + 1) * per_worker):
+            host, place = divmod(gpu, bsp.GPUS)
+            shares[:, host, place, bsp.COMPUTE] = compute[:slots, at]
+            shares[:, host, place, bsp.EXCHANGE] = exchange[:slots, at]
+    busy = shares[..., bsp.COMPUTE]
+    shares[..., bsp.EXCHANGE] = np.minimum(shares[..., bsp.EXCHANGE], 1 - busy)
+    shares[..., bsp.WAIT] = 1 - busy - shares[..., bsp.EXCHANGE]
+    watts = WAIT_WATTS + (COMPUTE_WATTS - WAIT_WATTS) * busy
+    pace = np.ones_like(busy)
+    if name == "AR":  # the same work, spread over as long as it takes
+        mean = busy.mean(axis=0)
+        pace = pace * np.median(mean) / np.maximum(mean, 1e-6)
+    culprits = (0,) if name == "AR" else ()
+    plan = Plan(
+        "silent" if culprits else "sequence", 1.0, hosts=hosts, seed=seed, seconds=slots // bsp.SLOTS_PER_SECOND,
+        onset=0.0, culprits=culprits or (0,),
+    )  # fmt: skip
+    moved = 2e9 * shares[..., bsp.EXCHANGE].mean(axis=2)
+    episode = Episode(
+        plan, shares, watts, np.ones_like(busy), 0.45 * busy * pace, moved, np.zeros_like(moved),
+        np.full((slots, hosts, 2), 0.005), CLOCK_HERTZ, IDLE_WATTS, 700.0, 700.0, seconds, np.zeros(0),
+    )  # fmt: skip
+    return judge_readings(Reader(episode, random))
+
+
+def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
+    """Return the shares of each tenth of a second in which each worker computes and exchanges, and how long all lasts."""
+    starts, ends = (
+        column["start_ts"].astype(float),
+        column["start_ts"].astype(float) + column["duration"].astype(float),
+    )
+    kinds = column["optype"].astype(str)
+    is_compute = np.char.endswith(kinds, "compute") | np.char.startswith(kinds, "optimizer")
+    is_exchange = np.isin(kinds, EXCHANGES)
+    begin, offsets = 0.0, {}
+    for step in dict.fromkeys(column["step"].tolist()):
+        offsets[step] = begin
+        begin += float(ends[column["step"] == step].max())
+    shift = np.array([offsets[step] for step in column["step"].tolist()])
+    starts, ends = starts + shift, ends + shift
+    edges = np.arange(0.0, begin + bsp.SLOT_SECONDS, bsp.SLOT_SECONDS)
+    found = []
+    for which in (is_compute, is_exchange):
+        shares = np.zeros((edges.size - 1, workers.size))
+        for at, worker in enumerate(workers.tolist()):
+            mine = which & (column["rank"] == worker)
+            shares[:, at] = _covered(starts[mine], ends[mine], edges)
+        found.append(shares)
+    return found[0], found[1], begin
+
+
+def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
+    """Return which share of each slot lies in any of the intervals."""
+    order = np.argsort(starts)
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    starts = np.maximum(starts, np.concatenate([[0.0], ends[:-1]]))
+    length = np.maximum(ends - starts, 0.0)
+    total = np.concatenate([[0.0], np.cumsum(length)])
+    at = np.interp(
+        edges,
+        np.column_stack([starts, ends]).ravel(),
+        np.column_stack([total[:-1], total[1:]]).ravel(),
+    )
+    return np.clip(np.diff(at) / bsp.SLOT_SECONDS, 0.0, 1.0)
+
+
+def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
+    """Let the judge hear one of the H100 recordings, as one host of eight GPUs or as eight hosts."""
+    lines = path.read_text().splitlines()[1:]
+    values = np.array([[float(cell.split()[0]) for cell in line.split(",")[1:3]] for line in lines])
+    rows = values[: len(values) // bsp.GPUS * bsp.GPUS].reshape(-1, bsp.GPUS, 2)
+    slots = (
+        min(len(rows), SECONDS_MAX * bsp.SLOTS_PER_SECOND)
+        // bsp.SLOTS_PER_SECOND
+        * bsp.SLOTS_PER_SECOND
+    )
+    hosts = 1 if one_host else bsp.GPUS
+    shape = slots, hosts, bsp.GPUS
+    watts = np.broadcast_to(
+        rows[:slots, None, :, 0] if one_host else rows[:slots, :, None, 0], shape
+    ).copy()
+    used = (
+        np.broadcast_to(rows[:slots, None, :, 1] if one_host else rows[:slots, :, None, 1], shape)
+        / 100
+    )
+    shares = np.zeros((*shape, bsp.STATES))
+    shares[..., bsp.WAIT], shares[..., bsp.STALL] = used, 1 - used
+    plan = Plan(
+        "healthy", 0.0, hosts=hosts, seed=seed, seconds=slots // bsp.SLOTS_PER_SECOND, has_gpm=False
+    )
+    flat = np.zeros(shape[:2])
+    episode = Episode(
+        plan, shares, watts, np.ones(shape), np.zeros(shape), flat, flat, np.full((*shape[:2], 2), 0.005), CLOCK_HERTZ,
+        IDLE_WATTS, 700.0, 700.0, 0.0, np.zeros(0),
+    )  # fmt: skip
+    outcome = judge_readings(Reader(episode, np.random.default_rng(seed)))
+    return replace(
+        outcome,
+        plan=replace(plan, kind=f"{path.stem}, {'one host' if one_host else 'eight hosts'}"),
+    )
+
+
+def rows(seed: int) -> list[list[str]]:
+    """Return a row for each recording that is here: what was said of whom, and when."""
+    found = []
+    outcomes: list[tuple[str, str, Outcome]] = [
+        (f"trace {name}", "host 0" if name == "AR" else "nobody", replay(name, seed))
+        for name, path in TRACES.items() if (DATA / path).exists()
+    ]  # fmt: skip
+    for path in RECORDINGS:
+        if (DATA / path).exists():
+            for one_host in (True, False):
+                outcome = recording(DATA / path, one_host=one_host, seed=seed)
+                outcomes.append((outcome.plan.kind, "nobody", outcome))
+    for title, wanted, outcome in outcomes:
+        named = {host: told for host, told in outcome.of_host.items() if outcome.is_named(host)}
+        said = "; ".join(
+            f"host {host} after {told.named:.0f} s by {', '.join(rule for rule in told.rules if rule != 'host.new')}"
+            for host, told in sorted(named.items())
+        )
+        found.append([title, wanted, said or "nobody"])
+    return found
+
+
+if __name__ == "__main__":
+    for row in rows(1):
+        print(*row, sep=" | ")
