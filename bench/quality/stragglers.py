@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -469,6 +469,100 @@ def macro_f1(outcomes: Sequence[Outcome]) -> float:
         recall = hits[cause] / of[cause]
         scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
     return statistics.mean(scores)
+
+
+def _plans(
+    seed: int, kinds: Sequence[str], slowdowns: Sequence[float], per: int, base: Plan
+) -> list[Plan]:
+    return [
+        replace(base, kind=kind, slowdown=slowdown, seed=100 * seed + at, culprits=((100 * seed + at) * 5 % base.hosts,))
+        for kind in kinds for slowdown in slowdowns for at in range(per)
+    ]  # fmt: skip
+
+
+#: What is varied beside the kind of fault: title, and the plan.
+VARIATIONS: tuple[tuple[str, Plan], ...] = (
+    ("without GPM (A100 and older)", Plan("", has_gpm=False)),
+    ("nobody says which hosts are a gang", Plan("", is_attributed=False)),
+    ("4 hosts", Plan("", hosts=4)),
+    ("64 hosts", Plan("", hosts=64)),
+    ("slow from birth", Plan("", onset=0.0)),
+    ("four pipeline stages of uneven length", Plan("", stages=4)),
+    ("two hosts' agents are silent", Plan("", silent_hosts=(9, 11))),
+)
+SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
+
+
+def section(seed: int, progress: Callable[..., None]) -> str:
+    """Return the part of the page about stragglers."""
+    from bench.quality import straggler_traces
+
+    base = Plan("")
+    groups: list[tuple[str, list[Plan]]] = [
+        ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),
+        ("controls", _plans(seed, bsp.CONTROL_KINDS, (0.15,), 4, base)),
+        (
+            "controls without GPM",
+            _plans(seed, bsp.CONTROL_KINDS, (0.15,), 2, replace(base, has_gpm=False)),
+        ),
+    ]
+    groups += [(title, _plans(seed, SILENT_KINDS, (0.10,), 3, plan)) for title, plan in VARIATIONS]
+    pairs = [
+        replace(one, culprits=(one.culprits[0], (one.culprits[0] + 7) % one.hosts))
+        for one in _plans(seed, SILENT_KINDS, (0.10,), 3, base)
+    ]
+    groups.append(("two culprits at once", pairs))
+    outcomes = iter(
+        run_all(
+            [plan for _, plans in groups for plan in plans],
+            lambda share: progress("stragglers", share),
+        )
+    )
+    played = {title: [next(outcomes) for _ in plans] for title, plans in groups}
+    faults, controls = played[""], [*played["controls"], *played["controls without GPM"]]
+    varied = [
+        [title, *row[:1], *row[3:8]]
+        for title, those in played.items() if title and not title.startswith("controls")
+        for row in culprit_rows(those)
+    ]  # fmt: skip
+    grave = [one for one in faults if one.plan.slowdown >= 0.1]
+    named = sum(one.is_named(host) for one in faults for host in one.plan.culprits)
+    wrong = sum(len(one.wrong) for one in faults)
+    found = sum(one.is_named(host) for one in grave for host in one.plan.culprits)
+    mild = [one for one in faults if one.plan.slowdown < 0.1]
+    found_mild = sum(one.is_named(host) for one in mild for host in one.plan.culprits)
+    delays = sorted(
+        one.of_host[host].named - one.plan.onset
+        for one in faults
+        for host in one.plan.culprits
+        if one.is_named(host)
+    )
+    blamed = sum(len(one.wrong) for one in controls)
+    lines = [
+        "## Stragglers", "", "In short, of gangs that do not exist:", "",
+        f"- **Precision** {named} of {named + wrong} hosts named; **recall** {found} of {len(grave)} at a slowdown of 10 % or more, {found_mild} of {len(mild)} at 5 %.",
+        f"- **Causes**: macro F1 {macro_f1(faults):.2f}. **Delay** p50 / p95: {statistics.median(delays):.0f} / {delays[int(0.95 * (len(delays) - 1))]:.0f} s.",
+        f"- **Controls**: {blamed} hosts blamed in {len(controls)} runs.",
+        "- Beside it, by their own figures on their own data: Minder precision 0.904, recall 0.883, after four minutes and more; Greyhound 10.6 s, with hooks inside the job.",
+        "", f"    python -m bench.quality --only stragglers --seed {seed}", "",
+        "*All of this is simulated*, but for the recordings at its end: by a second world (`bench/quality/bsp_world.py`), which shares no model and no constant with the simulator. It",
+        "plays gangs step by step, on a timeline of their own, and reads them as a driver reads: power averaged, delayed and noisy. Gangs of 16 hosts of 8 GPUs, 480 s, the",
+        "cause from second 200 on. Levels are drawn anew for each run. Limits were set on seeds 1 to 9. *Named*: DEGRADED or worse, or evidence of its cause; *others named*: the",
+        "same of any other host; naive detectors: right / wrong hosts.", "",
+        "### By kind of fault", "", table(CULPRIT_HEADINGS, culprit_rows(faults)), "",
+        "### Where less is known", "", table(("what", "kind", "named", "cause right", "others named", "delay s, p50 / p95", "by"), varied), "",
+        "### Controls: no host is to blame", "", table(CONTROL_HEADINGS, control_rows(played["controls"])), "",
+        "Without GPM:", "", table(CONTROL_HEADINGS, control_rows(played["controls without GPM"])), "",
+    ]  # fmt: skip
+    recorded = straggler_traces.rows(seed)
+    lines += [
+        "### Recordings of others",
+        "",
+        str(straggler_traces.__doc__).split("\n\n", 1)[1].strip(),
+        "",
+    ]
+    lines.append(table(("recording", "to blame", "named"), recorded) if recorded else "Not here.")
+    return "\n".join(lines)
 
 
 def main() -> int:
