@@ -120,7 +120,7 @@ STREAK_MIN, STREAK_MAX = 4, 12
 PAIR_SIZE_MIN = 8
 #: Before a member has a past it is held against the others alone: then this many times the limit is a change, and it takes
 #: more windows. That is a member that was slow from birth.
-BIRTH_FACTOR, BIRTH_STREAK_MIN = 3.0, 9
+BIRTH_FACTOR, BIRTH_STREAK_MIN = 2.4, 9
 #: Of a past of fewer windows the spread is not known well: the gang's counts alone.
 SPREAD_WINDOWS_MIN = 12
 #: No member is that many times as long as the others: a reading that says so is none.
