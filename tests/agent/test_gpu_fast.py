@@ -1,4 +1,4 @@
-"""The fast lane: eight samples a second of clock, power, reasons and GPM, and what a second amounts to."""
+"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and what a second amounts to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import NoData
 from gangline.agent.collectors import gpu_fast
-from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Samples
+from gangline.agent.collectors.gpu_fast import COLUMN_NAMES, PERIOD_NS, GpuFast, Samples
 from gangline.agent.collectors.nvml_session import session_of
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
@@ -28,6 +28,10 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
+
+
+#: The column of the ring that GPM's first metric fills.
+ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
 
 def hoppers(count: int = 2) -> list[Gpu]:
@@ -62,8 +66,8 @@ class Lane:
         return self.fast.samples.gpm
 
     def second(self, act: Callable[[int], None] = lambda number: None) -> None:
-        """Take the eight samples of a second; *act* is called before each."""
-        for number in range(8):
+        """Take the ten samples of a second; *act* is called before each."""
+        for number in range(10):
             act(number)
             self.clock.now_ns += PERIOD_NS
             if self.fast.samples is not None:
@@ -132,27 +136,27 @@ def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> No
     """Half a second of waiting and half of work: the mean alone would tell of neither."""
     made = lane()
     scenario = Scenario(tmp_path / "scenario", hoppers())
-    made.second(lambda number: scenario.step(0 if number < 4 else 1))
+    made.second(lambda number: scenario.step(0 if number < 5 else 1))
     row = made.row()
-    assert row["samples_count"] == 8
+    assert row["samples_count"] == 10
     assert (row["sm_clock_min_hertz"], row["sm_clock_max_hertz"]) == (345e6, 1980e6)
     assert row["sm_clock_mean_hertz"] == (345e6 + 1980e6) / 2
     assert (row["power_min_watts"], row["power_max_watts"]) == (69.62, 588.39)
     assert (row["power_cap_ratio"], row["thermal_ratio"], row["power_brake_ratio"]) == (0.5, 0, 0)
-    # GPM looks back: seven spans between eight samples, the last four of them at work.
-    assert row["sm_active_ratio"] == pytest.approx(0.97 * 4 / 7)
+    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at work.
+    assert row["sm_active_ratio"] == pytest.approx(0.97 * 2 / 4)
     assert (row["sm_active_min_ratio"], row["sm_active_max_ratio"]) == (0, 0.97)
-    assert row["pcie_received_bytes_per_second"] == pytest.approx((3 * 2 + 4 * 640) / 7 * 2**20)
-    assert row["nvlink_transmitted_bytes_per_second"] == pytest.approx(4 / 7 * 119_000 * 2**20)
+    assert row["pcie_received_bytes_per_second"] == pytest.approx((2 * 2 + 2 * 640) / 4 * 2**20)
+    assert row["nvlink_transmitted_bytes_per_second"] == pytest.approx(2 / 4 * 119_000 * 2**20)
 
 
 def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
     made = lane()
     made.second()
-    assert made.row()["samples_count"] == 8
+    assert made.row()["samples_count"] == 10
     assert made.fast.collect() == ()
     made.second()
-    assert made.row()["samples_count"] == 8
+    assert made.row()["samples_count"] == 10
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
@@ -217,13 +221,13 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     scenario.step(1)
     made.second()
     block = made.fast.collect()[0]
-    assert made.gpm.failed == 8
-    assert len(made.known(3, 1)) == 15
-    assert len(made.known(3, 0)) == 7
-    assert values(block, 1)["samples_count"] == 16
+    assert made.gpm.failed == 5
+    assert len(made.known(ACTIVE, 1)) == 9
+    assert len(made.known(ACTIVE, 0)) == 4
+    assert values(block, 1)["samples_count"] == 20
     scenario.step(2)
     made.second()
-    assert len(made.known(3, 0)) == 7 + 7
+    assert len(made.known(ACTIVE, 0)) == 4 + 4
 
 
 def test_what_is_of_no_use_any_more_is_opened_anew(
@@ -244,18 +248,14 @@ def test_what_is_of_no_use_any_more_is_opened_anew(
 
 
 def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> None:
-    """One sample came 110 ms late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
+    """One sample came late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
     made = lane()
-    for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS + 110_000_000, 15_000_000, PERIOD_NS):
+    for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS, PERIOD_NS, 110_000_000, 7_000_000, 8_000_000):
         made.clock.now_ns += after_ns
         made.ring.sample(made.clock.now_ns)
-    assert [value is not None for value in made.ring.samples(3, 0)] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-    ]
+    # At every second sample; the first has none before it, the last is 15 ms after the one before it.
+    known = [value is not None for value in made.ring.samples(ACTIVE, 0)]
+    assert known == [False, False, True, False, True, False, False]
     assert None not in made.ring.samples(0, 0)
     assert made.gpm.failed == 0
 
@@ -361,7 +361,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
 def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     roots: Roots, play: Play, library: str
 ) -> None:
-    """The one that hangs must not be asked eight times a second either."""
+    """The one that hangs must not be asked ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")
     for gpu in devices:
@@ -375,7 +375,7 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     made.fast.collect()
     made.second()
     (block,) = made.fast.collect()
-    assert values(block, 0)["samples_count"] == 8
+    assert values(block, 0)["samples_count"] == 10
     assert values(block, 1) == {}
     made.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
