@@ -73,8 +73,12 @@ class PhaseTracker:
         """Take several samples of a row: int64 of shape (n,) and float32 of shape (n, len(SIGNALS)), C-contiguous, as
         `array.array` and `memoryview.cast` or numpy give them. Raises ValueError for other shapes."""
 
-    def begin_job(self, row: int) -> None:
-        """Another set of compute processes is on the GPU: forget what was learned. The job lasts until `end_job`."""
+    def begin_job(self, row: int, *, is_known: bool = True) -> None:
+        """Another set of compute processes is on the GPU: forget what was learned. The job lasts until `end_job`.
+
+        *is_known*: False where nobody knows which processes were there before, as at the first look: a job that the
+        samples have shown goes on.
+        """
 
     def end_job(self, row: int) -> None:
         """No compute process is on the GPU: it is idle until it works all the same. Until `begin_job` or `end_job` is

@@ -90,9 +90,10 @@ cdef class PhaseTracker:
             for at in range(times_ns.shape[0]):
                 track(&self.tracker, row, times_ns[at], &samples[at, 0])
 
-    def begin_job(self, int row):
+    def begin_job(self, int row, *, bint is_known=True):
         cdef TrackedGpu *g = self._gpu(row)
-        job_begin(g)
+        if is_known or not g.has_job:
+            job_begin(g)
         g.processes = 1
 
     def end_job(self, int row):

@@ -162,11 +162,13 @@ class Samples:
         checker, a worker of the data loader) does not make it another.
         """
         for row, key in enumerate(self.keys):
-            pids = processes.get(key)
-            if pids is None or (pids and pids & self._pids.get(key, frozenset())):
+            pids, before = processes.get(key), self._pids.get(key)
+            if pids is None or pids == before or (before and pids & before):
                 continue
-            if pids or self._pids.get(key) != pids:
-                (self.tracker.begin_job if pids else self.tracker.end_job)(row)
+            if pids:
+                self.tracker.begin_job(row, is_known=before is not None)
+            else:
+                self.tracker.end_job(row)
             self._pids[key] = pids
 
     def close(self) -> None:
