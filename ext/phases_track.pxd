@@ -41,7 +41,8 @@ cdef extern from *:
     #define STRETCH_SECONDS_MIN 1.0  /* a shorter one is no candidate for a checkpoint */
     #define STRETCH_AGE_MAX 14400.0
     #define SEGMENT_SECONDS_MIN 0.5  /* a state that is shorter begins no segment */
-    #define CHECKPOINT_INTERVAL_MIN 5.0
+    #define CHECKPOINT_INTERVAL_MIN 10.0  /* what comes more often is taken for steps */
+    #define STEP_SECONDS_MAX 90.0  /* three steps of 30 s: a longer period is rather that of checkpoints */
     #define INTERVAL_TOLERANCE 0.12
     """
     const double NOMINAL_SECONDS
@@ -56,6 +57,7 @@ cdef extern from *:
     const double STRETCH_AGE_MAX
     const double SEGMENT_SECONDS_MIN
     const double CHECKPOINT_INTERVAL_MIN
+    const double STEP_SECONDS_MAX
     const double INTERVAL_TOLERANCE
 
 cdef struct Levels:
@@ -66,6 +68,8 @@ cdef struct Levels:
     double apart_max  # the low level over the high one, at most: else they are one
     double seconds
     double low, high, wait  # NaN: not known. wait: the low one with a kernel resident
+    double high_share  # of the upper class, at or below the high level
+    double spread  # of the upper class, in distances between the levels
 
 cdef struct Segment:
     int64_t begin_ns, end_ns
@@ -130,9 +134,9 @@ cdef struct Tracker:
 
 # ---- levels ----------------------------------------------------------------------------------------------
 
-cdef inline void levels_clear(Levels *l, double width, double apart_max) noexcept nogil:
+cdef inline void levels_clear(Levels *l, double width, double apart_max, double high_share) noexcept nogil:
     memset(l, 0, sizeof(l[0]))
-    l.width, l.apart_max = width, apart_max
+    l.width, l.apart_max, l.high_share = width, apart_max, high_share
     l.low = l.high = l.wait = NAN
 
 
@@ -146,15 +150,15 @@ cdef inline void levels_add(Levels *l, double value, double seconds, bint is_res
     l.seconds += seconds
 
 
-cdef inline double levels_median(Levels *l, float *weights, int first, int end) noexcept nogil:
-    """Return the median of a class, as the mean of the bins around it."""
+cdef inline double levels_quantile(Levels *l, float *weights, int first, int end, double share) noexcept nogil:
+    """Return a quantile of a class, as the mean of the bins around it."""
     cdef double whole = 0, below = 0, weight = 0, total = 0
     cdef int at, near
     for at in range(first, end):
         whole += weights[at]
     for at in range(first, end):
         below += weights[at]
-        if 2 * below >= whole and weights[at] > 0:
+        if below >= share * whole and weights[at] > 0:
             for near in range(max(at - 1, first), min(at + 2, end)):
                 weight += l.weight[near]
                 total += l.total[near]
@@ -184,12 +188,18 @@ cdef inline int levels_split(Levels *l, int end) noexcept nogil:
     return split
 
 
-cdef inline void levels_learn(Levels *l) noexcept nogil:
+cdef inline void levels_learn(Levels *l, double floor) noexcept nogil:
     """Find both levels; the low one stays unknown where they are not apart. Where the split is of two kinds of computing,
-    what is below it is split again."""
-    cdef double below, resident, low, high
+    what is below it is split again. *floor*: the value without a job, NaN if not known.
+
+    A reading that is an average over some of either lies between the two: so a level is not the middle of its class, but
+    nearer to its far end.
+    """
+    cdef double below, resident, low, high, middle_low, base = floor if isfinite(floor) else 0
+    cdef double most = l.apart_max if base <= 0 else min(l.apart_max, 0.6)
     cdef int at, split, end = BINS, round
     l.low = l.wait = l.high = NAN
+    l.spread = 0
     if l.seconds < CLASS_SECONDS_MIN:
         return
     for round in range(3):
@@ -202,14 +212,20 @@ cdef inline void levels_learn(Levels *l) noexcept nogil:
             resident += l.resident[at]
         if below < max(CLASS_SECONDS_MIN, 0.003 * l.seconds) or l.seconds - below < CLASS_SECONDS_MIN:
             break
-        low, high = levels_median(l, l.weight, 0, split), levels_median(l, l.weight, split, BINS)
-        if low <= l.apart_max * high:
+        low = levels_quantile(l, l.weight, 0, split, 0.25)
+        high = levels_quantile(l, l.weight, split, BINS, l.high_share)
+        if low - base <= most * (high - base):
             l.low, l.high = low, high
+            l.spread = (levels_quantile(l, l.weight, split, BINS, 0.75)
+                        - levels_quantile(l, l.weight, split, BINS, 0.25)) / (high - low)
             if resident >= max(CLASS_SECONDS_MIN, 0.05 * below):
-                l.wait = levels_median(l, l.resident, 0, split)
+                l.wait = levels_quantile(l, l.resident, 0, split, 0.25)
+                middle_low = levels_quantile(l, l.resident, 0, split, 0.5)
+                if middle_low - l.wait > 0.05 * l.wait + l.width:  # waits too short for the reading to come down
+                    l.wait = NAN
             return
         end = split
-    l.high = levels_median(l, l.weight, 0, BINS)
+    l.high = levels_quantile(l, l.weight, 0, BINS, 0.5)
 
 
 cdef inline void levels_forget(Levels *l, double seconds) noexcept nogil:
@@ -227,9 +243,9 @@ cdef inline void levels_forget(Levels *l, double seconds) noexcept nogil:
 cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
     """Forget what was learned of a job."""
     cdef int i
-    levels_clear(&g.levels[BY_SM], 1.0 / 128, 0.5)
-    levels_clear(&g.levels[BY_TENSOR], 1.0 / 128, 0.3)
-    levels_clear(&g.levels[BY_POWER], 6.0, 0.62)
+    levels_clear(&g.levels[BY_SM], 1.0 / 128, 0.5, 0.75)
+    levels_clear(&g.levels[BY_TENSOR], 1.0 / 128, 0.3, 0.75)
+    levels_clear(&g.levels[BY_POWER], 6.0, 0.62, 0.6)
     g.learn_in_seconds, g.forget_in_seconds, g.learned_seconds = 1, 10, 0
     g.stretch_count = 0
     g.is_stretch = g.in_checkpoint = g.is_predicted = False
@@ -265,7 +281,7 @@ cdef inline void job_learn(TrackedGpu *g, double seconds) noexcept nogil:
         g.learn_in_seconds = 1 if g.learned_seconds < 60 else 5
         for i in range(WITNESSES):
             if g.levels[i].seconds > 0:
-                levels_learn(&g.levels[i])
+                levels_learn(&g.levels[i], g.floor_watts if i == BY_POWER else NAN)
 
 
 # ---- segments --------------------------------------------------------------------------------------------
@@ -374,9 +390,9 @@ cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work,
     interval[0] = middle(sorted_gaps, count - 1)
     least = (g.stretches[order[count - 1]].end_ns - g.stretches[order[count - 1]].begin_ns) / 1e9
     longest = (g.stretches[order[0]].end_ns - g.stretches[order[0]].begin_ns) / 1e9
-    if interval[0] < CHECKPOINT_INTERVAL_MIN or longest > 5 * least or usual > 0.9 * interval[0]:
+    if interval[0] < CHECKPOINT_INTERVAL_MIN or interval[0] < 3 * g.step_seconds < STEP_SECONDS_MAX:
         return False
-    if g.step_seconds > 0 and interval[0] < 3 * g.step_seconds:
+    if longest > 5 * least or usual > 0.9 * interval[0]:
         return False
     regular[0] = irregular[0] = 0
     for i in range(count - 1):
@@ -601,6 +617,8 @@ cdef inline double duty_of(TrackedGpu *g, double watts, double used, double acti
                 best = i
     if best >= 0:
         certainty = 0.95 if best == BY_SM else 0.9 if best == BY_TENSOR else 0.85
+        # A high level that is smeared is an average of computing and waiting.
+        certainty *= 1 - min(2 * g.levels[best].spread, 0.6)
         if best != BY_POWER and isfinite(watts):
             # Where power smoothing keeps a floor, power knows of no waiting.
             i = isfinite(duties[BY_POWER])

@@ -294,9 +294,7 @@ class GpuFast:
     def _build(self) -> None:
         session = self._session
         if session.nvml is not None:  # else every GPU is spared
-            self.samples = Samples(
-                session.nvml, session.gpus, session.driver_version, self._before
-            )
+            self.samples = Samples(session.nvml, session.gpus, session.driver_version, self._before)
             self._before = None
             _SAMPLES[session] = self.samples
             self._created_ns = session.clock.boottime_ns()

@@ -29,7 +29,6 @@ from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
 
-
 #: The column of the ring that GPM's first metric fills.
 ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
