@@ -4,7 +4,7 @@
 A sample costs a few additions into histograms made before; the levels are learned from those once a second at most.
 """
 
-from libc.math cimport NAN, exp, fabs, isfinite
+from libc.math cimport NAN, exp, fabs, isfinite, log2
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
@@ -64,7 +64,8 @@ cdef struct Levels:
     float weight[BINS]  # seconds
     float resident[BINS]  # of these, with a kernel on the GPU
     float total[BINS]  # seconds times value
-    double width  # of a bin
+    bint is_power  # bins are even in the logarithm, from 8 W to 2 kW: a small GPU waits at 30 W
+    double width  # bins to 1; of power, to an octave
     double apart_max  # the low level over the high one, at most: else they are one
     double seconds
     double low, high, wait  # NaN: not known. wait: the low one with a kernel resident
@@ -79,6 +80,13 @@ cdef struct Segment:
 cdef struct Stretch:
     int64_t begin_ns, end_ns
     bint is_checkpoint
+
+cdef struct Cadence:
+    int count  # of the longest stretches
+    bint by_work  # see cadence_try
+    double interval
+    int regular, irregular  # intervals
+    double off  # of the regular ones, in intervals
 
 cdef struct TrackedGpu:
     Levels levels[WITNESSES]
@@ -134,14 +142,15 @@ cdef struct Tracker:
 
 # ---- levels ----------------------------------------------------------------------------------------------
 
-cdef inline void levels_clear(Levels *l, double width, double apart_max, double high_share) noexcept nogil:
+cdef inline void levels_clear(Levels *l, bint is_power, double apart_max, double high_share) noexcept nogil:
     memset(l, 0, sizeof(l[0]))
-    l.width, l.apart_max, l.high_share = width, apart_max, high_share
+    l.is_power, l.width = is_power, 32 if is_power else 128
+    l.apart_max, l.high_share = apart_max, high_share
     l.low = l.high = l.wait = NAN
 
 
 cdef inline void levels_add(Levels *l, double value, double seconds, bint is_resident) noexcept nogil:
-    cdef int at = <int>(value / l.width)
+    cdef int at = <int>(log2(max(value, 8.0) / 8.0) * l.width) if l.is_power else <int>(value * l.width)
     at = 0 if at < 0 else BINS - 1 if at >= BINS else at
     l.weight[at] += <float>seconds
     l.total[at] += <float>(seconds * value)
@@ -221,7 +230,7 @@ cdef inline void levels_learn(Levels *l, double floor) noexcept nogil:
             if resident >= max(CLASS_SECONDS_MIN, 0.05 * below):
                 l.wait = levels_quantile(l, l.resident, 0, split, 0.25)
                 middle_low = levels_quantile(l, l.resident, 0, split, 0.5)
-                if middle_low - l.wait > 0.05 * l.wait + l.width:  # waits too short for the reading to come down
+                if middle_low > 1.1 * l.wait:  # waits too short for the reading to come down
                     l.wait = NAN
             return
         end = split
@@ -243,9 +252,9 @@ cdef inline void levels_forget(Levels *l, double seconds) noexcept nogil:
 cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
     """Forget what was learned of a job."""
     cdef int i
-    levels_clear(&g.levels[BY_SM], 1.0 / 128, 0.5, 0.75)
-    levels_clear(&g.levels[BY_TENSOR], 1.0 / 128, 0.3, 0.75)
-    levels_clear(&g.levels[BY_POWER], 6.0, 0.62, 0.6)
+    levels_clear(&g.levels[BY_SM], False, 0.5, 0.75)
+    levels_clear(&g.levels[BY_TENSOR], False, 0.3, 0.75)
+    levels_clear(&g.levels[BY_POWER], True, 0.62, 0.6)
     g.learn_in_seconds, g.forget_in_seconds, g.learned_seconds = 1, 10, 0
     g.stretch_count = 0
     g.is_stretch = g.in_checkpoint = g.is_predicted = False
@@ -365,13 +374,13 @@ cdef inline double middle(double *values, int count) noexcept nogil:
     return values[count // 2] if count % 2 else (values[count // 2 - 1] + values[count // 2]) / 2
 
 
-cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work, double *interval, int *regular, int *irregular) noexcept nogil:
+cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work, Cadence *found) noexcept nogil:
     """Say whether the *count* longest stretches come regularly. *order*: the longest first. *by_work*: after as much time
     between them, however long each takes, as when a job writes one each so many steps; else by the clock."""
     cdef double[STRETCHES_MAX] gaps, sorted_gaps, durations
     cdef int[STRETCHES_MAX] by_time
     cdef int i, k, at, times
-    cdef double longest, least, most_off, usual
+    cdef double longest, least, usual, interval, off
     for i in range(count):
         at, k = order[i], i
         while k > 0 and g.stretches[by_time[k - 1]].begin_ns > g.stretches[at].begin_ns:
@@ -387,23 +396,24 @@ cdef inline bint cadence_try(TrackedGpu *g, int *order, int count, bint by_work,
         else:
             gaps[i] = (g.stretches[by_time[i + 1]].begin_ns - g.stretches[by_time[i]].begin_ns) / 1e9
         sorted_gaps[i] = gaps[i]
-    interval[0] = middle(sorted_gaps, count - 1)
+    interval = middle(sorted_gaps, count - 1)
     least = (g.stretches[order[count - 1]].end_ns - g.stretches[order[count - 1]].begin_ns) / 1e9
     longest = (g.stretches[order[0]].end_ns - g.stretches[order[0]].begin_ns) / 1e9
-    if interval[0] < CHECKPOINT_INTERVAL_MIN or interval[0] < 3 * g.step_seconds < STEP_SECONDS_MAX:
+    if interval < CHECKPOINT_INTERVAL_MIN or interval < 3 * g.step_seconds < STEP_SECONDS_MAX:
         return False
-    if longest > 5 * least or usual > 0.9 * interval[0]:
+    if longest > 5 * least or usual > 0.9 * interval:
         return False
-    regular[0] = irregular[0] = 0
+    found[0] = Cadence(count, by_work, interval, 0, 0, 0)
     for i in range(count - 1):
-        times = <int>(gaps[i] / interval[0] + 0.5)
-        most_off = INTERVAL_TOLERANCE * interval[0]
-        if 1 <= times <= 3 and fabs(gaps[i] - times * interval[0]) <= most_off:
-            regular[0] += 1
-            irregular[0] += times - 1
+        times = <int>(gaps[i] / interval + 0.5)
+        off = fabs(gaps[i] - times * interval) / interval
+        if 1 <= times <= 3 and off <= INTERVAL_TOLERANCE:
+            found.regular += 1
+            found.irregular += times - 1
+            found.off += off
         else:
-            irregular[0] += 1
-    return regular[0] >= 2 and 4 * regular[0] >= 3 * (count - 1)
+            found.irregular += 1
+    return found.regular >= 2 and 4 * found.regular >= 3 * (count - 1)
 
 
 cdef inline void cadence_mark(TrackedGpu *g, int *order, int count) noexcept nogil:
@@ -437,9 +447,10 @@ cdef inline void cadence_mark(TrackedGpu *g, int *order, int count) noexcept nog
 cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
     """Find the cadence that most of the long stretches have."""
     cdef int[STRETCHES_MAX] order
-    cdef int i, k, count, found = 0, regular = 0, irregular = 0
-    cdef double interval = 0
+    cdef int i, k, count
+    cdef Cadence found, best
     cdef int64_t length
+    best = Cadence(0, False, 0, 0, 0, 0)
     for i in range(g.stretch_count):
         length, k = g.stretches[i].end_ns - g.stretches[i].begin_ns, i
         while k > 0 and g.stretches[order[k - 1]].end_ns - g.stretches[order[k - 1]].begin_ns < length:
@@ -448,12 +459,14 @@ cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
         order[k] = i
     for count in range(3, g.stretch_count + 1):
         for i in range(2):
-            if cadence_try(g, order, count, i, &interval, &regular, &irregular):
-                if found < count or irregular < g.irregular:
-                    found, g.by_work, g.interval_seconds = count, i, interval
-                    g.regular, g.irregular = regular, irregular
-    if found:
-        cadence_mark(g, order, found)
+            if not cadence_try(g, order, count, i, &found):
+                continue
+            if best.count < count or found.irregular < best.irregular or (found.irregular == best.irregular and found.off < best.off):
+                best = found
+    if best.count:
+        g.by_work, g.interval_seconds = best.by_work, best.interval
+        g.regular, g.irregular = best.regular, best.irregular
+        cadence_mark(g, order, best.count)
     else:
         g.interval_seconds = g.duration_seconds = NAN
         g.regular = g.irregular = 0
@@ -672,7 +685,7 @@ cdef inline void track_job(TrackedGpu *g, int64_t now_ns, double seconds, double
             g.stretch_resident_seconds += seconds * resident
     g.confidence_sum += seconds * confidence
     g.confidence = confidence
-    g.state = CHECKPOINT if g.in_checkpoint else COMPUTE if compute >= 0.5 else HOST_STALL if 2 * stall > 1 - compute else WAIT
+    g.state = CHECKPOINT if g.in_checkpoint and compute < 0.6 else COMPUTE if compute >= 0.5 else HOST_STALL if 2 * stall > 1 - compute else WAIT
 
 
 cdef inline void second_clear(TrackedGpu *g) noexcept nogil:

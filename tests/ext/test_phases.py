@@ -18,7 +18,6 @@ from gangline.ext.phases import (
     JOB_COLUMNS,
     SECOND_COLUMNS,
     SIGNALS,
-    STATES,
     PhaseTracker,
     SampleHistory,
 )
@@ -162,7 +161,7 @@ def test_checkpoints_that_take_ever_longer() -> None:
     made = trace(checkpointing(8, 24, 6.0, shift=2.0))
     tracker = PhaseTracker(1)
     seen = follow(tracker, made)
-    assert tracker.scores(0)[:2] == (4, 4)
+    assert tracker.scores(0)[:2] == (5, 5)
     assert seen.mean(CHECKPOINT, 120) == pytest.approx(true_mean(made, CHECKPOINT, 120), abs=0.04)
 
 
@@ -193,6 +192,7 @@ def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
 def test_a_wait_in_each_step_is_no_checkpoint() -> None:
     """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the straggler would go free."""
     tracker = PhaseTracker(1)
+    tracker.begin_job(0)
     tracker.set_step(0, 11.0)
     made = trace(steps(16, 8.0, 3.0))
     seen = follow(tracker, made)
@@ -450,6 +450,5 @@ def test_recorded_h100s_compute_and_write_checkpoints(name: str, seconds_min: fl
         assert 0.1 < seen.mean(COMPUTE) < 0.9
         assert seen.mean(CHECKPOINT) > 0.1
         intervals.append(found["checkpoint_interval_seconds"])
-    assert len(STATES) == 5
     assert min(intervals) > seconds_min
     assert max(intervals) == pytest.approx(min(intervals), rel=0.05)
