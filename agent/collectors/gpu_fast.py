@@ -227,7 +227,7 @@ class StepPeriods:
             seconds, confidence = self._estimate(
                 shaped.cast("f", (len(self._columns), length)), PERIOD_NS / SECOND_NS
             )
-        except (ValueError, ArithmeticError):
+        except Exception:
             log.exception("no period of row %d", row, extra={"cause": "gpu_fast.period"})
             return row
         if seconds > 0:  # NaN: it abstains

@@ -38,7 +38,16 @@ from tests.fake_nvml.parts_scenario import (
 )
 from tests.fake_nvml.scenario import Gpu, gpus
 
-NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
+NAMES = [
+    "gpu_1s",
+    "gpu_10s",
+    "gpu_60s",
+    "gpu_fast_1s",
+    "gpu_fast_10s",
+    "nvlink_10s",
+    "c2c_10s",
+    "mig_10s",
+]
 NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 
@@ -70,8 +79,8 @@ class Sampler:
         fast = self.collectors["gpu_fast_1s"]
         assert isinstance(fast, GpuFast)
         self.host.session.poll_events()
-        for _ in range(8):
-            self.host.clock.now_ns += SECOND // 8
+        for _ in range(10):
+            self.host.clock.now_ns += SECOND // 10
             if fast.samples:
                 fast.samples.ring.sample(self.host.clock.now_ns)
         second = self.host.clock.now_ns // SECOND
@@ -200,7 +209,7 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
         calls.append(nvml.account(devices[1].address).calls)
     seconds = [after - before for before, after in pairwise(calls)]
     assert (
-        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
+        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.65
     )  # the rest is for who comes first
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 

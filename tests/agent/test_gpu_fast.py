@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import subprocess
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,14 @@ import pytest
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import NoData
 from gangline.agent.collectors import gpu_fast
-from gangline.agent.collectors.gpu_fast import COLUMN_NAMES, PERIOD_NS, GpuFast, Samples
+from gangline.agent.collectors.gpu_fast import (
+    COLUMN_NAMES,
+    PERIOD_NS,
+    GpuFast,
+    GpuFastJobs,
+    Samples,
+    StepPeriods,
+)
 from gangline.agent.collectors.nvml_session import session_of
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
@@ -22,6 +31,7 @@ from gangline.contract.signals import BY_ID
 from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
+from gangline.ext.phases import HISTORY_SIGNALS, STATES, SampleHistory
 from tests.agent.gpu_host import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.fixtures import Play
@@ -52,12 +62,18 @@ class Lane:
         session_of(roots).clock = self.clock
         self.fast = GpuFast(roots)
         self.fast._session.clock = self.clock
+        self.jobs = GpuFastJobs(roots)
         self.fast.collect()
 
     @property
     def ring(self) -> SampleRing:
         assert self.fast.samples is not None
         return self.fast.samples.ring
+
+    @property
+    def samples(self) -> Samples:
+        assert self.fast.samples is not None
+        return self.fast.samples
 
     @property
     def gpm(self) -> Gpm:
@@ -308,6 +324,92 @@ def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
     assert makings(lane(devices), 700, monkeypatch) == [10, 30, 70, 150, 310, 630]
+
+
+def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
+    """Half a second of work and half of nothing, each second: the shares are there as soon as both levels are known."""
+    made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
+    for _ in range(10):
+        made.second(lambda number: scenario.step(0 if number < 5 else 1))
+        row = made.row()
+    states = [row[f"{state}_ratio"] for state in STATES]
+    assert sum(states) == pytest.approx(1)
+    assert states[0] == pytest.approx(0.5, abs=0.11)
+    (block,) = made.jobs.collect()
+    assert values(block, 0)["job_changes_count"] == 1
+    assert values(block, 0)["compute_watts"] == pytest.approx(588.39, rel=0.01)
+    assert "step_seconds" not in values(block, 0)
+
+
+def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
+    """Levels of the job before call the work of the next one waiting; a checker beside it must not forget them."""
+    made = lane()
+    changes = []
+    for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
+        if pids is not None:
+            made.fast._session.compute_processes = {made.samples.keys[0]: frozenset(pids)}
+        made.second()
+        made.fast.collect()
+        (block,) = made.jobs.collect()
+        changes.append(values(block, 0)["job_changes_count"])
+    assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert made.samples.tracker.state(1)[0] == "idle"  # of the neighbour nothing was said
+
+
+def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> None:
+    """A neighbour is spared, NVML is opened anew: the job goes on, and its levels with it."""
+    made = lane()
+    made.fast._session.compute_processes = {made.samples.keys[0]: frozenset({1})}
+    made.second()
+    made.fast.collect()
+    tracker, history = made.samples.tracker, made.samples.history
+    made.fast._session.close()
+    with pytest.raises(NoData, match="no samples"):
+        made.jobs.collect()
+    made.fast.collect()
+    assert (made.samples.tracker, made.samples.history) == (tracker, history)
+    made.second()
+    made.fast.collect()
+    (block,) = made.jobs.collect()
+    assert values(block, 0)["job_changes_count"] == 1
+
+
+def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
+    """The period of a step is found in it: power of each sample, GPM of every second one."""
+    made = lane()
+    made.second()
+    buffer = array("f", bytes(4 * 20))
+    assert made.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
+    assert buffer[9] == pytest.approx(69.621)
+    made.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
+    assert [math.isnan(value) for value in buffer[:10]] == [True] * 2 + [False, True] * 4
+    made.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
+    assert set(buffer[:10]) == {STATES.index("idle")}
+
+
+def test_one_gpu_a_second_has_its_step_looked_for() -> None:
+    """All eight at once would take the second's samples their time."""
+    history, seen = SampleHistory(3), []
+
+    def estimate(signals: memoryview, seconds: float) -> tuple[float, float]:
+        seen.append((signals.format, signals.shape, seconds))
+        assert signals[0, 0] == 0 and signals[0, 400 - 1] == 399
+        if len(seen) == 2:
+            raise ValueError("no such period")
+        return (0.5, 0.9) if len(seen) == 1 else (math.nan, 0.0)
+
+    periods = StepPeriods(history, estimate)
+    states = ["compute", "compute", "idle"]
+    assert periods.look_at_next(lambda row: (states[row], 1.0)) is None  # too few samples
+    for number in range(400):
+        history.begin(number)
+        for row in range(3):
+            history.put(row, 0, number)
+    assert [periods.look_at_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]
+    assert seen == [("f", (7, 400), 0.1)] * 2
+    assert periods.found == {0: (0.5, 0.9)}
+    periods.look_at_next(lambda row: (states[row], 1.0))
+    assert periods.found == {}  # it abstains now
 
 
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
