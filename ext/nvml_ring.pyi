@@ -51,7 +51,8 @@ class SampleRing:
 
         *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
         can be (0: any), and its number. *gpm_every*: GPM is asked at each so many samples, and missing in the others:
-        its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two. *tracker*,
+        its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two; what the sweep
+        has a call of its own for (utilisation) is asked in the others. *tracker*,
         *history*: each sample goes to them too; *sources*: of each of `phases.SIGNALS` its column, below 0 for none.
         Raises ValueError for what does not fit.
         """

@@ -66,6 +66,7 @@ cdef class SampleRing:
     cdef uint64_t told
     cdef readonly int64_t well_ns
     cdef uint64_t gpm_every
+    cdef int step_count  # of the sweep: calls of a shape of their own
     cdef Tracker *tracker
     cdef History *history
     cdef int[SIGNAL_COUNT] sources  # of each signal of the tracker its column; below 0: none
@@ -85,8 +86,8 @@ cdef class SampleRing:
             self.targets[<int>i] = Target(form, column, bits, most, cell_column)
         self.target_count = len(targets)
         self.kept = (swept, gpm, cell_bytes, valid_bytes, tracker, history)
-        self._follow(gpm_every, tracker, history, tuple(sources) or (-1,) * SIGNAL_COUNT)
         self.swept, self.gpm = <Pass *><uintptr_t>swept.pass_address, <GpmPass *><uintptr_t>gpm.pass_address
+        self._follow(gpm_every, tracker, history, tuple(sources) or (-1,) * SIGNAL_COUNT)
         self.cells, self.valid = <uint64_t *>&cell_bytes[0], &valid_bytes[0]
         self.ring = <uint64_t *>calloc(<size_t>samples_max * self.width, 8)
         self.ring_valid = <uint8_t *>calloc(<size_t>samples_max * self.width, 1)
@@ -98,7 +99,7 @@ cdef class SampleRing:
         cdef int i
         if gpm_every < 1 or len(sources) != SIGNAL_COUNT or max(sources) >= self.width // self.rows:
             raise ValueError(f"GPM at each {gpm_every} samples, columns {sources} for {SIGNAL_COUNT} signals")
-        self.gpm_every = gpm_every
+        self.gpm_every, self.step_count = gpm_every, self.swept.step_count
         for i in range(SIGNAL_COUNT):
             self.sources[i] = sources[i]
         for each in (tracker, history):
@@ -143,6 +144,8 @@ cdef class SampleRing:
         cdef int64_t began_ns
         cdef int row, place = self.count % self.samples_max
         cdef bint answers = False, failing = False, with_gpm = self.count % self.gpm_every == 0
+        # What has a call of its own (utilisation, which is renewed each 1/6 s at most) is asked when GPM is not.
+        self.swept.step_count = 0 if with_gpm and self.gpm_every > 1 else self.step_count
         sweep(self.swept)
         for row in range(self.rows):
             if self.swept.spared[row] or self.swept.skip[row] or self.swept.over[row] or self.swept.ended:

@@ -32,7 +32,7 @@ cdef extern from *:
     """
     #define NOMINAL_SECONDS 0.1  /* what a sample stands for that has none before it */
     #define GAP_SECONDS 1.5  /* of longer ones nothing is known */
-    #define HOLD_SECONDS 0.25  /* GPM is sampled at every second pass */
+    #define HOLD_SECONDS 0.25  /* GPM and utilisation are sampled at every second pass */
     #define IDLE_SECONDS 30.0  /* quiet for so long: the job is over */
     #define REORDER_SECONDS 10.0  /* what is older than the last sample by more: another clock */
     #define FORGET_SECONDS 1800.0  /* time constant of the histograms */
@@ -94,8 +94,8 @@ cdef struct TrackedGpu:
     Stretch stretches[STRETCHES_MAX]
     int64_t segment_count
     int stretch_count
-    int64_t last_ns, gpm_ns
-    float sm_active, tensor  # the last ones, for HOLD_SECONDS
+    int64_t last_ns, gpm_ns, used_ns
+    float sm_active, tensor, used  # the last ones, for HOLD_SECONDS
     double learn_in_seconds, forget_in_seconds, learned_seconds
     double floor_watts  # without a job; NaN
     double quiet_seconds, active_seconds
@@ -717,6 +717,10 @@ cdef inline void track(Tracker *t, int row, int64_t now_ns, const float *values)
         g.sm_active, g.tensor, g.gpm_ns = <float>active, <float>tensor, now_ns
     elif 0 <= now_ns - g.gpm_ns <= <int64_t>(HOLD_SECONDS * 1e9):
         active, tensor = g.sm_active, g.tensor
+    if isfinite(used):
+        g.used, g.used_ns = <float>used, now_ns
+    elif 0 <= now_ns - g.used_ns <= <int64_t>(HOLD_SECONDS * 1e9):
+        used = g.used
     resident = used if isfinite(used) else NAN if not isfinite(active) else 1.0 if active > 0.02 else 0.0
     g.known_seconds += seconds
     if follow_job(g, seconds, watts, used, active):

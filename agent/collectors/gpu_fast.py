@@ -1,4 +1,4 @@
-"""What GPUs do within a second: ten samples of clock, power, reasons and use, five of GPM, summarised once a second.
+"""What GPUs do within a second: ten samples of clock, power and reasons, five of use and of GPM, summarised.
 
 The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`). From there each
 goes to the tracker of phases (`ext/phases`) and into the history of the last minutes, which the period of a job's step
@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 #: 10 Hz: power is renewed no faster.
 PERIOD_NS = 100_000_000
 #: GPM's samples must be more than 100 ms apart (nvml.h), so it is asked at every second one: a mean is over all the time
-#: between two, and no time is left out.
+#: between two, and no time is left out. Utilisation, which NVML renews each 1/6 s at most, is asked at the others.
 GPM_EVERY = 2
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1

@@ -209,7 +209,7 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
         calls.append(nvml.account(devices[1].address).calls)
     seconds = [after - before for before, after in pairwise(calls)]
     assert (
-        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.65
+        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
     )  # the rest is for who comes first
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 

@@ -95,9 +95,10 @@ def trace(
             if power:
                 row[0] = reading
             row[1] = 1.98e9 if state != IDLE else 0.345e9
-            if uses:
-                row[3] = round(sum(used) / len(used), 2)
-            if (number + 1) % (2 * TICKS_PER_SAMPLE) == 0:
+            if (number + 1) % (2 * TICKS_PER_SAMPLE):
+                if uses:  # as the ring asks: in turns with GPM
+                    row[3] = round(sum(used) / len(used), 2)
+            else:
                 if gpm:
                     row[4], row[5] = active / known, tensor / known
                 active, tensor, known = 0.0, 0.0, 0
