@@ -76,7 +76,7 @@ PERIOD_SIGNALS = (
     "nvlink_bytes_per_second",
 )
 #: Finds the period of some signals: `gangline.ext.periods.estimate`.
-PeriodEstimator = Callable[[memoryview, float], tuple[float, float]]
+PeriodEstimator = Callable[[memoryview[float], float], tuple[float, float]]
 
 log = logging.getLogger(__name__)
 #: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).
@@ -133,13 +133,16 @@ class Samples:
             addresses=addresses,
         )
         self.keys = tuple(gpu.key for gpu in gpus)
+        self.tracker: PhaseTracker
+        self.history: SampleHistory
+        self.steps: StepPeriods
+        self._pids: dict[str, frozenset[int]]  # by key
         if before is not None and before.keys == self.keys:
             self.tracker, self.history, self.steps = before.tracker, before.history, before.steps
             self._pids = before._pids
         else:
             self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
-            self.steps = StepPeriods(self.history)
-            self._pids: dict[str, frozenset[int]] = {}  # by key
+            self.steps, self._pids = StepPeriods(self.history), {}
         self.ring = SampleRing(
             self._sweep,
             self.gpm,

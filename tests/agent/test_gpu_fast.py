@@ -391,7 +391,7 @@ def test_one_gpu_a_second_has_its_step_looked_for() -> None:
     """All eight at once would take the second's samples their time."""
     history, seen = SampleHistory(3), []
 
-    def estimate(signals: memoryview, seconds: float) -> tuple[float, float]:
+    def estimate(signals: memoryview[float], seconds: float) -> tuple[float, float]:
         seen.append((signals.format, signals.shape, seconds))
         assert signals[0, 0] == 0 and signals[0, 400 - 1] == 399
         if len(seen) == 2:

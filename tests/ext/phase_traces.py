@@ -45,7 +45,7 @@ class Trace(NamedTuple):
     """Samples of one GPU, and in each second what share of it was spent in which state."""
 
     times: array[int]
-    samples: memoryview
+    samples: memoryview[float]
     truth: list[tuple[float, ...]]
 
 
