@@ -125,6 +125,7 @@ cdef struct TrackedGpu:
     bint is_predicted
     double brier_sum
     int64_t brier_count, hits
+    double recent, recent_hits  # predictions, the older ones count less
     # Of the second.
     double known_seconds, job_seconds, duty_seconds, resident_seconds, checkpoint_seconds, idle_seconds
     double confidence_sum
@@ -261,6 +262,7 @@ cdef inline void job_clear(TrackedGpu *g) noexcept nogil:
     g.waiting_seconds = g.computing_seconds = 0
     g.interval_seconds = g.duration_seconds = g.step_seconds = NAN
     g.regular = g.irregular = 0
+    g.recent = g.recent_hits = 0
     g.last_checkpoint_ns = 0
     g.disagreement = 0
     g.quiet_seconds = g.active_seconds = 0
@@ -473,8 +475,9 @@ cdef inline void cadence_find(TrackedGpu *g) noexcept nogil:
 
 
 cdef inline double next_probability(TrackedGpu *g) noexcept nogil:
-    """Return the share of the intervals that were regular, as the rule of succession has it."""
-    return (g.regular + 1.0) / (g.regular + g.irregular + 2.0)
+    """Return the share of the intervals that were regular and of the predictions that came true, these twice, as the rule
+    of succession has it."""
+    return (1 + g.regular + 2 * g.recent_hits) / (2 + g.regular + g.irregular + 2 * g.recent)
 
 
 cdef inline void predict(TrackedGpu *g) noexcept nogil:
@@ -490,6 +493,8 @@ cdef inline void decide(TrackedGpu *g, bint came) noexcept nogil:
     g.brier_sum += off * off
     g.brier_count += 1
     g.hits += came
+    g.recent = 0.8 * g.recent + 1
+    g.recent_hits = 0.8 * g.recent_hits + came
     g.is_predicted = False
 
 
@@ -562,14 +567,16 @@ cdef inline void stretch_put(TrackedGpu *g, int64_t now_ns, double seconds, doub
         return
     if elapsed < max(0.5, 0.1 * g.duration_seconds):
         return
+    if g.is_predicted:
+        decide(g, fabs((g.stretch_begin_ns - g.predicted_ns) / 1e9) <= 0.1 * g.interval_seconds)
+    if next_probability(g) < 0.5:
+        return
     g.in_checkpoint = True
     g.job_seconds -= g.stretch_job_seconds
     g.duty_seconds -= g.stretch_duty_seconds
     g.resident_seconds -= g.stretch_resident_seconds
     g.checkpoint_seconds += g.stretch_job_seconds
     g.stretch_job_seconds = g.stretch_duty_seconds = g.stretch_resident_seconds = 0
-    if g.is_predicted:
-        decide(g, fabs((g.stretch_begin_ns - g.predicted_ns) / 1e9) <= 0.1 * g.interval_seconds)
 
 
 # ---- a sample --------------------------------------------------------------------------------------------

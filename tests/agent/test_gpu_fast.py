@@ -374,6 +374,24 @@ def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> Non
     assert values(block, 0)["job_changes_count"] == 1
 
 
+def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) -> None:
+    """A GPU was taken out: the next one's row is not the job of the one before."""
+    made = lane(hoppers(3))
+    made.fast._session.compute_processes = {key: frozenset({1}) for key in made.samples.keys}
+    made.second()
+    made.fast.collect()
+    tracker = made.samples.tracker
+    made.fast._session.close()
+    play(hoppers(2))
+    made.fast._session.compute_processes = {}
+    made.fast.collect()
+    assert made.samples.tracker is not tracker
+    made.second()
+    made.fast.collect()
+    (block,) = made.jobs.collect()
+    assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
+
+
 def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
     """The period of a step is found in it: power of each sample, GPM of every second one."""
     made = lane()
