@@ -76,7 +76,7 @@ PERIOD_SIGNALS = (
     "nvlink_bytes_per_second",
 )
 #: Finds the period of some signals: `gangline.ext.periods.estimate`.
-PeriodEstimator = Callable[[memoryview[float], float], tuple[float, float]]
+PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
 
 log = logging.getLogger(__name__)
 #: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).

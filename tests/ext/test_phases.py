@@ -435,7 +435,6 @@ def recording(name: str) -> list[Trace]:
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100x8_ckpt_every_100.csv", "h100x8_ckpt_every_10.csv"])
 def test_recorded_h100s_compute_and_wait(name: str) -> None:
     """The levels of real GPUs, of a job that waits for its checkpoints most of the time; nobody looked at the second of
@@ -454,7 +453,6 @@ def test_recorded_h100s_compute_and_wait(name: str) -> None:
         assert 0.1 < seen.mean(IDLE) < 0.25
 
 
-@pytest.mark.slow
 def test_recorded_checkpoints_are_found_and_predicted() -> None:
     """Each 23 s of work one that takes 17 s at first and 56 s later: of the recording that the tracker was made with."""
     for made in recording("h100x8_ckpt_every_100.csv"):
