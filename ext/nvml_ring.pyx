@@ -15,8 +15,9 @@ from nvml_gpm_pass cimport GpmPass, gpm_forget, gpm_read
 from nvml_pass cimport Pass
 from nvml_sweep cimport note_time, sweep
 from phases_history cimport *
-from phases_track cimport PCIE_RECEIVED, PCIE_SENT, NVLINK_RECEIVED, NVLINK_SENT, POWER, CLOCK, UTILIZATION
-from phases_track cimport BANDWIDTH, REASONS, SIGNAL_COUNT, SM_ACTIVE, TENSOR, Tracker, track
+from phases_state cimport BANDWIDTH, CLOCK, NVLINK_RECEIVED, NVLINK_SENT, PCIE_RECEIVED, PCIE_SENT, POWER, REASONS
+from phases_state cimport SIGNAL_COUNT, SM_ACTIVE, TENSOR, UTILIZATION, Tracker
+from phases_track cimport track
 from place_abi cimport place_is_called
 
 cdef extern from *:

@@ -11,6 +11,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from phases_history cimport *
+from phases_levels cimport *
+from phases_state cimport *
 from phases_track cimport *
 
 SIGNALS = (
