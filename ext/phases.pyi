@@ -148,5 +148,9 @@ class SampleHistory:
     def copy_to(self, row: int, column: int, buffer: Buffer) -> int:
         """Copy the last samples into *buffer* (float32), oldest first; return how many: as many as fit. Raises IndexError."""
 
+    def resample_to(self, row: int, column: int, period_ns: int, buffer: Buffer) -> None:
+        """Fill *buffer* (float32) with a sample each *period_ns*, the newest last; NaN where there was none: a sampler that
+        was late must not make time shorter. Raises IndexError, and ValueError for no period."""
+
     def copy_times_to(self, buffer: Buffer) -> int:
         """Copy when they were taken (int64, ns) in the same manner."""

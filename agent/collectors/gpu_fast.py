@@ -224,7 +224,9 @@ class StepPeriods:
         length = min(self._history.length, PERIOD_SAMPLES)
         memory = memoryview(self._signals)
         for at, column in enumerate(self._columns):
-            self._history.copy_to(row, column, memory[at * length : (at + 1) * length])
+            self._history.resample_to(
+                row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
+            )
         shaped = memory[: len(self._columns) * length].cast("B")
         try:
             seconds, confidence = self._estimate(

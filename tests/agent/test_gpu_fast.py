@@ -420,7 +420,7 @@ def test_one_gpu_a_second_has_its_step_looked_for() -> None:
     states = ["compute", "compute", "idle"]
     assert periods.look_at_next(lambda row: (states[row], 1.0)) is None  # too few samples
     for number in range(400):
-        history.begin(number)
+        history.begin(number * PERIOD_NS)
         for row in range(3):
             history.put(row, 0, number)
     assert [periods.look_at_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]

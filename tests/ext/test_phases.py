@@ -406,6 +406,26 @@ def test_the_history_has_the_last_samples_oldest_first() -> None:
             history.copy_to(row, column, values)
 
 
+def test_a_late_sampler_makes_no_step_shorter() -> None:
+    """A turn that took 300 ms left three samples out of ten: the step of a second was found at 0.7 s."""
+    history = SampleHistory(1, 8)
+    for at in (0, 1, 2, 6, 7, 7.2, 8):
+        history.begin(round(at * NS / 10))
+        history.put(0, 0, at)
+    buffer = array("f", bytes(4 * 10))
+    history.resample_to(0, 0, NS // 10, buffer)
+    assert [None if math.isnan(v) else round(v, 1) for v in buffer] == [
+        *(None, 0, 1, 2, None, None, None, 6, 7.2, 8)
+    ]
+    with pytest.raises(ValueError, match="period"):
+        history.resample_to(0, 0, 0, buffer)
+    with pytest.raises(IndexError):
+        history.resample_to(1, 0, 1, buffer)
+    history.begin(-(10**15))  # another clock: nothing of the other is near it
+    history.resample_to(0, 0, NS // 10, buffer)
+    assert all(math.isnan(value) for value in buffer)
+
+
 def test_memory_is_bounded() -> None:
     """Two megabytes of a host's memory are what the phases may cost."""
     assert SampleHistory(8).memory_bytes + PhaseTracker(8).memory_bytes < 1_500_000
