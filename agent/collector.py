@@ -99,7 +99,7 @@ class SupportsSlowDevices(Protocol):
 
 @runtime_checkable
 class SupportsIdle(Protocol):
-    """A collector that has work of its own between the turns of its sampler: samples at 8 Hz."""
+    """A collector that has work of its own between the turns of its sampler: samples at 10 Hz."""
 
     @property
     def name(self) -> str: ...

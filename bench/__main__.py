@@ -16,6 +16,7 @@ BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
     "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
+    "phases": "tracker, history and period of eight GPUs at 10 Hz against a C loop that only copies the ring",
     "check": "`gangline check` of a prolog against the bare start of an interpreter",
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",

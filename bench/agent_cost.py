@@ -1,7 +1,7 @@
 """The agent's cost at its real pace, cold, against a C program that does the same reads (floor.c), in one run.
 
 A host that is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host) and eight
-GPUs of the stand-in NVML; all collectors, the ring of 8 Hz, frames, spool and transport to a real aggregator. The
+GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport to a real aggregator. The
 agent and its children count together. What NVML calls it makes is counted by the stand-in, first of all; the floor
 makes as many, and the counts of both over the measured seconds are compared.
 """
@@ -187,7 +187,7 @@ def _results(
         for name, each in zip(agent.names, agent.cpu_by_process, strict=True)
     )
     notes = (
-        f"by process {shares}; {split} ({PORTS} RDMA ports), {GPUS} stand-in GPUs at 1 Hz and 8 Hz, {MEASURED_SECONDS} s; "
+        f"by process {shares}; {split} ({PORTS} RDMA ports), {GPUS} stand-in GPUs at 1 Hz and 10 Hz, {MEASURED_SECONDS} s; "
         "the agent with frames, spool and transport"
     )
     second = MEASURED_SECONDS

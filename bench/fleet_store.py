@@ -20,7 +20,7 @@ MINUTES = 1440
 LINKS, OTHERS = 144, 72
 #: Tables of such a host's GPUs and ports -> devices a host.
 TABLES = {
-    "gpu_1s": 8, "gpu_10s": 8, "gpu_60s": 8, "gpu_fast_1s": 8, "gpu_1s_changes": 8,
+    "gpu_1s": 8, "gpu_10s": 8, "gpu_60s": 8, "gpu_fast_1s": 8, "gpu_fast_10s": 8, "gpu_1s_changes": 8,
     "gpu_10s_changes": 8, "rdma_1s": 8, "rdma_10s": 8, "rdma_1s_changes": 8,
     "rdma_10s_changes": 8, "pcie_10s": 16, "pcie_10s_changes": 16, "host_1s": 1, "host_10s": 1,
     "collector_10s": 32, "nvlink_10s": 144, "nvlink_10s_changes": 144,

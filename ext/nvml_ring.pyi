@@ -7,6 +7,7 @@ from typing_extensions import Buffer
 
 from .nvml import Sweep
 from .nvml_gpm import Gpm
+from .phases import PhaseTracker, SampleHistory
 
 #: How a reading's samples become one value. SHARE: of the samples with one of some bits. COUNT: of those with any reading.
 MEAN: Final[int]
@@ -41,11 +42,19 @@ class SampleRing:
         targets: Iterable[tuple[int, int, int, float, int]],
         period_ns: int,
         samples_max: int = 64,
+        gpm_every: int = 1,
+        tracker: PhaseTracker | None = None,
+        history: SampleHistory | None = None,
+        sources: Iterable[int] = (),
     ) -> None:
         """*cells*, *valid*: what both fill, column by column, the first column a double that every GPU has.
 
         *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
-        can be (0: any), and its number. Raises ValueError for what does not fit.
+        can be (0: any), and its number. *gpm_every*: GPM is asked at each so many samples, and missing in the others:
+        its samples must be more than 100 ms apart (nvml.h), and a mean is over all the time between two; what the sweep
+        has a call of its own for (utilisation) is asked in the others. *tracker*,
+        *history*: each sample goes to them too; *sources*: of each of `phases.SIGNALS` its column, below 0 for none.
+        Raises ValueError for what does not fit.
         """
 
     def rest(self, until_ns: int) -> None:

@@ -5,7 +5,7 @@ A sample is one pass of a sweep and of GPM into cells made once; the ring keeps 
 What is missing in a sample stays missing in it, and takes no part in a mean.
 """
 
-from libc.math cimport fmax, fmin
+from libc.math cimport NAN, fmax, fmin
 from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -14,6 +14,10 @@ from nvml_account cimport account_boottime_ns
 from nvml_gpm_pass cimport GpmPass, gpm_forget, gpm_read
 from nvml_pass cimport Pass
 from nvml_sweep cimport note_time, sweep
+from phases_history cimport *
+from phases_state cimport BANDWIDTH, CLOCK, NVLINK_RECEIVED, NVLINK_SENT, PCIE_RECEIVED, PCIE_SENT, POWER, REASONS
+from phases_state cimport SIGNAL_COUNT, SM_ACTIVE, TENSOR, UTILIZATION, Tracker
+from phases_track cimport track
 from place_abi cimport place_is_called
 
 cdef extern from *:
@@ -62,9 +66,14 @@ cdef class SampleRing:
     cdef readonly uint64_t count
     cdef uint64_t told
     cdef readonly int64_t well_ns
+    cdef uint64_t gpm_every
+    cdef int step_count  # of the sweep: calls of a shape of their own
+    cdef Tracker *tracker
+    cdef History *history
+    cdef int[SIGNAL_COUNT] sources  # of each signal of the tracker its column; below 0: none
 
     def __cinit__(self, swept not None, gpm not None, cells, valid, int rows, targets, int64_t period_ns,
-                  int samples_max=64):
+                  int samples_max=64, int gpm_every=1, tracker=None, history=None, sources=()):
         cdef uint8_t[::1] cell_bytes = cells
         cdef uint8_t[::1] valid_bytes = valid
         self.width, self.rows, self.samples_max, self.period_ns = valid_bytes.shape[0], rows, samples_max, period_ns
@@ -77,14 +86,31 @@ cdef class SampleRing:
                 raise ValueError(f"column {column} of {self.width // rows}, form {form}")
             self.targets[<int>i] = Target(form, column, bits, most, cell_column)
         self.target_count = len(targets)
-        self.kept = (swept, gpm, cell_bytes, valid_bytes)
+        self.kept = (swept, gpm, cell_bytes, valid_bytes, tracker, history)
         self.swept, self.gpm = <Pass *><uintptr_t>swept.pass_address, <GpmPass *><uintptr_t>gpm.pass_address
+        self._follow(gpm_every, tracker, history, tuple(sources) or (-1,) * SIGNAL_COUNT)
         self.cells, self.valid = <uint64_t *>&cell_bytes[0], &valid_bytes[0]
         self.ring = <uint64_t *>calloc(<size_t>samples_max * self.width, 8)
         self.ring_valid = <uint8_t *>calloc(<size_t>samples_max * self.width, 1)
         self.times = <int64_t *>calloc(samples_max, sizeof(int64_t))
         if self.ring == NULL or self.ring_valid == NULL or self.times == NULL:
             raise MemoryError
+
+    cdef int _follow(self, int gpm_every, tracker, history, sources) except -1:
+        cdef int i
+        if gpm_every < 1 or len(sources) != SIGNAL_COUNT or max(sources) >= self.width // self.rows:
+            raise ValueError(f"GPM at each {gpm_every} samples, columns {sources} for {SIGNAL_COUNT} signals")
+        self.gpm_every, self.step_count = gpm_every, self.swept.step_count
+        for i in range(SIGNAL_COUNT):
+            self.sources[i] = sources[i]
+        for each in (tracker, history):
+            if each is not None and each.rows != self.rows:
+                raise ValueError(f"{each.rows} rows beside {self.rows}")
+        if tracker is not None:
+            self.tracker = <Tracker *><uintptr_t>tracker.tracker_address
+        if history is not None:
+            self.history = <History *><uintptr_t>history.history_address
+        return 0
 
     def __dealloc__(self):
         free(self.ring)
@@ -118,13 +144,17 @@ cdef class SampleRing:
         cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # of the machine's clock
         cdef int64_t began_ns
         cdef int row, place = self.count % self.samples_max
-        cdef bint answers = False, failing = False
+        cdef bint answers = False, failing = False, with_gpm = self.count % self.gpm_every == 0
+        # What has a call of its own (utilisation, which is renewed each 1/6 s at most) is asked when GPM is not.
+        self.swept.step_count = 0 if with_gpm and self.gpm_every > 1 else self.step_count
         sweep(self.swept)
         for row in range(self.rows):
             if self.swept.spared[row] or self.swept.skip[row] or self.swept.over[row] or self.swept.ended:
                 gpm_forget(self.gpm, row)
                 continue
-            if self.gpm.gpus[row].supported:
+            if not with_gpm:
+                gpm_forget(self.gpm, row)
+            elif self.gpm.gpus[row].supported:
                 began_ns = account_boottime_ns()
                 gpm_read(self.gpm, row, began_ns + ahead_ns)
                 if self.swept.budget_ns and account_boottime_ns() - began_ns > self.swept.budget_ns // self.rows:
@@ -139,6 +169,37 @@ cdef class SampleRing:
         memcpy(self.ring_valid + <size_t>place * self.width, self.valid, self.width)
         self.times[place] = now_ns
         self.count += 1
+        self._track(now_ns)
+
+    cdef void _track(self, int64_t now_ns) noexcept nogil:
+        """Hand the sample on, whole or in part; of who is not asked nothing is known."""
+        cdef float[SIGNAL_COUNT] values
+        cdef int row, i
+        cdef size_t at
+        if self.history != NULL:
+            history_begin(self.history, now_ns)
+        if self.tracker == NULL:
+            return
+        for row in range(self.rows):
+            for i in range(SIGNAL_COUNT):
+                values[i] = NAN
+                at = <size_t>max(self.sources[i], 0) * self.rows + row
+                if self.sources[i] >= 0 and self.valid[at]:
+                    values[i] = self.cells[at] if i == REASONS else (<double *>self.cells)[at]
+            track(self.tracker, row, now_ns, values)
+            if self.history != NULL:
+                self._remember(row, values)
+
+    cdef void _remember(self, int row, const float *values) noexcept nogil:
+        history_put(self.history, row, HISTORY_POWER, values[POWER])
+        history_put(self.history, row, HISTORY_UTILIZATION, values[UTILIZATION])
+        history_put(self.history, row, HISTORY_SM_ACTIVE, values[SM_ACTIVE])
+        history_put(self.history, row, HISTORY_TENSOR, values[TENSOR])
+        history_put(self.history, row, HISTORY_BANDWIDTH, values[BANDWIDTH])
+        history_put(self.history, row, HISTORY_PCIE, values[PCIE_SENT] + values[PCIE_RECEIVED])
+        history_put(self.history, row, HISTORY_NVLINK, values[NVLINK_SENT] + values[NVLINK_RECEIVED])
+        history_put(self.history, row, HISTORY_CLOCK, values[CLOCK])
+        history_put(self.history, row, HISTORY_STATE, self.tracker.gpus[row].state)
 
     def samples(self, int column, int row):
         """Return what is kept of a reading, oldest first, as raw 64 bits; None where it is missing."""

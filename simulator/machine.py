@@ -68,6 +68,7 @@ COLLECTORS = (
     "gpu_fabric_1s",
     "nvml_events_10s",
     "gpu_fast_1s",
+    "gpu_fast_10s",
 )
 
 #: Device kind -> devices, for all kinds but those of GPUs, whose names differ from host to host.
@@ -189,7 +190,7 @@ CLOCK_IDLE_HERTZ = 345e6
 #: Where the brake holds the die of a failed cooler.
 BRAKED_CELSIUS = 88.3
 #: Readings of the agent's fast lane in a second.
-SAMPLES_PER_SECOND = 8
+SAMPLES_PER_SECOND = 10
 
 #: Activity, as a share of the dynamic power: of a rank at the phase's own work, and while waiting.
 PHASE_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}

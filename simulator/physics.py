@@ -105,6 +105,17 @@ WRITER_RESIDENCY = 0.03
 
 
 @dataclass(slots=True)
+class CheckpointClock:
+    """Where the jobs of the hosts are between their checkpoints; arrays are (hosts,)."""
+
+    writes: Flags  # the job writes one now
+    step_seconds: Floats  # of a step at the pace it has; infinite while it has none
+    interval_seconds: Floats
+    duration_seconds: Floats
+    age_seconds: Floats  # of the job
+
+
+@dataclass(slots=True)
 class TimeShares:
     """What each rank does with its time; the shares of one rank add up to 1 where a job runs."""
 
@@ -117,6 +128,7 @@ class TimeShares:
     pace: Floats  # (hosts,): steps over those of a healthy gang
     phase: Floats  # (hosts,): where in the step this moment is, the same for a gang
     port: Floats  # (hosts,): the pace of the gang's slowest port, at which all of them send
+    clock: CheckpointClock
 
 
 class GangModel:
@@ -182,8 +194,20 @@ class GangModel:
         wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
         pace = np.where(runs[:, 0], 1 / period, 0.0)
         phase = self._phase.uniform(tick, 1)[self._job_or_zero]
+        clock = self._checkpoint_clock(now, writing, pace)
         return TimeShares(
-            self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness
+            self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness, clock
+        )
+
+    def _checkpoint_clock(self, now: float, writing: Flags, pace: Floats) -> CheckpointClock:
+        with np.errstate(divide="ignore"):
+            step_seconds = self._period_seconds / pace
+        return CheckpointClock(
+            writing & self.at_work,
+            step_seconds,
+            self._checkpoint_every[self._job_or_zero],
+            self._checkpoint_seconds[self._job_or_zero],
+            now - self._begin[self._job_or_zero],
         )
 
     def _exchange_delays(self, effects: HostEffects) -> Floats:
@@ -265,6 +289,8 @@ class GaugeState:
     effects: HostEffects
     watts: Floats  # of this very moment: computing or waiting
     mean_watts: Floats
+    compute_watts: Floats  # while it computes, and while it waits
+    wait_watts: Floats
     clock_hertz: Floats
     mean_clock_hertz: Floats
     limit_watts: Floats
@@ -376,6 +402,8 @@ class Physics:
             effects=effects,
             watts=watts,
             mean_watts=mean_watts,
+            compute_watts=idle + dynamic * slow,
+            wait_watts=idle + dynamic * WAIT_ACTIVITY,
             clock_hertz=hertz,
             mean_clock_hertz=np.where(at_work, CLOCK_HERTZ * clock, CLOCK_IDLE_HERTZ),
             limit_watts=np.where(effects.limit < 1, np.round(lowered), machine.POWER_LIMIT_WATTS),

@@ -41,7 +41,8 @@ from .window import SimulationWindow, StepState
 SCORED_TABLES = (
     "collector_10s", "host_1s", "clock_10s", "pcie_10s", "disk_1s", "filesystem_60s",
     "net_1s", "net_1s_changes", "rdma_1s", "rdma_1s_changes", "rdma_10s_changes", "gpu_1s", "gpu_10s",
-    "gpu_1s_changes", "gpu_10s_changes", "gpu_fabric_1s_changes", "gpu_fast_1s", "nvlink_10s_changes",
+    "gpu_1s_changes", "gpu_10s_changes", "gpu_fabric_1s_changes", "gpu_fast_1s", "gpu_fast_10s",
+    "nvlink_10s_changes",
 )  # fmt: skip
 #: Outcome of a collector that hangs (collector.outcome_state).
 HUNG = 4
@@ -54,6 +55,11 @@ _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
 _NO_GPUS: frozenset[int] = frozenset()
 #: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work (assumed).
 BYTES_PER_WAIT_TICK = 2e6
+
+
+#: How far the tracker of phases is off, as a deviation of each share, and how sure it is (assumed).
+PHASE_ERROR = 0.01
+PHASE_CONFIDENCE = 0.95
 
 
 class WindowReadings:
@@ -83,6 +89,8 @@ class WindowReadings:
         self._hidden: list[frozenset[int]] = [_NO_GPUS] * hosts
         self._lost: list[frozenset[int]] = [_NO_GPUS] * hosts
         self._disk = np.zeros((hosts, 2))
+        self._jobs: Ints = np.full(hosts, -1, np.int64)
+        self._job_changes = np.zeros(hosts)
         self._publish_constants()
 
     def _put_all(self, values: Mapping[str, float]) -> None:
@@ -116,6 +124,7 @@ class WindowReadings:
         self._publish_gpus(gauges, counters)
         self._publish_memory(gauges, counters)
         self._publish_fast(gauges)
+        self._publish_phases(moment)
         self._publish_links(gauges, counters)
         self._publish_ports(gauges, counters)
         self._publish_host(moment)
@@ -199,7 +208,7 @@ class WindowReadings:
     def _publish_fast(self, gauges: GaugeState) -> None:
         slots, tables, effects = slice(self._count), self._tables, gauges.effects
         at_work = gauges.shares.at_work[slots, None] * np.ones(GPUS)
-        tables.put("gpu_fast.samples_count", 8)
+        tables.put("gpu_fast.samples_count", SAMPLES_PER_SECOND)
         for name in ("min", "mean", "max"):
             tables.put(f"gpu_fast.sm_clock_{name}_hertz", gauges.mean_clock_hertz[slots])
         least = np.minimum(gauges.mean_watts, gauges.watts)[slots]
@@ -222,6 +231,59 @@ class WindowReadings:
         for direction in ("received", "transmitted"):
             rate = moved * host_tables.BYTES_PER_PORT_BYTE * effects.nvlink[slots]
             tables.put(f"gpu_fast.nvlink_{direction}_bytes_per_second", rate)
+
+    def _publish_phases(self, moment: StepState) -> None:
+        """Put what each GPU did with its time, as a tracker that errs by a hundredth sees it."""
+        slots, shares = slice(self._count), moment.gauges.shares
+        at_work = shares.at_work[slots, None] & ~moment.gauges.effects.lost[slots]
+        writes = at_work & shares.clock.writes[slots, None]
+        works = at_work & ~writes
+        tick = int(moment.seconds)
+        seen = np.stack([
+            np.where(works, shares.compute[slots], 0.0),
+            np.where(works, (shares.wait + shares.exchange)[slots], 0.0),
+            np.where(works, shares.gap[slots], 0.0),
+        ])  # fmt: skip
+        for number, part in enumerate(seen):
+            part *= 1 + PHASE_ERROR * self._window.noise.normal(tick, 7 + number)[slots]
+        seen /= np.maximum(seen.sum(axis=0), 1.0)
+        # What is left by the errors is taken for waiting.
+        seen[1] += np.where(works, np.maximum(1 - seen.sum(axis=0), 0.0), 0.0)
+        for name, values in zip(("compute", "wait", "host_stall"), seen, strict=True):
+            self._tables.put(f"gpu_fast.{name}_ratio", np.round(values, 4))
+        self._tables.put("gpu_fast.checkpoint_ratio", writes)
+        self._tables.put("gpu_fast.idle_ratio", ~at_work)
+        self._tables.put("gpu_fast.phase_confidence_ratio", PHASE_CONFIDENCE)
+        self._publish_jobs(moment, at_work)
+
+    def _publish_jobs(self, moment: StepState, at_work: np.typing.NDArray[np.bool_]) -> None:
+        """Put what is learned of the job: its levels, its step, and its checkpoints once three were seen."""
+        slots, gauges, tables = slice(self._count), moment.gauges, self._tables
+        if not tables.has("gpu_fast.job_changes_count"):
+            return
+        jobs = moment.jobs[slots]
+        self._job_changes[moment.booted[slots]] = 0
+        self._job_changes += (jobs >= 0) & ((jobs != self._jobs) | moment.booted[slots])
+        self._jobs = jobs.copy()
+        clock = gauges.shares.clock
+        interval, age = clock.interval_seconds[slots], clock.age_seconds[slots]
+        since = age % interval
+        is_regular = at_work & (age >= 3 * interval)[:, None]
+        step = clock.step_seconds[slots, None]
+        stepping = at_work & np.isfinite(step)
+        values = (
+            ("compute_watts", np.round(gauges.compute_watts[slots], 1), at_work),
+            ("wait_watts", np.round(gauges.wait_watts[slots], 1), at_work),
+            ("step_seconds", np.where(np.isfinite(step), step, 0.0), stepping),
+            ("step_confidence_ratio", np.array(PHASE_CONFIDENCE), stepping),
+            ("checkpoint_interval_seconds", interval[:, None], is_regular),
+            ("checkpoint_duration_seconds", clock.duration_seconds[slots, None], is_regular),
+            ("next_checkpoint_seconds", (interval - since)[:, None], is_regular),
+            ("next_checkpoint_probability_ratio", np.array(PHASE_CONFIDENCE), is_regular),
+        )
+        for name, value, known in values:
+            tables.put_known(f"gpu_fast.{name}", np.where(known, value, np.nan))
+        tables.put("gpu_fast.job_changes_count", self._job_changes)
 
     def _publish_links(self, gauges: GaugeState, counters: SimulatedCounters) -> None:
         """Put the NVLinks: an incident is of a GPU's first link, its neighbours are well."""

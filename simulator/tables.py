@@ -118,6 +118,15 @@ class Tables:
             table.valid[:, column, rows] = 1
             table.valid_revision += 1
 
+    def put_known(self, signal: str, values: Floats) -> None:
+        """Set a gauge of all hosts, (hosts, rows); NaN is missing. KeyError for an unknown signal."""
+        self.put(signal, np.nan_to_num(values))
+        table, column, _ = self._columns[signal]
+        known = ~np.isnan(values)
+        if (table.valid[:, column] != known).any():
+            table.valid[:, column] = known
+            table.valid_revision += 1
+
     def has(self, signal: str) -> bool:
         """Say whether a signal is of a table that there is."""
         return signal in self._columns

@@ -46,6 +46,12 @@ def _gpu_fast_1s(roots: Roots) -> Collector:
     return GpuFast(roots)
 
 
+def _gpu_fast_10s(roots: Roots) -> Collector:
+    from .gpu_fast import GpuFastJobs
+
+    return GpuFastJobs(roots)
+
+
 def _nvlink_10s(roots: Roots) -> Collector:
     from .nvlink import NvLinkCollector
 
@@ -142,4 +148,5 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "gpu_fabric_1s": _gpu_fabric_1s,
     "nvml_events_10s": _nvml_events_10s,
     "gpu_fast_1s": _gpu_fast_1s,
+    "gpu_fast_10s": _gpu_fast_10s,  # after the one that samples
 }

@@ -1,11 +1,17 @@
-"""What GPUs do within a second: eight samples of clock, power, reasons and GPM, summarised once a second.
+"""What GPUs do within a second: ten samples of clock, power and reasons, five of use and of GPM, summarised.
 
-The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`).
+The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`). From there each
+goes to the tracker of phases (`ext/phases`) and into the history of the last minutes, which the period of a job's step
+is found in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import weakref
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
@@ -14,12 +20,24 @@ from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
 from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
+from ...ext.phases import (
+    HISTORY_SIGNALS,
+    JOB_COLUMNS,
+    SECOND_COLUMNS,
+    SIGNALS,
+    PhaseTracker,
+    SampleHistory,
+)
+from ..collector import NoData
 from ..hardware.files import Roots
-from .nvml_session import NvmlGpu, session_of
+from .nvml_session import NvmlGpu, NvmlSession, session_of
 
 SECOND_NS = 1_000_000_000
-#: 8 Hz: GPM's samples must be more than 100 ms apart (nvml.h), and power is renewed no faster.
-PERIOD_NS = 125_000_000
+#: 10 Hz: power is renewed no faster.
+PERIOD_NS = 100_000_000
+#: GPM's samples must be more than 100 ms apart (nvml.h), so it is asked at every second one: a mean is over all the time
+#: between two, and no time is left out. Utilisation, which NVML renews each 1/6 s at most, is asked at the others.
+GPM_EVERY = 2
 #: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
 #: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for anew;
@@ -27,7 +45,12 @@ SAMPLE_SECONDS_MAX = 0.1
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
 #: Readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale and most: the ring's columns.
-SWEEP_READINGS = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags")
+SWEEP_READINGS = (
+    "sm_clock_hertz",
+    "power_watts",
+    "clock_event_reasons_flags",
+    "utilization_ratio",
+)
 _PERCENT, _MEBIBYTES = (0.01, 101.0), (1048576.0, 1e9)
 METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (2, _PERCENT, "sm_active_ratio"),
@@ -39,7 +62,23 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
     (60, _MEBIBYTES, "nvlink_received_bytes_per_second"),
     (61, _MEBIBYTES, "nvlink_transmitted_bytes_per_second"),
 )
-COLUMNS = len(SWEEP_READINGS) + len(METRICS)
+COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
+COLUMNS = len(COLUMN_NAMES)
+#: The step's period is looked for in so many of the last samples, of one GPU a second at most.
+PERIOD_SAMPLES = 1200
+PERIOD_SIGNALS = (
+    "power_watts",
+    "utilization_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "memory_bandwidth_ratio",
+    "pcie_bytes_per_second",
+    "nvlink_bytes_per_second",
+)
+#: Finds the period of some signals: `gangline.ext.periods.estimate`.
+PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
+
+log = logging.getLogger(__name__)
 #: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
@@ -63,8 +102,15 @@ def _summary() -> list[tuple[int, int, int, float, int]]:
 class Samples:
     """The GPUs that were found, and the last samples of each."""
 
-    def __init__(self, nvml: Nvml, gpus: Sequence[NvmlGpu], driver_version: str) -> None:
-        """*gpus*: one or more, of which those that are spared are not asked."""
+    def __init__(
+        self,
+        nvml: Nvml,
+        gpus: Sequence[NvmlGpu],
+        driver_version: str,
+        before: Samples | None = None,
+    ) -> None:
+        """*gpus*: one or more, of which those that are spared are not asked. *before*: what was learned of the same
+        GPUs is of use still."""
         rows = len(gpus)
         addresses = [gpu.address for gpu in gpus]
         cells, valid = bytearray(8 * COLUMNS * rows), bytearray(COLUMNS * rows)
@@ -86,12 +132,58 @@ class Samples:
             ],
             addresses=addresses,
         )
-        self.ring = SampleRing(self._sweep, self.gpm, cells, valid, rows, _summary(), PERIOD_NS)
-        self.block = Block("gpu_fast_1s", [gpu.key for gpu in gpus])
+        self.keys = tuple(gpu.key for gpu in gpus)
+        self.tracker: PhaseTracker
+        self.history: SampleHistory
+        self.steps: StepPeriods
+        self._pids: dict[str, frozenset[int]]  # by key
+        if before is not None and before.keys == self.keys:
+            self.tracker, self.history, self.steps = before.tracker, before.history, before.steps
+            self._pids = before._pids
+        else:
+            self.tracker, self.history = PhaseTracker(rows), SampleHistory(rows)
+            self.steps, self._pids = StepPeriods(self.history), {}
+        self.ring = SampleRing(
+            self._sweep,
+            self.gpm,
+            cells,
+            valid,
+            rows,
+            _summary(),
+            PERIOD_NS,
+            gpm_every=GPM_EVERY,
+            tracker=self.tracker,
+            history=self.history,
+            sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
+        )
+        self.block = Block("gpu_fast_1s", self.keys)
+
+    def follow_jobs(self, processes: Mapping[str, frozenset[int]]) -> None:
+        """Begin a job where none of the processes is there that the last one began with, end it where there is none.
+
+        *processes*: of each GPU that answered, by its key, those that compute. What comes and goes beside a job (a
+        checker, a worker of the data loader) does not make it another.
+        """
+        for row, key in enumerate(self.keys):
+            pids, before = processes.get(key), self._pids.get(key)
+            if pids is None or pids == before or (before and pids & before):
+                continue
+            if pids:
+                self.tracker.begin_job(row, is_known=before is not None)
+            else:
+                self.tracker.end_job(row)
+            self._pids[key] = pids
 
     def close(self) -> None:
         """Free the samples of GPM."""
         self.gpm.close()
+
+
+#: What is sampled now, by the session of its library: for the other collectors of the same process.
+_SAMPLES: weakref.WeakKeyDictionary[NvmlSession, Samples] = weakref.WeakKeyDictionary()
+_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
+_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
+_STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
 
 
 def _handle(nvml: Nvml, address: str) -> int:
@@ -100,6 +192,52 @@ def _handle(nvml: Nvml, address: str) -> int:
         return nvml.handle_address(address)
     except NvmlError:
         return 0
+
+
+def _period_estimator() -> PeriodEstimator | None:
+    """Return the estimator of periods; None in a build without it."""
+    try:
+        return import_module("...ext.periods", __package__).estimate  # type: ignore[no-any-return]
+    except ImportError:
+        return None
+
+
+class StepPeriods:
+    """The period of each GPU's step, from the last two minutes of its history: one GPU a turn."""
+
+    def __init__(self, history: SampleHistory, estimate: PeriodEstimator | None = None) -> None:
+        self._history = history
+        self._estimate = estimate or _period_estimator()
+        self._columns = [HISTORY_SIGNALS.index(name) for name in PERIOD_SIGNALS]
+        self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
+        self._row = 0
+        self.found: dict[int, tuple[float, float]] = {}  # row -> seconds and confidence
+
+    def look_at_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
+        """Find the period of the next row, and return that row; None: there is no estimator. Never raises."""
+        if self._estimate is None or self._history.length < PERIOD_SAMPLES // 4:
+            return None
+        row, self._row = self._row, (self._row + 1) % self._history.rows
+        self.found.pop(row, None)
+        if state(row)[0] == "idle":
+            return row
+        length = min(self._history.length, PERIOD_SAMPLES)
+        memory = memoryview(self._signals)
+        for at, column in enumerate(self._columns):
+            self._history.resample_to(
+                row, column, PERIOD_NS, memory[at * length : (at + 1) * length]
+            )
+        shaped = memory[: len(self._columns) * length].cast("B")
+        try:
+            seconds, confidence = self._estimate(
+                shaped.cast("f", (len(self._columns), length)), PERIOD_NS / SECOND_NS
+            )
+        except Exception:
+            log.exception("no period of row %d", row, extra={"cause": "gpu_fast.period"})
+            return row
+        if seconds > 0:  # NaN: it abstains
+            self.found[row] = seconds, confidence
+        return row
 
 
 class GpuFast:
@@ -114,6 +252,7 @@ class GpuFast:
         self._session = session_of(roots)
         self._session.register(self)
         self.samples: Samples | None = None
+        self._before: Samples | None = None
         self._created_ns = 0
         self._stuck_wait_ns = STUCK_NS
 
@@ -127,10 +266,20 @@ class GpuFast:
         if samples is None:
             self._build()
             return ()
-        return (samples.block,) if samples.ring.summarise(samples.block) else ()
+        if not samples.ring.summarise(samples.block):
+            return ()
+        samples.follow_jobs(self._session.compute_processes)
+        samples.tracker.summarise(samples.block, _SECOND_INDEXES)
+        self._follow_steps(samples)
+        return (samples.block,)
+
+    def _follow_steps(self, samples: Samples) -> None:
+        row = samples.steps.look_at_next(samples.tracker.state)
+        if row is not None:
+            samples.tracker.set_step(row, samples.steps.found.get(row, (float("nan"), 0.0))[0])
 
     def idle(self, until_ns: int) -> None:
-        """Sample eight times a second until then, or until somebody calls."""
+        """Sample ten times a second until then, or until somebody calls."""
         self._session.poll_events()
         if self.samples is not None:
             self.samples.ring.rest(until_ns)
@@ -143,12 +292,16 @@ class GpuFast:
         """Free the samples, before NVML is closed."""
         if self.samples is not None:
             self.samples.close()
+            self._before = self.samples
         self.samples = None
+        _SAMPLES.pop(self._session, None)
 
     def _build(self) -> None:
         session = self._session
         if session.nvml is not None:  # else every GPU is spared
-            self.samples = Samples(session.nvml, session.gpus, session.driver_version)
+            self.samples = Samples(session.nvml, session.gpus, session.driver_version, self._before)
+            self._before = None
+            _SAMPLES[session] = self.samples
             self._created_ns = session.clock.boottime_ns()
 
     def _is_stuck(self, samples: Samples) -> bool:
@@ -160,3 +313,35 @@ class GpuFast:
             return False
         self._stuck_wait_ns = min(2 * self._stuck_wait_ns, STUCK_NS_MAX)
         return True
+
+
+class GpuFastJobs:
+    """The table `gpu_fast_10s`: what was learned of the job on each GPU, and which checkpoint comes next."""
+
+    name = "gpu_fast_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True
+
+    def __init__(self, roots: Roots) -> None:
+        self._session = session_of(roots)
+        self._block: Block | None = None
+
+    def collect(self) -> Sequence[Block]:
+        """Return the block; none while nothing is sampled. Raises as a lane of the GPUs does."""
+        self._session.open()
+        samples = _SAMPLES.get(self._session)
+        if samples is None:
+            raise NoData("no samples within the second yet")
+        block = self._block
+        if block is None or block.devices != samples.keys:
+            block = self._block = Block("gpu_fast_10s", samples.keys)
+        samples.tracker.summarise_jobs(block, _JOB_INDEXES, self._session.clock.boottime_ns())
+        for row in range(block.rows):
+            step = samples.steps.found.get(row)
+            for column, value in zip(_STEP_INDEXES, step or (None, None), strict=True):
+                block.put_float(column, row, value)
+        return (block,)
+
+    def exclude(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing."""
+        self._session.exclude(devices)

@@ -12,7 +12,7 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...contract.wire.telemetry_pb2 import HealthEvent
-from ...ext.nvml_parts import Parts, Process, ProcessLists
+from ...ext.nvml_parts import COMPUTE, Parts, Process, ProcessLists
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, NoData
 from ..events import EventPublisher
@@ -132,6 +132,10 @@ class GpuProcesses(GpuPartsCollector):
         rows: dict[str, Process] = {}
         listed = {self._gpus[address]: merge_processes(group) for address, group in answers.items()}
         self._process_list = GpuProcessList(tuple(listed), _gpu_processes(listed))
+        self._session.compute_processes = {
+            gpu: frozenset(process.pid for process in processes if process.kinds & COMPUTE)
+            for gpu, processes in listed.items()
+        }
         for gpu, processes in listed.items():
             rows |= {process_key(gpu, process): process for process in processes}
         is_over_limit = len(rows) > ROWS_MAX

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -174,6 +174,8 @@ class NvmlSession:
         self.driver_loads = 0
         #: PCI addresses of the GPUs that are split into MIG instances, as their lane last read it.
         self.mig_addresses: frozenset[str] = frozenset()
+        #: Of each GPU that answered, by its key, the processes that compute on it, as their lane last read them.
+        self.compute_processes: Mapping[str, frozenset[int]] = {}
         #: Library and driver are of different versions.
         self.is_updating = False
         self._roots = roots

@@ -176,18 +176,18 @@ GPU_FABRIC_SIGNALS = (
     Signal(1489, "gpu_fabric.health_summary_code", Kind.STATE, Pace.SECOND, "nvmlDeviceGetGpuFabricInfoV.healthSummary, drivers of NVML 13", "1 healthy, 2 unhealthy, 3 limited capacity", on_change=True),
 )
 
-GPU_FAST_TEXT = """What a GPU did within the last second, of samples taken eight times a second. Device: the GPU's UUID.
+GPU_FAST_TEXT = """What a GPU did within the last second, of samples taken ten times a second, of GPM five times. Device: the GPU's UUID.
 
 Phases of a workload last tens of milliseconds; a reading a second says only where one of them stood.
 """
 
-_CLOCK = "nvmlDeviceGetClockInfo(SM), 8 Hz"
-_POWER = "field 186 NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage, 8 Hz"
-_REASONS = "nvmlDeviceGetCurrentClocksEventReasons, 8 Hz"
+_CLOCK = "nvmlDeviceGetClockInfo(SM), 10 Hz"
+_POWER = "field 186 NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage, 10 Hz"
+_REASONS = "nvmlDeviceGetCurrentClocksEventReasons, 10 Hz"
 _PHASES = "agent, from the samples of the second (ext/phases)"
 
 GPU_FAST_SIGNALS = (
-    Signal(1300, "gpu_fast.samples_count", Kind.GAUGE, Pace.SECOND, "agent", "samples that the other columns of this row are made from; 8 when nothing was late"),
+    Signal(1300, "gpu_fast.samples_count", Kind.GAUGE, Pace.SECOND, "agent", "samples that the other columns of this row are made from, of GPM half as many; 10 when nothing was late"),
     Signal(1301, "gpu_fast.sm_clock_mean_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "mean SM clock of the second"),
     Signal(1302, "gpu_fast.sm_clock_min_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "lowest SM clock of the second: a brake of 100 ms shows here and nowhere else"),
     Signal(1303, "gpu_fast.sm_clock_max_hertz", Kind.GAUGE, Pace.SECOND, _CLOCK, "highest SM clock of the second"),
@@ -198,8 +198,8 @@ GPU_FAST_SIGNALS = (
     Signal(1308, "gpu_fast.thermal_ratio", Kind.GAUGE, Pace.SECOND, _REASONS, "share of the samples with heat as a reason, by software or hardware (0x20, 0x40)"),
     Signal(1309, "gpu_fast.power_brake_ratio", Kind.GAUGE, Pace.SECOND, _REASONS, "share of the samples with the power brake of the power supply as a reason (0x80)"),
     Signal(1320, "gpu_fast.sm_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "mean share of the SMs that were busy"),
-    Signal(1321, "gpu_fast.sm_active_min_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the least busy eighth of the second"),
-    Signal(1322, "gpu_fast.sm_active_max_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the busiest eighth of the second"),
+    Signal(1321, "gpu_fast.sm_active_min_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the least busy fifth of the second"),
+    Signal(1322, "gpu_fast.sm_active_max_ratio", Kind.GAUGE, Pace.SECOND, "GPM 2 NVML_GPM_METRIC_SM_UTIL; Hopper and later", "the same in the busiest fifth of the second"),
     Signal(1323, "gpu_fast.sm_occupancy_ratio", Kind.GAUGE, Pace.SECOND, "GPM 3 NVML_GPM_METRIC_SM_OCCUPANCY; Hopper and later", "mean share of the warps that were active"),
     Signal(1324, "gpu_fast.tensor_active_ratio", Kind.GAUGE, Pace.SECOND, "GPM 5 NVML_GPM_METRIC_ANY_TENSOR_UTIL; Hopper and later", "mean share of time the tensor cores worked: computing, not waiting"),
     Signal(1325, "gpu_fast.memory_bandwidth_ratio", Kind.GAUGE, Pace.SECOND, "GPM 10 NVML_GPM_METRIC_DRAM_BW_UTIL; Hopper and later", "mean share of the memory's bandwidth in use"),
@@ -207,15 +207,15 @@ GPU_FAST_SIGNALS = (
     Signal(1327, "gpu_fast.pcie_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 21 NVML_GPM_METRIC_PCIE_RX_PER_SEC; Hopper and later", "mean PCIe traffic to the GPU"),
     Signal(1328, "gpu_fast.nvlink_received_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 60 NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC; Hopper and later", "mean NVLink traffic to the GPU, all links"),
     Signal(1329, "gpu_fast.nvlink_transmitted_bytes_per_second", Kind.GAUGE, Pace.SECOND, "GPM 61 NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC; Hopper and later", "mean NVLink traffic from the GPU, all links"),
-    Signal(1330, "gpu_fast.compute_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which the GPU computed: high power for its job, or SMs that work"),
+    Signal(1330, "gpu_fast.compute_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which the GPU computed: by its busy SMs, tensor cores or power, between the levels learned from its job"),
     Signal(1331, "gpu_fast.wait_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which it waited for others: a kernel is resident, at the power of waiting"),
     Signal(1332, "gpu_fast.host_stall_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job runs and no kernel was resident: the host prepares work or data"),
     Signal(1333, "gpu_fast.checkpoint_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second in which its job wrote a checkpoint: long at the power of waiting, at a regular cadence"),
     Signal(1334, "gpu_fast.idle_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "share of the second without a job: idle power, no kernel, no process"),
-    Signal(1335, "gpu_fast.phase_confidence_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "how sure these five shares are: 0 while the power levels of the job are not known yet"),
+    Signal(1335, "gpu_fast.phase_confidence_ratio", Kind.GAUGE, Pace.SECOND, _PHASES, "how sure these five shares are: low while the levels of the job are not known, or are not apart"),
     Signal(1336, "gpu_fast.job_changes_count", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "jobs that began on the GPU since the agent started: their power levels are learned anew"),
-    Signal(1337, "gpu_fast.compute_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it computes, as learned from it"),
-    Signal(1338, "gpu_fast.wait_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it waits for others, as learned from it"),
+    Signal(1337, "gpu_fast.compute_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it computes, as learned from it; where it is not apart from waiting, of all its time"),
+    Signal(1338, "gpu_fast.wait_watts", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "power of the job while it waits with a kernel resident, as learned from it; missing where that is not apart from computing, or too short for the reading to come down"),
     Signal(1339, "gpu_fast.step_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "period of the job's step; missing where the signals do not agree on one"),
     Signal(1340, "gpu_fast.step_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "how sure the period is, against half and twice of it"),
     Signal(1341, "gpu_fast.checkpoint_interval_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds from one checkpoint of the job to the next; missing until three of them were seen"),

@@ -38,7 +38,16 @@ from tests.fake_nvml.parts_scenario import (
 )
 from tests.fake_nvml.scenario import Gpu, gpus
 
-NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
+NAMES = [
+    "gpu_1s",
+    "gpu_10s",
+    "gpu_60s",
+    "gpu_fast_1s",
+    "gpu_fast_10s",
+    "nvlink_10s",
+    "c2c_10s",
+    "mig_10s",
+]
 NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 
@@ -70,8 +79,8 @@ class Sampler:
         fast = self.collectors["gpu_fast_1s"]
         assert isinstance(fast, GpuFast)
         self.host.session.poll_events()
-        for _ in range(8):
-            self.host.clock.now_ns += SECOND // 8
+        for _ in range(10):
+            self.host.clock.now_ns += SECOND // 10
             if fast.samples:
                 fast.samples.ring.sample(self.host.clock.now_ns)
         second = self.host.clock.now_ns // SECOND

@@ -1,10 +1,12 @@
-"""The fast lane: eight samples a second of clock, power, reasons and GPM, and what a second amounts to."""
+"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and what a second amounts to."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import subprocess
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,14 @@ import pytest
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import NoData
 from gangline.agent.collectors import gpu_fast
-from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Samples
+from gangline.agent.collectors.gpu_fast import (
+    COLUMN_NAMES,
+    PERIOD_NS,
+    GpuFast,
+    GpuFastJobs,
+    Samples,
+    StepPeriods,
+)
 from gangline.agent.collectors.nvml_session import session_of
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
@@ -22,12 +31,16 @@ from gangline.contract.signals import BY_ID
 from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
+from gangline.ext.phases import HISTORY_SIGNALS, STATES, SampleHistory
 from tests.agent.gpu_host import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
+
+#: The column of the ring that GPM's first metric fills.
+ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
 
 def hoppers(count: int = 2) -> list[Gpu]:
@@ -49,6 +62,7 @@ class Lane:
         session_of(roots).clock = self.clock
         self.fast = GpuFast(roots)
         self.fast._session.clock = self.clock
+        self.jobs = GpuFastJobs(roots)
         self.fast.collect()
 
     @property
@@ -57,13 +71,18 @@ class Lane:
         return self.fast.samples.ring
 
     @property
+    def samples(self) -> Samples:
+        assert self.fast.samples is not None
+        return self.fast.samples
+
+    @property
     def gpm(self) -> Gpm:
         assert self.fast.samples is not None
         return self.fast.samples.gpm
 
     def second(self, act: Callable[[int], None] = lambda number: None) -> None:
-        """Take the eight samples of a second; *act* is called before each."""
-        for number in range(8):
+        """Take the ten samples of a second; *act* is called before each."""
+        for number in range(10):
             act(number)
             self.clock.now_ns += PERIOD_NS
             if self.fast.samples is not None:
@@ -132,27 +151,27 @@ def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> No
     """Half a second of waiting and half of work: the mean alone would tell of neither."""
     made = lane()
     scenario = Scenario(tmp_path / "scenario", hoppers())
-    made.second(lambda number: scenario.step(0 if number < 4 else 1))
+    made.second(lambda number: scenario.step(0 if number < 5 else 1))
     row = made.row()
-    assert row["samples_count"] == 8
+    assert row["samples_count"] == 10
     assert (row["sm_clock_min_hertz"], row["sm_clock_max_hertz"]) == (345e6, 1980e6)
     assert row["sm_clock_mean_hertz"] == (345e6 + 1980e6) / 2
     assert (row["power_min_watts"], row["power_max_watts"]) == (69.62, 588.39)
     assert (row["power_cap_ratio"], row["thermal_ratio"], row["power_brake_ratio"]) == (0.5, 0, 0)
-    # GPM looks back: seven spans between eight samples, the last four of them at work.
-    assert row["sm_active_ratio"] == pytest.approx(0.97 * 4 / 7)
+    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at work.
+    assert row["sm_active_ratio"] == pytest.approx(0.97 * 2 / 4)
     assert (row["sm_active_min_ratio"], row["sm_active_max_ratio"]) == (0, 0.97)
-    assert row["pcie_received_bytes_per_second"] == pytest.approx((3 * 2 + 4 * 640) / 7 * 2**20)
-    assert row["nvlink_transmitted_bytes_per_second"] == pytest.approx(4 / 7 * 119_000 * 2**20)
+    assert row["pcie_received_bytes_per_second"] == pytest.approx((2 * 2 + 2 * 640) / 4 * 2**20)
+    assert row["nvlink_transmitted_bytes_per_second"] == pytest.approx(2 / 4 * 119_000 * 2**20)
 
 
 def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
     made = lane()
     made.second()
-    assert made.row()["samples_count"] == 8
+    assert made.row()["samples_count"] == 10
     assert made.fast.collect() == ()
     made.second()
-    assert made.row()["samples_count"] == 8
+    assert made.row()["samples_count"] == 10
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
@@ -217,13 +236,13 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     scenario.step(1)
     made.second()
     block = made.fast.collect()[0]
-    assert made.gpm.failed == 8
-    assert len(made.known(3, 1)) == 15
-    assert len(made.known(3, 0)) == 7
-    assert values(block, 1)["samples_count"] == 16
+    assert made.gpm.failed == 5
+    assert len(made.known(ACTIVE, 1)) == 9
+    assert len(made.known(ACTIVE, 0)) == 4
+    assert values(block, 1)["samples_count"] == 20
     scenario.step(2)
     made.second()
-    assert len(made.known(3, 0)) == 7 + 7
+    assert len(made.known(ACTIVE, 0)) == 4 + 4
 
 
 def test_what_is_of_no_use_any_more_is_opened_anew(
@@ -244,18 +263,14 @@ def test_what_is_of_no_use_any_more_is_opened_anew(
 
 
 def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> None:
-    """One sample came 110 ms late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
+    """One sample came late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
     made = lane()
-    for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS + 110_000_000, 15_000_000, PERIOD_NS):
+    for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS, PERIOD_NS, 110_000_000, 7_000_000, 8_000_000):
         made.clock.now_ns += after_ns
         made.ring.sample(made.clock.now_ns)
-    assert [value is not None for value in made.ring.samples(3, 0)] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-    ]
+    # At every second sample; the first has none before it, the last is 15 ms after the one before it.
+    known = [value is not None for value in made.ring.samples(ACTIVE, 0)]
+    assert known == [False, False, True, False, True, False, False]
     assert None not in made.ring.samples(0, 0)
     assert made.gpm.failed == 0
 
@@ -311,6 +326,110 @@ def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
     assert makings(lane(devices), 700, monkeypatch) == [10, 30, 70, 150, 310, 630]
 
 
+def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
+    """Half a second of work and half of nothing, each second: the shares are there as soon as both levels are known."""
+    made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
+    for _ in range(10):
+        made.second(lambda number: scenario.step(0 if number < 5 else 1))
+        row = made.row()
+    states = [row[f"{state}_ratio"] for state in STATES]
+    assert sum(states) == pytest.approx(1)
+    assert states[0] == pytest.approx(0.5, abs=0.11)
+    (block,) = made.jobs.collect()
+    assert values(block, 0)["job_changes_count"] == 1
+    assert values(block, 0)["compute_watts"] == pytest.approx(588.39, rel=0.01)
+    assert "step_seconds" not in values(block, 0)
+
+
+def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
+    """Levels of the job before call the work of the next one waiting; a checker beside it must not forget them."""
+    made = lane()
+    changes = []
+    for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
+        if pids is not None:
+            made.fast._session.compute_processes = {made.samples.keys[0]: frozenset(pids)}
+        made.second()
+        made.fast.collect()
+        (block,) = made.jobs.collect()
+        changes.append(values(block, 0)["job_changes_count"])
+    assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert made.samples.tracker.state(1)[0] == "idle"  # of the neighbour nothing was said
+
+
+def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> None:
+    """A neighbour is spared, NVML is opened anew: the job goes on, and its levels with it."""
+    made = lane()
+    made.fast._session.compute_processes = {made.samples.keys[0]: frozenset({1})}
+    made.second()
+    made.fast.collect()
+    tracker, history = made.samples.tracker, made.samples.history
+    made.fast._session.close()
+    with pytest.raises(NoData, match="no samples"):
+        made.jobs.collect()
+    made.fast.collect()
+    assert (made.samples.tracker, made.samples.history) == (tracker, history)
+    made.second()
+    made.fast.collect()
+    (block,) = made.jobs.collect()
+    assert values(block, 0)["job_changes_count"] == 1
+
+
+def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) -> None:
+    """A GPU was taken out: the next one's row is not the job of the one before."""
+    made = lane(hoppers(3))
+    made.fast._session.compute_processes = {key: frozenset({1}) for key in made.samples.keys}
+    made.second()
+    made.fast.collect()
+    tracker = made.samples.tracker
+    made.fast._session.close()
+    play(hoppers(2))
+    made.fast._session.compute_processes = {}
+    made.fast.collect()
+    assert made.samples.tracker is not tracker
+    made.second()
+    made.fast.collect()
+    (block,) = made.jobs.collect()
+    assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
+
+
+def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
+    """The period of a step is found in it: power of each sample, GPM of every second one."""
+    made = lane()
+    made.second()
+    buffer = array("f", bytes(4 * 20))
+    assert made.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
+    assert buffer[9] == pytest.approx(69.621)
+    made.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
+    assert [math.isnan(value) for value in buffer[:10]] == [True] * 2 + [False, True] * 4
+    made.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
+    assert set(buffer[:10]) == {STATES.index("idle")}
+
+
+def test_one_gpu_a_second_has_its_step_looked_for() -> None:
+    """All eight at once would take the second's samples their time."""
+    history, seen = SampleHistory(3), []
+
+    def estimate(signals: memoryview[float], seconds: float) -> tuple[float, float]:
+        seen.append((signals.format, signals.shape, seconds))
+        assert signals[0, 0] == 0 and signals[0, 400 - 1] == 399
+        if len(seen) == 2:
+            raise ValueError("no such period")
+        return (0.5, 0.9) if len(seen) == 1 else (math.nan, 0.0)
+
+    periods = StepPeriods(history, estimate)
+    states = ["compute", "compute", "idle"]
+    assert periods.look_at_next(lambda row: (states[row], 1.0)) is None  # too few samples
+    for number in range(400):
+        history.begin(number * PERIOD_NS)
+        for row in range(3):
+            history.put(row, 0, number)
+    assert [periods.look_at_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]
+    assert seen == [("f", (7, 400), 0.1)] * 2
+    assert periods.found == {0: (0.5, 0.9)}
+    periods.look_at_next(lambda row: (states[row], 1.0))
+    assert periods.found == {}  # it abstains now
+
+
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     before = alive()
@@ -361,7 +480,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
 def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     roots: Roots, play: Play, library: str
 ) -> None:
-    """The one that hangs must not be asked eight times a second either."""
+    """The one that hangs must not be asked ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")
     for gpu in devices:
@@ -375,7 +494,7 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     made.fast.collect()
     made.second()
     (block,) = made.fast.collect()
-    assert values(block, 0)["samples_count"] == 8
+    assert values(block, 0)["samples_count"] == 10
     assert values(block, 1) == {}
     made.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0

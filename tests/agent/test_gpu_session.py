@@ -25,7 +25,16 @@ from tests.fake_nvml.parts_scenario import with_links
 from tests.fake_nvml.scenario import Gpu, gpus
 from tests.fake_nvml.sick import blocks, crashes, is_lost, talks_garbage
 
-NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
+NAMES = [
+    "gpu_1s",
+    "gpu_10s",
+    "gpu_60s",
+    "gpu_fast_1s",
+    "gpu_fast_10s",
+    "nvlink_10s",
+    "c2c_10s",
+    "mig_10s",
+]
 NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 

@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from gangline.ext.nvml import Nvml, Sweep
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
+from gangline.ext.phases import HISTORY_SIGNALS, SIGNALS, PhaseTracker, SampleHistory
 from tests.fake_nvml.build import build, compiler
 from tests.fake_nvml.scenario import Scenario, gpus
 
@@ -49,14 +52,14 @@ class Summary:
 class Filled:
     """A ring whose cells a test fills: its sweep reads nothing into them."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Nvml, **more: Any) -> None:
         self.cells, self.valid = bytearray(8 * COLUMNS * ROWS), bytearray(COLUMNS * ROWS)
         sweep, gpm = (
             Sweep(nvml, [f"0000:0{i}:00.0" for i in range(ROWS)], {}),
             Gpm(nvml, [0] * ROWS, []),
         )
         self.ring = SampleRing(
-            sweep, gpm, self.cells, self.valid, ROWS, TARGETS, 125_000_000, LENGTH
+            sweep, gpm, self.cells, self.valid, ROWS, TARGETS, 125_000_000, LENGTH, **more
         )
         self.now_ns = 0
 
@@ -140,11 +143,46 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
     ):
         with pytest.raises(ValueError, match=r"cells|column|columns"):
             SampleRing(sweep, gpm, cells, valid, rows, targets, period, length)
+    for more in (
+        {"gpm_every": 0},
+        {"sources": [0]},
+        {"sources": [2] * len(SIGNALS)},
+        {"tracker": PhaseTracker(2)},
+        {"history": SampleHistory(2)},
+    ):
+        with pytest.raises(ValueError, match=r"GPM at each|rows beside"):
+            SampleRing(sweep, gpm, cells, valid, 1, [], 1, **more)
     ring = SampleRing(sweep, gpm, cells, valid, 1, [(MEAN, 0, 0, 0.0, 40)], 1)
     with pytest.raises(ValueError, match="column 40 of 1 rows lies outside"):
         ring.summarise(Summary())
     with pytest.raises(IndexError):
         ring.samples(2, 0)
+
+
+@several
+@given(st.lists(cells, min_size=1, max_size=LENGTH))
+def test_what_follows_the_ring_has_its_samples(
+    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
+) -> None:
+    """A history that is one sample or one GPU off finds the period of another."""
+    tracker, history = PhaseTracker(ROWS), SampleHistory(ROWS, LENGTH)
+    sources = [0 if name == "power_watts" else -1 for name in SIGNALS]
+    filled = Filled(nvml, tracker=tracker, history=history, sources=sources)
+    for sample in taken:
+        filled.put(sample)
+    buffer = array("f", bytes(4 * LENGTH))
+    for row in range(ROWS):
+        assert history.copy_to(row, HISTORY_SIGNALS.index("power_watts"), buffer) == len(taken)
+        for value, sample in zip(buffer, taken, strict=False):
+            expected = sample[0][row]
+            if expected is None:
+                assert math.isnan(value)
+            else:
+                assert math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-30)
+        watts = [sample[0][row] for sample in taken]
+        believed = [each for each in watts if each is not None and each < 99_999]
+        if believed or all(each is None for each in watts):
+            assert (tracker.take_second(row) is not None) == bool(believed)
 
 
 #: Before libc in a process of its own: what the clock of the boot does as a sampler sleeps.

@@ -13,7 +13,7 @@ from gangline.contract.block import Block
 from gangline.contract.signal import Kind
 from gangline.contract.signals import BY_NAME, TABLES
 from gangline.simulator.host_tables import BYTES_PER_PORT_BYTE
-from gangline.simulator.machine import GPUS, NVLINKS_PER_GPU
+from gangline.simulator.machine import GPUS, NVLINKS_PER_GPU, SAMPLES_PER_SECOND
 from gangline.simulator.tables import Floats
 from tests.simulation.readings import Reading, calm, read, struck, three
 from tests.simulation.rules_read import signals_read
@@ -182,7 +182,7 @@ def test_the_fast_lane_agrees_with_the_slow_one(seed: int) -> None:
     for _ in range(75):
         for reading in read(live).values():
             of = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
-            assert (of["samples_count"] == 8).all()
+            assert (of["samples_count"] == SAMPLES_PER_SECOND).all()
             for name, unit in (("sm_clock", "hertz"), ("power", "watts")):
                 least, mean, most = (of[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max"))
                 assert (least <= mean).all() and (mean <= most).all()

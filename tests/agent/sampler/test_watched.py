@@ -92,7 +92,7 @@ def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
 
 @pytest.mark.parametrize("phase", [0.0, 0.06, 0.2, 0.5, 0.95])
 def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
-    """The ring of samples calls eight times a second, and the daemon looks once."""
+    """The ring of samples calls ten times a second, and the daemon looks once."""
     host = Watched()
     host.run(10 + phase)
     hang(host, GPUS[5])

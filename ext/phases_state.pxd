@@ -1,0 +1,139 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What is remembered of each GPU to say what it does: levels, segments, stretches without computing, a job. C only.
+
+Sizes are fixed: nothing is allocated after a tracker was made.
+"""
+
+from libc.stdint cimport int64_t
+
+cdef enum:
+    # What a sample has of a GPU, in this order (SIGNALS of phases.pyi).
+    POWER, CLOCK, REASONS, UTILIZATION, SM_ACTIVE, TENSOR, BANDWIDTH, PCIE_SENT, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_SENT
+    SIGNAL_COUNT = 11
+    COMPUTE = 0
+    WAIT = 1
+    HOST_STALL = 2
+    CHECKPOINT = 3
+    IDLE = 4
+    STATE_COUNT = 5
+    BINS = 256
+    SEGMENTS_MAX = 128
+    STRETCHES_MAX = 16
+    # By which signal computing is told from waiting, the best first.
+    BY_SM = 0
+    BY_TENSOR = 1
+    BY_POWER = 2
+    WITNESSES = 3
+
+
+cdef extern from *:
+    """
+    #define NOMINAL_SECONDS 0.1  /* what a sample stands for that has none before it */
+    #define GAP_SECONDS 1.5  /* of longer ones nothing is known */
+    #define HOLD_SECONDS 0.25  /* GPM and utilisation are sampled at every second pass */
+    #define IDLE_SECONDS 30.0  /* quiet for so long: the job is over */
+    #define REORDER_SECONDS 10.0  /* what is older than the last sample by more: another clock */
+    #define FORGET_SECONDS 1800.0  /* time constant of the histograms */
+    #define CLASS_SECONDS_MIN 2.0  /* of either level, before both are believed */
+    #define STRETCH_OPEN_SECONDS 0.3  /* so long without computing opens a stretch; so long of computing ends it */
+    #define STRETCH_SECONDS_MIN 1.0  /* a shorter one is no candidate for a checkpoint */
+    #define STRETCH_AGE_MAX 14400.0
+    #define SEGMENT_SECONDS_MIN 0.5  /* a state that is shorter begins no segment */
+    #define CHECKPOINT_INTERVAL_MIN 10.0  /* what comes more often is taken for steps */
+    #define STEP_SECONDS_MAX 90.0  /* three steps of 30 s: a longer period is rather that of checkpoints */
+    #define INTERVAL_TOLERANCE 0.12
+    """
+    const double NOMINAL_SECONDS
+    const double GAP_SECONDS
+    const double HOLD_SECONDS
+    const double IDLE_SECONDS
+    const double REORDER_SECONDS
+    const double FORGET_SECONDS
+    const double CLASS_SECONDS_MIN
+    const double STRETCH_OPEN_SECONDS
+    const double STRETCH_SECONDS_MIN
+    const double STRETCH_AGE_MAX
+    const double SEGMENT_SECONDS_MIN
+    const double CHECKPOINT_INTERVAL_MIN
+    const double STEP_SECONDS_MAX
+    const double INTERVAL_TOLERANCE
+
+cdef struct Levels:
+    float weight[BINS]  # seconds
+    float resident[BINS]  # of these, with a kernel on the GPU
+    float total[BINS]  # seconds times value
+    bint is_power  # bins are even in the logarithm, from 8 W to 2 kW: a small GPU waits at 30 W
+    double width  # bins to 1; of power, to an octave
+    double apart_max  # the low level over the high one, at most: else they are one
+    double seconds
+    double low, high, wait  # NaN: not known. wait: the low one with a kernel resident
+    double high_share  # of the upper class, at or below the high level
+    double spread  # of the upper class, in distances between the levels
+
+cdef struct Segment:
+    int64_t begin_ns, end_ns
+    double seconds, power_seconds, watt_seconds, confidence_seconds
+    int state
+
+cdef struct Stretch:
+    int64_t begin_ns, end_ns
+    bint is_checkpoint
+
+cdef struct Cadence:
+    int count  # of the longest stretches
+    bint by_work  # see cadence_try
+    double interval
+    int regular, irregular  # intervals
+    double off  # of the regular ones, in intervals
+
+cdef struct TrackedGpu:
+    Levels levels[WITNESSES]
+    Segment segments[SEGMENTS_MAX]
+    Stretch stretches[STRETCHES_MAX]
+    int64_t segment_count
+    int stretch_count
+    int64_t last_ns, gpm_ns, used_ns
+    float sm_active, tensor, used  # the last ones, for HOLD_SECONDS
+    double learn_in_seconds, forget_in_seconds, learned_seconds
+    double floor_watts  # without a job; NaN
+    double quiet_seconds, active_seconds
+    int processes  # -1 not known, 0 none, 1 some
+    bint has_job
+    int64_t jobs
+    double disagreement  # of power with the better witness, 0..1, decaying
+    int state
+    double confidence
+    # A state that may become a segment.
+    int pending_state
+    double pending_seconds, pending_power_seconds, pending_watt_seconds, pending_confidence
+    int64_t pending_begin_ns
+    # A stretch without computing.
+    bint is_stretch
+    int64_t stretch_begin_ns
+    double waiting_seconds, computing_seconds
+    bint in_checkpoint
+    # Cadence of checkpoints, from the stretches.
+    double interval_seconds, duration_seconds, step_seconds
+    bint by_work  # see cadence_try
+    int64_t last_checkpoint_ns  # its begin; by_work: the end less the usual duration
+    int regular, irregular  # intervals
+    # A prediction that is not yet decided.
+    int64_t predicted_ns
+    double predicted_probability
+    bint is_predicted
+    double brier_sum
+    int64_t brier_count, hits
+    double recent, recent_hits  # predictions, the older ones count less
+    # Of the second.
+    double known_seconds, job_seconds, duty_seconds, resident_seconds, checkpoint_seconds, idle_seconds
+    double confidence_sum
+    double stretch_job_seconds, stretch_duty_seconds, stretch_resident_seconds  # of job_seconds..., in the open stretch
+    # Of the job.
+    double state_seconds[STATE_COUNT]
+    double state_power_seconds[STATE_COUNT]
+    double state_watt_seconds[STATE_COUNT]
+    int64_t left_out  # samples out of order
+
+cdef struct Tracker:
+    TrackedGpu *gpus
+    int rows
