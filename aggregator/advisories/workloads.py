@@ -43,6 +43,10 @@ class ScheduledGangs:
     def __len__(self) -> int:
         return len(self._gangs)
 
+    def reported(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return each workload with its hosts."""
+        return [(one.workload, one.hosts) for one in self._gangs.values()]
+
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
         """Say whether *gangs* may be told of, too."""
         new = {one.workload: one for one in gangs}

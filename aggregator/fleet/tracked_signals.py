@@ -55,7 +55,28 @@ TRACKED_COUNTERS = frozenset(
     }
 )
 
-TRACKED_SIGNALS = TRACKED_COUNTERS | frozenset(
+#: What fingerprints of runs are made from beside what rules read (`aggregator/runs/accumulator.py`).
+RUN_SIGNALS = frozenset(
+    {
+        "gpu_fast.checkpoint_interval_seconds",
+        "gpu_fast.checkpoint_ratio",
+        "gpu_fast.compute_ratio",
+        "gpu_fast.compute_watts",
+        "gpu_fast.host_stall_ratio",
+        "gpu_fast.idle_ratio",
+        "gpu_fast.memory_bandwidth_ratio",
+        "gpu_fast.nvlink_received_bytes_per_second",
+        "gpu_fast.nvlink_transmitted_bytes_per_second",
+        "gpu_fast.step_confidence_ratio",
+        "gpu_fast.step_seconds",
+        "gpu_fast.wait_ratio",
+        "gpu_fast.wait_watts",
+        "host.cpu_system_ratio",
+        "host.cpu_user_ratio",
+    }
+)
+
+TRACKED_SIGNALS = TRACKED_COUNTERS | RUN_SIGNALS | frozenset(
     {
         "agent.barring_findings_count",
         "bond.link_state",
