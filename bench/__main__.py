@@ -34,6 +34,7 @@ BENCHES = {
     "operator_sql": "operators' views and macros over 80,000 GPUs against hand-written SQL, and the operators' file",
     "segments": "readings in Parquet against the live file: bytes and CPU a row, and commits beside an export",
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
+    "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
 }
 
