@@ -64,11 +64,11 @@ def _fleet() -> Fleet:
                 attributes={"state": "running", "source": "slurm", "job_id": str(host % JOBS)},
             )  # fmt: skip
             fleet.jobs.observe(node, boot.hex(), event)
-    for table in fleet.tables.values():
-        if table.is_tracked and table.devices.count >= HOSTS:
-            table._fit()
-            table._valid[:] = True
-            table._bits[:] = np.full(table._bits.shape, 0.5).view(np.uint64)
+    for each in fleet.tables.values():
+        if each.is_tracked and each.devices.count >= HOSTS:
+            each._fit()
+            each._valid[:] = True
+            each._bits[:] = np.full(each._bits.shape, 0.5).view(np.uint64)
     return fleet
 
 

@@ -268,10 +268,10 @@ class RunAccumulator:
         """Move the sums of *rows* to the runs that they were of."""
         numbers = self._row_run[rows]
         for number in np.unique(numbers).tolist():
-            run, mine_rows = self._runs[number], rows[numbers == number]
+            run, own_rows = self._runs[number], rows[numbers == number]
             if run is not None:
-                run.sums += self._sums[:, mine_rows].sum(axis=1)
-                run.counts += self._counts[:, mine_rows].sum(axis=1)
+                run.sums += self._sums[:, own_rows].sum(axis=1)
+                run.counts += self._counts[:, own_rows].sum(axis=1)
         self._sums[:, rows] = self._counts[:, rows] = 0.0
 
     def _describe(self, fleet: Fleet, run: ActiveRun, rows: Indexes) -> None:
