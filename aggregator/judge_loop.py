@@ -27,6 +27,7 @@ from .ingest.findings import ActiveFindings
 from .ingest.ingest import Ingest
 from .model import AGGREGATOR_HOST
 from .monitoring.alarms import ALARMS
+from .runs.run_log import RunLog
 from .scoring.evaluate import EVALUATED_FINDINGS, FAULT_RULES, Judgement, evaluate
 from .scoring.features import FaultHistory
 from .scoring.restart import RestartState, restore
@@ -90,6 +91,8 @@ class JudgeLoop:
     restart_state: RestartState
     #: Sees the clock set forward.
     jump_detector: ClockJumpDetector
+    #: Fingerprints of what runs.
+    runs: RunLog
     #: What the last turn took.
     turn_seconds: float = 0.0
     publisher: Publisher = field(init=False)
@@ -144,6 +147,7 @@ class JudgeLoop:
             self.store.submit_scores(snapshot, self._score_log.take_changed(snapshot))
             self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.publisher.observe(snapshot, self.fleet.gpus)
+        self.runs.step(now_ns)
         if first:
             await self.health.set(SCORE, _SERVING)
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)

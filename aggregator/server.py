@@ -47,6 +47,7 @@ from .monitoring.monitor import (
 )
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
+from .runs.run_log import RunLog
 from .scoring.declared import rule_names
 from .scoring.evaluate import FAULT_RULES
 from .scoring.restart import RestartState
@@ -245,6 +246,8 @@ class Aggregator:
         self.models.load()
         gangs = ScheduledGangs()
         self.fleet.jobs.scheduled = gangs.scheduled
+        self.runs = RunLog(self.fleet, self.store, gangs.scheduled)
+        self.runs.restore(self._wall_ns())
         self._workloads = WorkloadLookup(self.fleet, gangs)
         observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:
@@ -294,6 +297,7 @@ class Aggregator:
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
             self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
             lambda: self._self_monitor.messages, restart_state, self._jump_detector,
+            self.runs,
         )  # fmt: skip
 
     async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:
@@ -396,6 +400,7 @@ class Aggregator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self.judge_loop.publisher.close()
+        await self.runs.close(self._wall_ns())
         self._lag.stop()
         self._monitor_thread.close()
         await self._health.enter_graceful_shutdown()

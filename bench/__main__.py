@@ -36,6 +36,7 @@ BENCHES = {
     "segments": "readings in Parquet against the live file: bytes and CPU a row, and commits beside an export",
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
     "stragglers": "comparing 1,024 hosts of 8 GPUs in 200 gangs, a window at a time, against the limit and against plain medians",
+    "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
 }
 

@@ -1,1 +1,1 @@
-"""Workload fingerprints: phases, features and stragglers. Nothing is here yet: see README.md."""
+"""Workload fingerprints: what a job does, its class, its earlier runs, and whether it is slower than these."""

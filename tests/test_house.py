@@ -53,7 +53,7 @@ LAYERS = {
         "declared query",
         "fleet",
         "declared_reload ingest scoring",
-        "advisories permits",
+        "advisories permits runs",
         "service",
         "monitoring",
         "judge_loop",

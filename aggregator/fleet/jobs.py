@@ -45,6 +45,7 @@ class Job:
     key: tuple[str, str, int]  # who manages it, its name, and where that is of one host only: which
     gpus: dict[int, int] = field(default_factory=dict[int, int])
     checkpoint_seconds: int = 0  # its cadence, by its own word; 0: not told
+    user_id: str = ""  # of the last process that has one
 
     @property
     def name(self) -> str:
@@ -98,6 +99,8 @@ class Jobs:
         #: Host -> the name of its largest job; looked up again only for hosts where something began or ended.
         self._largest: dict[int, str] = {}
         self._changed: set[int] = set()
+        #: Rises whenever a GPU begins or ends to compute for a job.
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -164,12 +167,14 @@ class Jobs:
         job.checkpoint_seconds = (
             parse_count(attributes.get("checkpoint_seconds")) or job.checkpoint_seconds
         )
+        job.user_id = attributes.get("user_id", job.user_id)[:DIGITS_MAX]
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
         one = JobProcess(job, sys.intern(gpu), attributes.get("state") == "dead", last_ns)
         processes = self._hosts[host][1]
         if not any(other.job is job and other.gpu == one.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
             self._changed.add(host)
+            self.version += 1
         processes[key] = one
 
     def _job(self, host: int, attributes: Mapping[str, str]) -> Job:
@@ -187,6 +192,7 @@ class Jobs:
         if gone is None or any(o.job is gone.job and o.gpu == gone.gpu for o in processes.values()):
             return
         self._changed.add(host)
+        self.version += 1
         job = gone.job
         job.gpus[host] -= 1
         if not job.gpus[host]:

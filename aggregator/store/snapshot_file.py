@@ -50,6 +50,8 @@ ADVICE_DAYS = 30
 OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
+#: Runs of jobs are compared over weeks.
+RUNS_SECONDS = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("hazard_calibration"),
     TableCopy("unavailable"),
     TableCopy("gangs"),
+    TableCopy("runs", 20_000, "time", RUNS_SECONDS),
 )
 
 

@@ -186,6 +186,8 @@ def range_set(sequences: Iterable[int]) -> RangeSet:
 DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
 #: Rows are kept, and looked for among scores, for so long.
 HOST_DAYS_RETAINED = 400
+#: Fingerprints of runs: a year, and some.
+RUNS_RETAINED_DAYS = 400
 
 #: Of the oldest score and of the newest day that has rows: scores that waited for a full disk may be of that one.
 _SPAN = """
@@ -278,6 +280,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("own_health", "time"),
     _RetentionRule("advice_decisions", "time", days_min=ADVICE_DAYS),
     _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
+    _RetentionRule("runs", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
 )
 #: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.

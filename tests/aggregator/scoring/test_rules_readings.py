@@ -11,7 +11,7 @@ from gangline.aggregator.counter_deltas import Floats, Indexes
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.fleet.gangs import CONGESTION_COUNTERS
 from gangline.aggregator.fleet.tables import DeviceTable
-from gangline.aggregator.fleet.tracked_signals import TRACKED_COUNTERS, TRACKED_SIGNALS
+from gangline.aggregator.fleet.tracked_signals import RUN_SIGNALS, TRACKED_COUNTERS, TRACKED_SIGNALS
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring import evaluate as judging
 from gangline.aggregator.scoring import rule as readings
@@ -122,7 +122,7 @@ def test_the_signals_that_are_kept_are_those_that_are_read(
     for fault in FAULTS:
         fault.befall(world.hosts[1])
     world.run(21)
-    assert asked | TRACKED_COUNTERS == TRACKED_SIGNALS
+    assert asked | TRACKED_COUNTERS | RUN_SIGNALS == TRACKED_SIGNALS
 
 
 @pytest.mark.slow

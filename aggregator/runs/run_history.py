@@ -1,0 +1,119 @@
+"""Earlier runs in memory: of what workload a run is, how its pace compares with theirs. Bounded; no I/O."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan
+from typing import Any, NamedTuple
+
+from ...fingerprints.fingerprint import Fingerprint, FingerprintVersionError, decode
+from ...fingerprints.history import PaceComparison, compare_pace, is_comparable, pace_of
+from ...fingerprints.similarity import RUNS_MAX, RunIndex
+from ...fingerprints.workload_class import ClassEstimate, classify
+from .accumulator import RunSummary
+
+
+class KnownRun(NamedTuple):
+    """An earlier run, without what is in the index."""
+
+    run_id: str
+    workload_id: str
+    begun_ns: int
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class RunAssessment:
+    """What memory says of a run. `similarity` NaN: it was never seen, and `workload_id` is its own."""
+
+    summary: RunSummary
+    workload_id: str
+    similarity: float
+    earlier_runs: int
+    workload_class: ClassEstimate
+    pace: PaceComparison | None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether an earlier run of its workload is known."""
+        return self.earlier_runs > 0
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row of the table `runs`; times in ns."""
+        run, pace = self.summary, self.pace
+        return {
+            "run_id": run.run_id, "job": run.job, "source": run.source, "user_id": run.user_id, "begun": run.begun_ns,
+            "time": run.time_ns, "ended": run.ended_ns, "observed_gpu_seconds": run.observed_gpu_seconds,
+            **run.fingerprint.columns(),
+            "workload_id": self.workload_id, "similarity": self.similarity, "earlier_runs": self.earlier_runs,
+            "workload_class": self.workload_class.name, "class_confidence": self.workload_class.confidence,
+            "pace_ratio": pace.ratio if pace else nan, "pace_ratio_lower": pace.lower if pace else nan,
+            "pace_ratio_upper": pace.upper if pace else nan,
+            "host_names": list(run.hosts), "simulated": run.simulated,
+        }  # fmt: skip
+
+
+class RunHistory:
+    """Belongs to the fleet's thread. The oldest runs make room for later ones."""
+
+    def __init__(self, runs_max: int = RUNS_MAX) -> None:
+        self._index = RunIndex(runs_max)
+        self._runs_max = runs_max
+        #: Number in the index -> run, oldest first.
+        self._runs: OrderedDict[int, KnownRun] = OrderedDict()
+        self._number: dict[str, int] = {}
+        #: Rows of another version of fingerprints: stored, and compared with nothing.
+        self.unknown_version_count = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def restore(self, row: Mapping[str, Any]) -> Fingerprint | None:
+        """Take over a stored run; return its fingerprint, None for one of another version."""
+        try:
+            fingerprint = decode(row)
+        except FingerprintVersionError:
+            self.unknown_version_count += 1
+            return None
+        run_id = str(row["run_id"])
+        workload_id = str(row.get("workload_id") or run_id)
+        self._put(KnownRun(run_id, workload_id, int(row.get("begun") or 0), fingerprint))
+        return fingerprint
+
+    def assess(self, summary: RunSummary) -> RunAssessment:
+        """Compare a run with the earlier ones, and remember it as it is now."""
+        own = self._number.get(summary.run_id)
+        nearest = self._index.same_workload(
+            summary.fingerprint, without=() if own is None else (own,)
+        )
+        earlier = [
+            (one, known)
+            for one in nearest
+            if (known := self._runs.get(one.run)) is not None and known.begun_ns < summary.begun_ns
+        ]
+        workload_id = earlier[0][1].workload_id if earlier else summary.run_id
+        same = [known for _, known in earlier if known.workload_id == workload_id]
+        paces = [
+            pace_of(known.fingerprint)
+            for known in same
+            if is_comparable(known.fingerprint, summary.fingerprint)
+        ]
+        self._put(KnownRun(summary.run_id, workload_id, summary.begun_ns, summary.fingerprint))
+        return RunAssessment(
+            summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
+            classify(summary.fingerprint), compare_pace(pace_of(summary.fingerprint), paces),
+        )  # fmt: skip
+
+    def _put(self, run: KnownRun) -> None:
+        number = self._number.get(run.run_id)
+        if number is not None:
+            self._index.replace(number, run.fingerprint)
+            self._runs[number] = run
+            return
+        if len(self._runs) >= self._runs_max:
+            _, oldest = self._runs.popitem(last=False)
+            del self._number[oldest.run_id]
+        number = self._index.add(run.fingerprint)
+        self._runs[number], self._number[run.run_id] = run, number

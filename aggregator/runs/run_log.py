@@ -1,0 +1,216 @@
+"""Runs of jobs, once a second: accumulated, compared with earlier ones, stored, and taken over after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import duckdb
+
+from ...fingerprints.fingerprint import NUMBERS, decode
+from ...fingerprints.similarity import RUNS_MAX
+from ..fleet.fleet import Fleet
+from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
+from ..store.rows import table, time_us
+from ..store.store import Store
+from .accumulator import RunAccumulator, RunSummary, resumed
+from .run_history import RunAssessment, RunHistory
+
+log = logging.getLogger(__name__)
+
+#: A run that goes on is compared and stored this often. The first time after a minute (`accumulator.RUN_SECONDS_MIN`).
+REPEAT_SECONDS = 600.0
+#: Runs are compared, so many a turn: one of 100,000 runs takes milliseconds.
+ASSESSED_PER_TURN = 4
+#: What waits to be compared, and what waits for a disk that is full; the oldest are dropped, and counted.
+WAITING_MAX = 20_000
+#: Rows are written this often.
+WRITE_SECONDS = 5.0
+_SECOND_NS = 1_000_000_000
+
+_TIMES = ("begun", "time", "ended")
+_INTEGERS = ("fingerprint_version", "hosts", "gpus", "earlier_runs")
+_TEXTS = ("run_id", "job", "source", "user_id", "gpu_model", "workload_id", "workload_class")
+_COLUMNS = (
+    "run_id", "job", "source", "user_id", "begun", "time", "ended", "observed_gpu_seconds", "fingerprint_version",
+    "hosts", "gpus", "gpu_model", "step_confidence", *NUMBERS, "workload_id", "similarity", "earlier_runs",
+    "workload_class", "class_confidence", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "host_names", "simulated",
+)  # fmt: skip
+
+
+def _kind(column: str) -> str:
+    if column in _TIMES:
+        return "time"
+    if column in _INTEGERS:
+        return "int"
+    if column in _TEXTS:
+        return "str"
+    return {"host_names": "texts", "simulated": "bool"}.get(column, "float")
+
+
+_ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
+
+
+def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write each run in place of its row before. Raises duckdb.Error."""
+    cells = [
+        tuple(time_us(row[name]) if name in _TIMES else row[name] for name in _COLUMNS)
+        for row in rows
+    ]
+    connection.register("new_runs", table(_ARROW_COLUMNS, cells))
+    try:
+        connection.execute("DELETE FROM runs USING new_runs AS n WHERE runs.run_id = n.run_id")
+        connection.execute("INSERT INTO runs BY NAME FROM new_runs")
+    finally:
+        connection.unregister("new_runs")
+
+
+_STORED = f"""
+SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
+FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
+"""
+
+
+class RunLog:
+    """Belongs to the loop. Never raises in `step`: runs that cannot be followed cost no judgement."""
+
+    def __init__(
+        self, fleet: Fleet, store: Store, gangs: Callable[[], Iterable[ScheduledGang]] = tuple
+    ) -> None:
+        self._fleet, self._store = fleet, store
+        self.accumulator = RunAccumulator(gangs)
+        self.history = RunHistory()
+        self._due_ns: dict[str, int] = {}
+        self._ended: deque[RunSummary] = deque(maxlen=WAITING_MAX)
+        self._unwritten: OrderedDict[str, RunAssessment] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+        self._write_ns = 0
+        self._resumable: dict[str, RunSummary] = {}
+        self._resumable_until_ns = 0
+        self._error = ""
+        #: The last comparison of each run that runs, by key.
+        self.latest: dict[str, RunAssessment] = {}
+
+    def restore(self, now_ns: int) -> None:
+        """Take over the runs of before. Raises duckdb.Error."""
+        with self._store.reading() as cursor:
+            found = cursor.execute(_STORED)
+            names = [column[0] for column in found.description or ()]
+            for values in found.fetchall():
+                row = dict(zip(names, values, strict=True))
+                if self.history.restore(row) is not None and row["ended"] is None:
+                    self._restore_open(row)
+        self._resumable_until_ns = now_ns + REPORT_AGE_NS_MAX
+
+    def _restore_open(self, row: Mapping[str, Any]) -> None:
+        run_id = str(row["run_id"])
+        summary = RunSummary(
+            run_id, run_id.rpartition("@")[0], str(row["job"]), str(row["source"]), str(row["user_id"] or ""),
+            int(row["begun"]), int(row["time"]), 0, float(row["observed_gpu_seconds"] or 0.0), decode(row),
+            tuple(row["host_names"] or ()), bool(row["simulated"]),
+        )  # fmt: skip
+        self.accumulator.resume(resumed(summary))
+        self._resumable[summary.key] = summary
+
+    def step(self, now_ns: int) -> None:
+        """Follow the jobs, compare some runs, and begin to write what is due. Never raises."""
+        try:
+            self._step(now_ns)
+        except Exception as error:
+            if (failed := f"{type(error).__name__}: {error}") != self._error:
+                log.exception("fingerprints of runs failed; judging goes on")
+                self._error = failed
+
+    def _step(self, now_ns: int) -> None:
+        self.accumulator.advance(self._fleet, now_ns)
+        self._ended.extend(self.accumulator.take_ended())
+        self._end_unseen(now_ns)
+        for _ in range(min(ASSESSED_PER_TURN, len(self._ended))):
+            summary = self._ended.popleft()
+            self._keep(self.history.assess(summary))
+            self.latest.pop(summary.key, None)
+            self._due_ns.pop(summary.key, None)
+        self._assess_active(now_ns)
+        self._write_due(now_ns)
+
+    def _assess_active(self, now_ns: int) -> None:
+        assessed = 0
+        for key in self.accumulator.keys():  # noqa: SIM118 - no mapping
+            due_ns = self._due_ns.setdefault(key, now_ns + 60 * _SECOND_NS)
+            # A clock that was set back must not leave a run without comparison for as long.
+            if now_ns < due_ns <= now_ns + round(REPEAT_SECONDS) * _SECOND_NS:
+                continue
+            if (summary := self.accumulator.summary_if_long(key, now_ns)) is None:
+                self._due_ns[key] = now_ns + 10 * _SECOND_NS
+                continue
+            self._due_ns[key] = now_ns + round(REPEAT_SECONDS) * _SECOND_NS
+            self.latest[key] = assessment = self.history.assess(summary)
+            self._keep(assessment)
+            assessed += 1
+            if assessed >= ASSESSED_PER_TURN:
+                return
+
+    def _end_unseen(self, now_ns: int) -> None:
+        """End the runs of before the restart whose jobs no host reported again."""
+        if not self._resumable or now_ns < self._resumable_until_ns:
+            return
+        for key in self.accumulator.drop_resumable():
+            if (summary := self._resumable.get(key)) is not None:
+                self._ended.append(_ended_at(summary, summary.time_ns))
+        self._resumable.clear()
+
+    def _keep(self, assessment: RunAssessment) -> None:
+        self._unwritten[assessment.summary.run_id] = assessment
+        while len(self._unwritten) > WAITING_MAX:
+            self._unwritten.popitem(last=False)
+
+    def _write_due(self, now_ns: int) -> None:
+        busy = self._task is not None and not self._task.done()
+        if busy or not self._unwritten:
+            return
+        if 0 <= now_ns - self._write_ns < WRITE_SECONDS * _SECOND_NS:
+            return
+        self._write_ns = now_ns
+        self._task = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        taken, self._unwritten = self._unwritten, OrderedDict()
+        rows = [one.row() for one in taken.values()]
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(
+                None, self._store.in_transaction, lambda connection: put_runs(connection, rows)
+            )
+        except asyncio.CancelledError:  # it may be written all the same; again, it is the same row
+            self._unwritten = OrderedDict({**taken, **self._unwritten})
+            raise
+        except Exception as error:  # noqa: BLE001 - the store reports its failures itself
+            log.debug("%d runs were not written: %s", len(rows), error)
+            self._unwritten = OrderedDict({**taken, **self._unwritten})
+
+    async def settle(self) -> None:
+        """Wait for what is being written. Never raises."""
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(Exception, asyncio.CancelledError):
+                await task
+
+    async def close(self, now_ns: int) -> None:
+        """Write what waits, and the runs that run as they are now. Never raises."""
+        await self.settle()
+        for summary in [*self._ended, *self.accumulator.active(now_ns)]:
+            self._keep(self.history.assess(summary))
+        self._ended.clear()
+        if self._unwritten:
+            await self._write()
+
+
+def _ended_at(summary: RunSummary, ended_ns: int) -> RunSummary:
+    return RunSummary(
+        summary.run_id, summary.key, summary.job, summary.source, summary.user_id, summary.begun_ns, summary.time_ns,
+        ended_ns, summary.observed_gpu_seconds, summary.fingerprint, summary.hosts, summary.simulated,
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Runs of jobs from a fleet's readings to the store and back: found again, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.runs.accumulator import RUN_SECONDS_MIN, RunAccumulator
+from gangline.aggregator.runs.run_log import RunLog
+from gangline.aggregator.store.store import Store
+from tests.worlds import GPUS, START_NS, World, gpu_of, tell
+
+TRAINING = {"sm_active_ratio": 0.68, "tensor_active_ratio": 0.34, "compute_ratio": 0.8,
+            "wait_ratio": 0.18, "host_stall_ratio": 0.02, "checkpoint_ratio": 0.0,
+            "idle_ratio": 0.0, "memory_bandwidth_ratio": 0.45}  # fmt: skip
+SERVING = {"sm_active_ratio": 0.25, "tensor_active_ratio": 0.05, "compute_ratio": 0.3,
+           "wait_ratio": 0.0, "host_stall_ratio": 0.6, "checkpoint_ratio": 0.0,
+           "idle_ratio": 0.1, "memory_bandwidth_ratio": 0.7}  # fmt: skip
+
+
+class Runs:
+    """A small fleet, a store, and the runs between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.world = World(hosts=2, gpus=GPUS)
+        self.world.run(1)
+        self.open()
+
+    def open(self) -> None:
+        config = AggregatorConfig(data=self.folder, commit_seconds=0.01, ops_seconds=3600.0)
+        self.store = Store.open(self.folder, config, lambda: self.world.now_ns)
+        self.log = RunLog(self.world.fleet, self.store)
+        self.log.restore(self.world.now_ns)
+
+    def run(self, job: str, work: Mapping[str, float], step: float, seconds: int = 70, *, end: bool = True) -> None:  # fmt: skip
+        """Let *job* run on all hosts, and end."""
+        for host in self.world.hosts:
+            tell(self.world, host, job)
+            for gpu in range(GPUS):
+                host.set("gpu_fast_1s", gpu_of(host, gpu), **work)
+                if step:
+                    host.set("gpu_fast_10s", gpu_of(host, gpu), step_seconds=step)
+        self.pass_seconds(seconds)
+        if end:
+            for host in self.world.hosts:
+                tell(self.world, host, job, "ended")
+            self.pass_seconds(2)
+
+    def pass_seconds(self, seconds: int) -> None:
+        async def steps() -> None:
+            for _ in range(seconds):
+                self.world.run(1, last_seconds=0, every_seconds=1000)
+                self.log.step(self.world.now_ns)
+            await self.log.settle()
+
+        asyncio.run(steps())
+
+    def close(self) -> None:
+        asyncio.run(self.log.close(self.world.now_ns))
+        assert self.store.close() == ""
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return the stored rows by job."""
+        with self.store.reading() as cursor:
+            found = cursor.execute("FROM runs")
+            names = [column[0] for column in found.description or ()]
+            rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+        return {row["job"]: row for row in rows}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "store")
+
+
+def restart(runs: Runs) -> None:
+    runs.close()
+    runs.open()
+
+
+def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
+    """A run that is slow from its first step is only found by the runs before it, and these are of last month."""
+    runs.run("1", TRAINING, 2.0)
+    runs.run("2", TRAINING, 2.02)
+    runs.run("3", SERVING, 0.0)
+    restart(runs)
+    first, second, third = (runs.rows()[job] for job in "123")
+    assert (first["earlier_runs"], second["earlier_runs"], third["earlier_runs"]) == (0, 1, 0)
+    assert second["workload_id"] == first["workload_id"] != third["workload_id"]
+    assert second["similarity"] > 0.5 and third["similarity"] is None
+    runs.run("4", TRAINING, 2.5)  # a quarter slower from birth
+    restart(runs)
+    slow = runs.rows()["4"]
+    assert slow["earlier_runs"] == 2 and slow["workload_id"] == first["workload_id"]
+    assert slow["pace_ratio"] == pytest.approx(2.01 / 2.5, rel=0.01)
+    assert slow["pace_ratio_upper"] < 1
+    assert runs.rows()["2"]["pace_ratio_upper"] > 1
+    runs.close()
+
+
+def test_a_run_goes_on_over_a_restart_of_ours(runs: Runs) -> None:
+    """After each upgrade of the aggregator every job would have begun anew, and each run would be two."""
+    runs.run("1", TRAINING, 2.0, end=False)
+    restart(runs)
+    before = runs.rows()["1"]
+    assert before["ended"] is None and before["observed_gpu_seconds"] > RUN_SECONDS_MIN
+    runs.run("1", TRAINING, 2.0)
+    restart(runs)
+    (row,) = runs.rows().values()
+    assert row["run_id"] == before["run_id"] and row["ended"] is not None
+    assert row["observed_gpu_seconds"] > 1.8 * before["observed_gpu_seconds"]
+    runs.close()
+
+
+def test_a_job_of_ten_seconds_leaves_no_row(runs: Runs) -> None:
+    """A test suite submits thousands of them; they say nothing of any workload."""
+    runs.run("1", TRAINING, 2.0, seconds=10)
+    restart(runs)
+    assert runs.rows() == {}
+    runs.close()
+
+
+def test_a_stored_fingerprint_of_another_version_is_unknown(runs: Runs) -> None:
+    """After a downgrade the numbers of a later version would have been compared as if they were ours."""
+    runs.run("1", TRAINING, 2.0)
+    restart(runs)
+    runs.store.in_transaction(lambda c: c.execute("UPDATE runs SET fingerprint_version = 99"))
+    restart(runs)
+    assert runs.log.history.unknown_version_count == 1 and len(runs.log.history) == 0
+    runs.run("2", TRAINING, 2.0)
+    restart(runs)
+    assert runs.rows()["2"]["earlier_runs"] == 0
+    runs.close()
+
+
+def test_a_gpu_that_changes_hands_is_counted_for_each_job_once(tmp_path: Path) -> None:
+    """Two jobs one after the other on the same GPUs: the second must not inherit what the first did."""
+    world, accumulator = World(hosts=1, gpus=GPUS), RunAccumulator()
+    world.run(1)
+    accumulator.advance(world.fleet, world.now_ns)  # what was read before is no run's
+    (host,) = world.hosts
+    for job, busy in (("1", 1.0), ("2", 0.25)):
+        tell(world, host, job)
+        for gpu in range(GPUS):
+            host.set("gpu_1s", gpu_of(host, gpu), utilization_ratio=busy)
+        for _ in range(80):
+            world.run(1, last_seconds=0, every_seconds=1000)
+            accumulator.advance(world.fleet, world.now_ns)
+        tell(world, host, job, "ended")
+        accumulator.advance(world.fleet, world.now_ns)
+    first, second = accumulator.take_ended()
+    assert first.fingerprint.value("utilization_ratio") == pytest.approx(1.0)
+    assert second.fingerprint.value("utilization_ratio") == pytest.approx(0.25, abs=0.02)
+    assert first.observed_gpu_seconds == second.observed_gpu_seconds == 80 * GPUS
+    assert first.ended_ns > START_NS

@@ -1,0 +1,98 @@
+"""A run against its own history: what is slower, what is not, and whether a host or the workload changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+from gangline.fingerprints.fingerprint import NUMBERS, Fingerprint
+from gangline.fingerprints.history import (
+    RunPace,
+    compare_pace,
+    drifting_hosts,
+    kind_of_drift,
+    student_quantile,
+    waiting_explains,
+)
+
+
+def test_runs_that_are_as_before_are_seldom_slower() -> None:
+    """Five percent of the healthy runs would each cost somebody a day of search."""
+    random = np.random.default_rng(1)
+    slower = 0
+    for _ in range(400):
+        paces = np.exp(random.normal(0, 0.02, 9))
+        found = compare_pace(float(paces[0]), paces[1:].tolist())
+        assert found is not None and found.runs == 8
+        slower += found.is_slower
+    assert slower < 0.1 * 400
+
+
+@pytest.mark.parametrize("earlier", [1, 3, 20])
+def test_a_run_that_is_slow_from_its_first_step_is_found(earlier: int) -> None:
+    """Within itself it shows no change at all."""
+    found = compare_pace(0.88, [1.0] * earlier)
+    assert found is not None and found.is_slower and found.ratio == pytest.approx(0.88)
+    assert found.lower < 0.88 < found.upper < 1
+
+
+@pytest.mark.parametrize("pace, earlier", [(nan, [1.0]), (1.0, []), (1.0, [nan]), (0.0, [1.0]), (-1.0, [1.0])])  # fmt: skip
+def test_without_a_pace_nothing_is_compared(pace: float, earlier: list[float]) -> None:
+    """A step that the signals do not agree on is no pace of zero."""
+    assert compare_pace(pace, earlier) is None
+
+
+def test_the_quantile_is_that_of_the_tables() -> None:
+    """Student's t at 95 %: 2.132, 1.812, 1.697."""
+    found = [student_quantile(freedom) for freedom in (4, 10, 30)]
+    assert found == pytest.approx([2.132, 1.812, 1.697], rel=0.01)
+
+
+def runs(slow_host: str = "") -> list[RunPace]:
+    """Twelve runs of three workloads on random four of ten hosts."""
+    random = np.random.default_rng(4)
+    made = []
+    for at in range(24):
+        hosts = tuple(f"h{one}" for one in random.choice(10, 4, replace=False))
+        pace = float(np.exp(random.normal(0, 0.01))) * (0.85 if slow_host in hosts else 1.0)
+        made.append(RunPace(f"w{at % 3}", pace, hosts))
+    return made
+
+
+def test_a_host_that_is_slow_over_several_workloads_is_named_alone() -> None:
+    """It moves from job to job, and each job's owner looks for the fault in his own code."""
+    assert [one.host for one in drifting_hosts(runs("h3"))] == ["h3"]
+    (found,) = drifting_hosts(runs("h3"))
+    assert found.workloads >= 2 and found.lower < 0.87 < found.upper + 0.05 and found.upper < 1
+
+
+def test_no_host_is_named_where_none_is_slow_or_a_workload_is() -> None:
+    """A workload that became slow on all of its hosts is no host's fault."""
+    assert drifting_hosts(runs()) == []
+    slow = [one._replace(ratio=one.ratio * (0.8 if one.workload == "w1" else 1)) for one in runs()]
+    assert drifting_hosts(slow) == []
+    together = [RunPace(f"w{at % 2}", 0.8 if at % 4 < 2 else 1.0, ("a", "b") if at % 4 < 2 else ("c", "d")) for at in range(12)]  # fmt: skip
+    assert drifting_hosts(together) == []  # "a" and "b" cannot be told apart
+
+
+def work(**numbers: float) -> Fingerprint:
+    return Fingerprint(tuple(numbers.get(name, nan) for name in NUMBERS))
+
+
+def test_waiting_tells_a_slow_host_from_more_work() -> None:
+    """A model that grew and a host that slows all others both lengthen the step."""
+    before = work(step_seconds=1.0, compute_ratio=0.8, tensor_ratio=0.4, compute_power_ratio=0.8)
+    pace = compare_pace(0.8, [1.0] * 5)
+    assert pace is not None
+    waits = replace(before, values=work(step_seconds=1.25, compute_ratio=0.64, tensor_ratio=0.32, compute_power_ratio=0.8).values)  # fmt: skip
+    grew = work(step_seconds=1.25, compute_ratio=0.8, tensor_ratio=0.55, compute_power_ratio=0.9)
+    assert waiting_explains(pace, waits, [before] * 5) == pytest.approx(1.0)
+    assert waiting_explains(pace, grew, [before] * 5) == pytest.approx(0.0)
+    assert kind_of_drift(pace, grew, [before] * 5, [], ["a"]) == "workload"
+    assert kind_of_drift(pace, waits, [before] * 5, [], ["a"]) == "unknown"
+    assert kind_of_drift(pace, waits, [before] * 5, ["a"], ["a"]) == "host"
+    assert kind_of_drift(None, waits, [before], ["a"], ["a"]) == "none"
+    assert isnan(waiting_explains(pace, work(), [before]))
