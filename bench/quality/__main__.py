@@ -42,6 +42,7 @@ def sections() -> tuple[Section, ...]:
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
         Section("captures", "Real: logs, sysfs, captures", recorded),
         Section("injected", "Injected"),
+        Section("periods", "The period of a step"),
         Section("stragglers", "Stragglers"),
         Section("simulated", "Simulated"),
     )
