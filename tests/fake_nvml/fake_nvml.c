@@ -2,6 +2,7 @@
  * struct is theirs: a slip here does not compile. What a scenario may say: README.md of this folder. */
 
 #include "fake_nvml.h"
+#include "follow.h"
 #include "nodes.h"
 
 #include <fcntl.h>
@@ -184,6 +185,7 @@ nvmlReturn_t enter_device(nvmlDevice_t device, int call)
         return NVML_ERROR_UNINITIALIZED;
     if (gpu_number(device) < 0)
         return NVML_ERROR_INVALID_ARGUMENT;
+    follow_update((struct gpu *)device, gpu_number(device));
     return enter((struct gpu *)device, call);
 }
 
@@ -276,6 +278,8 @@ static int parse_line(char *line)
     if (!strcmp(word, "gpu"))
         return gpu_count == GPUS_MAX
             || sscanf(rest, "%95s %31s", gpus[gpu_count].uuid, gpus[gpu_count].address) != 2 || !++gpu_count;
+    if (!strcmp(word, "follow"))
+        return follow_line((int)gpu_count - 1, rest);
     if (!strcmp(word, "driver"))
         return parse_drivers(rest);
     if (!strcmp(word, "uuid_at"))
@@ -346,6 +350,7 @@ static nvmlReturn_t load(void)
     memset(gpus, 0, (size_t)gpu_count * sizeof *gpus);
     memset(&host, 0, sizeof host);
     gpu_count = counts_told = 0;
+    follow_reset();
     if (parts_reset)
         parts_reset();
     strcpy(drivers[0], "590.48.01");

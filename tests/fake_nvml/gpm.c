@@ -1,6 +1,7 @@
 /* GPU performance monitoring: two samples of one GPU, and the metrics between them, as the scenario says. */
 
 #include "fake_nvml.h"
+#include "follow.h"
 
 #include <stdlib.h>
 
@@ -9,6 +10,8 @@
 
 struct nvmlGpmSample_st {
     struct gpu *gpu; /* NULL: holds no sample yet */
+    int follows;     /* the number of the GPU, if it follows a process; else -1 */
+    struct followed followed;
 };
 
 static const struct {
@@ -60,6 +63,7 @@ EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample
 {
     ENTER(nvmlGpmSampleGet);
     sample->gpu = gpu;
+    sample->follows = follow_sample(gpu_number(device), &sample->followed) ? gpu_number(device) : -1;
     return NVML_SUCCESS;
 }
 
@@ -67,12 +71,20 @@ EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instan
 {
     ENTER(nvmlGpmMigSampleGet);
     sample->gpu = parts_instance(gpu, instance);
+    sample->follows = -1;
     return sample->gpu ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-static nvmlReturn_t metric(struct gpu *gpu, nvmlGpmMetric_t *wanted)
+static nvmlReturn_t metric(const nvmlGpmMetricsGet_t *asked, nvmlGpmMetric_t *wanted)
 {
     nvmlValue_t value = {0};
+    const struct nvmlGpmSample_st *first = asked->sample1, *second = asked->sample2;
+    struct gpu *gpu = first->gpu;
+    int is_sm = wanted->metricId == NVML_GPM_METRIC_SM_UTIL;
+    if (first->follows >= 0 && (is_sm || wanted->metricId == NVML_GPM_METRIC_ANY_TENSOR_UTIL)) {
+        wanted->value = follow_percent(first->follows, &first->followed, &second->followed, is_sm);
+        return NVML_SUCCESS;
+    }
     for (size_t i = 0; i < sizeof(metrics) / sizeof(*metrics); i++)
         if (metrics[i].metric == wanted->metricId) {
             nvmlReturn_t code = said(&gpu->values[metrics[i].value], &value);
@@ -90,7 +102,7 @@ EXPORT nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *asked)
         return NVML_ERROR_INVALID_ARGUMENT;
     nvmlReturn_t code = enter(asked->sample1->gpu, CALL_nvmlGpmMetricsGet);
     for (unsigned int i = 0; code == NVML_SUCCESS && i < asked->numMetrics; i++) {
-        nvmlReturn_t said = metric(asked->sample1->gpu, &asked->metrics[i]);
+        nvmlReturn_t said = metric(asked, &asked->metrics[i]);
         if (said != PASSED_OVER)
             asked->metrics[i].nvmlReturn = said;
     }

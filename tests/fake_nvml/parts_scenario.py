@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 from tests.fake_nvml.scenario import Gpu, Steps, gpus
 
@@ -129,6 +131,37 @@ def process(
 ) -> str:
     """Return the line of a process in a list (0 compute, 1 graphics, 2 MPS)."""
     return f"process {which} {first} {last} {pid} {memory} {instance} {compute}"
+
+
+@dataclass(frozen=True)
+class FollowedPower:
+    """Watts of a GPU that follows a process: without it, while it waits, and while it computes."""
+
+    idle_watts: float = 70.0
+    wait_watts: float = 200.0
+    compute_watts: float = 650.0
+
+
+def following(
+    gpu: Gpu,
+    pid: int,
+    work_file: Path,
+    *,
+    units_per_second_max: float,
+    wait_share: float = 0.05,
+    power: FollowedPower = FollowedPower(),
+) -> Gpu:
+    """Have *gpu* show what the real process *pid* does, which holds it.
+
+    *work_file* begins with its count of units of work done, an unsigned 64-bit number in the machine's order.
+    """
+    watts = f"{power.idle_watts} {power.wait_watts} {power.compute_watts}"
+    gpu.lines = [line for line in gpu.lines if not line.startswith("process ")]
+    gpu.lines += [
+        f"follow {pid} {watts} {wait_share} {units_per_second_max} {work_file}",
+        process(pid),
+    ]
+    return gpu
 
 
 def with_fabric(gpu: Gpu, *, state: Steps = 3, health: Steps = 0xAA, clique: Steps = 1) -> Gpu:

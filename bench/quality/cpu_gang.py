@@ -1,0 +1,397 @@
+"""A real gang on this machine's cores: four processes that step together, one of them slowed; is it named, and who else?
+
+What is not real is the GPU: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, by what the
+kernel says of the process at that moment and by its count of work done. Real are the work, the barrier, who takes the
+core, the agents, their sockets, the aggregator and its judge. The truth is the processes' own log of steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import duckdb
+import numpy as np
+
+from bench.quality.cpu_gang_rank import RankPlan
+from bench.quality.injected_hosts import MEMORY, InjectedHostFolder, folder, healthy_gpus
+from bench.quality.markdown import table
+from bench.quality.progress import Progress
+from gangline.aggregator.commands.connection import CommandError, ScoreClient
+from gangline.aggregator.model import HealthState
+from gangline.contract.wire.score_pb2 import NodeScore
+from tests.fake_nvml.parts_scenario import following
+from tests.processes import Process, free_port, listening, until
+
+RANKS = 4
+#: Of a core, in each step; and the rest of a step, in which a rank waits. Ranks on one core compute apart.
+COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
+#: What is on the machine beside the gang is to be felt as little as may be; where that is refused the gang is as any other.
+NICE_GANG, NICE_OTHERS = -10, 5
+#: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
+NICE_SLOWED, NICE_COMPETITOR = 10, 12
+#: Well for so long before it is slowed: the judge takes about 100 s of past. And watched for so long then.
+HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 170.0
+#: A rank that became slower by less than this was not slowed: the machine had other things to do.
+SLOWDOWN_MIN = 0.08
+#: What the judge may say of a member, and blame it.
+BLAMES = (
+    "gang.slow_host", "gang.slow_gpu", "gang.cpu_contention", "gang.storage_stall", "gang.unknown",
+)  # fmt: skip
+#: Two gangs of agents read the same processes: one whose GPUs have GPM, one as A100 and older.
+GPM = {"gang": True, "plain": False}
+JOBS = {"gang": 7001, "plain": 7002}
+#: No thread of numpy's own: what a rank does is on its one core.
+ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+RANK_MODULE = "bench.quality.cpu_gang_rank"
+
+
+class CpuGangHost(InjectedHostFolder):
+    """A host whose one GPU shows what a real process does, and whose /proc has that process, in a job of Slurm's."""
+
+    def __init__(self, place: Path, name: str, port: int, source: random.Random) -> None:
+        """*port*: of the aggregator on the loopback."""
+        super().__init__(place, name, port, source)
+        self.gpus = healthy_gpus(source)[:1]
+        self.gpu = self.gpus[0]
+        self.pid, self.job = 0, 0
+
+    def follow(self, pid: int, job: int, work: Path, units_per_second_max: float) -> None:
+        """Have its GPU follow *pid*. Before the start."""
+        self.pid, self.job = pid, job
+        following(self.gpu, pid, work, units_per_second_max=units_per_second_max)
+
+    def boot(self) -> None:
+        """Show the process as its own, and no other GPU than the one; then as any host."""
+        place = self.folder / "proc" / str(self.pid)
+        place.mkdir(exist_ok=True)
+        for name in ("stat", "status"):
+            (place / name).symlink_to(f"/proc/{self.pid}/{name}")
+        group = f"0::/system.slice/slurmstepd.scope/job_{self.job}/step_0/user/task_0\n"
+        (place / "cgroup").write_text(group)
+        for function in (self.folder / "sys/bus/pci/devices").iterdir():
+            kind = function / "class"
+            is_gpu = kind.exists() and kind.read_text().startswith("0x0302")
+            if is_gpu and function.name != self.gpu.address:
+                if function.is_symlink():
+                    function.unlink()
+                else:
+                    shutil.rmtree(function)
+        super().boot()
+
+
+@dataclass
+class Blame:
+    """When a host was first blamed, in seconds since the slowing began; for what, and how much."""
+
+    seconds: float
+    rule: str
+    state: str
+    excess: float
+    message: str
+
+
+@dataclass
+class CpuGangResult:
+    """What came of a run. Hosts by name."""
+
+    slowed: int  # the rank
+    slowdown: float  # true, as a share, by the logs; of the slowed rank against the others and against before
+    drift: float  # the most that any rank differed in the second half of the time before from the first, likewise
+    before: dict[str, Blame] = field(default_factory=dict)  # blamed while none was slowed
+    after: dict[str, Blame] = field(default_factory=dict)
+    windows: str = ""  # what the agents reported, where nobody was named
+
+    @property
+    def is_valid(self) -> bool:
+        """Say whether the rank that was slowed was slow."""
+        return self.slowdown >= SLOWDOWN_MIN
+
+    @property
+    def is_control_valid(self) -> bool:
+        """Say whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
+        return self.drift < SLOWDOWN_MIN
+
+    def named(self, kind: str) -> Blame | None:
+        """Return the blame of the slowed host of the gang of that kind."""
+        return self.after.get(f"{kind}-{self.slowed}")
+
+    def wrong(self, kind: str) -> list[str]:
+        """Return who else was blamed while one was slowed."""
+        right = f"{kind}-{self.slowed}"
+        return sorted(host for host in self.after if host.startswith(kind) and host != right)
+
+    def blamed_before(self, kind: str) -> list[str]:
+        """Return who was blamed while none was slowed."""
+        return sorted(host for host in self.before if host.startswith(kind))
+
+
+def missing() -> str:
+    """Return why a gang cannot run here; "" where it can."""
+    if not Path("/proc/self/schedstat").exists():
+        return "the kernel has no /proc/PID/schedstat"
+    if len(os.sched_getaffinity(0)) < 2:
+        return "one core: four processes would only compete with each other"
+    return ""
+
+
+class CpuGang:
+    """The four processes, and who competes with one of them. Within its context they run."""
+
+    def __init__(self, place: Path) -> None:
+        """*place*: an empty folder."""
+        self._place = place
+        self._left = ExitStack()
+        self._cores = sorted(os.sched_getaffinity(0))[:2]
+        self._environment = {**os.environ, **ONE_THREAD}
+        self.pids: list[int] = []
+        self.units = 0
+
+    def __enter__(self) -> Self:
+        port, self.units = free_port(), self._units_of_a_step()
+        for rank in range(RANKS):
+            self.work(rank).write_bytes(bytes(8))
+            first = (0.0, WAIT_SECONDS / 2)[rank // 2]
+            waits = first, WAIT_SECONDS - first
+            plan = RankPlan(
+                rank, RANKS, port, self._core(rank), self.units, waits,
+                str(self._log(rank)), str(self.work(rank)),
+            )  # fmt: skip
+            self.pids.append(self._spawn(asdict(plan), NICE_GANG))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def work(self, rank: int) -> Path:
+        """Return the file that counts a rank's units of work."""
+        return self._place / f"work-{rank}"
+
+    def slow(self, rank: int) -> None:
+        """Have another process take a part of the core of *rank*, and of nobody else on it: the others go first."""
+        nice = os.getpriority(os.PRIO_PROCESS, self.pids[rank])
+        os.setpriority(os.PRIO_PROCESS, self.pids[rank], nice + NICE_SLOWED)
+        self._spawn(self._core(rank), nice + NICE_COMPETITOR)
+
+    def compute_seconds(
+        self, begin: float, end: float
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the mean time that each rank computed in a step that began between two moments (monotonic)."""
+        found = []
+        for rank in range(RANKS):
+            lines = [line.split() for line in self._log(rank).read_text().splitlines()]
+            steps = [
+                float(one[1]) for one in lines if len(one) == 3 and begin <= float(one[0]) < end
+            ]
+            found.append(float(np.mean(steps)) if steps else np.nan)
+        return np.array(found)
+
+    def _core(self, rank: int) -> int:
+        return self._cores[rank % len(self._cores)]
+
+    def _log(self, rank: int) -> Path:
+        return self._place / f"log-{rank}"
+
+    def _units_of_a_step(self) -> int:
+        code = f"from {RANK_MODULE} import unit_seconds; print(unit_seconds())"
+        out = subprocess.run(
+            [sys.executable, "-c", code], env=self._environment, check=True, capture_output=True
+        )
+        return max(1, round(COMPUTE_SECONDS / float(out.stdout)))
+
+    def _spawn(self, told: object, nice: int) -> int:
+        # In our session: where the scheduler groups by session, niceness counts within one alone.
+        child = subprocess.Popen(
+            [sys.executable, "-m", RANK_MODULE, json.dumps(told)],
+            env=self._environment, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._left.callback(child.wait)
+        self._left.callback(child.kill)
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, child.pid, nice)
+        return child.pid
+
+
+def slowdowns(
+    now: np.ndarray[tuple[int], np.dtype[np.float64]],
+    past: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> list[float]:
+    """Return how much longer each rank computes over the median of the others than it did, as a share."""
+
+    def over_others(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+        return [float(v / np.median(np.delete(values, i))) for i, v in enumerate(values)]
+
+    return [a / b - 1.0 for a, b in zip(over_others(now), over_others(past), strict=True)]
+
+
+class CpuGangRun:
+    """A gang, its agents and their aggregator, from start to end."""
+
+    def __init__(self, disk: Path, memory: Path, seed: int) -> None:
+        self._disk, self._memory, self._source = disk, memory, random.Random(seed)
+        self.slowed = self._source.randrange(RANKS)
+        self.port = free_port()
+        address = f"127.0.0.1:{self.port}"
+        options = [
+            "--data",
+            str(disk / "data"),
+            "--listen",
+            address,
+            "--set",
+            "disk_free_share_min=0",
+        ]
+        self.aggregator = Process(["aggregator", *options], disk / "log")
+        self._client = ScoreClient(address)
+        self._names = [f"{kind}-{rank}" for kind in GPM for rank in range(RANKS)]
+
+    def run(
+        self,
+        progress: Progress,
+        kinds: Sequence[str] = tuple(GPM),
+        seconds: tuple[float, float] = (HEALTHY_SECONDS, SLOWED_SECONDS),
+    ) -> CpuGangResult:
+        """Return what came of it. It ends as soon as the slowed host is named in the gangs of all *kinds*."""
+        gang_folder = self._disk / "gang"
+        gang_folder.mkdir()
+        with ExitStack() as left:
+            gang = left.enter_context(CpuGang(gang_folder))
+            left.callback(self.aggregator.kill)
+            self.aggregator.start()
+            os.setpriority(os.PRIO_PROCESS, self.aggregator.pid, NICE_OTHERS)
+            until(lambda: listening(self.port), "the aggregator listens")
+            for name in self._names:
+                if name.partition("-")[0] in kinds:
+                    left.callback(self._start_host(gang, name).close)
+            count = RANKS * len(kinds)
+            until(lambda: len(self._scores()) == count, "all hosts are listed")
+            began = time.monotonic()
+            before = self._watch(began, began + seconds[0], (), partial(progress, "none is slowed"))
+            middle = time.monotonic()
+            gang.slow(self.slowed)
+            wanted = [f"{kind}-{self.slowed}" for kind in kinds]
+            after = self._watch(
+                middle, middle + seconds[1], wanted, partial(progress, "one is slowed")
+            )
+            end = time.monotonic()
+            past = gang.compute_seconds(began, middle)
+            half = (began + middle) / 2
+            true = slowdowns(gang.compute_seconds(middle, end), past)[self.slowed]
+            early, late = gang.compute_seconds(began, half), gang.compute_seconds(half, middle)
+            drift = max(map(abs, slowdowns(late, early)))
+            self.aggregator.stop()
+            # What was blamed before, and is so still, is not blamed anew.
+            after = {host: one for host, one in after.items() if host not in before}
+            return CpuGangResult(self.slowed, true, drift, before, after, self._windows())
+
+    def _start_host(self, gang: CpuGang, name: str) -> CpuGangHost:
+        kind, _, rank = name.partition("-")
+        host = CpuGangHost(self._memory / name, name, self.port, self._source)
+        if not GPM[kind]:
+            values = host.gpu.values
+            host.gpu.values = {k: v for k, v in values.items() if not k.startswith("gpm_")}
+        at = int(rank)
+        # All of a core, all the time, is 100 % tensor activity.
+        most = gang.units / COMPUTE_SECONDS
+        host.follow(gang.pids[at], JOBS[kind], gang.work(at), most)
+        host.start()
+        os.setpriority(os.PRIO_PROCESS, host.agent.pid, NICE_OTHERS)
+        return host
+
+    def _scores(self) -> list[NodeScore]:
+        try:
+            return list(self._client.hosts(full=True).scores)
+        except CommandError:
+            return []
+
+    def _watch(
+        self, begin: float, end: float, wanted: Sequence[str], progress: partial[None]
+    ) -> dict[str, Blame]:
+        """Return who is blamed from *begin* to *end*, or until all *wanted* are."""
+        found: dict[str, Blame] = {}
+        while (now := time.monotonic()) < end and not (wanted and found.keys() >= set(wanted)):
+            for score in self._scores():
+                host = score.node.removeprefix("nodes/")
+                for one in score.contributions:
+                    if one.signal in BLAMES and host not in found:
+                        state = HealthState(score.state).name
+                        # Of gaps it is a share of the time, of the rest a factor.
+                        excess = one.value - float(one.unit.startswith("times"))
+                        found[host] = Blame(now - begin, one.signal, state, excess, one.words)
+            progress((now - begin) / (end - begin))
+            time.sleep(1.0)
+        return found
+
+    def _windows(self) -> str:
+        """Return what each host's GPU showed in windows of ten seconds."""
+        store = self._disk / "data" / "gangline.duckdb"
+        text = []
+        with duckdb.connect(str(store), read_only=True) as connection:
+            for name, columns in WINDOW_COLUMNS.items():
+                means = ", ".join(f"round(avg({column}), 4)" for column in columns)
+                rows = connection.execute(
+                    f"SELECT host, time_bucket(INTERVAL 10 SECOND, time) AS ten, {means} "
+                    f"FROM readings.{name} GROUP BY ALL ORDER BY ten, host"
+                ).fetchall()
+                text += [f"{name}: {row[0]} {row[1]:%H:%M:%S} {row[2:]}" for row in rows]
+        return "\n".join(text)
+
+
+WINDOW_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
+    "gpu_1s": ("power_watts", "utilization_ratio"),
+}
+
+
+def run(seed: int, progress: Progress, kinds: Sequence[str] = tuple(GPM)) -> CpuGangResult:
+    """Return what came of one run, in folders that go with it."""
+    with folder() as disk, folder(MEMORY) as memory:
+        return CpuGangRun(disk, memory, seed).run(progress, kinds)
+
+
+METHOD = f"""\
+Four processes step together on two cores of the machine that makes this page: {1000 * COMPUTE_SECONDS:.0f} ms of matrix
+products in numpy a step, {1000 * WAIT_SECONDS:.0f} ms of waiting, a barrier over sockets (no torch: it is not installed). After
+{HEALTHY_SECONDS:.0f} s another process begins to compete for the core with one of them, chosen by the seed: it does the same
+work, later. Each process is the one GPU of one host to two real agents, one with GPM and one without; there is no GPU
+here, and what a GPU would say comes from the kernel's account of the process (`follow`, `tests/fake_nvml`): time on its
+core and in its queue is time in which it computes, waiting holds 5 % of the SMs, power is 200 W waiting and 650 W
+computing, and tensor activity is its own count of work done. The true slowdown is from the processes' log of steps.
+"""
+
+
+def page(result: CpuGangResult) -> str:
+    """Return the section."""
+    rows = [_row(result, kind, is_slowed) for kind in GPM for is_slowed in (True, False)]
+    head = ("one is slowed", "GPM", "named", "others blamed", "delay", "estimated", "true")
+    return f"{METHOD}\n{table(head, rows)}\n"
+
+
+def _row(result: CpuGangResult, kind: str, is_slowed: bool) -> tuple[str, ...]:
+    gpm = "yes" if GPM[kind] else "no"
+    if not is_slowed:
+        others = ", ".join(result.blamed_before(kind)) or "none"
+        valid = "none" if result.is_control_valid else "not valid: the machine was busy"
+        return "no", gpm, "-", others, "-", "-", f"{valid} ({100 * result.drift:.0f} % drift)"
+    one = result.named(kind)
+    true = f"{100 * result.slowdown:.0f} %" if result.is_valid else "not valid: it was not slow"
+    named = f"`{one.rule}`, {one.state}" if one else "no"
+    delay, estimate = (f"{one.seconds:.0f} s", f"{100 * one.excess:.0f} %") if one else ("-", "-")
+    return "yes", gpm, named, ", ".join(result.wrong(kind)) or "none", delay, estimate, true
+
+
+def section(seed: int, progress: Progress) -> str:
+    """Return the part of the page: one run."""
+    if reason := missing():
+        return f"Not run: {reason}.\n"
+    return page(run(seed, progress))

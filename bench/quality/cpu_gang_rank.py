@@ -1,0 +1,149 @@
+"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Ends with its parent.
+
+A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over sockets, which rank 0
+keeps. The log has a line a step: when it began to compute (monotonic), how long that took, and how much of a core.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+#: One unit of work: this product of matrices, about 1 ms of a core.
+SIZE = 160
+CONNECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What a rank is to do. `wait_seconds`: before it computes, and after."""
+
+    rank: int
+    ranks: int
+    port: int
+    core: int
+    units: int
+    wait_seconds: tuple[float, float]
+    log: str
+    work: str
+
+
+def unit_of_work() -> Callable[[], object]:
+    """Return what does one unit. numpy takes one thread only where the environment says so before it is loaded."""
+    import numpy as np
+
+    source = np.random.default_rng(0)
+    left, right = source.random((SIZE, SIZE)), source.random((SIZE, SIZE))
+    product = np.empty((SIZE, SIZE))
+    return lambda: np.matmul(left, right, out=product)
+
+
+def unit_seconds(trials: int = 200) -> float:
+    """Return how much of a core one unit takes here: the median."""
+    unit, found = unit_of_work(), []
+    for _ in range(trials):
+        began = time.thread_time()
+        unit()
+        found.append(time.thread_time() - began)
+    return sorted(found)[trials // 2]
+
+
+@contextmanager
+def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
+    """Give a function that returns once all ranks are in it. It raises ConnectionError when one is gone."""
+    with ExitStack() as left:
+        if plan.rank == 0:
+            server = left.enter_context(socket.create_server(("127.0.0.1", plan.port)))
+            server.settimeout(CONNECT_SECONDS)
+            peers = [server.accept()[0] for _ in range(plan.ranks - 1)]
+        else:
+            peers = [_connected(plan.port)]
+        for one in peers:
+            left.enter_context(one)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            one.settimeout(CONNECT_SECONDS)
+
+        def receive() -> None:
+            for one in peers:
+                if not one.recv(1):
+                    raise ConnectionError
+
+        def send() -> None:
+            for one in peers:
+                one.sendall(b".")
+
+        first, second = (receive, send) if plan.rank == 0 else (send, receive)
+
+        def meet() -> None:
+            first()
+            second()
+
+        yield meet
+
+
+def _connected(port: int) -> socket.socket:
+    end = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS)
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def run(plan: RankPlan) -> None:
+    """Step until the parent is gone, or another rank."""
+    parent = os.getppid()
+    os.sched_setaffinity(0, {plan.core})
+    unit, done = unit_of_work(), 0
+    with ExitStack() as left:
+        file = left.enter_context(open(plan.work, "r+b"))
+        counter = left.enter_context(mmap.mmap(file.fileno(), 8))
+        log = left.enter_context(open(plan.log, "w", buffering=1))
+        meet = left.enter_context(barrier(plan))
+        while os.getppid() == parent:
+            time.sleep(plan.wait_seconds[0])
+            began, began_core = time.monotonic(), time.thread_time()
+            for _ in range(plan.units):
+                unit()
+                done += 1
+                struct.pack_into("Q", counter, 0, done)
+            seconds, core = time.monotonic() - began, time.thread_time() - began_core
+            log.write(f"{began:.6f} {seconds:.6f} {core:.6f}\n")
+            time.sleep(plan.wait_seconds[1])
+            meet()
+
+
+def compete(core: int) -> None:
+    """Take what there is of a core until the parent is gone."""
+    parent = os.getppid()
+    os.sched_setaffinity(0, {core})
+    while os.getppid() == parent:
+        for _ in range(1_000_000):
+            pass
+
+
+def main(text: str) -> None:
+    """Be a rank (its plan), or who takes its core (a number)."""
+    told = json.loads(text)
+    if isinstance(told, int):
+        compete(told)
+        return
+    try:
+        run(RankPlan(**told))
+    except (ConnectionError, TimeoutError):
+        sys.exit(f"rank {told['rank']}: another is gone; see {Path(told['log']).parent}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
