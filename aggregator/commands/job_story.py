@@ -107,7 +107,9 @@ def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_M
         for host in shown
     ]
     if more := len(timeline.hosts) - len(shown):
-        lines.append(f"{'':<{width}}  … {more} more" if colour else f"{'':<{width}}  ... {more} more")
+        lines.append(
+            f"{'':<{width}}  … {more} more" if colour else f"{'':<{width}}  ... {more} more"
+        )
     bars = BARS if colour else BARS_ASCII
     line = "".join(" " if p is None else bars[_level(p, len(bars))] for p in timeline.pace)
     lines.append(f"{'pace':<{width}}  {line}")
@@ -116,7 +118,9 @@ def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_M
         lines.append(f"{'':<{width}}  {marks.rstrip()}")
     first, last = clock(timeline.begin), clock(timeline.end)
     lines.append(f"{'':<{width}}  {first}{last.rjust(max(timeline.columns - len(first), 9))}")
-    lines.append(f"{'':<{width}}  {_legend(colour=colour)}{'; ^ pace changed' if timeline.changes else ''}")
+    lines.append(
+        f"{'':<{width}}  {_legend(colour=colour)}{'; ^ pace changed' if timeline.changes else ''}"
+    )
     return lines
 
 
@@ -139,7 +143,9 @@ def _cell(cell: Mapping[str, float] | None, *, colour: bool) -> str:
 
 def _legend(*, colour: bool) -> str:
     return "  ".join(
-        f"\x1b[{code}m█\x1b[0m {name.replace('_', ' ')}" if colour else f"{letter} {name.replace('_', ' ')}"
+        f"\x1b[{code}m█\x1b[0m {name.replace('_', ' ')}"
+        if colour
+        else f"{letter} {name.replace('_', ' ')}"
         for name, (letter, code, _) in STATES.items()
     )
 
