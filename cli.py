@@ -39,6 +39,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "what to do about hosts, and its cost",
     ),
+    "job": (
+        ".aggregator.commands.job",
+        "aggregator",
+        "what a job does, its pace, and who slows it",
+    ),
     "sql": (".aggregator.commands.sql", "aggregator", "query the store in SQL, read-only"),
     "check": (
         ".agent.commands.check",

@@ -1,0 +1,362 @@
+"""`gangline job [JOB]`: what a job does, its pace, who holds it up; a picture of it. All of it from SQL."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...cli import json_object
+from ..query import messages
+from ..query.messages import Question
+from .connection import (
+    FAILED,
+    NOT_FOUND,
+    OK,
+    CommandError,
+    add_options,
+    guarded,
+    read_connection_options,
+)
+from .host_table import wants_colour, width_of
+from .job_picture import timeline_svg
+from .job_story import (
+    clock,
+    lost_by_cause,
+    make_timeline,
+    printable,
+    seconds_of,
+    straggler_lines,
+    timeline_lines,
+)
+from .sql_backends import QuerySession, RemoteBackend
+
+#: A query may take so long; rows of a day of the largest job fit.
+SECONDS_MAX, ROWS_MAX = 30.0, 2_000_000
+#: Columns of a timeline: more than a picture can show are none.
+COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
+#: Stragglers that a story names; `ops.stragglers` has all.
+STRAGGLERS_MAX = 8
+NAME_CHARACTERS_MAX = 512
+ENDINGS = (".svg", ".png")
+_SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+LIST_QUERY = """
+SELECT m.job, count(DISTINCT host)::INTEGER AS hosts_count, count(DISTINCT (host, gpu))::INTEGER AS gpus_count,
+    min(since) AS since, if(bool_or(until IS NULL), NULL, max(until)) AS until,
+    any_value(pace) AS pace, any_value(straggler) AS straggler, coalesce(any_value(lost), 0.0) AS lost_gpu_hours
+FROM ops.job_members AS m
+LEFT JOIN (SELECT job, arg_max(pace, time) AS pace FROM ops.job_pace GROUP BY job) AS p ON p.job = m.job
+LEFT JOIN (
+    SELECT job, arg_max(host, lost_gpu_hours) FILTER (until IS NULL) AS straggler, sum(lost_gpu_hours) AS lost
+    FROM ops.stragglers GROUP BY job
+) AS s ON s.job = m.job
+GROUP BY m.job ORDER BY bool_or(m.until IS NULL) DESC, lost_gpu_hours DESC, m.job
+"""
+
+Ask = Callable[[str], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """From when to when, seconds since 1970; `last_seconds` counts back from the newest reading."""
+
+    begin: float = -math.inf
+    end: float = math.inf
+    last_seconds: float = math.inf
+
+    def condition(self) -> str:
+        """Return it as SQL over the column `time`."""
+        parts = []
+        if math.isfinite(self.last_seconds):
+            parts.append(f"time >= ops.taken() - to_seconds({int(self.last_seconds)})")
+        if math.isfinite(self.begin):
+            parts.append(f"time >= make_timestamp({round(self.begin * 1e6)})")
+        if math.isfinite(self.end):
+            parts.append(f"time <= make_timestamp({round(self.end * 1e6)})")
+        return " AND ".join(parts) or "true"
+
+
+def main(arguments: list[str]) -> int:
+    """List jobs, or tell of one. 3 when no aggregator answers, 4 for an unknown job or a time without readings."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.job is None and (options.output or options.last or options.begin or options.end):
+        parser.error("--last, --from, --to and --output go with a JOB")
+    if options.last and options.begin:
+        parser.error("--last and --from exclude each other")
+    if options.begin and options.end and options.begin >= options.end:
+        parser.error("--from must be before --to")
+    if options.output and options.output.suffix not in ENDINGS:
+        parser.error(
+            f"--output {options.output}: expected a file that ends in {' or '.join(ENDINGS)}"
+        )
+    return guarded("job", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    with QuerySession(RemoteBackend(read_connection_options(options))) as session:
+        return show(options, lambda sql: ask_session(session, sql))
+
+
+def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
+    """Return the rows of *sql*. Raises CommandError."""
+    import pyarrow.ipc  # 0.1 s: after the arguments are known to be right
+
+    try:
+        with session.answer(Question(sql, SECONDS_MAX, rows_max=ROWS_MAX)) as answer:
+            rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(answer).read_all().to_pylist()
+            answer.finish()
+    except messages.QueryError as error:
+        raise CommandError(str(error), FAILED) from error
+    return rows
+
+
+def show(options: argparse.Namespace, ask: Ask) -> int:
+    """Print what *options* ask for, from what *ask* returns of a query. Raises CommandError."""
+    if options.job is None:
+        jobs = ask(LIST_QUERY)
+        print(
+            json_object({"jobs": [_plain(job) for job in jobs]})
+            if options.json
+            else jobs_text(jobs)
+        )
+        return OK
+    time_range = TimeRange(
+        options.begin or -math.inf, options.end or math.inf, options.last or math.inf
+    )
+    story = read_story(ask, options.job, time_range)
+    if options.output:
+        write_picture(story, options.output)
+    if options.json:
+        print(json_object({name: _plain(value) for name, value in story.items()}))
+    elif options.output:
+        print(f"wrote {options.output}")
+    else:
+        print(story_text(story, width_of(sys.stdout), colour=wants_colour()))
+    return OK
+
+
+def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
+    """Return members, phases by host, pace, stragglers and advice of *job*. Raises CommandError."""
+    name, when = _quoted(job), time_range.condition()
+    jobs = [one for one in ask(LIST_QUERY) if one["job"] == job]
+    if not jobs:
+        raise CommandError(_unknown(job, ask), NOT_FOUND)
+    phases = ask(
+        "SELECT time, host, avg(compute_ratio) AS compute_ratio, avg(wait_ratio) AS wait_ratio, "
+        "avg(host_stall_ratio) AS host_stall_ratio, avg(checkpoint_ratio) AS checkpoint_ratio, "
+        "avg(idle_ratio) AS idle_ratio, min(source) AS source FROM ops.job_phases "
+        f"WHERE job = {name} AND {when} GROUP BY time, host ORDER BY time, host"
+    )
+    pace = ask(f"FROM ops.job_pace WHERE job = {name} AND {when} ORDER BY time")
+    if not phases:
+        raise CommandError(
+            f"no readings of job {job!r} in that time: readings of phases are kept for 5 minutes; "
+            "leave out --last, --from and --to, or ask past.gpu_1s with gangline sql",
+            NOT_FOUND,
+        )
+    stragglers = ask(
+        f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, lost_gpu_hours DESC LIMIT 200"
+    )
+    hosts = ", ".join(sorted({_quoted(one["host"]) for one in stragglers})) or "''"
+    advice = ask(
+        f"SELECT host, state, action, words FROM ops.advisories WHERE host IN ({hosts}) AND action IS NOT NULL LIMIT 5"
+    )
+    step = ask(
+        "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds "
+        "FROM readings.gpu_fast_10s AS g JOIN ops.job_members AS m ON g.host = m.host AND g.device = m.gpu "
+        f"WHERE m.job = {name}"
+    )
+    return {
+        "job": jobs[0],
+        **(step[0] if step else {}),
+        "phases": phases,
+        "pace": pace,
+        "stragglers": stragglers,
+        "advice": advice,
+    }
+
+
+def jobs_text(jobs: list[dict[str, Any]]) -> str:
+    """Return the table of jobs."""
+    if not jobs:
+        return "no job runs on a GPU that agents know of, and no scheduler reported one"
+    table = [("JOB", "HOSTS", "GPUS", "SINCE (UTC)", "PACE", "STRAGGLER", "LOST GPU-HOURS")]
+    for job in jobs:
+        ended = "" if job["until"] is None else f" to {job['until']:%H:%M}"
+        pace = "-" if job["pace"] is None else f"{100 * min(job['pace'], 1.0):.0f} %"
+        table.append(
+            (
+                printable(job["job"]),
+                str(job["hosts_count"]),
+                str(job["gpus_count"]),
+                f"{job['since']:%m-%d %H:%M}{ended}",
+                pace,
+                printable(job["straggler"] or "-"),
+                f"{job['lost_gpu_hours']:.2f}",
+            )
+        )
+    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def _headline(story: dict[str, Any]) -> str:
+    job = story["job"]
+    until = "still runs" if job["until"] is None else f"ended {job['until']:%m-%d %H:%M}"
+    words = (
+        f"job {job['job']}: {job['hosts_count']} hosts, {job['gpus_count']} GPUs, "
+        f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}"
+    )
+    if story.get("step_seconds"):
+        words += f"; a step takes {story['step_seconds']:.3g} s"
+    if story.get("checkpoint_seconds"):
+        words += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
+    return printable(words)
+
+
+def _notes(story: dict[str, Any]) -> list[str]:
+    stragglers = story["stragglers"]
+    notes = [printable(line) for line in straggler_lines(stragglers[:STRAGGLERS_MAX])]
+    if len(stragglers) > STRAGGLERS_MAX:
+        notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
+    return notes or ["No host is known to hold it up."]
+
+
+def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
+    """Return the story for a terminal of *width* columns."""
+    stragglers = story["stragglers"]
+    names = max(len(row["host"]) for row in story["phases"])
+    columns = max(10, min(COLUMNS_MAX, width - max(names, 4) - 2))
+    culprits = [one["host"] for one in stragglers]
+    timeline = make_timeline(story["phases"], story["pace"], culprits, columns)
+    lines = [_headline(story), "", *timeline_lines(timeline, colour=colour)]
+    if any(row["source"] == "estimated" for row in story["phases"]):
+        lines.append("phases are estimated from utilization, SM activity and power: no checkpoints")
+    lines += [
+        f"{clock(seconds_of(row['time']))} pace changed by {100 * row['change_ratio']:+.0f} %"
+        for row in story["pace"]
+        if row["is_change"] and row["change_ratio"] is not None
+    ]
+    lines += ["", *_notes(story)]
+    if lost := lost_by_cause(stragglers):
+        causes = ", ".join(f"{cause} {hours:.2f}" for cause, hours in lost.items())
+        lines.append(f"GPU-hours lost by cause: {causes}")
+    lines += [
+        printable(f"next: {one['action']} for {one['host']}: {one['words']}")
+        for one in story["advice"]
+    ]
+    return "\n".join(lines)
+
+
+def write_picture(story: dict[str, Any], output: Path) -> None:
+    """Write the timeline to *output*, completely or not at all. Raises CommandError."""
+    culprits = [one["host"] for one in story["stragglers"]]
+    timeline = make_timeline(story["phases"], story["pace"], culprits, PICTURE_COLUMNS)
+    svg = timeline_svg(timeline, _headline(story), _notes(story))
+    data = svg.encode() if output.suffix == ".svg" else _png(svg)
+    partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(output)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise CommandError(f"cannot write {output}: {error.strerror}", FAILED) from error
+
+
+def _png(svg: str) -> bytes:
+    try:
+        cairosvg = importlib.import_module("cairosvg")
+    except (ImportError, OSError) as error:  # OSError: the package is there, libcairo is not
+        raise CommandError(
+            "a PNG needs cairosvg and libcairo: pip install cairosvg; or name a file that ends in .svg",
+            FAILED,
+        ) from error
+    png: bytes = cairosvg.svg2png(bytestring=svg.encode(), scale=2)
+    return png
+
+
+def _unknown(job: str, ask: Ask) -> str:
+    names = [str(one["job"]) for one in ask(LIST_QUERY)]
+    if near := difflib.get_close_matches(job, names, 3, 0.5):
+        return f"no job {job!r}; did you mean {', '.join(near)}?"
+    if not names:
+        return f"no job {job!r}: no job is known to this aggregator"
+    return f"no job {job!r} among the {len(names)} known; `gangline job` lists them"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* as JSON has it: times as text, NaN as null."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _job(text: str) -> str:
+    if not text or len(text) > NAME_CHARACTERS_MAX or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected a job's name of 1 to {NAME_CHARACTERS_MAX} characters"
+        )
+    return text
+
+
+def _last(text: str) -> float:
+    found = _SPAN.fullmatch(text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected a span such as 90s, 30m, 2h, 1d")
+    return float(int(found[1]) * _UNIT_SECONDS[found[2]])
+
+
+def _moment(text: str) -> float:
+    try:
+        return seconds_of(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        example = f"{datetime.fromtimestamp(time.time(), UTC):%Y-%m-%dT%H:%M}"
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected a time in UTC such as {example}"
+        ) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline job",
+        description="Tells of a job: phases of its hosts over time, its pace, who holds it up and what that costs. "
+        "Without JOB: all jobs. docs/fingerprints.md explains it.",
+    )
+    parser.add_argument(
+        "job", nargs="?", type=_job, metavar="JOB", help="its name, as the list has it"
+    )
+    parser.add_argument("--last", type=_last, metavar="SPAN", help="only the last 90s, 30m, 2h")
+    parser.add_argument(
+        "--from", dest="begin", type=_moment, metavar="TIME", help="from then (UTC)"
+    )
+    parser.add_argument("--to", dest="end", type=_moment, metavar="TIME", help="until then (UTC)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write a picture: FILE.svg or FILE.png"
+    )
+    add_options(parser)
+    return parser

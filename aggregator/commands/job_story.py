@@ -1,0 +1,184 @@
+"""The story of a job as lines of a terminal: phases by host, pace, who held it up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+#: State -> (letter where there is no color, color of the terminal, color of a picture).
+STATES: dict[str, tuple[str, int, str]] = {
+    "compute": ("#", 32, "#2e9e6b"),
+    "wait": (".", 33, "#e0a52f"),
+    "host_stall": ("s", 31, "#d1495b"),
+    "checkpoint": ("c", 34, "#4a7fd0"),
+    "idle": ("_", 90, "#9aa0a6"),
+}
+#: No reading.
+MISSING = " "
+HOSTS_MAX = 16
+BARS = "▁▂▃▄▅▆▇█"
+BARS_ASCII = "_.-=+*#@"
+#: A pace over the job's best minute is drawn as this.
+PACE_MAX = 1.0
+STEP_SECONDS = 10
+
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Phases of hosts, worst first, and the pace, over columns of equal time. Times are seconds since 1970."""
+
+    begin: float
+    end: float
+    columns: int
+    hosts: list[str] = field(default_factory=list)
+    #: Of each host and column the share of each state, None where nothing was read.
+    shares: dict[str, list[dict[str, float] | None]] = field(default_factory=dict)
+    pace: list[float | None] = field(default_factory=list)
+    changes: list[int] = field(default_factory=list)
+
+    def column(self, at: float) -> int:
+        """Return the column of a time, within the picture."""
+        share = (at - self.begin) / max(self.end - self.begin, 1.0)
+        return min(self.columns - 1, max(0, int(share * self.columns)))
+
+
+def seconds_of(time: datetime) -> float:
+    """Return seconds since 1970 of a time in UTC, with its zone or without."""
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def make_timeline(
+    phases: Sequence[Row], pace: Sequence[Row], culprits: Sequence[str], columns: int
+) -> Timeline:
+    """Return the timeline of *phases* by host and time, and of *pace*. *culprits*: their hosts come first."""
+    times = [seconds_of(row["time"]) for row in (*phases, *pace)]
+    begin, end = min(times), max(times) + STEP_SECONDS
+    columns = max(1, min(columns, round((end - begin) / STEP_SECONDS)))
+    timeline = Timeline(begin, end, columns)
+    cells: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in phases:
+        key = (row["host"], timeline.column(seconds_of(row["time"])))
+        cell = cells.setdefault(key, defaultdict(list))
+        for state in STATES:
+            cell[state].append(float(row[f"{state}_ratio"] or 0.0))
+    hosts = sorted({host for host, _ in cells})
+    for host in hosts:
+        timeline.shares[host] = [
+            {state: sum(v) / len(v) for state, v in cell.items()} if cell else None
+            for cell in (cells.get((host, at)) for at in range(columns))
+        ]
+    rank = {host: at for at, host in reversed(list(enumerate(culprits)))}
+    # The one to blame is the one who does not wait.
+    timeline.hosts = sorted(hosts, key=lambda h: (rank.get(h, len(rank)), _waited(timeline, h), h))
+    timeline.pace = [None] * columns
+    by_column: dict[int, list[float]] = defaultdict(list)
+    for row in pace:
+        at = timeline.column(seconds_of(row["time"]))
+        if row["pace"] is not None:
+            by_column[at].append(float(row["pace"]))
+        if row["is_change"]:
+            timeline.changes.append(at)
+    for at, values in by_column.items():
+        timeline.pace[at] = sum(values) / len(values)
+    return timeline
+
+
+def _waited(timeline: Timeline, host: str) -> float:
+    seen = [cell["wait"] for cell in timeline.shares[host] if cell is not None]
+    return sum(seen) / len(seen) if seen else 0.0
+
+
+def main_state(cell: Mapping[str, float] | None) -> str:
+    """Return the state with the largest share, empty where nothing was read."""
+    return "" if cell is None else max(STATES, key=lambda state: cell.get(state, 0.0))
+
+
+def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_MAX) -> list[str]:
+    """Return a line for each host, worst first, the pace, the times, and what the signs mean."""
+    shown = timeline.hosts[:hosts_max]
+    width = max([len(host) for host in shown] + [4])
+    lines = [
+        f"{host:<{width}}  {''.join(_cell(cell, colour=colour) for cell in timeline.shares[host])}"
+        for host in shown
+    ]
+    if more := len(timeline.hosts) - len(shown):
+        lines.append(
+            f"{'':<{width}}  … {more} more" if colour else f"{'':<{width}}  ... {more} more"
+        )
+    bars = BARS if colour else BARS_ASCII
+    line = "".join(" " if p is None else bars[_level(p, len(bars))] for p in timeline.pace)
+    lines.append(f"{'pace':<{width}}  {line}")
+    if timeline.changes:
+        marks = "".join("^" if at in timeline.changes else " " for at in range(timeline.columns))
+        lines.append(f"{'':<{width}}  {marks.rstrip()}")
+    first, last = clock(timeline.begin), clock(timeline.end)
+    lines.append(f"{'':<{width}}  {first}{last.rjust(max(timeline.columns - len(first), 9))}")
+    lines.append(
+        f"{'':<{width}}  {_legend(colour=colour)}{'; ^ pace changed' if timeline.changes else ''}"
+    )
+    return lines
+
+
+def clock(at: float) -> str:
+    """Return a time of day, UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"
+
+
+def _level(pace: float, count: int) -> int:
+    return round(min(max(pace / PACE_MAX, 0.0), 1.0) * (count - 1))
+
+
+def _cell(cell: Mapping[str, float] | None, *, colour: bool) -> str:
+    state = main_state(cell)
+    if not state:
+        return MISSING
+    letter, code, _ = STATES[state]
+    return f"\x1b[{code}m█\x1b[0m" if colour else letter
+
+
+def _legend(*, colour: bool) -> str:
+    return "  ".join(
+        f"\x1b[{code}m█\x1b[0m {name.replace('_', ' ')}"
+        if colour
+        else f"{letter} {name.replace('_', ' ')}"
+        for name, (letter, code, _) in STATES.items()
+    )
+
+
+def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
+    """Return a paragraph for each straggler."""
+    lines = []
+    for one in stragglers:
+        slow, lower, upper = (
+            one[f"{name}_ratio"] for name in ("slowdown", "slowdown_lower", "slowdown_upper")
+        )
+        by = "" if slow is None else f", {100 * slow:.0f} % slow"
+        if by and lower is not None and upper is not None:
+            by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
+        until = "still" if one["until"] is None else clock(seconds_of(one["until"]))
+        lost = one["lost_gpu_hours"] or 0.0
+        lines.append(
+            f"{one['host']}: {one['verdict']}, {one['cause']}{by}, {clock(seconds_of(one['since']))} to {until}, "
+            f"{lost:.2f} GPU-hours lost"
+        )
+        if one["words"]:
+            lines.append(f"   {one['words']}")
+    return lines
+
+
+def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:
+    """Return GPU-hours lost, most first; where two held the job up at once each counts as if alone."""
+    lost: dict[str, float] = defaultdict(float)
+    for one in stragglers:
+        lost[str(one["cause"])] += float(one["lost_gpu_hours"] or 0.0)
+    return dict(sorted(((c, h) for c, h in lost.items() if h > 0), key=lambda pair: -pair[1]))
+
+
+def printable(text: str) -> str:
+    """Return *text* without what a terminal would obey: names are the hosts' to choose."""
+    return "".join(c if c.isprintable() else "?" for c in text)
