@@ -9,7 +9,9 @@ import importlib
 import math
 import os
 import re
+import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +45,7 @@ from .job_story import (
 from .sql_backends import QuerySession, RemoteBackend
 
 #: A query may take so long; rows of a day of the largest job fit.
-SECONDS_MAX, ROWS_MAX = 30.0, 2_000_000
+SECONDS_MAX, ROWS_MAX = 10.0, 2_000_000
 #: Columns of a timeline: more than a picture can show are none.
 COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
 #: Stragglers that a story names; `ops.stragglers` has all.
@@ -245,7 +247,7 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
     columns = max(10, min(COLUMNS_MAX, width - max(names, 4) - 2))
     culprits = [one["host"] for one in stragglers]
     timeline = make_timeline(story["phases"], story["pace"], culprits, columns)
-    lines = [_headline(story), "", *timeline_lines(timeline, colour=colour)]
+    lines = [_wrapped(_headline(story), width), "", *timeline_lines(timeline, colour=colour)]
     if any(row["source"] == "estimated" for row in story["phases"]):
         lines.append("phases are estimated from utilization, SM activity and power: no checkpoints")
     lines += [
@@ -261,7 +263,29 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
         printable(f"next: {one['action']} for {one['host']}: {one['words']}")
         for one in story["advice"]
     ]
-    return "\n".join(lines)
+    return "\n".join(lines[:2] + [_wrapped(line, width) for line in lines[2:]])
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Wrap prose; rows of the timeline fit, and what colors them must not be cut."""
+    if "\x1b" in line or len(line) <= width or not line.strip():
+        return line
+    indent = " " * (3 + len(line) - len(line.lstrip()))
+    return "\n".join(textwrap.wrap(line, max(width, 40), subsequent_indent=indent))
+
+
+def worst_job_text(session: QuerySession, command: str, width: int, *, colour: bool) -> str:
+    """Return the story of the running job that lost most to a straggler, "" if none did; *command* tells more."""
+
+    def ask(sql: str) -> list[dict[str, Any]]:
+        return ask_session(session, sql)
+
+    jobs = [job for job in ask(LIST_QUERY) if job["straggler"] and job["lost_gpu_hours"] > 0]
+    if not jobs:
+        return ""
+    name = str(jobs[0]["job"])
+    text = story_text(read_story(ask, name, TimeRange()), width, colour=colour)
+    return f"{text}\nmore: {command} {shlex.quote(name)}"
 
 
 def write_picture(story: dict[str, Any], output: Path) -> None:

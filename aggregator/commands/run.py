@@ -361,7 +361,7 @@ class _DemonstrationRun:
         while not self._stop.wait(POLL_SECONDS):
             self._children.check()
             self._run_token.refresh()
-            message = "Ctrl-C ends everything"
+            message = f"jobs: {self._command('job')}; Ctrl-C ends everything"
             try:
                 listing = client.hosts()
                 is_night_reported = is_night_reported or self._report_night(client, listing)
@@ -413,6 +413,7 @@ class _DemonstrationRun:
         print(render(rows, width_of(sys.stdout), colour=wants_colour()))
         if message := found_message(listing.scores, self._read_truth()):
             print(message)
+        self._show_job()
         if lacking:
             print(f"gangline run: after {options.seconds_max:g} s: {lacking}", file=sys.stderr)
         return FAILED if lacking else OK
@@ -426,8 +427,26 @@ class _DemonstrationRun:
             return ""
         return f"this aggregator asks for a token now: other commands take --token-file {self._run_token.token_file}"
 
+    def _show_job(self) -> None:
+        """Print the story of the job that a straggler holds up most; none is no failure of the run."""
+        token_file = self._run_token.token_file
+        connection = ConnectionOptions(self._options.listen, token_file=token_file)
+        try:
+            with QuerySession(RemoteBackend(connection)) as session:
+                text = worst_job_text(
+                    session, self._command("job"), width_of(sys.stdout), colour=wants_colour()
+                )
+        except CommandError as error:
+            text = f"the jobs cannot be shown: {error}"
+        if text:
+            print(f"\n{text}")
+
     def _explain_command(self) -> str:
-        arguments = ["gangline", "explain"]
+        return self._command("explain")
+
+    def _command(self, name: str) -> str:
+        """Return the beginning of a client command that asks our aggregator."""
+        arguments = ["gangline", name]
         if self._options.listen != ADDRESS_DEFAULT:
             arguments += ["--server", self._options.listen]
         if self._run_token.is_needed:

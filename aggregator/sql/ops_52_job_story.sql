@@ -77,7 +77,8 @@ WITH worked AS (
     SELECT
         job, time, count(DISTINCT host) AS hosts_reading, median(tensor_active_ratio) AS tensor,
         median(compute_ratio) AS compute
-    FROM ops.job_phases GROUP BY job, time
+    -- What has not ended would show as a change.
+    FROM ops.job_phases WHERE time <= ops.taken() - INTERVAL 10 SECOND GROUP BY job, time
 ),
 stepped AS (
     SELECT job, time_bucket(INTERVAL 10 SECOND, g.time) AS time, median(g.step_seconds) AS step_seconds

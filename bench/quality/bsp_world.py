@@ -115,7 +115,7 @@ def play(plan: Plan) -> Episode:
             inside = np.diff(np.interp(edges, at, total))
             shares[:, rank // GPUS, rank % GPUS, state] = inside / SLOT_SECONDS
     shares = np.clip(shares, 0.0, 1.0)
-    middle = edges[:-1] + SLOT_SECONDS / 2
+    middle = np.asarray(edges[:-1] + SLOT_SECONDS / 2, np.float64)
     step_of = np.minimum(np.searchsorted(ends, middle), len(ends) - 1)
     clock = clocks[step_of]
     factor = np.clip(clock / levels.clock, 0.3, 1.2)
@@ -262,36 +262,35 @@ class _Step:
 def _work_rate(
     plan: Plan, levels: _Levels, clock: Floats, step_of: NDArray[np.int64], stretch: Floats
 ) -> Floats:
-    """Return tensor cycles of each moment of computing, so that ranks with equal work have equal sums over a step."""
-    total = np.asarray(stretch[step_of], np.float64)
-    pace = np.ones_like(total) if levels.is_memory_bound else clock.copy()
-    if plan.kind in NODE_KINDS:
-        when = step_of[:, None]
-        del when
+    """Return tensor cycles of each moment of computing, over the usual: ranks with equal work have equal sums over a step.
+
+    Who is slow at a normal clock does less in each cycle; who has more to do (*stretch*, by step) does it for longer.
+    """
+    pace = np.ones_like(stretch[step_of]) if levels.is_memory_bound else clock.copy()
+    is_slow = plan.kind in ("silent", "gpu") or (
+        plan.kind in ("heat", "cap") and levels.is_memory_bound
+    )
+    if is_slow:
+        span = slice(
+            int(plan.onset * SLOTS_PER_SECOND),
+            int(min(plan.heals, plan.seconds) * SLOTS_PER_SECOND),
+        )
+        gpus = slice(5, 6) if plan.kind == "gpu" else slice(None)
         for culprit in plan.culprits:
-            gpus = slice(5, 6) if plan.kind == "gpu" else slice(None)
-            is_slow = plan.kind in ("silent", "gpu") or (
-                plan.kind in ("heat", "cap") and levels.is_memory_bound
-            )
-            if is_slow:
-                begin = int(plan.onset * SLOTS_PER_SECOND)
-                end = int(min(plan.heals, plan.seconds) * SLOTS_PER_SECOND)
-                pace[begin:end, culprit, gpus] /= 1.0 + plan.slowdown
-    # Cycles of a step are stretch; they are spread over its seconds of computing, which are stretch / pace. As a share of
-    # the clock's own cycles: those of a part at a low clock are fewer a second and as many a step.
-    return pace
+            pace[span, culprit, gpus] /= 1.0 + plan.slowdown
+    return np.asarray(pace)
 
 
 def _congested(plan: Plan, middle: Floats, shares: Floats, random: np.random.Generator) -> Floats:
-    found = 0.01 * shares[..., EXCHANGE].mean(axis=2)
-    found *= 1 + 0.2 * random.standard_normal(found.shape)
+    found: Floats = 0.01 * shares[..., EXCHANGE].mean(axis=2)
+    found = np.asarray(found * (1 + 0.2 * random.standard_normal(found.shape)))
     if plan.kind == "congestion":
         found *= np.where((middle >= plan.onset) & (middle < plan.heals), 4.0, 1.0)[:, None]
-    return np.maximum(found, 0.0)
+    return np.asarray(np.maximum(found, 0.0))
 
 
 def _pressure(plan: Plan, middle: Floats, random: np.random.Generator) -> Floats:
-    found = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
+    found: Floats = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
     is_on = (middle >= plan.onset) & (middle < plan.heals)
     for culprit in plan.culprits:
         if plan.kind in ("cpu", "storage"):

@@ -124,7 +124,7 @@ def run(
         for _ in range(PER_BAND):
             period = float(np.exp(random.uniform(np.log(low), np.log(high))))
             seconds, _ = estimate(
-                sampled(random, *timeline(random, period), has_gpm=has_gpm), 1 / RATE
+                sampled(random, *timeline(random, period), has_gpm=has_gpm).data, 1 / RATE
             )
             if np.isnan(seconds):
                 continue
@@ -143,7 +143,9 @@ def run(
     for kind in APERIODIC:
         said = sum(
             not np.isnan(
-                estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm), 1 / RATE)[0]
+                estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm).data, 1 / RATE)[
+                    0
+                ]
             )
             for _ in range(PER_BAND)
         )

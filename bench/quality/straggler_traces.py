@@ -111,7 +111,7 @@ def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
         np.column_stack([starts, ends]).ravel(),
         np.column_stack([total[:-1], total[1:]]).ravel(),
     )
-    return np.clip(np.diff(at) / bsp.SLOT_SECONDS, 0.0, 1.0)
+    return np.asarray(np.clip(np.diff(at) / bsp.SLOT_SECONDS, 0.0, 1.0))
 
 
 def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
