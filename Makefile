@@ -138,6 +138,7 @@ docs: .venv/ready-dev
 	$(BIN)/python -m gangline.contract.signals > docs/signals.md
 	$(BIN)/python -m tests.aggregator.sql_page
 	$(BIN)/python docs/parts.py
+	$(BIN)/python -m bench.quality.pictures
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build

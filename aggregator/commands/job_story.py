@@ -44,7 +44,8 @@ class Timeline:
     def column(self, at: float) -> int:
         """Return the column of a time, within the picture."""
         share = (at - self.begin) / max(self.end - self.begin, 1.0)
-        return min(self.columns - 1, max(0, int(share * self.columns)))
+        # A time on an edge belongs to the column that it begins.
+        return min(self.columns - 1, max(0, int(share * self.columns + 1e-6)))
 
 
 def seconds_of(time: datetime) -> float:

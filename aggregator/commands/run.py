@@ -40,6 +40,8 @@ from .connection import (
 )
 from .host_table import folded, host_of, render, wants_colour, width_of
 from .hosts import FoldMode, show
+from .job import worst_job_text
+from .sql_backends import QuerySession, RemoteBackend
 
 # ----------------------------------------------------------------------
 # What `gangline run` shows: the folder it begins in, and the simulated faults that `--once` waits
