@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from .fingerprint import KNOWN_MIN, NUMBERS, Fingerprint, Floats, Singles, features_of
 
-#: A run counts as the same workload up to this distance. Command: `python -m bench.fingerprint_quality`, seeds 1 to 5.
+#: A run counts as the same workload up to this distance. Set by hand: loose enough that a slow run is found among its own, and
+#: so about half of the workloads never seen are taken for known (`python -m bench.fingerprint_quality`).
 SAME_DISTANCE_MAX = 1.2
-#: Similarity falls from 1 to 0 around it, as fast as this (logistic, fitted by the same command).
+#: Similarity falls from 1 to 0 around it, as fast as this (logistic; assumed, not fitted).
 SIMILARITY_STEEPNESS = 4.0
 #: Runs that are searched; the oldest make room.
 RUNS_MAX = 131_072
@@ -35,7 +36,7 @@ class SimilarRun(NamedTuple):
 
 
 def similarity_of(distance: float) -> float:
-    """Return how likely two runs of that distance are of one workload, 0 to 1."""
+    """Return how alike two runs of that distance are, 0 to 1; no calibrated probability."""
     exponent = SIMILARITY_STEEPNESS * (distance - SAME_DISTANCE_MAX)
     return float(1.0 / (1.0 + np.exp(np.clip(exponent, -50.0, 50.0))))
 
