@@ -157,6 +157,7 @@ class CpuGang:
         self._left = ExitStack()
         self._cores = sorted(os.sched_getaffinity(0))[:2]
         self._environment = {**os.environ, **ONE_THREAD}
+        self._children: list[subprocess.Popen[bytes]] = []
         self.pids: list[int] = []
         self.units = 0
 
@@ -199,6 +200,11 @@ class CpuGang:
             found.append(float(np.mean(steps)) if steps else np.nan)
         return np.array(found)
 
+    def check(self) -> None:
+        """Raise RuntimeError where a process has ended: it was no gang."""
+        if ended := [child.args for child in self._children if child.poll() is not None]:
+            raise RuntimeError(f"ended before its time: {ended}")
+
     def _core(self, rank: int) -> int:
         return self._cores[rank % len(self._cores)]
 
@@ -218,6 +224,7 @@ class CpuGang:
             [sys.executable, "-m", RANK_MODULE, json.dumps(told)],
             env=self._environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+        self._children.append(child)
         self._left.callback(child.wait)
         self._left.callback(child.kill)
         with suppress(PermissionError):
@@ -290,6 +297,7 @@ class CpuGangRun:
                 middle, middle + SLOWED_SECONDS, wanted, partial(progress, "one is slowed")
             )
             end = time.monotonic()
+            gang.check()
             # The first and the second part of the time before, and for a control also that after it.
             half = (began + middle) / 2
             early, late = gang.compute_seconds(began, half), gang.compute_seconds(half, middle)
@@ -299,6 +307,7 @@ class CpuGangRun:
             self.aggregator.stop()
             # What was blamed before, and is so still, is not blamed anew.
             after = {host: one for host, one in after.items() if host not in before}
+            self._check_jobs(kinds)
             return CpuGangResult(
                 self.slowed, true[self.slowed], drift, before, after, self._windows()
             )
@@ -340,6 +349,19 @@ class CpuGangRun:
             progress((now - begin) / (end - begin))
             time.sleep(1.0)
         return found
+
+    def _check_jobs(self, kinds: Sequence[str]) -> None:
+        """Raise RuntimeError where an agent did not tell whose its process is: without a gang nobody could be blamed."""
+        store = self._disk / "data" / "gangline.duckdb"
+        with duckdb.connect(str(store), read_only=True) as connection:
+            rows = connection.execute("SELECT source, job, hosts FROM ops.jobs").fetchall()
+        wanted = [
+            ("slurm", str(JOBS[kind]), [f"{kind}-{rank}" for rank in range(RANKS)])
+            for kind in kinds
+        ]
+        known = [(source, job, sorted(hosts)) for source, job, hosts in rows]
+        if any(one not in known for one in wanted):
+            raise RuntimeError(f"the gangs are not known as jobs of all their hosts: {rows}")
 
     def _windows(self) -> str:
         """Return what each host's GPU showed in windows of ten seconds."""
