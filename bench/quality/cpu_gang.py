@@ -42,7 +42,7 @@ NICE_GANG, NICE_OTHERS = -10, 5
 #: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
 #: Well for so long before it is slowed: the judge takes about 100 s of past. And watched for so long then.
-HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 170.0
+HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 140.0
 #: A rank that became slower by less than this was not slowed: the machine had other things to do.
 SLOWDOWN_MIN = 0.08
 #: What the judge may say of a member, and blame it.
@@ -104,12 +104,14 @@ class Blame:
 
 @dataclass
 class CpuGangResult:
-    """What came of a run. Hosts by name."""
+    """What came of a run. Hosts by name. Of a control, where none is slowed, it is as if the rank had been."""
 
     slowed: int  # the rank
     slowdown: float  # true, as a share, by the logs; of the slowed rank against the others and against before
-    drift: float  # the most that any rank differed in the second half of the time before from the first, likewise
-    before: dict[str, Blame] = field(default_factory=dict)  # blamed while none was slowed
+    drift: (
+        float  # the most that any rank that was not slowed changed, likewise, in either direction
+    )
+    before: dict[str, Blame] = field(default_factory=dict)  # blamed while none was slowed yet
     after: dict[str, Blame] = field(default_factory=dict)
     windows: str = ""  # what the agents reported, where nobody was named
 
@@ -132,9 +134,9 @@ class CpuGangResult:
         right = f"{kind}-{self.slowed}"
         return sorted(host for host in self.after if host.startswith(kind) and host != right)
 
-    def blamed_before(self, kind: str) -> list[str]:
-        """Return who was blamed while none was slowed."""
-        return sorted(host for host in self.before if host.startswith(kind))
+    def blamed(self, kind: str) -> list[str]:
+        """Return who was blamed in all of the run."""
+        return sorted(host for host in {**self.before, **self.after} if host.startswith(kind))
 
 
 def missing() -> str:
@@ -155,6 +157,7 @@ class CpuGang:
         self._left = ExitStack()
         self._cores = sorted(os.sched_getaffinity(0))[:2]
         self._environment = {**os.environ, **ONE_THREAD}
+        self._children: list[subprocess.Popen[bytes]] = []
         self.pids: list[int] = []
         self.units = 0
 
@@ -197,6 +200,11 @@ class CpuGang:
             found.append(float(np.mean(steps)) if steps else np.nan)
         return np.array(found)
 
+    def check(self) -> None:
+        """Raise RuntimeError where a process has ended: it was no gang."""
+        if ended := [child.args for child in self._children if child.poll() is not None]:
+            raise RuntimeError(f"ended before its time: {ended}")
+
     def _core(self, rank: int) -> int:
         return self._cores[rank % len(self._cores)]
 
@@ -216,6 +224,7 @@ class CpuGang:
             [sys.executable, "-m", RANK_MODULE, json.dumps(told)],
             env=self._environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+        self._children.append(child)
         self._left.callback(child.wait)
         self._left.callback(child.kill)
         with suppress(PermissionError):
@@ -259,7 +268,8 @@ class CpuGangRun:
         self,
         progress: Progress,
         kinds: Sequence[str] = tuple(GPM),
-        seconds: tuple[float, float] = (HEALTHY_SECONDS, SLOWED_SECONDS),
+        *,
+        is_slowed: bool = True,
     ) -> CpuGangResult:
         """Return what came of it. It ends as soon as the slowed host is named in the gangs of all *kinds*."""
         gang_folder = self._disk / "gang"
@@ -276,23 +286,31 @@ class CpuGangRun:
             count = RANKS * len(kinds)
             until(lambda: len(self._scores()) == count, "all hosts are listed")
             began = time.monotonic()
-            before = self._watch(began, began + seconds[0], (), partial(progress, "none is slowed"))
+            before = self._watch(
+                began, began + HEALTHY_SECONDS, (), partial(progress, "none is slowed")
+            )
             middle = time.monotonic()
-            gang.slow(self.slowed)
-            wanted = [f"{kind}-{self.slowed}" for kind in kinds]
+            if is_slowed:
+                gang.slow(self.slowed)
+            wanted = [f"{kind}-{self.slowed}" for kind in kinds if is_slowed]
             after = self._watch(
-                middle, middle + seconds[1], wanted, partial(progress, "one is slowed")
+                middle, middle + SLOWED_SECONDS, wanted, partial(progress, "one is slowed")
             )
             end = time.monotonic()
-            past = gang.compute_seconds(began, middle)
+            gang.check()
+            # The first and the second part of the time before, and for a control also that after it.
             half = (began + middle) / 2
-            true = slowdowns(gang.compute_seconds(middle, end), past)[self.slowed]
             early, late = gang.compute_seconds(began, half), gang.compute_seconds(half, middle)
-            drift = max(map(abs, slowdowns(late, early)))
+            drifts = slowdowns(late, early)
+            true = slowdowns(gang.compute_seconds(middle, end), gang.compute_seconds(began, middle))
+            drift = max(map(abs, drifts if is_slowed else [*drifts, *true]))
             self.aggregator.stop()
             # What was blamed before, and is so still, is not blamed anew.
             after = {host: one for host, one in after.items() if host not in before}
-            return CpuGangResult(self.slowed, true, drift, before, after, self._windows())
+            self._check_jobs(kinds)
+            return CpuGangResult(
+                self.slowed, true[self.slowed], drift, before, after, self._windows()
+            )
 
     def _start_host(self, gang: CpuGang, name: str) -> CpuGangHost:
         kind, _, rank = name.partition("-")
@@ -332,6 +350,19 @@ class CpuGangRun:
             time.sleep(1.0)
         return found
 
+    def _check_jobs(self, kinds: Sequence[str]) -> None:
+        """Raise RuntimeError where an agent did not tell whose its process is: without a gang nobody could be blamed."""
+        store = self._disk / "data" / "gangline.duckdb"
+        with duckdb.connect(str(store), read_only=True) as connection:
+            rows = connection.execute("SELECT source, job, hosts FROM ops.jobs").fetchall()
+        wanted = [
+            ("slurm", str(JOBS[kind]), [f"{kind}-{rank}" for rank in range(RANKS)])
+            for kind in kinds
+        ]
+        known = [(source, job, sorted(hosts)) for source, job, hosts in rows]
+        if any(one not in known for one in wanted):
+            raise RuntimeError(f"the gangs are not known as jobs of all their hosts: {rows}")
+
     def _windows(self) -> str:
         """Return what each host's GPU showed in windows of ten seconds."""
         store = self._disk / "data" / "gangline.duckdb"
@@ -353,45 +384,55 @@ WINDOW_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def run(seed: int, progress: Progress, kinds: Sequence[str] = tuple(GPM)) -> CpuGangResult:
+def run(seed: int, progress: Progress, *, is_slowed: bool = True) -> CpuGangResult:
     """Return what came of one run, in folders that go with it."""
     with folder() as disk, folder(MEMORY) as memory:
-        return CpuGangRun(disk, memory, seed).run(progress, kinds)
+        return CpuGangRun(disk, memory, seed).run(progress, is_slowed=is_slowed)
 
 
 METHOD = f"""\
 Four processes step together on two cores of the machine that makes this page: {1000 * COMPUTE_SECONDS:.0f} ms of matrix
 products in numpy a step, {1000 * WAIT_SECONDS:.0f} ms of waiting, a barrier over sockets (no torch: it is not installed). After
 {HEALTHY_SECONDS:.0f} s another process begins to compete for the core with one of them, chosen by the seed: it does the same
-work, later. Each process is the one GPU of one host to two real agents, one with GPM and one without; there is no GPU
+work, later; in a second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s none does. Each process is the one GPU of one host to two real agents, one with GPM and one without; there is no GPU
 here, and what a GPU would say comes from the kernel's account of the process (`follow`, `tests/fake_nvml`): time on its
 core and in its queue is time in which it computes, waiting holds 5 % of the SMs, power is 200 W waiting and 650 W
 computing, and tensor activity is its own count of work done. The true slowdown is from the processes' log of steps.
 """
 
 
-def page(result: CpuGangResult) -> str:
+def page(result: CpuGangResult, control: CpuGangResult) -> str:
     """Return the section."""
-    rows = [_row(result, kind, is_slowed) for kind in GPM for is_slowed in (True, False)]
+    rows = [_slowed_row(result, kind) for kind in GPM] + [
+        _control_row(control, kind) for kind in GPM
+    ]
     head = ("one is slowed", "GPM", "named", "others blamed", "delay", "estimated", "true")
     return f"{METHOD}\n{table(head, rows)}\n"
 
 
-def _row(result: CpuGangResult, kind: str, is_slowed: bool) -> tuple[str, ...]:
-    gpm = "yes" if GPM[kind] else "no"
-    if not is_slowed:
-        others = ", ".join(result.blamed_before(kind)) or "none"
-        valid = "none" if result.is_control_valid else "not valid: the machine was busy"
-        return "no", gpm, "-", others, "-", "-", f"{valid} ({100 * result.drift:.0f} % drift)"
+def _slowed_row(result: CpuGangResult, kind: str) -> tuple[str, ...]:
     one = result.named(kind)
     true = f"{100 * result.slowdown:.0f} %" if result.is_valid else "not valid: it was not slow"
     named = f"`{one.rule}`, {one.state}" if one else "no"
     delay, estimate = (f"{one.seconds:.0f} s", f"{100 * one.excess:.0f} %") if one else ("-", "-")
-    return "yes", gpm, named, ", ".join(result.wrong(kind)) or "none", delay, estimate, true
+    others = ", ".join(sorted({*result.wrong(kind), *_before(result, kind)})) or "none"
+    return "yes", "yes" if GPM[kind] else "no", named, others, delay, estimate, true
+
+
+def _before(result: CpuGangResult, kind: str) -> list[str]:
+    return [host for host in result.before if host.startswith(kind)]
+
+
+def _control_row(control: CpuGangResult, kind: str) -> tuple[str, ...]:
+    others = ", ".join(control.blamed(kind)) or "none"
+    drift = f"drift {100 * control.drift:.0f} %"
+    if not control.is_control_valid:
+        drift = f"not valid: the machine was busy, {drift}"
+    return "no", "yes" if GPM[kind] else "no", "-", others, "-", "-", drift
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the part of the page: one run."""
+    """Return the part of the page: a run in which one is slowed, and one as long in which none is."""
     if reason := missing():
         return f"Not run: {reason}.\n"
-    return page(run(seed, progress))
+    return page(run(seed, progress), run(seed, progress, is_slowed=False))

@@ -26,8 +26,8 @@ def test_a_run_on_a_busy_machine_is_no_evidence_and_says_so() -> None:
     result = CpuGangResult(2, 0.04, 0.3, {"plain-0": blame}, {"gang-2": blame, "gang-1": blame})
     assert not result.is_valid and not result.is_control_valid
     assert result.named("gang") == blame and result.named("plain") is None
-    assert result.wrong("gang") == ["gang-1"] and result.blamed_before("plain") == ["plain-0"]
-    assert page(result).count("not valid") == 4
+    assert result.wrong("gang") == ["gang-1"] and result.blamed("plain") == ["plain-0"]
+    assert page(result, result).count("not valid") == 4
 
 
 @pytest.mark.slow
