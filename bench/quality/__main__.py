@@ -42,8 +42,6 @@ def sections() -> tuple[Section, ...]:
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
         Section("captures", "Real: logs, sysfs, captures", recorded),
         Section("injected", "Injected"),
-        Section("periods", "The period of a step"),
-        Section("stragglers", "Stragglers"),
         Section("simulated", "Simulated"),
     )
 

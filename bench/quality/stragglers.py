@@ -544,7 +544,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         f"- **Causes**: macro F1 {macro_f1(faults):.2f}. **Delay** p50 / p95: {statistics.median(delays):.0f} / {delays[int(0.95 * (len(delays) - 1))]:.0f} s.",
         f"- **Controls**: {blamed} hosts blamed in {len(controls)} runs.",
         "- Beside it, by their own figures on their own data: Minder precision 0.904, recall 0.883, after four minutes and more; Greyhound 10.6 s, with hooks inside the job.",
-        "", f"    python -m bench.quality --only stragglers --seed {seed}", "",
+        "", f"    python -m bench.quality.jobs --only stragglers --seed {seed}", "",
         "*All of this is simulated*, but for the recordings at its end: by a second world (`bench/quality/bsp_world.py`), which shares no model and no constant with the simulator. It",
         "plays gangs step by step, on a timeline of their own, and reads them as a driver reads: power averaged, delayed and noisy. Gangs of 16 hosts of 8 GPUs, 480 s, the",
         "cause from second 200 on. Levels are drawn anew for each run. Limits were set on seeds 1 to 9. *Named*: DEGRADED or worse, or evidence of its cause; *others named*: the",
