@@ -105,6 +105,7 @@ sys.exit(cli.main())
 #: What takes each command past its options, on a machine where nothing of Gangline runs.
 ARGUMENTS = {
     "hosts": ["--json"],
+    "job": [],
     "explain": ["gpu-007"],
     "watch": ["--json"],
     "advise": [],
