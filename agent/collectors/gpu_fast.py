@@ -215,7 +215,7 @@ class StepPeriods:
         self._row = 0
         self.found: dict[int, tuple[float, float]] = {}  # row -> seconds and confidence
 
-    def look_at_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
+    def estimate_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
         """Find the period of the next row, and return that row; None: there is no estimator. Never raises."""
         if self._estimate is None or self._history.length < PERIOD_SAMPLES // 4:
             return None
@@ -279,7 +279,7 @@ class GpuFast:
         self._turns += 1
         if self._turns % PERIOD_TURNS:
             return
-        row = samples.steps.look_at_next(samples.tracker.state)
+        row = samples.steps.estimate_next(samples.tracker.state)
         if row is not None:
             samples.tracker.set_step(row, samples.steps.found.get(row, (float("nan"), 0.0))[0])
 

@@ -355,7 +355,7 @@ class RunAccumulator:
         if before is None:
             return np.zeros(now.size, dtype=bool)
         if before.size < now.size:
-            before = grown(before, now.size)
+            before = np.pad(before, (0, now.size - before.size))
         return np.asarray(now != before[: now.size])
 
     def _add(self, at: int, rows: Indexes, values: Floats) -> None:

@@ -2,15 +2,16 @@
 
 Every rank has its own work in every step; the barrier, the slowest port and the host's gaps decide when the step ends. The
 timeline of each rank (stall, compute, wait, exchange, checkpoint) is integrated exactly, cut into tenths of a second, and read
-as a driver reads it: power as a windowed, delayed, noisy average, utilization as the share of time with a kernel, energy as
-the integral. All levels are drawn for each episode from ranges, so that no constant can be tuned to. The ranges are assumed,
-but for these, which are measured or published: about 150 W waiting and 550 W computing on an H100; healthy parts differ by 2
+as a driver reads it: power as a delayed, noisy average (of a tenth of a second, or without GPM of one second), utilization as the
+share of time with a kernel, energy as the integral. Levels are drawn for each episode from ranges. The ranges are assumed, but
+for these, which are measured or published: about 150 W waiting and 550 W computing on an H100; healthy parts differ by 2
 to 3 % between quartiles when the clock decides, by 0.1 % when the memory does; NVML samples power for a quarter of the time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,11 @@ class Episode:
     limit_watts: float
     capped_watts: float  # the limit of a capped host: what it draws at the clock that is left to it
     period_seconds: float
+    sm_levels: tuple[float, float] = (
+        0.86,
+        0.15,
+    )  # busy SMs of a rank that computes, and of one that waits
+    delay_slots: int = 1  # of power, behind what it is of
     steps: Floats = field(default_factory=lambda: np.zeros(0))  # ends of steps, seconds
     blamed_on: tuple[int, ...] = ()
 
@@ -99,7 +105,9 @@ class _Levels:
 
 def play(plan: Plan) -> Episode:
     """Play one episode. The same plan gives the same episode."""
-    random = np.random.default_rng([plan.seed, hash_of(plan.kind), plan.hosts, plan.has_gpm])
+    random = np.random.default_rng(
+        [plan.seed, hash_of(f"{plan.kind} {plan.slowdown}"), plan.hosts, plan.has_gpm]
+    )
     levels = _Levels(plan, random)
     slots = plan.seconds * SLOTS_PER_SECOND
     edges = np.arange(slots + 1) * SLOT_SECONDS
@@ -139,13 +147,14 @@ def play(plan: Plan) -> Episode:
         _pressure(plan, middle, random), random.uniform(1.5e9, 1.9e9), levels.idle,
         levels.idle + levels.compute * 1.35,
         1.01 * float(levels.idle + levels.compute * factor[:, plan.culprits[0]].min() ** exponent),
-        levels.period, ends, plan.culprits if plan.kind in NODE_KINDS else (),
+        levels.period, (levels.sm_compute, levels.sm_wait), levels.delay_slots, ends,
+        plan.culprits if plan.kind in NODE_KINDS else (),
     )  # fmt: skip
 
 
 def hash_of(text: str) -> int:
     """Return a number of *text* that is the same in every process."""
-    return int.from_bytes(text.encode()[:6].ljust(6, b"_"), "big")
+    return crc32(text.encode())
 
 
 def _strength(plan: Plan, now: float) -> float:

@@ -331,7 +331,7 @@ def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path
     made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
         made.second(lambda number: scenario.step(0 if number < 5 else 1))
-        row = made.row()
+    row = made.row()
     states = [row[f"{state}_ratio"] for state in STATES]
     assert sum(states) == pytest.approx(1)
     assert states[0] == pytest.approx(0.5, abs=0.11)
@@ -418,15 +418,15 @@ def test_one_gpu_a_second_has_its_step_looked_for() -> None:
 
     periods = StepPeriods(history, estimate)
     states = ["compute", "compute", "idle"]
-    assert periods.look_at_next(lambda row: (states[row], 1.0)) is None  # too few samples
+    assert periods.estimate_next(lambda row: (states[row], 1.0)) is None  # too few samples
     for number in range(400):
         history.begin(number * PERIOD_NS)
         for row in range(3):
             history.put(row, 0, number)
-    assert [periods.look_at_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]
+    assert [periods.estimate_next(lambda row: (states[row], 1.0)) for _ in range(3)] == [0, 1, 2]
     assert seen == [("f", (7, 400), 0.1)] * 2
     assert periods.found == {0: (0.5, 0.9)}
-    periods.look_at_next(lambda row: (states[row], 1.0))
+    periods.estimate_next(lambda row: (states[row], 1.0))
     assert periods.found == {}  # it abstains now
 
 

@@ -27,6 +27,7 @@ from gangline.aggregator.declared.rows import put_places, put_version
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.runs.run_log import RunLog
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.score_rows import ScoreLog
 from gangline.aggregator.store.journal import StoredEvent
@@ -106,6 +107,7 @@ class Night:
     def __post_init__(self) -> None:
         self.simulated = NightWorld(UPTIME_NS / SECOND_NS)
         self.findings, self.scores = ActiveFindings(self.fleet), ScoreLog()
+        self.runs = RunLog(self.fleet, self.store)
         self.framers = {name: FrameBuilder(RUN_ID, BOOT_ID) for name in self.simulated.names}
         for name in self.simulated.names:
             self._register(name)
@@ -183,6 +185,7 @@ class Night:
 
     def _judge(self) -> None:
         self.seen = evaluate(self.fleet, self.now_ns, self.seen)
+        self.runs.accumulator.advance(self.fleet, self.now_ns)
         self.store.submit_scores(self.seen, self.scores.take_changed(self.seen))
         self.store.submit_findings(self.findings.changes(self.now_ns))
 
@@ -231,6 +234,7 @@ def night(folder: Path) -> Iterator[Night]:
         one.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own_health(OWN)
+        asyncio.run(one.runs.close(one.now_ns))
         _advise(store, one)
         store.in_transaction(lambda live: put_clocks(live, CLOCKS))
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))

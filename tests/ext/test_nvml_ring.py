@@ -143,13 +143,14 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
     ):
         with pytest.raises(ValueError, match=r"cells|column|columns"):
             SampleRing(sweep, gpm, cells, valid, rows, targets, period, length)
-    for more in (
+    wrong: tuple[dict[str, Any], ...] = (
         {"gpm_every": 0},
         {"sources": [0]},
         {"sources": [2] * len(SIGNALS)},
         {"tracker": PhaseTracker(2)},
         {"history": SampleHistory(2)},
-    ):
+    )
+    for more in wrong:
         with pytest.raises(ValueError, match=r"GPM at each|rows beside"):
             SampleRing(sweep, gpm, cells, valid, 1, [], 1, **more)
     ring = SampleRing(sweep, gpm, cells, valid, 1, [(MEAN, 0, 0, 0.0, 40)], 1)

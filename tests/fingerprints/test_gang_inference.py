@@ -46,8 +46,9 @@ def test_a_gang_outlives_a_checkpoint_and_ends_with_its_work() -> None:
     """A gang that is forgotten at each checkpoint has no past by which a slow host could be told."""
     random, inference = np.random.default_rng(3), GangInference()
     everyone = np.ones(8, dtype=bool)
-    for _ in range(AGREE_WINDOWS_MIN):
-        stands = inference.update(rates_of([8], random), everyone)
+    for _ in range(AGREE_WINDOWS_MIN - 1):
+        assert inference.update(rates_of([8], random), everyone) == []
+    stands = inference.update(rates_of([8], random), everyone)
     assert stands == [frozenset(range(8))]
     for _ in range(TORN_WINDOWS_MAX):
         noise = np.exp(random.standard_normal((2, 8)))
@@ -60,6 +61,7 @@ def test_a_gang_outlives_a_checkpoint_and_ends_with_its_work() -> None:
 def test_no_reading_breaks_it(values: list[float]) -> None:
     """A counter that was reset read as minus ten terabytes a second."""
     inference = GangInference()
+    gangs: list[frozenset[int]] = []
     for _ in range(AGREE_WINDOWS_MIN + 1):
         gangs = inference.update(np.array([values, values]), np.ones(8, dtype=bool))
     assert all(values[host] == 5.0 for gang in gangs for host in gang)

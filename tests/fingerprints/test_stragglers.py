@@ -38,6 +38,14 @@ class Gangs:
         self.monitor.update(self.roles + noise + more, companion[None], self.group, self.limits)
         return self.monitor.change(self.group, self.limits.size)
 
+    def windows(
+        self, count: int, more: np.ndarray | float = 0.0, work: np.ndarray | float = 0.0
+    ) -> Change:
+        """Take in *count* windows alike, and return what shows at their end."""
+        for _ in range(count - 1):
+            self.window(more, work)
+        return self.window(more, work)
+
     def slow(self, member: int, excess: float) -> np.ndarray:
         more = np.zeros(self.group.size)
         more[member] = excess
@@ -60,16 +68,15 @@ def test_a_change_is_named_after_as_many_windows_as_rule_chance_out(
 ) -> None:
     """A culprit that is found only after it has healed is of no use to anybody."""
     gangs, needed = Gangs(4, size, roles=0.01), int(streak_needed(np.array([size]))[0])
-    for _ in range(PAST):
-        gangs.window()
-    for number in range(1, needed + 1):
-        change = gangs.window(gangs.slow(size + 1, excess))
-        assert np.flatnonzero(change.is_named).tolist() == ([size + 1] if number == needed else [])
+    gangs.windows(PAST)
+    for _ in range(needed - 1):
+        assert not gangs.window(gangs.slow(size + 1, excess)).is_named.any()
+    change = gangs.window(gangs.slow(size + 1, excess))
+    assert np.flatnonzero(change.is_named).tolist() == [size + 1]
     assert change.excess[size + 1] == pytest.approx(excess, abs=0.003)
     half = 3 * change.error[size + 1]
     assert abs(change.excess[size + 1] - excess) <= half
-    for _ in range(needed):
-        change = gangs.window()
+    change = gangs.windows(needed)
     assert not change.is_named.any() and change.is_usual[size + 1]
 
 
@@ -77,8 +84,7 @@ def test_a_member_that_is_slow_from_birth_is_held_against_the_others_alone() -> 
     """A host came back from repair slower than before, and was slow in each job from its first step."""
     gangs = Gangs(4, 16)
     little, much = gangs.slow(3, LIMIT), gangs.slow(20, 2 * BIRTH_FACTOR * LIMIT)
-    for _ in range(WARMUP_WINDOWS + BIRTH_STREAK_MIN):
-        change = gangs.window(little + much)
+    change = gangs.windows(WARMUP_WINDOWS + BIRTH_STREAK_MIN, little + much)
     assert np.flatnonzero(change.is_named).tolist() == [20] and change.from_birth[20]
 
 
@@ -103,10 +109,8 @@ def test_what_befalls_half_a_gang_is_its_own_affair() -> None:
 def test_companions_say_what_changed_with_it() -> None:
     """More time at more work is the workload's: only the work's change tells."""
     gangs = Gangs(2, 8)
-    for _ in range(PAST):
-        gangs.window(work=0.5)
-    for _ in range(STREAK_MIN + 4):
-        change = gangs.window(gangs.slow(3, 0.1), work=0.5 + gangs.slow(3, 0.08))
+    gangs.windows(PAST, work=0.5)
+    change = gangs.windows(STREAK_MIN + 4, gangs.slow(3, 0.1), 0.5 + gangs.slow(3, 0.08))
     assert change.is_named[3] and change.companions[0, 3] == pytest.approx(0.08, abs=1e-6)
 
 
