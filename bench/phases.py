@@ -105,11 +105,11 @@ def _period_seconds(load: PhaseLoad) -> float | None:
     assert load.history is not None
     assert load.tracker is not None
     steps = StepPeriods(load.history)
-    if steps.look_at_next(load.tracker.state) is None:
+    if steps.estimate_next(load.tracker.state) is None:
         return None
     began = time.thread_time_ns()
     for _ in range(GPUS):
-        steps.look_at_next(load.tracker.state)
+        steps.estimate_next(load.tracker.state)
     return (time.thread_time_ns() - began) / GPUS / 1e9
 
 

@@ -69,7 +69,7 @@ def replay(name: str, seed: int) -> Outcome:
     moved = 2e9 * shares[..., bsp.EXCHANGE].mean(axis=2)
     episode = Episode(
         plan, shares, watts, np.ones_like(busy), 0.45 * busy * pace, moved, np.zeros_like(moved),
-        np.full((slots, hosts, 2), 0.005), CLOCK_HERTZ, IDLE_WATTS, 700.0, 700.0, seconds, np.zeros(0),
+        np.full((slots, hosts, 2), 0.005), CLOCK_HERTZ, IDLE_WATTS, 700.0, 700.0, seconds,
     )  # fmt: skip
     return judge_readings(Reader(episode, random))
 
@@ -142,7 +142,7 @@ def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
     flat = np.zeros(shape[:2])
     episode = Episode(
         plan, shares, watts, np.ones(shape), np.zeros(shape), flat, flat, np.full((*shape[:2], 2), 0.005), CLOCK_HERTZ,
-        IDLE_WATTS, 700.0, 700.0, 0.0, np.zeros(0),
+        IDLE_WATTS, 700.0, 700.0, 0.0,
     )  # fmt: skip
     outcome = judge_readings(Reader(episode, np.random.default_rng(seed)))
     return replace(
