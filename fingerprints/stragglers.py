@@ -7,7 +7,8 @@ differences does. Everything here is arrays over members of many gangs at once; 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,8 +293,8 @@ class ChangeMonitor:
 def either(first: Change, second: Change) -> Change:
     """Return what *first* says of each member that it names, or that *second* does not; else what *second* says."""
     use = first.is_named | ~second.is_named
-    merged = [np.where(use, one, other) for one, other in zip(first, second, strict=True)]
-    change = Change(*merged)
+    pairs: Iterator[tuple[NDArray[Any], NDArray[Any]]] = zip(first, second, strict=True)
+    change = Change(*(np.where(use, one, other) for one, other in pairs))
     return change._replace(is_usual=first.is_usual & ~second.is_named)
 
 
