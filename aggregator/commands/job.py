@@ -14,7 +14,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,15 @@ from .connection import (
 )
 from .host_table import wants_colour, width_of
 from .job_picture import timeline_svg
+from .job_queries import (
+    LIST_QUERY,
+    RECENT_SECONDS,
+    PastStory,
+    TimeRange,
+    pace_query,
+    phases_query,
+    quoted,
+)
 from .job_story import (
     clock,
     lost_by_cause,
@@ -55,40 +63,7 @@ ENDINGS = (".svg", ".png")
 _SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-LIST_QUERY = """
-SELECT m.job, count(DISTINCT host)::INTEGER AS hosts_count, count(DISTINCT (host, gpu))::INTEGER AS gpus_count,
-    min(since) AS since, if(bool_or(until IS NULL), NULL, max(until)) AS until,
-    any_value(pace) AS pace, any_value(straggler) AS straggler, coalesce(any_value(lost), 0.0) AS lost_gpu_hours
-FROM ops.job_members AS m
-LEFT JOIN (SELECT job, arg_max(pace, time) AS pace FROM ops.job_pace GROUP BY job) AS p ON p.job = m.job
-LEFT JOIN (
-    SELECT job, arg_max(host, lost_gpu_hours) FILTER (until IS NULL) AS straggler, sum(lost_gpu_hours) AS lost
-    FROM ops.stragglers GROUP BY job
-) AS s ON s.job = m.job
-GROUP BY m.job ORDER BY bool_or(m.until IS NULL) DESC, lost_gpu_hours DESC, m.job
-"""
-
 Ask = Callable[[str], list[dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """From when to when, seconds since 1970; `last_seconds` counts back from the newest reading."""
-
-    begin: float = -math.inf
-    end: float = math.inf
-    last_seconds: float = math.inf
-
-    def condition(self) -> str:
-        """Return it as SQL over the column `time`."""
-        parts = []
-        if math.isfinite(self.last_seconds):
-            parts.append(f"time >= ops.taken() - to_seconds({int(self.last_seconds)})")
-        if math.isfinite(self.begin):
-            parts.append(f"time >= make_timestamp({round(self.begin * 1e6)})")
-        if math.isfinite(self.end):
-            parts.append(f"time <= make_timestamp({round(self.end * 1e6)})")
-        return " AND ".join(parts) or "true"
 
 
 def main(arguments: list[str]) -> int:
@@ -153,27 +128,21 @@ def show(options: argparse.Namespace, ask: Ask) -> int:
 
 def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     """Return members, phases by host, pace, stragglers and advice of *job*. Raises CommandError."""
-    name, when = _quoted(job), time_range.condition()
+    name = quoted(job)
     jobs = [one for one in ask(LIST_QUERY) if one["job"] == job]
     if not jobs:
         raise CommandError(_unknown(job, ask), NOT_FOUND)
-    phases = ask(
-        "SELECT time, host, avg(compute_ratio) AS compute_ratio, avg(wait_ratio) AS wait_ratio, "
-        "avg(host_stall_ratio) AS host_stall_ratio, avg(checkpoint_ratio) AS checkpoint_ratio, "
-        "avg(idle_ratio) AS idle_ratio, min(source) AS source FROM ops.job_phases "
-        f"WHERE job = {name} AND {when} GROUP BY time, host ORDER BY time, host"
-    )
-    pace = ask(f"FROM ops.job_pace WHERE job = {name} AND {when} ORDER BY time")
+    phases, pace = _phases_and_pace(ask, jobs[0], time_range)
     if not phases:
         raise CommandError(
-            f"no readings of job {job!r} in that time: readings of phases are kept for 5 minutes; "
-            "leave out --last, --from and --to, or ask past.gpu_1s with gangline sql",
+            f"no readings of job {job!r} in that time: it ran {_when(jobs[0])}, and readings are kept for 14 days; "
+            "leave out --from and --to for its last minutes",
             NOT_FOUND,
         )
     stragglers = ask(
-        f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, lost_gpu_hours DESC LIMIT 200"
+        f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC LIMIT 200"
     )
-    hosts = ", ".join(sorted({_quoted(one["host"]) for one in stragglers})) or "''"
+    hosts = ", ".join(sorted({quoted(one["host"]) for one in stragglers})) or "''"
     advice = ask(
         f"SELECT host, state, action, words FROM ops.advisories WHERE host IN ({hosts}) AND action IS NOT NULL LIMIT 5"
     )
@@ -190,6 +159,26 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "stragglers": stragglers,
         "advice": advice,
     }
+
+
+def _phases_and_pace(
+    ask: Ask, job: dict[str, Any], time_range: TimeRange
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the phases by host and the pace: of the last minutes from `ops`, of a longer time from the history."""
+    name, now = str(job["job"]), ask("SELECT ops.taken() AS now")[0]["now"].replace(tzinfo=UTC)
+    until = seconds_of(job["until"] or now)
+    wanted = time_range.within(seconds_of(job["since"]), until)
+    if wanted.begin >= now.timestamp() - RECENT_SECONDS:
+        return ask(phases_query(name, wanted)), ask(pace_query(name, wanted))
+    if wanted.begin >= wanted.end:
+        return [], []
+    past = PastStory(name, job["gpus_count"], wanted, now)
+    return ask(past.phases_query()), ask(past.pace_query())
+
+
+def _when(job: dict[str, Any]) -> str:
+    until = "" if job["until"] is None else f" until {job['until']:%Y-%m-%d %H:%M}"
+    return f"from {job['since']:%Y-%m-%d %H:%M}{until} UTC"
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
@@ -323,10 +312,6 @@ def _unknown(job: str, ask: Ask) -> str:
     if not names:
         return f"no job {job!r}: no job is known to this aggregator"
     return f"no job {job!r} among the {len(names)} known; `gangline job` lists them"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _plain(value: Any) -> Any:

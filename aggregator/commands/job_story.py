@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 #: State -> (letter where there is no color, color of the terminal, color of a picture).
@@ -23,6 +24,7 @@ BARS = "▁▂▃▄▅▆▇█"
 BARS_ASCII = "_.-=+*#@"
 #: A pace over the job's best minute is drawn as this.
 PACE_MAX = 1.0
+#: Of the last minutes; a step of a longer story is longer.
 STEP_SECONDS = 10
 
 Row = Mapping[str, Any]
@@ -58,8 +60,10 @@ def make_timeline(
 ) -> Timeline:
     """Return the timeline of *phases* by host and time, and of *pace*. *culprits*: their hosts come first."""
     times = [seconds_of(row["time"]) for row in (*phases, *pace)]
-    begin, end = min(times), max(times) + STEP_SECONDS
-    columns = max(1, min(columns, round((end - begin) / STEP_SECONDS)))
+    moments = sorted(set(times))
+    step = min((b - a for a, b in pairwise(moments) if b - a >= STEP_SECONDS), default=STEP_SECONDS)
+    begin, end = moments[0], moments[-1] + step
+    columns = max(1, min(columns, round((end - begin) / step)))
     timeline = Timeline(begin, end, columns)
     cells: dict[tuple[str, int], dict[str, list[float]]] = {}
     for row in phases:
@@ -158,7 +162,7 @@ def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
         slow, lower, upper = (
             one[f"{name}_ratio"] for name in ("slowdown", "slowdown_lower", "slowdown_upper")
         )
-        by = "" if slow is None else f", {100 * slow:.0f} % slow"
+        by = "" if slow is None else ", stops it" if slow >= 1 else f", {100 * slow:.0f} % slow"
         if by and lower is not None and upper is not None:
             by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
         until = "still" if one["until"] is None else clock(seconds_of(one["until"]))
@@ -173,7 +177,7 @@ def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
 
 
 def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:
-    """Return GPU-hours lost, most first; where two held the job up at once each counts as if alone."""
+    """Return GPU-hours lost, most first. They add up: each moment is charged to the slowest member then."""
     lost: dict[str, float] = defaultdict(float)
     for one in stragglers:
         lost[str(one["cause"])] += float(one["lost_gpu_hours"] or 0.0)

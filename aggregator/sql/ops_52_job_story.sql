@@ -130,11 +130,13 @@ COMMENT ON VIEW ops.job_pace IS
     'the pace of each job in steps of 10 s against its own best minute, where it changed and by how much, how many hosts were read: SELECT time, pace, is_change, hosts_reading FROM ops.job_pace WHERE job = ''123'' ORDER BY time LIMIT 3';
 
 -- Evidence stands from its score to the next score of its host. Devices of a host with one cause are one straggler, at
--- the speed of the slowest; where two stand at once each counts as if it were alone.
+-- the speed of the slowest. A gang runs at the pace of its slowest member, so that each moment is charged to one
+-- straggler, the slowest then, and the lost hours of a job's stragglers add up. A host that is UNHEALTHY stops its job:
+-- speed 0, where the job stands now, or ended on that host while it was so.
 CREATE OR REPLACE VIEW ops.stragglers AS
 WITH scored AS (
     SELECT
-        host, time, version, relative_speed_lower, relative_speed_upper,
+        host, time, version, state, relative_speed_lower, relative_speed_upper,
         coalesce(lead(time) OVER (PARTITION BY host ORDER BY time, version), ops.taken()) AS until
     FROM main.scores
 ),
@@ -143,17 +145,25 @@ said AS (
         host, e.signal, e.reason, s.time, s.until, min(e.relative_speed_factor) AS speed,
         arg_min(e.device, e.relative_speed_factor) AS device, arg_min(e.words, e.relative_speed_factor) AS words,
         arg_min(e.sql, e.relative_speed_factor) AS sql, any_value(relative_speed_lower) AS speed_lower,
-        any_value(relative_speed_upper) AS speed_upper
+        any_value(relative_speed_upper) AS speed_upper, false AS is_broken
     FROM main.evidence AS e JOIN scored AS s USING (host, time, version)
     WHERE e.relative_speed_factor < 1 OR starts_with(e.signal, 'gang.') OR starts_with(e.signal, 'network.')
     GROUP BY ALL
+    UNION ALL
+    SELECT
+        host, arg_max(e.signal, e.log_hazard_delta), arg_max(e.reason, e.log_hazard_delta), s.time, s.until, 1.0,
+        arg_max(e.device, e.log_hazard_delta), arg_max(e.words, e.log_hazard_delta),
+        arg_max(e.sql, e.log_hazard_delta), NULL, NULL, true
+    FROM main.evidence AS e JOIN scored AS s USING (host, time, version)
+    WHERE s.state = 'UNHEALTHY' AND e.log_hazard_delta > 0 GROUP BY host, s.time, s.until
 ),
 begun AS (
     SELECT *, time > lag(until) OVER own IS NOT false AS is_new
-    FROM said WINDOW own AS (PARTITION BY host, signal, reason ORDER BY time, until)
+    FROM said WINDOW own AS (PARTITION BY host, signal, reason, is_broken ORDER BY time, until)
 ),
 numbered AS (
-    SELECT *, sum(is_new::INTEGER) OVER (PARTITION BY host, signal, reason ORDER BY time, until) AS episode
+    SELECT
+        *, sum(is_new::INTEGER) OVER (PARTITION BY host, signal, reason, is_broken ORDER BY time, until) AS episode
     FROM begun
 ),
 jobs AS (
@@ -164,16 +174,44 @@ jobs AS (
         FROM ops.job_members GROUP BY job, host
     )
 ),
+standing AS (
+    SELECT job FROM ops.job_phases
+    WHERE time > ops.taken() - INTERVAL 40 SECOND AND time <= ops.taken() - INTERVAL 10 SECOND
+    GROUP BY job HAVING median(compute_ratio) < 0.02
+),
 within AS (
     SELECT
-        * EXCLUDE (time, until), greatest(n.time, j.since) AS time,
-        least(n.until, coalesce(j.until, n.until)) AS until
-    FROM numbered AS n JOIN (SELECT job, host, since, until, gpus FROM jobs) AS j USING (host)
+        n.* EXCLUDE (time, until), j.job, j.gpus, greatest(n.time, j.since) AS time,
+        least(n.until, coalesce(j.until, n.until)) AS until,
+        n.is_broken AND (s.job IS NOT NULL OR j.until <= n.until) AS stops
+    FROM numbered AS n JOIN jobs AS j USING (host) LEFT JOIN standing AS s USING (job)
     WHERE n.until >= j.since AND (j.until IS NULL OR n.time < j.until)
+),
+episodes AS (
+    SELECT
+        job, host, signal, reason, is_broken, episode, any_value(gpus) AS gpus, arg_max(device, time) AS device,
+        min(time) AS time, max(until) AS until, bool_or(stops) AS is_stopped,
+        if(is_stopped, 0.0, arg_max(speed, time)) AS speed, arg_max(speed_upper, time) AS speed_upper,
+        arg_max(speed_lower, time) AS speed_lower, arg_max(words, time) AS words, arg_max(sql, time) AS sql,
+        if(is_stopped, 0.0, coalesce(sum(speed * epoch(until - time)) / nullif(sum(epoch(until - time)), 0), min(speed)))
+            AS speed_mean
+    FROM within GROUP BY job, host, signal, reason, is_broken, episode
+),
+spans AS (
+    SELECT job, moment AS time, lead(moment) OVER (PARTITION BY job ORDER BY moment) AS until
+    FROM (SELECT job, time AS moment FROM episodes UNION SELECT job, until FROM episodes)
+),
+charged AS (
+    SELECT e.job, e.host, e.signal, e.reason, e.is_broken, e.episode,
+        (1 - e.speed_mean) * e.gpus * epoch(s.until - s.time) / 3600 AS hours
+    FROM spans AS s JOIN episodes AS e ON e.job = s.job AND e.time <= s.time AND e.until >= s.until
+    QUALIFY row_number() OVER (PARTITION BY s.job, s.time ORDER BY e.speed_mean, e.time, e.host, e.signal) = 1
+),
+lost AS (
+    SELECT job, host, signal, reason, is_broken, episode, sum(hours) AS hours FROM charged GROUP BY ALL
 )
 SELECT
-    job, host, arg_max(device, time) AS device, min(time) AS since,
-    if(max(until) >= ops.taken(), NULL, max(until)) AS until,
+    job, host, device, time AS since, if(until >= ops.taken(), NULL, until) AS until,
     CASE
         WHEN signal = 'gang.unknown' THEN 'unknown'
         WHEN signal LIKE 'gang.workload%' THEN 'workload'
@@ -181,12 +219,12 @@ SELECT
         WHEN signal LIKE '%link%' OR signal LIKE 'network.%' OR signal LIKE 'rdma.%' THEN 'link'
         ELSE 'node'
     END AS verdict,
-    signal AS cause, reason, 1 - arg_max(speed, time) AS slowdown_ratio,
-    1 - arg_max(speed_upper, time) AS slowdown_lower_ratio,
-    1 - arg_max(speed_lower, time) AS slowdown_upper_ratio,
-    sum((1 - speed) * gpus * epoch(until - time) / 3600) AS lost_gpu_hours,
-    arg_max(words, time) AS words, arg_max(sql, time) AS evidence_sql
-FROM within GROUP BY job, host, signal, reason, episode
-ORDER BY lost_gpu_hours DESC, job, host;
+    signal AS cause, reason, 1 - speed AS slowdown_ratio,
+    if(is_stopped, NULL, 1 - speed_upper) AS slowdown_lower_ratio,
+    if(is_stopped, NULL, 1 - speed_lower) AS slowdown_upper_ratio, coalesce(hours, 0.0) AS lost_gpu_hours,
+    words, sql AS evidence_sql
+FROM episodes LEFT JOIN lost USING (job, host, signal, reason, is_broken, episode)
+WHERE is_stopped OR NOT is_broken
+ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC, job, host;
 COMMENT ON VIEW ops.stragglers IS
-    'who slowed which job, from when to when (until NULL: still), why, by how much, and the GPU-hours that the whole gang lost by it: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';
+    'who slowed or stopped which job, from when to when (until NULL: still), why, by how much, and the GPU-hours that the whole gang lost while this was its slowest member: SELECT job, host, verdict, reason, slowdown_ratio, lost_gpu_hours FROM ops.stragglers LIMIT 3';

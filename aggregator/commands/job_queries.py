@@ -1,0 +1,225 @@
+"""The SQL behind `gangline job`: the list of jobs, and the phases and pace of one, now or in the past.
+
+The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time comes from the history (`past.*`) together
+with them, by the same rules, in steps as long as a picture can show: from all readings where these are few, else from
+the rollups by minute.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+#: The operators' file has readings of so long.
+RECENT_SECONDS = 300
+#: Steps of a story, and what one may take.
+STEPS_MAX = 180
+STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
+#: GPU-seconds of which all readings are read; of more, the rollups.
+RAW_GPU_SECONDS_MAX = 500_000.0
+#: Raw readings in Parquet are kept for so long unless set otherwise.
+RAW_SECONDS_MAX = 72 * 3600.0
+
+LIST_QUERY = """
+SELECT m.job, count(DISTINCT host)::INTEGER AS hosts_count, count(DISTINCT (host, gpu))::INTEGER AS gpus_count,
+    min(since) AS since, if(bool_or(until IS NULL), NULL, max(until)) AS until,
+    any_value(pace) AS pace, any_value(straggler) AS straggler, coalesce(any_value(lost), 0.0) AS lost_gpu_hours
+FROM ops.job_members AS m
+LEFT JOIN (SELECT job, arg_max(pace, time) AS pace FROM ops.job_pace GROUP BY job) AS p ON p.job = m.job
+LEFT JOIN (
+    SELECT job, arg_max(host, slowdown_ratio) FILTER (until IS NULL) AS straggler, sum(lost_gpu_hours) AS lost
+    FROM ops.stragglers GROUP BY job
+) AS s ON s.job = m.job
+GROUP BY m.job ORDER BY bool_or(m.until IS NULL) DESC, lost_gpu_hours DESC, m.job
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """From when to when, seconds since 1970; `last_seconds` counts back from the newest reading."""
+
+    begin: float = -math.inf
+    end: float = math.inf
+    last_seconds: float = math.inf
+
+    def condition(self) -> str:
+        """Return it as SQL over the column `time`."""
+        parts = []
+        if math.isfinite(self.last_seconds):
+            parts.append(f"time >= ops.taken() - to_seconds({int(self.last_seconds)})")
+        if math.isfinite(self.begin):
+            parts.append(f"time >= {timestamp(self.begin)}")
+        if math.isfinite(self.end):
+            parts.append(f"time <= {timestamp(self.end)}")
+        return " AND ".join(parts) or "true"
+
+    def within(self, since: float, until: float) -> TimeRange:
+        """Return the part of it in which a job ran, *since* to *until*; what it does not say is the last minutes of that."""
+        begin = self.begin
+        if math.isfinite(self.last_seconds):
+            begin = max(begin, until - self.last_seconds)
+        end = min(self.end, until)
+        if not math.isfinite(begin):
+            begin = (end if math.isfinite(self.end) else until) - RECENT_SECONDS
+        return TimeRange(max(begin, since), end)
+
+
+def timestamp(seconds: float) -> str:
+    """Return seconds since 1970 as SQL."""
+    return f"make_timestamp({round(seconds * 1e6)})"
+
+
+def quoted(text: str) -> str:
+    """Return *text* as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def phases_query(job: str, time_range: TimeRange) -> str:
+    """Return the query for the phases by host of the last minutes."""
+    return (
+        "SELECT time, host, avg(compute_ratio) AS compute_ratio, avg(wait_ratio) AS wait_ratio, "
+        "avg(host_stall_ratio) AS host_stall_ratio, avg(checkpoint_ratio) AS checkpoint_ratio, "
+        "avg(idle_ratio) AS idle_ratio, min(source) AS source FROM ops.job_phases "
+        f"WHERE job = {quoted(job)} AND {time_range.condition()} GROUP BY time, host ORDER BY time, host"
+    )
+
+
+def pace_query(job: str, time_range: TimeRange) -> str:
+    """Return the query for the pace of the last minutes."""
+    return f"FROM ops.job_pace WHERE job = {quoted(job)} AND {time_range.condition()} ORDER BY time"
+
+
+def step_seconds_for(span_seconds: float) -> int:
+    """Return how long a step of a story of so long is."""
+    return next((s for s in STEP_SECONDS if s * STEPS_MAX >= span_seconds), STEP_SECONDS[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class PastStory:
+    """A job in a time that is longer ago, or longer, than the last minutes. *now*: as of when the readings are."""
+
+    job: str
+    gpus_count: int
+    time_range: TimeRange
+    now: datetime
+
+    def phases_query(self) -> str:
+        """Return the query for the phases by host, with the columns of `phases_query`."""
+        return f"""{self._readings()}
+SELECT time, host, avg(compute) AS compute_ratio, avg(wait) AS wait_ratio, avg(stall) AS host_stall_ratio,
+    avg(checkpoint) AS checkpoint_ratio, avg(idle) AS idle_ratio, min(source) AS source
+FROM phases GROUP BY time, host ORDER BY time, host"""
+
+    def pace_query(self) -> str:
+        """Return the query for the pace, with the columns of `ops.job_pace` that a story shows."""
+        return f"""{self._readings()},
+worked AS (
+    SELECT time, median(step) AS step_seconds, median(tensor) AS tensor, median(compute) AS compute,
+        count(DISTINCT host) AS hosts_reading
+    FROM phases GROUP BY time
+),
+chosen AS (
+    SELECT *,
+        CASE
+            WHEN count(step_seconds) OVER () >= 0.5 * count(*) OVER () THEN 'steps'
+            WHEN count(tensor) OVER () >= 0.5 * count(*) OVER () AND max(tensor) OVER () > 0 THEN 'tensor cores'
+            ELSE 'compute share'
+        END AS source,
+        CASE source WHEN 'steps' THEN 1 / step_seconds WHEN 'tensor cores' THEN tensor ELSE compute END AS work
+    FROM worked
+),
+windows AS (
+    SELECT *, median(work) OVER (ORDER BY time ROWS BETWEEN 5 PRECEDING AND CURRENT ROW) AS long,
+        median(work) OVER before AS before, median(work) OVER after AS after, mad(work) OVER before AS before_scatter,
+        mad(work) OVER after AS after_scatter, count(work) OVER before AS before_count,
+        count(work) OVER after AS after_count
+    FROM chosen WINDOW before AS (ORDER BY time ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING),
+        after AS (ORDER BY time ROWS BETWEEN CURRENT ROW AND 2 FOLLOWING)
+),
+paced AS (
+    SELECT *, nullif(max(long) OVER (), 0) AS best,
+        if(before_count = 3 AND after_count = 3 AND abs(after - before) > greatest(0.05 * greatest(before, after),
+            3 * greatest(before_scatter, after_scatter)), abs(after - before), 0) AS changed
+    FROM windows
+)
+SELECT time, work / best AS pace, step_seconds, hosts_reading,
+    changed > 0 AND changed > coalesce(max(changed) OVER earlier, 0)
+        AND changed >= coalesce(max(changed) OVER later, 0) AS is_change,
+    if(is_change, after / nullif(before, 0) - 1, NULL) AS change_ratio, source
+FROM paced WINDOW earlier AS (ORDER BY time ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING),
+    later AS (ORDER BY time ROWS BETWEEN 1 FOLLOWING AND 3 FOLLOWING)
+ORDER BY time"""
+
+    @property
+    def span_seconds(self) -> float:
+        """Return how long it is."""
+        return self.time_range.end - self.time_range.begin
+
+    @property
+    def step_seconds(self) -> int:
+        """Return how long a step of it is."""
+        step = step_seconds_for(self.span_seconds)
+        return step if self._is_raw() else max(step, 60)
+
+    def _is_raw(self) -> bool:
+        """Say whether to read all readings: they are there, and few."""
+        age_seconds = self.now.timestamp() - self.time_range.begin
+        is_small = self.gpus_count * self.span_seconds <= RAW_GPU_SECONDS_MAX
+        return is_small and age_seconds < RAW_SECONDS_MAX
+
+    def _source(self, table: str, columns: dict[str, str]) -> str:
+        """Return what follows FROM: *columns* (name -> column of the table) in the time, from the past and from now."""
+        begin, end = timestamp(self.time_range.begin), timestamp(self.time_range.end)
+        names = {name: f"{column} AS {name}" for name, column in columns.items()}
+        rolled = {name: f"{column}_mean AS {name}" for name, column in columns.items()}
+        past, of = (f"past.{table}", names) if self._is_raw() else (f"past.{table}_1m", rolled)
+        # A reading that is in both counts twice in a mean, and changes none.
+        return (
+            f"(SELECT host, device, time, {', '.join(of.values())} FROM {past} WHERE time BETWEEN {begin} AND {end} "
+            f"UNION ALL SELECT host, device, time, {', '.join(names.values())} FROM readings.{table} "
+            f"WHERE time BETWEEN {begin} AND {end})"
+        )
+
+    def _means(self, table: str, columns: dict[str, str]) -> str:
+        means = ", ".join(f"avg({name}) AS {name}" for name in columns)
+        bucket = f"time_bucket(INTERVAL {self.step_seconds} SECOND, r.time)"
+        return (
+            f"SELECT r.host, r.device, {bucket} AS time, {means} FROM {self._source(table, columns)} AS r "
+            "JOIN members AS m ON r.host = m.host AND r.device = m.gpu AND r.time >= m.since "
+            "AND (m.until IS NULL OR r.time <= m.until) GROUP BY ALL"
+        )
+
+    def _readings(self) -> str:
+        """Return the beginning of a query that has `phases`: by GPU and step. The rules are those of `ops.job_phases`."""
+        shares = {
+            "compute": "compute_ratio", "wait": "wait_ratio", "stall": "host_stall_ratio",
+            "checkpoint": "checkpoint_ratio", "idle": "idle_ratio", "active": "sm_active_ratio",
+            "tensor": "tensor_active_ratio",
+        }  # fmt: skip
+        return f"""
+WITH members AS (
+    SELECT host, gpu, min(since) AS since, if(bool_or(until IS NULL), NULL, max(until)) AS until
+    FROM ops.job_members WHERE job = {quoted(self.job)} GROUP BY host, gpu
+),
+fast AS ({self._means("gpu_fast_1s", shares)}),
+slow AS ({self._means("gpu_1s", {"used": "utilization_ratio", "watts": "power_watts"})}),
+steps AS ({self._means("gpu_fast_10s", {"step": "step_seconds"})}),
+beside AS (
+    SELECT *, max(watts) OVER own AS watts_most, max(active) OVER own AS active_most, compute IS NOT NULL AS is_known
+    FROM slow FULL JOIN fast USING (host, device, time) LEFT JOIN steps USING (host, device, time)
+    WINDOW own AS (PARTITION BY host, device)
+),
+estimated AS (
+    SELECT *, least(1, greatest(0, used)) AS resident,
+        least(1, greatest(0, coalesce(active / nullif(active_most, 0), (watts / nullif(watts_most, 0) - 0.35) / 0.65)))
+            AS busy
+    FROM beside
+),
+phases AS (
+    SELECT host, device, time, if(is_known, compute, resident * busy) AS compute,
+        if(is_known, wait, resident * (1 - busy)) AS wait, if(is_known, stall, 1 - resident) AS stall,
+        if(is_known, checkpoint, NULL) AS checkpoint, if(is_known, coalesce(idle, 0), 0) AS idle, tensor, step,
+        if(is_known, 'phases', 'estimated') AS source
+    FROM estimated WHERE is_known OR resident IS NOT NULL AND busy IS NOT NULL
+)"""
