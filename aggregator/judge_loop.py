@@ -213,7 +213,7 @@ class JudgeLoop:
             self.fleet, now_ns, previous, before, model, outcome_feedback, self._jump_ns
         )
         self._jump_ns = 0
-        return judged
+        return replace(judged, workloads=self.runs.workloads(now_ns))
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
         """Return *snapshot* with what stands against the aggregator itself: a disk that takes nothing, alarms."""

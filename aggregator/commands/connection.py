@@ -374,6 +374,17 @@ class ScoreClient:
         score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
         return score
 
+    def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
+        """Return by host how much longer a step of *job* would take there, and from which run that is known, in words.
+
+        Raises CommandError(NOT_FOUND).
+        """
+        workload = score_pb2.Workload(job=job)
+        reply = self._call(self._stub.ScoreNodes, score_pb2.ScoreNodesRequest(workload=workload))
+        names = self.names()
+        by_host = zip(reply.node_index, reply.expected_slowdown, strict=True)
+        return {names[index]: slowdown for index, slowdown in by_host}, reply.workload_source
+
     def names(self) -> list[str]:
         """Return the names of all hosts."""
         reply = self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())

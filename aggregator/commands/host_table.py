@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from ...contract.wire import score_pb2
 from .connection import ScoreListing
 
-HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "HEARD", "JOB", "REASON")
+HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
 #: Columns that are numbers, set to the right.
-RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "HEARD")
+RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
 #: On a narrower terminal the reason gets the room of these columns: the score says what the first says, and the state
 #: (STALE) what the second says.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
@@ -83,14 +83,27 @@ Row = score_pb2.NodeScore | FoldedHosts
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
-def render(hosts: Iterable[Row], width: int, *, colour: bool = False) -> str:
-    """Return the table of *hosts*, given worst first, no line longer than *width* characters."""
+def render(
+    hosts: Iterable[Row],
+    width: int,
+    *,
+    colour: bool = False,
+    slowdowns: Mapping[str, float] | None = None,
+) -> str:
+    """Return the table of *hosts*, given worst first, no line longer than *width* characters.
+
+    *slowdowns*: how much longer a step of a job would take, by host; without any the table has no such column.
+    """
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"
     is_narrow = width < NARROW_CHARACTERS
     found = [one.cells() if isinstance(one, FoldedHosts) else row(one) for one in scores]
+    for one, by_heading in zip(scores, found, strict=True):
+        by_heading["SLOWER"] = _slower(one, slowdowns or {})
     left_out = NOT_WHEN_NARROW if is_narrow else ()
+    if not slowdowns:
+        left_out = (*left_out, "SLOWER")
     if not any(cells["JOB"] for cells in found):
         left_out = (*left_out, "JOB")
     shown = [h for h in HEADINGS if h not in left_out]
@@ -110,6 +123,14 @@ def render(hosts: Iterable[Row], width: int, *, colour: bool = False) -> str:
         paint = _COLOURS.get(score.state, "") if colour else ""
         lines.append(f"{paint}{line}{_PLAIN}" if paint else line)
     return "\n".join(lines)
+
+
+def _slower(one: Row, slowdowns: Mapping[str, float]) -> str:
+    """Return how much longer a step would take, of several hosts on the slowest."""
+    scores = one.scores if isinstance(one, FoldedHosts) else (one,)
+    found = [slowdowns.get(host_of(score), math.nan) for score in scores]
+    known = [slowdown for slowdown in found if not math.isnan(slowdown)]
+    return f"{100 * max(known):.0f} %" if known else "-"
 
 
 def enum_name(kind: Any, number: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
 import threading
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TextIO
 
@@ -52,9 +54,10 @@ def main(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     with ScoreClient(read_connection_options(options)) as client:
         listing = client.hosts(options.hours)
+        slowdowns, source = client.expected_slowdowns(options.job) if options.job else ({}, "")
     chosen = selected(listing, options.state)
     if options.json:
-        print(json_object(document(chosen)))
+        print(json_object(document(chosen, slowdowns)))
         return OK
     width, is_terminal = width_of(sys.stdout), sys.stdout.isatty()
     rows: list[Row] = list(chosen.scores)
@@ -66,7 +69,9 @@ def _run(options: argparse.Namespace) -> int:
             f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
         )
     else:
-        print(render(rows, width, colour=wants_colour()))
+        print(render(rows, width, colour=wants_colour(), slowdowns=slowdowns))
+    if source:
+        print(f"SLOWER: how much longer a step of job {options.job} would take, as {source} ran")
     is_folded = any(isinstance(one, FoldedHosts) for one in rows)
     explain_command = make_explain_command(options) if is_terminal else ""
     if caption_text := caption(chosen, width, is_folded=is_folded, explain_command=explain_command):
@@ -99,13 +104,17 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
     return ScoreListing(scores, listing.version, listing.degraded_reason, listing.alarms)
 
 
-def document(listing: ScoreListing) -> dict[str, Any]:
-    """Return the hosts as JSON: worst first; what is not known is null."""
+def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the hosts as JSON: worst first; what is not known is null. *slowdowns*: of a job, by host."""
+    hosts = [as_dict(score) for score in listing.scores]
+    for host in hosts if slowdowns else ():
+        slowdown = (slowdowns or {}).get(host["host"], math.nan)
+        host["expected_slowdown"] = slowdown if math.isfinite(slowdown) else None
     return {
         "version": listing.version,
         "degraded_reason": listing.degraded_reason,
         "alarms": listing.alarms,
-        "hosts": [as_dict(score) for score in listing.scores],
+        "hosts": hosts,
     }
 
 
@@ -159,6 +168,12 @@ def _parser() -> argparse.ArgumentParser:
         help="only hosts in this state; may be repeated",
     )
     add_hours(parser)
+    parser.add_argument(
+        "--job",
+        metavar="JOB",
+        default="",
+        help="also how much longer a step of this job would take on each host, from its last run",
+    )
     return parser
 
 

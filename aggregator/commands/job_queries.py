@@ -143,7 +143,7 @@ paced AS (
             3 * greatest(before_scatter, after_scatter)), abs(after - before), 0) AS changed
     FROM windows
 )
-SELECT time, work / best AS pace, step_seconds, hosts_reading,
+SELECT time, if(best IS NULL, 0 * work, work / best) AS pace, step_seconds, hosts_reading,
     changed > 0 AND changed > coalesce(max(changed) OVER earlier, 0)
         AND changed >= coalesce(max(changed) OVER later, 0) AS is_change,
     if(is_change, after / nullif(before, 0) - 1, NULL) AS change_ratio, source

@@ -12,7 +12,7 @@ from math import nan
 import numpy as np
 
 from ...fingerprints.fingerprint import NUMBERS, Fingerprint
-from ..counter_deltas import Flags, Floats, Indexes, Times, grown
+from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, grown
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import ScheduledGang
 from ..fleet.tables import FAST_SECONDS, DeviceTable
@@ -23,6 +23,8 @@ RUNS_ACTIVE_MAX = 50_000
 RUN_SECONDS_MIN = 60.0
 #: Hosts that a run is stored with by name.
 HOST_NAMES_MAX = 1024
+#: A GPU that does nothing but wait for so many turns stands still.
+WAIT_RATIO_STANDING, STANDING_TURNS = 0.98, 60
 #: A scheduler's gang, where no process tells of a job.
 SCHEDULER = "scheduler"
 
@@ -123,6 +125,8 @@ class RunAccumulator:
         self._version: tuple[int, int, frozenset[ScheduledGang]] | None = None
         self._read_ns: dict[str, Times] = {}
         self._row_run: Indexes = np.full(64, -1, dtype=np.intp)
+        #: GPU's row -> for how many turns on end it has done nothing but wait.
+        self._waiting_turns: Codes = np.zeros(64, dtype=np.int32)
         #: GPU's row -> its row among what is sampled fast; -1: none.
         self._fast_row: Indexes = np.full(64, -1, dtype=np.intp)
         self._sums: Floats = np.zeros((_WIDTH, 64))
@@ -181,6 +185,7 @@ class RunAccumulator:
         if before < capacity:
             self._row_run = grown(self._row_run, capacity)
             self._row_run[before:] = -1
+            self._waiting_turns = grown(self._waiting_turns, capacity)
             self._sums, self._counts = grown(self._sums, capacity), grown(self._counts, capacity)
 
     def _assign(self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]) -> None:
@@ -290,7 +295,7 @@ class RunAccumulator:
 
     def _sample(self, fleet: Fleet) -> None:
         """Add each reading that is new, of GPUs of a run, once."""
-        tables, held = fleet.tables, np.flatnonzero(self._row_run >= 0)
+        tables, held = fleet.tables, self._rows_at_work(fleet, np.flatnonzero(self._row_run >= 0))
         fast, slow = tables["gpu_fast_1s"], tables["gpu_fast_10s"]
         # What is sampled fast has rows of its own: (row of the GPU, row of the table), of what is new.
         of_fast = self._fast_row[held]
@@ -321,6 +326,14 @@ class RunAccumulator:
         for name, (sent, received) in _TRAFFIC.items():
             self._add(_AT[name], gpus, fast.gauge_at(sent, at) + fast.gauge_at(received, at))
         self._sample_hosts(fleet, rows)
+
+    def _rows_at_work(self, fleet: Fleet, held: Indexes) -> Indexes:
+        """Return the GPUs of *held* whose run does not stand still: a job that hangs for hours is no other workload by it."""
+        fast = fleet.tables["gpu_fast_1s"]
+        sampled = held[self._fast_row[held] >= 0]
+        waits = fast.gauge_at("wait_ratio", self._fast_row[sampled]) > WAIT_RATIO_STANDING
+        self._waiting_turns[sampled] = np.where(waits, self._waiting_turns[sampled] + 1, 0)
+        return held[self._waiting_turns[held] <= STANDING_TURNS]
 
     def _sample_hosts(self, fleet: Fleet, rows: Indexes) -> None:
         """Add what the hosts of the GPUs in *rows* do: CPU, waiting for disks, bytes of NICs for each GPU."""

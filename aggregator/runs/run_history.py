@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from math import nan
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...fingerprints.fingerprint import Fingerprint, FingerprintVersionError, decode
 from ...fingerprints.history import PaceComparison, compare_pace, is_comparable, pace_of
+from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, needs_of
 from ...fingerprints.similarity import RUNS_MAX, RunIndex
 from ...fingerprints.workload_class import ClassEstimate, classify
 from .accumulator import RunSummary
+
+#: Runs of which schedulers may ask by name: the newest.
+WORKLOADS_MAX = 2048
 
 
 class KnownRun(NamedTuple):
@@ -22,6 +30,7 @@ class KnownRun(NamedTuple):
     workload_id: str
     begun_ns: int
     fingerprint: Fingerprint
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class RunHistory:
         self._number: dict[str, int] = {}
         #: Rows of another version of fingerprints: stored, and compared with nothing.
         self.unknown_version_count = 0
+        #: Rises with each run that comes or changes.
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -79,7 +90,8 @@ class RunHistory:
             return None
         run_id = str(row["run_id"])
         workload_id = str(row.get("workload_id") or run_id)
-        self._put(KnownRun(run_id, workload_id, int(row.get("begun") or 0), fingerprint))
+        job = str(row.get("job") or "")
+        self._put(KnownRun(run_id, workload_id, int(row.get("begun") or 0), fingerprint, job))
         return fingerprint
 
     def assess(self, summary: RunSummary) -> RunAssessment:
@@ -100,13 +112,36 @@ class RunHistory:
             for known in same
             if is_comparable(known.fingerprint, summary.fingerprint)
         ]
-        self._put(KnownRun(summary.run_id, workload_id, summary.begun_ns, summary.fingerprint))
+        self._put(
+            KnownRun(
+                summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job
+            )
+        )
         return RunAssessment(
             summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
             classify(summary.fingerprint), compare_pace(pace_of(summary.fingerprint), paces),
         )  # fmt: skip
 
+    def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
+        """Return what the newest run of each job needs, by the job's name and by the run's id: of the newest *names_max*."""
+        names: dict[str, int] = {}
+        descriptions: list[str] = []
+        rows: list[tuple[float, ...]] = []
+        for run in islice(reversed(self._runs.values()), names_max):
+            if (needs := needs_of(run.fingerprint)) is None:
+                continue
+            names[run.run_id] = len(rows)
+            names.setdefault(run.job, len(rows))
+            begun = datetime.fromtimestamp(run.begun_ns // 1_000_000_000, UTC)
+            descriptions.append(
+                f"the run of {begun:%Y-%m-%d %H:%M} UTC on {run.fingerprint.gpus} GPUs ({run.run_id})"
+            )
+            rows.append((*needs.bound, *needs.in_use))
+        table = np.array(rows, dtype=np.float32).reshape(len(rows), 2 * len(COMPONENTS))
+        return KnownWorkloads(names, tuple(descriptions), table)
+
     def _put(self, run: KnownRun) -> None:
+        self.version += 1
         number = self._number.get(run.run_id)
         if number is not None:
             self._index.replace(number, run.fingerprint)

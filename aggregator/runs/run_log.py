@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 
 from ...fingerprints.fingerprint import NUMBERS, decode
+from ...fingerprints.sensitivity import KnownWorkloads
 from ...fingerprints.similarity import RUNS_MAX
 from ..fleet.fleet import Fleet
 from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
@@ -30,6 +31,8 @@ ASSESSED_PER_TURN = 4
 WAITING_MAX = 20_000
 #: Rows are written this often.
 WRITE_SECONDS = 5.0
+#: What schedulers may ask of jobs by name is made this often, where there is something new.
+WORKLOADS_SECONDS = 10.0
 _SECOND_NS = 1_000_000_000
 
 _TIMES = ("begun", "time", "ended")
@@ -92,6 +95,7 @@ class RunLog:
         self._resumable: dict[str, RunSummary] = {}
         self._resumable_until_ns = 0
         self._error = ""
+        self._workloads, self._workloads_version, self._workloads_ns = KnownWorkloads(), -1, 0
         #: The last comparison of each run that runs, by key.
         self.latest: dict[str, RunAssessment] = {}
 
@@ -115,6 +119,15 @@ class RunLog:
         )  # fmt: skip
         self.accumulator.resume(resumed(summary))
         self._resumable[summary.key] = summary
+
+    def workloads(self, now_ns: int) -> KnownWorkloads:
+        """Return what is known of jobs by name, as of some seconds ago at most."""
+        if self._workloads_version != self.history.version and not (
+            0 <= now_ns - self._workloads_ns < WORKLOADS_SECONDS * _SECOND_NS
+        ):
+            self._workloads_version, self._workloads_ns = self.history.version, now_ns
+            self._workloads = self.history.workloads()
+        return self._workloads
 
     def step(self, now_ns: int) -> None:
         """Follow the jobs, compare some runs, and begin to write what is due. Never raises."""

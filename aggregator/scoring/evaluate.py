@@ -7,6 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ...fingerprints.sensitivity import KnownWorkloads, Singles
 from ..counter_deltas import Flags
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
@@ -16,6 +19,7 @@ from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..model import Finding, HealthState, Reason, Snapshot
 from . import outage
 from . import rule as hysteresis
+from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
@@ -207,6 +211,9 @@ class Judgement(Snapshot):
     failed: str = ""  # parts of judging, in words
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
+    #: (hosts, components): what is left of each (`scoring/components.py`).
+    component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
 
 
 def evaluate(
@@ -282,6 +289,9 @@ def evaluate(
         failed=failed,
         rule_symptoms=rule_symptoms,
         model=host_inputs.model,
+        component_speeds=component_speeds(
+            host_inputs.relative_speed, host_inputs.last_received_ns > 0, observed
+        ),
     )
 
 

@@ -59,6 +59,9 @@ class Symptom:
     sql: str
     unit: str = ""
     speed: float = 1.0
+    #: What is left of the part that it shows, where that is known: lanes of a link, ports of a host. Work that needs no more
+    #: does not notice, so that it costs no relative speed.
+    capacity_ratio: float = 1.0
     hazard_factor: float = 0.0  # 0: the rule's
     state: HealthState | None = None  # None: the rule's
     reason: Reason | None = None
@@ -116,7 +119,7 @@ class Symptom:
         """Return it as somebody's word has it: known, in the evidence, and of no weight."""
         return replace(
             self, state=HealthState.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
-            message=message, clears=clears,
+            capacity_ratio=1.0, message=message, clears=clears,
         )  # fmt: skip
 
     def evidence(self, log_hazard_delta: float, score_delta: float, observed_ns: int) -> Evidence:

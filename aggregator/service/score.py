@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ import numpy as np
 
 from ...contract.wire import score_pb2
 from ...contract.wire.score_pb2_grpc import ScoreServiceServicer
+from ...fingerprints.sensitivity import COMPONENTS, WorkloadNeeds
 from ..counter_deltas import Flags, Indexes, Times
 from ..errors import (
     CAPACITY_RETRY_SECONDS,
@@ -28,7 +30,7 @@ from ..scoring.results import Columns
 from ..scoring.score import HORIZON_HOURS
 from ..scoring.score_rows import differs
 from . import score_messages
-from .score_messages import packed
+from .score_messages import RequestedWorkload, packed
 from .validation import node_of, page_size_of
 
 # ----------------------------------------------------------------------
@@ -239,6 +241,8 @@ LISTINGS_MAX = 8
 HORIZONS_MAX = 8
 #: A bitmap of more nodes than this is a mistake.
 BITMAP_BYTES_MAX = 1 << 20
+#: Of a workload's name. Shares are sent as floats, so that their sum may be a little above 1.
+WORKLOAD_CHARACTERS_MAX, SHARES_MAX = 512, 1.001
 #: State -> its place, worst first; of no state it is the last.
 _SEVERITY = np.array(
     [
@@ -336,9 +340,12 @@ class ScoreService(ScoreServiceServicer):
         if not 0.0 <= floor <= 1.0:  # also refuses NaN
             raise InvalidArgument("score_floor", f"{floor}, expected 0 to 1")
         hours = _hours(request)
-        if floor or request.node_bitmap:
+        workload = _workload(snapshot, request.workload) if request.HasField("workload") else None
+        if floor or request.node_bitmap or workload:
             chosen = _selected(snapshot, request.node_bitmap)
-            return score_messages.columns_message(snapshot, chosen, floor, hours, gpus=request.gpus)
+            return score_messages.columns_message(
+                snapshot, chosen, floor, hours, gpus=request.gpus, workload=workload
+            )
         return self._of_all(snapshot, hours, gpus=request.gpus)
 
     def _of_all(self, snapshot: Judgement, hours: float, *, gpus: bool) -> bytes:
@@ -413,6 +420,39 @@ def _is_full(view: int) -> bool:
     if view not in (score_pb2.VIEW_UNSPECIFIED, score_pb2.BASIC, score_pb2.FULL):
         raise InvalidArgument("view", f"{view}, expected BASIC or FULL")
     return view == score_pb2.FULL
+
+
+def _workload(snapshot: Judgement, asked: score_pb2.Workload) -> RequestedWorkload:
+    """Return what is known of a workload. Raises InvalidArgument, NotFound."""
+    by_shares = asked.HasField("shares")
+    if bool(asked.job) == by_shares:
+        raise InvalidArgument("workload", "expected either job or shares")
+    if by_shares:
+        return RequestedWorkload(_needs_of_shares(asked.shares), "shares of the request")
+    if len(asked.job) > WORKLOAD_CHARACTERS_MAX:
+        raise InvalidArgument(
+            "workload.job",
+            f"{len(asked.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
+        )
+    known = snapshot.workloads
+    if found := known.find(asked.job):
+        return RequestedWorkload(*found)
+    near = difflib.get_close_matches(asked.job, known.names, 3, 0.6)
+    hint = f"; did you mean {', '.join(near)}?" if near else "; ops.runs has those that are known"
+    raise NotFound(f"no run of job {asked.job!r} is known long enough to tell what it needs{hint}")
+
+
+def _needs_of_shares(shares: score_pb2.ComponentShares) -> WorkloadNeeds:
+    values = tuple(float(getattr(shares, name)) for name in COMPONENTS)
+    for name, value in zip(COMPONENTS, values, strict=True):
+        if not 0.0 <= value <= 1.0:  # also refuses NaN
+            raise InvalidArgument(f"workload.shares.{name}", f"{value:g}, expected 0 to 1")
+    if not 0.0 < sum(values) <= SHARES_MAX:
+        raise InvalidArgument(
+            "workload.shares", f"together {sum(values):g}, expected more than 0, and at most 1"
+        )
+    # What a component is in use beside what is bound by it, the request does not say.
+    return WorkloadNeeds(values, (0.0,) * len(COMPONENTS))
 
 
 def _hours(

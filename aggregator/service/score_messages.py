@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...contract.wire import score_pb2
 from ...contract.wire import telemetry_pb2 as wire
+from ...fingerprints.sensitivity import COMPONENTS, WorkloadNeeds, expected_slowdowns
 from ..fleet.collector_status import CollectorStatus
 from ..model import Evidence, GpuScore, HealthState, HostScore, Snapshot
 from ..scoring.evaluate import Judgement
@@ -152,6 +153,13 @@ def _number(value: int) -> Any:
     return value
 
 
+class RequestedWorkload(NamedTuple):
+    """A workload that somebody asks about: what it needs, and how that is known, in words."""
+
+    needs: WorkloadNeeds
+    source: str
+
+
 def columns_message(
     snapshot: Judgement,
     chosen: np.typing.NDArray[np.intp],
@@ -159,8 +167,9 @@ def columns_message(
     hours: float,
     *,
     gpus: bool,
+    workload: RequestedWorkload | None = None,
 ) -> bytes:
-    """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised."""
+    """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised; with *workload*, what it would meet there."""
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
         hazards = score_columns.hazard_per_hour.astype(np.float64)
@@ -184,6 +193,12 @@ def columns_message(
         "hazard_per_hour": score_columns.hazard_per_hour[chosen],
         "relative_speed": score_columns.relative_speed[chosen],
     }
+    if workload:
+        reply.workload_source = workload.source
+        for name, share in zip(COMPONENTS, workload.needs.bound, strict=True):
+            setattr(reply.workload_shares, name, share)
+        speeds = snapshot.component_speeds[chosen]
+        repeated["expected_slowdown"] = expected_slowdowns(workload.needs, speeds)
     if gpus:
         wanted = np.zeros(len(snapshot.hosts), dtype=bool)
         wanted[chosen] = True

@@ -118,7 +118,7 @@ paced AS (
     FROM windows
 )
 SELECT
-    job, time, work / best AS pace, step_seconds, hosts_reading,
+    job, time, if(best IS NULL, 0 * work, work / best) AS pace, step_seconds, hosts_reading,
     changed > 0 AND changed > coalesce(max(changed) OVER earlier, 0)
         AND changed >= coalesce(max(changed) OVER later, 0) AS is_change,
     if(is_change, after / nullif(before, 0) - 1, NULL) AS change_ratio, source

@@ -246,22 +246,50 @@ class ListNodeScoresResponse(_message.Message):
     alarms: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Workload(_message.Message):
+    __slots__ = ("job", "shares")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    shares: ComponentShares
+    def __init__(self, job: _Optional[str] = ..., shares: _Optional[_Union[ComponentShares, _Mapping]] = ...) -> None: ...
+
+class ComponentShares(_message.Message):
+    __slots__ = ("compute", "memory", "pcie", "nvlink", "network", "host_cpu", "storage")
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PCIE_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    HOST_CPU_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
+    compute: float
+    memory: float
+    pcie: float
+    nvlink: float
+    network: float
+    host_cpu: float
+    storage: float
+    def __init__(self, compute: _Optional[float] = ..., memory: _Optional[float] = ..., pcie: _Optional[float] = ..., nvlink: _Optional[float] = ..., network: _Optional[float] = ..., host_cpu: _Optional[float] = ..., storage: _Optional[float] = ...) -> None: ...
+
 class ScoreNodesRequest(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "score_floor", "gpus", "horizon")
+    __slots__ = ("dictionary_version", "node_bitmap", "score_floor", "gpus", "horizon", "workload")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SCORE_FLOOR_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     score_floor: float
     gpus: bool
     horizon: _duration_pb2.Duration
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    workload: Workload
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[Workload, _Mapping]] = ...) -> None: ...
 
 class ScoreNodesResponse(_message.Message):
-    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon")
+    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon", "expected_slowdown", "workload_source", "workload_shares")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +313,9 @@ class ScoreNodesResponse(_message.Message):
     GPU_STATE_FIELD_NUMBER: _ClassVar[int]
     GPU_REASON_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_SHARES_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     score_version: int
     node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -308,7 +339,10 @@ class ScoreNodesResponse(_message.Message):
     gpu_state: bytes
     gpu_reason: bytes
     horizon: _duration_pb2.Duration
-    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    expected_slowdown: _containers.RepeatedScalarFieldContainer[float]
+    workload_source: str
+    workload_shares: ComponentShares
+    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expected_slowdown: _Optional[_Iterable[float]] = ..., workload_source: _Optional[str] = ..., workload_shares: _Optional[_Union[ComponentShares, _Mapping]] = ...) -> None: ...
 
 class GetNodeDictionaryRequest(_message.Message):
     __slots__ = ("known_version", "gpus")

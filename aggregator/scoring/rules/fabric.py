@@ -174,6 +174,9 @@ def ports_down(view: FleetView) -> Iterator[Symptom]:
     physical = view.state("rdma_1s", "physical_state")
     down = known & (state != ACTIVE) & (physical != DISABLED)
     expected = view.fleet.ever_up.ports_up | _up_elsewhere(view, known & (state == ACTIVE), known)
+    of = view.fleet.devices["rdma"].host
+    ports = np.bincount(of[known & (expected | (state == ACTIVE))], minlength=len(view.fleet))
+    ports_up = np.bincount(of[known & (state == ACTIVE)], minlength=len(view.fleet))
     for row in np.flatnonzero(down & expected).tolist():
         host, device = view.name("rdma_1s", row)
         is_new = view.host_now_ns[host] < TRAINING_SECONDS * 1e9
@@ -187,6 +190,7 @@ def ports_down(view: FleetView) -> Iterator[Symptom]:
             normal="4 (ACTIVE)",
             message=f"RDMA port {device} is down (state {state[row]}, physical {physical[row]})",
             sql=view.sql("rdma_1s", row, "port_state, physical_state", 120),
+            capacity_ratio=float(ports_up[host] / max(ports[host], 1)),
         )
 
 

@@ -162,9 +162,22 @@ def _links(view: FleetView) -> Iterator[Symptom]:
         once_up: Flags = getattr(view.fleet.ever_up, flags_name)
         for row in down[once_up[down]].tolist():
             if _should_be_up(view, *view.name(entry.table, row)):
-                yield threshold_symptom(view, entry, row, 0.0)
+                symptom = threshold_symptom(view, entry, row, 0.0)
+                left = _share_up(view, row, once_up) if entry.table == CHANGES else 1.0
+                yield replace(symptom, capacity_ratio=left)
     yield from rule.threshold_symptoms(view, BIT_ERRORS)
     yield from rule.rate_symptoms(view, COUNTERS)
+
+
+def _share_up(view: FleetView, row: int, once_up: Flags) -> float:
+    """Return how many of the links that its GPU had are up, as a share."""
+    host, link = view.name(CHANGES, row)
+    devices, gpu = view.fleet.tables[CHANGES].devices, link.partition("/")[0]
+    links = [
+        r for r in devices.rows_of(host) if once_up[r] and devices.names[r].partition("/")[0] == gpu
+    ]
+    state = view.state(CHANGES, "link_state")
+    return sum(bool(state[r]) for r in links) / max(len(links), 1)
 
 
 def _waiting(view: FleetView, host: int) -> list[str]:

@@ -109,6 +109,10 @@ def gpu_links(view: FleetView) -> Iterator[Symptom]:
                 value=float(now[row]),
                 normal=f"{most[row]:.0f} under load",
                 message=f"{short(device)} runs on {_share_text(noun, now[row], most[row])} under load",
+                # Each generation has twice the rate of the one before.
+                capacity_ratio=float(
+                    now[row] / most[row] if rule is GPU_WIDTH else 2.0 ** (now[row] - most[row])
+                ),
                 sql=view.sql("gpu_10s", row, f"{now_column}, {most_column}", 120),
             )
 
@@ -177,6 +181,7 @@ def _link_symptom(
         normal=f"{most} under load",
         message=f"PCIe link {device} runs at {now} of {most} while {short(user)} uses it",
         sql=_ends_sql(view, ends),
+        capacity_ratio=speeds[0] / speeds[1],
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from gangline.aggregator.commands import job
 from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.job import TimeRange, jobs_text, read_story, story_text
+from gangline.aggregator.commands.job import jobs_text, read_story, story_text
+from gangline.aggregator.commands.job_queries import LIST_QUERY, TimeRange
 from gangline.aggregator.query import sandbox
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
@@ -31,6 +32,8 @@ def phase(at: int, host: str, compute: float) -> dict[str, Any]:
 
 def answers(query: str) -> list[dict[str, Any]]:
     """Answer as an aggregator whose job 77 has four hosts, of which h2 became slow."""
+    if query == "SELECT ops.taken() AS now":
+        return [{"now": (BEGIN + timedelta(seconds=120)).replace(tzinfo=None)}]
     if "FROM ops.job_members AS m" in query and "ops.stragglers" in query:
         return [
             {
@@ -72,7 +75,7 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
 
 def test_the_list_has_a_row_for_each_job() -> None:
     """At 3 a.m. the question is which job, then which host."""
-    lines = jobs_text(answers(job.LIST_QUERY)).splitlines()
+    lines = jobs_text(answers(LIST_QUERY)).splitlines()
     assert lines[0].split()[:3] == ["JOB", "HOSTS", "GPUS"]
     assert lines[1].split() == ["77", "4", "32", "01-01", "03:00", "80", "%", "h2", "1.50"]
     assert "no job runs" in jobs_text([])

@@ -14,6 +14,7 @@ import pytest
 
 from gangline.aggregator.commands import job
 from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.job_queries import TimeRange
 from gangline.aggregator.commands.job_story import make_timeline, timeline_lines
 from gangline.aggregator.query import sandbox
 from gangline.cli import NO_ANSWER, NOT_FOUND, USAGE
@@ -82,7 +83,7 @@ def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_picture_is_well_formed(ask: job.Ask, tmp_path: Path) -> None:
     """A name may hold what XML or a terminal would obey."""
-    story = job.read_story(ask, "123", job.TimeRange())
+    story = job.read_story(ask, "123", TimeRange())
     story["job"]["job"] = "<script>&\x1b[31m"
     job.write_picture(story, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()

@@ -104,6 +104,19 @@ def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
     runs.close()
 
 
+def test_a_job_that_hangs_is_no_other_workload_by_it(runs: Runs) -> None:
+    """A job stood for a night after a GPU died, and its fingerprint was that of one that waits."""
+    runs.run("1", TRAINING, 2.0, end=False)
+    hangs = {**dict.fromkeys(TRAINING, 0.0), "wait_ratio": 1.0}
+    runs.run("1", hangs, 0.0, seconds=600)
+    restart(runs)
+    row = runs.rows()["1"]
+    assert row["wait_ratio"] < 0.6 and row["observed_gpu_seconds"] < GPUS * 2 * 200
+    known = runs.log.workloads(runs.world.now_ns)
+    assert known.find("1") and known.find(row["run_id"]) and known.find("2") is None
+    runs.close()
+
+
 def test_a_run_goes_on_over_a_restart_of_ours(runs: Runs) -> None:
     """After each upgrade of the aggregator every job would have begun anew, and each run would be two."""
     runs.run("1", TRAINING, 2.0, end=False)

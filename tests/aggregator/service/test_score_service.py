@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -26,8 +26,9 @@ from gangline.contract.wire.score_pb2_grpc import (
     ScoreServiceStub,
     add_ScoreServiceServicer_to_server,
 )
+from gangline.fingerprints.sensitivity import KnownWorkloads
 from tests.processes import free_port
-from tests.worlds import World, gpu_of
+from tests.worlds import World, gpu_of, throttle
 
 GUARD_SECONDS = 20.0
 
@@ -162,6 +163,35 @@ def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
         ("ScoreNodes", {"node_bitmap": b"\xff"}, "INVALID_ARGUMENT", "there are 4 nodes"),
         ("ScoreNodes", {"horizon": {"seconds": 59}}, "INVALID_ARGUMENT", "59 s, expected 60 to"),
         ("ListNodeScores", {"horizon": {"seconds": 604801}}, "INVALID_ARGUMENT", "horizon"),
+        ("ScoreNodes", {"workload": {}}, "INVALID_ARGUMENT", "either job or shares"),
+        (
+            "ScoreNodes",
+            {"workload": {"job": "a", "shares": {"compute": 1}}},
+            "INVALID_ARGUMENT",
+            "either job or shares",
+        ),
+        ("ScoreNodes", {"workload": {"job": "a" * 513}}, "INVALID_ARGUMENT", "at most 512"),
+        ("ScoreNodes", {"workload": {"job": "train-78"}}, "NOT_FOUND", "did you mean train-77?"),
+        ("ScoreNodes", {"workload": {"job": "q"}}, "NOT_FOUND", "ops.runs"),
+        (
+            "ScoreNodes",
+            {"workload": {"shares": {"pcie": -0.1}}},
+            "INVALID_ARGUMENT",
+            "workload.shares.pcie",
+        ),
+        (
+            "ScoreNodes",
+            {"workload": {"shares": {"compute": math.nan}}},
+            "INVALID_ARGUMENT",
+            "expected 0 to 1",
+        ),
+        (
+            "ScoreNodes",
+            {"workload": {"shares": {"compute": 0.9, "memory": 0.9}}},
+            "INVALID_ARGUMENT",
+            "together 1.8",
+        ),
+        ("ScoreNodes", {"workload": {"shares": {}}}, "INVALID_ARGUMENT", "more than 0"),
         (
             "GetNodeScore",
             {"name": "nodes/h0", "horizon": {"seconds": -9}},
@@ -175,9 +205,36 @@ def test_a_wrong_request_is_told_what_would_be_right(
 ) -> None:
     """Each of these once came back as INTERNAL, or worse, as an answer."""
     served.fault()
+    assert isinstance(served.holder.snapshot, Judgement)
+    needs = np.zeros((1, 14), dtype=np.float32)
+    known = KnownWorkloads({"train-77": 0}, ("a run",), needs)
+    served.holder.snapshot = replace(served.holder.snapshot, workloads=known)
     request = getattr(score_pb2, f"{method}Request")(**request_)
     status, details = refused(getattr(served.stub, method), request)
     assert status is grpc.StatusCode[code] and words in details
+
+
+def test_a_workload_meets_only_what_it_is_bound_by(served: Served) -> None:
+    """A compute-bound job is kept from a throttled host, one that waits for the network from one with a port down."""
+    world = served.world
+    world.run(20)
+    throttle(world.hosts[0], 0, 0.8)
+    world.hosts[1].set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)
+    served.holder.snapshot = world.run(60)
+
+    def slowdowns(**shares: float) -> list[float]:
+        workload = score_pb2.Workload(shares=score_pb2.ComponentShares(**shares))
+        reply = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest(workload=workload))
+        assert reply.workload_source == "shares of the request"
+        return list(reply.expected_slowdown)
+
+    compute, network = slowdowns(compute=0.9), slowdowns(network=0.5)
+    assert compute[0] == pytest.approx(0.9 * (1 / 0.8 - 1), abs=0.03)
+    assert compute[1:] == pytest.approx([0.0, 0.0, 0.0], abs=0.03)
+    assert network == pytest.approx([0.0, 0.5, 0.0, 0.0]), "one of two ports"
+    some = score_pb2.ScoreNodesRequest(node_bitmap=b"\x03", workload={"shares": {"compute": 0.9}})
+    assert list(served.stub.ScoreNodes(some).expected_slowdown) == compute[:2]
+    assert not served.stub.ScoreNodes(score_pb2.ScoreNodesRequest()).expected_slowdown
 
 
 def test_pages_are_of_one_snapshot_worst_first(served: Served) -> None:
