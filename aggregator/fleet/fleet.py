@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -203,7 +203,7 @@ class Fleet:
         self._cells = [table.cells for table in self._tables]
         self.evictions = Evictions(self._tables)
         #: By node index, (rule, device) of what counts against hosts, as judged last.
-        self.active_symptoms: Mapping[int, Collection[tuple[str, str]]] = {}
+        self.active_symptoms: Mapping[int, Mapping[tuple[str, str], Any]] = {}
         self.identity = DeviceIdentities(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])

@@ -10,7 +10,7 @@ What befalls all alike, or a job of one host, no other host tells: that is held 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from .gang_changes import (
     GpuReadings,
     unexplained_excess,
 )
+from .gang_pace import GangPaceMonitor, PaceFall
 from .jobs import SCHEDULER, Job, are_divided, are_shared, gangs_of_gpus
 from .tables import FAST_SECONDS, DeviceTable
 
@@ -288,6 +289,9 @@ class GangMonitor:
         self._membership_last = 0
         self._changed_hosts: Flags = np.zeros(0, dtype=bool)
         self._inference = GangInference()
+        self._pace = GangPaceMonitor()
+        #: The gangs that go slower than they did, by their place in `jobs`.
+        self.pace_falls: Mapping[int, PaceFall] = {}
         #: The gangs that nobody tells of, by host; as of the window before.
         self._inferred: list[Job] = []
         #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
@@ -345,7 +349,7 @@ class GangMonitor:
             self._end_window(fleet, gang, gpu_gang, now_ns)
             self.comparison = self._compare(fleet.devices["gpu"], gang, gpu_gang, shared)
         else:
-            self.comparison = None
+            self.comparison, self.pace_falls = None, {}
         for sums in (self._host_sums, *self._gpu_sums.values()):
             sums.clear()
         self._number += 1
@@ -450,6 +454,13 @@ class GangMonitor:
             values |= self._gaps(means, group, count)
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
             self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock))
+            # Work as the middle host does it; where nothing counts it, power above waiting.
+            work = np.where(np.isfinite(means[WORK]), means[WORK] * cycles_clock, above)
+            self.pace_falls = self._pace.update(
+                [self._members[job.key][1] for job in self.jobs],
+                medians(np.where(group >= 0, work, np.nan), group, count),
+                now_ns,
+            )
         at = self._number % WINDOWS
         for number, name in enumerate(_WINDOW_VALUES):
             self._rings[number, at, :hosts] = values[name]

@@ -34,6 +34,7 @@ from .rules import congestion as rules_congestion
 from .rules import events as rules_events
 from .rules import fabric as rules_fabric
 from .rules import gang as rules_gang
+from .rules import gang_links as rules_gang_links
 from .rules import gpu as rules_gpu
 from .rules import host as rules_host
 from .rules import missing_gpus as rules_missing
@@ -175,6 +176,7 @@ RULES: tuple[RuleFunction, ...] = (
     rules_gang.slow_gpus,
     rules_gang.capped_members,
     rules_gang.gapped_hosts,
+    rules_gang_links.slow_links,
     rules_gang.waiting_hosts,
     rules_congestion.congested_jobs,
     rules_events.active_xids,
