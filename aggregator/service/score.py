@@ -422,24 +422,26 @@ def _is_full(view: int) -> bool:
     return view == score_pb2.FULL
 
 
-def _workload(snapshot: Judgement, asked: score_pb2.Workload) -> RequestedWorkload:
+def _workload(snapshot: Judgement, workload: score_pb2.Workload) -> RequestedWorkload:
     """Return what is known of a workload. Raises InvalidArgument, NotFound."""
-    by_shares = asked.HasField("shares")
-    if bool(asked.job) == by_shares:
+    by_shares = workload.HasField("shares")
+    if bool(workload.job) == by_shares:
         raise InvalidArgument("workload", "expected either job or shares")
     if by_shares:
-        return RequestedWorkload(_needs_of_shares(asked.shares), "shares of the request")
-    if len(asked.job) > WORKLOAD_CHARACTERS_MAX:
+        return RequestedWorkload(_needs_of_shares(workload.shares), "shares of the request")
+    if len(workload.job) > WORKLOAD_CHARACTERS_MAX:
         raise InvalidArgument(
             "workload.job",
-            f"{len(asked.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
+            f"{len(workload.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
         )
     known = snapshot.workloads
-    if found := known.find(asked.job):
+    if found := known.find(workload.job):
         return RequestedWorkload(*found)
-    near = difflib.get_close_matches(asked.job, known.names, 3, 0.6)
+    near = difflib.get_close_matches(workload.job, known.names, 3, 0.6)
     hint = f"; did you mean {', '.join(near)}?" if near else "; ops.runs has those that are known"
-    raise NotFound(f"no run of job {asked.job!r} is known long enough to tell what it needs{hint}")
+    raise NotFound(
+        f"no run of job {workload.job!r} is known long enough to tell what it needs{hint}"
+    )
 
 
 def _needs_of_shares(shares: score_pb2.ComponentShares) -> WorkloadNeeds:
