@@ -159,11 +159,13 @@ class ChangeMonitor:
         noise_min: float,
         birth_streak: int = BIRTH_STREAK_MIN,
         window_seconds: float = 10.0,
+        spread_windows_min: int = SPREAD_WINDOWS_MIN,
     ) -> None:
         """*noise_min*: noise of an excess is taken for at least this. *companions*: values that only explain the first.
-        *birth_streak*: windows after which who is slow from birth is named."""
+        *birth_streak*: windows after which who is slow from birth is named. *spread_windows_min*: of a past of fewer windows
+        the gang's spread counts alone."""
         self._noise_min, self._window_seconds = noise_min, window_seconds
-        self._birth_streak = birth_streak
+        self._birth_streak, self._spread_windows_min = birth_streak, spread_windows_min
         shape = 1 + companions, capacity
         self._past: Floats = np.zeros(shape)
         self._sums: Floats = np.zeros(shape)
@@ -220,7 +222,7 @@ class ChangeMonitor:
         few = np.where(sizes >= PAIR_SIZE_MIN, np.maximum(outliers_max(sizes), 2), 1)
         middle = per_member(medians(delta, group, count), group)
         noise = per_member(MAD * medians(np.abs(delta - middle), group, count), group)
-        is_settled = windows >= SPREAD_WINDOWS_MIN
+        is_settled = windows >= self._spread_windows_min
         noise = np.maximum(noise, np.where(is_settled, self._spread[:size], 0.0))
         noise = np.maximum(noise, self._noise_min)
         lead = delta - per_member(max_below_top(delta, few, group), group)
@@ -232,8 +234,9 @@ class ChangeMonitor:
         begins = shows & (self._streak[:size] == 0)
         self._from_birth[:size][begins] = ~has_past[begins]
         self._count(shows, known, deltas)
-        # Without a past only who leads is unusual: roles differ from birth.
-        delta = np.where(has_past, delta, np.nan)
+        # Without a past only who leads is unusual: roles differ from birth. Its spread is about the mean that there is.
+        is_learning = windows > WARMUP_WINDOWS
+        delta = np.where(has_past | is_learning, values[0] - self._past[0, :size], np.nan)
         self._learn(values, delta, known, np.where(has_past, unusual, shows))
         return np.asarray(shows | (has_past & unusual & (deltas[0] > 0.0)), dtype=bool)
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from ...fingerprints.stragglers import (
     BIRTH_STREAK_MIN,
+    PAST_WINDOWS_MIN,
+    SPREAD_WINDOWS_MIN,
     Change,
     ChangeMonitor,
     either,
@@ -27,8 +29,11 @@ WAITING_POWER_SHARE = 0.21
 #: too: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
 BUSY_CHANGE_MIN, POWER_CHANGE_MIN = 0.025, 0.06
 BUSY_NOISE_MIN = 0.003
-#: The companion of a change: the member's work.
-CHANGE_WORK = 0
+#: The companions of a change: the member's work, and the logarithm of its gang's pace.
+CHANGE_WORK, CHANGE_PACE = range(2)
+#: Who became slow slows down its gang: by this share of its own slowdown, or it is none. A gang that goes faster than before
+#: has a member that recovered, and past windows of a checkpoint, a hot GPU or a busy host.
+PACE_SHARE_MIN = 0.2
 #: Windows of ten seconds in a minute, and minutes after which a member that was long from birth is named: each holds some
 #: steps, so that fewer tell as much.
 COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
@@ -62,10 +67,11 @@ class _Scale:
         self._hosts, self._gpus = (
             ChangeMonitor(
                 64,
-                companions=1,
+                companions=2,
                 noise_min=BUSY_NOISE_MIN,
                 birth_streak=birth_streak,
                 window_seconds=seconds,
+                spread_windows_min=SPREAD_WINDOWS_MIN if windows == 1 else PAST_WINDOWS_MIN,
             )
             for _ in range(2)
         )
@@ -85,12 +91,18 @@ class _Scale:
         self._sums[:, : gpus.size][:, gpus] = self._counts[:, : gpus.size][:, gpus] = 0.0
 
     def observe(
-        self, readings: GpuReadings, gpu_group: Indexes, of: Codes, group: Indexes, by_power: Flags
+        self,
+        readings: GpuReadings,
+        counts: Flags,
+        gpu_group: Indexes,
+        of: Codes,
+        group: Indexes,
+        by_power: Flags,
     ) -> None:
-        """Take in a window of ten seconds. *of*: the host of each GPU; *group*: of each host, and *gpu_group*, as for
-        `ChangeMonitor.update`."""
+        """Take in a window of ten seconds. *counts*: which GPUs it counts for; *of*: the host of each GPU; *group*: of each host,
+        and *gpu_group*, as for `ChangeMonitor.update`."""
         values, size = np.array(readings), gpu_group.size
-        known = np.isfinite(values) & (gpu_group >= 0)
+        known = np.isfinite(values) & counts
         self._sums[:, :size][known] += values[known]
         self._counts[:, :size] += known
         self._ended += 1
@@ -99,15 +111,18 @@ class _Scale:
         with np.errstate(invalid="ignore", divide="ignore"):
             means = GpuReadings(*(self._sums[:, :size] / self._counts[:, :size]))
             excess, more = _excess(means, gpu_group, by_power)
+            companions = np.array([more, _log_pace(means, gpu_group, by_power)])
             self._sums[:] = self._counts[:] = 0.0
             limits = np.where(by_power, POWER_CHANGE_MIN, BUSY_CHANGE_MIN)
-            self._gpus.update(excess, more[None], gpu_group, limits)
-            by_host = _mean_by_host(excess, gpu_group, of, group.size)
-            work_by_host = _mean_by_host(more, gpu_group, of, group.size)
-            self._hosts.update(by_host, work_by_host[None], group, limits)
+            self._gpus.update(excess, companions, gpu_group, limits)
+            by_host, *companions_by_host = (
+                _mean_by_host(values, gpu_group, of, group.size) for values in (excess, *companions)
+            )
+            self._hosts.update(by_host, np.array(companions_by_host), group, limits)
 
     def changes(self, group: Indexes, gpu_group: Indexes, count: int) -> tuple[Change, Change]:
-        return self._hosts.change(group, count), self._gpus.change(gpu_group, count)
+        hosts, gpus = self._hosts.change(group, count), self._gpus.change(gpu_group, count)
+        return _slowing(hosts), _slowing(gpus)
 
 
 class BusyMonitor:
@@ -138,9 +153,12 @@ class BusyMonitor:
         ]
         by_power = shares[0] < READ_SHARE_MIN * shares[1]
         found: list[tuple[Change, Change]] = []
-        for scale, members in ((self._fine, calm), (self._coarse, gangs)):
+        for scale, members, counts in (
+            (self._fine, calm, calm[1] >= 0),
+            (self._coarse, gangs, gpu_group >= 0),
+        ):
             scale.reset(changed, changed[of])
-            scale.observe(readings, members[1], of, members[0], by_power)
+            scale.observe(readings, counts, members[1], of, members[0], by_power)
             found.append(scale.changes(group, gpu_group, count))
         fine, coarse = found
         return BusyChanges(either(fine[0], coarse[0]), either(fine[1], coarse[1]), by_power)
@@ -160,6 +178,24 @@ def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Fl
     return excess, more
 
 
+def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats:
+    """Return the logarithm of the pace of each GPU's gang: the work of the GPU in the middle; by power, what it draws to compute."""
+    work = np.where(
+        per_member(by_power.astype(np.float64), gpu_group) > 0,
+        means.watts,
+        means.work * means.clock,
+    )
+    return np.log(per_member(medians(work, gpu_group, by_power.size), gpu_group))
+
+
+def _slowing(change: Change) -> Change:
+    """Return *change*, without those named whose gang does not go slower since."""
+    slower = -change.companions[CHANGE_PACE]
+    with np.errstate(invalid="ignore"):
+        is_none = ~change.from_birth & (slower < PACE_SHARE_MIN * change.excess)
+    return change._replace(is_named=change.is_named & ~is_none)
+
+
 def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> Floats:
     known = np.isfinite(values) & (gpu_group >= 0)
     total = np.bincount(of[known], weights=values[known], minlength=hosts)
@@ -169,11 +205,13 @@ def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> 
 def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
     """Return how much longer each member is busy than the others, as far as its clock does not explain it.
 
-    A clock that is low has a rule of its own.
+    A clock that is low has a rule of its own. Where time and cycles do not agree on who is longer, the clock explains all of it: a
+    GPU that was hot as its job began must not look slow once it is cool.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         longer, more_cycles = (
             values / per_member(group_extremes(values, group, count).median, group) - 1.0
             for values in (busy, busy * clock)
         )
-    return np.minimum(longer, more_cycles)
+        same = np.where(np.abs(longer) < np.abs(more_cycles), longer, more_cycles)
+        return np.where(longer * more_cycles > 0.0, same, 0.0 * longer * more_cycles)

@@ -17,7 +17,7 @@ from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.model import HealthState, HostScore, Reason
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.scoring.rule import Rule
-from gangline.aggregator.scoring.rules import gang
+from gangline.aggregator.scoring.rules import gang, gang_links
 from gangline.contract.host_policy import builtin
 from gangline.fingerprints import stragglers
 from tests.aggregator.query.asking import rows_of
@@ -500,7 +500,10 @@ def test_every_rule_here_has_words_for_what_ends_it() -> None:
 def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certain() -> None:
     """What is told from others' waiting takes a host away after its job at the most."""
     rows = {row.judged: row for row in builtin().rows if row.judged}
-    named = {one.name for one in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED)}
+    named = {
+        one.name
+        for one in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang_links.SLOW_LINK)
+    }
     assert rows.keys() == named
     world = in_job()
     busy(world.hosts[2], 1.09)
@@ -545,18 +548,22 @@ def in_large_job(hosts: int = 8, gpus: int = 8, *, with_sms: bool = True) -> Wor
     return world
 
 
-def compute(host: Host, gpus: int, share: float = 1.0, *, with_sms: bool = True) -> None:
-    """Let the GPUs of *host* compute for *share* of what is usual in the job; what waits draws little."""
+def compute(
+    host: Host, gpus: int, share: float = 1.0, *, pace: float = 1.0, with_sms: bool = True
+) -> None:
+    """Let the GPUs of *host* compute for *share* of what is usual in the job, which goes at *pace*; what waits draws little."""
     for gpu in range(gpus):
-        compute_gpu(host, gpu, share, with_sms=with_sms)
+        compute_gpu(host, gpu, share, pace=pace, with_sms=with_sms)
 
 
-def compute_gpu(host: Host, gpu: int, share: float, *, with_sms: bool = True) -> None:
+def compute_gpu(
+    host: Host, gpu: int, share: float, *, pace: float = 1.0, with_sms: bool = True
+) -> None:
     device, duty = gpu_of(host, gpu), 0.7 * share
     if with_sms:
         host.set(
             "gpu_fast_1s", device,
-            sm_active_ratio=0.88 * duty + 0.18 * (1 - duty), tensor_active_ratio=WORK,
+            sm_active_ratio=0.88 * duty + 0.18 * (1 - duty), tensor_active_ratio=WORK * pace,
         )  # fmt: skip
     watts = COMPUTING_WATTS * duty + WAITING_WATTS * (1 - duty)
     host.set("gpu_1s", device, power_watts=watts)
@@ -569,15 +576,15 @@ def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms
     world = in_large_job(with_sms=with_sms)
     culprit = world.hosts[3]
     for host in world.hosts:
-        compute(host, 8, 0.92, with_sms=with_sms)
-    compute_gpu(culprit, 5, 1.06, with_sms=with_sms)
+        compute(host, 8, 0.92, pace=0.92, with_sms=with_sms)
+    compute_gpu(culprit, 5, 1.06, pace=0.92, with_sms=with_sms)
     pass_steps(world, 6)
     assert blamed(world) == ["h3"]
     (evidence,) = world.score(culprit).evidence
     assert (evidence.signal, evidence.device) == ("gang.slow_gpu", gpu_of(culprit, 5))
     assert evidence.relative_speed_factor == pytest.approx(0.92 / 1.06, abs=0.06)
     assert "90 % interval" in evidence.words
-    compute(culprit, 8, 0.92, with_sms=with_sms)
+    compute(culprit, 8, 0.92, pace=0.92, with_sms=with_sms)
     pass_steps(world, 9)
     assert blamed(world) == [], "it healed, and its job says so"
 
@@ -596,7 +603,7 @@ def test_a_change_is_found_within_a_minute_and_at_five_percent() -> None:
     """CPU and silent hosts took 90 s at any size, and 5 % was below what parts differ by."""
     world = in_large_job(hosts=16)
     for host in world.hosts:
-        compute(host, 8, 1.0 if host is world.hosts[6] else 0.96)
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.96, pace=0.96)
     pass_steps(world, 6)
     assert blamed(world) == ["h6"]
 
@@ -605,9 +612,22 @@ def test_two_hosts_that_slow_down_at_once_are_both_named() -> None:
     """The second of two culprits was only found once the first was drained."""
     world = in_large_job(hosts=16)
     for host in world.hosts:
-        compute(host, 8, {2: 1.0, 9: 0.97}.get(world.hosts.index(host), 0.9))
+        compute(host, 8, {2: 1.0, 9: 0.97}.get(world.hosts.index(host), 0.9), pace=0.9)
     pass_steps(world, 8)
     assert blamed(world) == ["h2", "h9"]
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.1])
+def test_a_member_that_recovers_is_no_straggler(pace: float) -> None:
+    """A host stalled as the judge came up; when it was well it computed longer than ever before, and was to be drained."""
+    world = in_large_job(hosts=16)
+    for host in world.hosts:
+        compute(host, 8, 0.9 if host is world.hosts[6] else 1.0)
+    pass_steps(world, 60)
+    for host in world.hosts:
+        compute(host, 8, 1.0, pace=pace)
+    pass_steps(world, 60)
+    assert blamed(world) == []
 
 
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.1])
@@ -630,7 +650,7 @@ def test_a_gang_that_only_a_scheduler_reports_is_judged_as_one() -> None:
         compute(host, 8)
     pass_steps(world, 12)
     for host in world.hosts:
-        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9)
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9, pace=0.9)
     pass_steps(world, 8)
     assert blamed(world) == ["h6"]
     assert world.snapshot and world.snapshot.gang_waits.job_of(0) == "llm-7"
@@ -647,7 +667,7 @@ def test_a_gang_that_nobody_tells_of_is_known_by_its_work() -> None:
     pass_steps(world, 20)
     assert world.fleet.gangs.comparison is not None and all_well(world)
     for host in world.hosts:
-        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9)
+        compute(host, 8, 1.0 if host is world.hosts[6] else 0.9, pace=0.9)
     pass_steps(world, 8)
     assert blamed(world) == ["h6"]
 
