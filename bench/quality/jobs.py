@@ -13,7 +13,7 @@ from bench.quality.progress import Bar
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_jobs.md"
-PUBLISHED_SEED = 24
+PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
 SECTIONS = ("stragglers", "periods", "cpu_gang")
 
@@ -38,7 +38,7 @@ def main() -> int:
     head = [
         "# How well jobs are read", "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "Simulated worlds, recordings of others and a real gang stand apart. Limits were set on seeds 1 to 9; seed 24 is what is published.",
+        "Simulated worlds, recordings of others and a real gang stand apart. Limits were set on seeds 1 to 9; seed 25 is what is published.",
         "The rest is in [quality](quality.md); what is measured is explained in [fingerprints](fingerprints.md) and [judging](judging.md).", "",
         *later,
     ]  # fmt: skip
