@@ -99,6 +99,8 @@ class SimulatedRecorder:
         ends = np.array([at for at, _ in taken], np.int64)
         steps = np.arange(1 - SAMPLES_PER_SECOND, 1, dtype=np.int64) * PERIOD_NS
         times = np.maximum.accumulate((ends[:, None] + steps).ravel())
+        first = int(np.searchsorted(times, now_ns - seconds * SECOND_NS))
+        times, values = times[first:], values[:, :, first:]
         return Recording(
             devices=self._devices,
             signals=HISTORY_SIGNALS,

@@ -316,7 +316,7 @@ class GpuFast:
         """Return the last seconds of samples as a file, not compressed. Raises NoData."""
         samples = self.samples or self._before
         if samples is None:
-            raise NoData("no GPU was sampled within the second yet")
+            raise NoData("no GPU of this host is sampled at 10 Hz")
         since_ns = self._session.clock.boottime_ns() - seconds * SECOND_NS
         recording = samples.record(since_ns, bytes_max - RECORDING_HEADER_BYTES)
         return encode_recording(recording, level=0)

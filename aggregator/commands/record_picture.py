@@ -114,8 +114,10 @@ def _x(recording: Recording, offset_ns: float) -> float:
 def _curve(recording: Recording, values: array[float], top: int, most: float) -> str:
     """Return the path: of each column of the picture the least and the most, so that no spike is lost."""
     path, drawing, last_x = "", False, -math.inf
+    # Where nothing was sampled for more than a second there is no line.
+    gap = max(8.0, _x(recording, 1e9) - _x(recording, 0))
     for x, low, high in _columns(recording, values):
-        if x - last_x > 8:  # nothing was sampled for a while
+        if x - last_x > gap:
             drawing = False
         for value in dict.fromkeys((low, high)):
             y = top + CURVE * (1 - min(max(value / most, 0.0), 1.0))
