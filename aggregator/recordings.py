@@ -1,4 +1,4 @@
-"""Requests for recordings of hosts and what came of them: in memory only, few, and for a minute.
+"""Requests for recordings of hosts and what received of them: in memory only, few, and for a minute.
 
 A request goes down with the next receipt of the host's stream; the pieces of its answer come up by UploadRecording.
 Owned by the loop's thread.
@@ -128,17 +128,17 @@ class RecordingExchange:
                     REQUEST_RETRY_SECONDS,
                 )
             pending.total_bytes, pending.stored = piece.total_bytes, list(piece.stored)
-        came = len(pending.data)
-        if piece.offset < came and piece.offset + len(piece.data) <= came:
+        received = len(pending.data)
+        if piece.offset < received and piece.offset + len(piece.data) <= received:
             return  # sent again, for our answer to it was lost
-        if piece.total_bytes != pending.total_bytes or piece.offset != came:
+        if piece.total_bytes != pending.total_bytes or piece.offset != received:
             raise InvalidArgument(
                 "offset",
-                f"{piece.offset} of {piece.total_bytes}, expected {came} of {pending.total_bytes}",
+                f"{piece.offset} of {piece.total_bytes}, expected {received} of {pending.total_bytes}",
             )
         if not piece.data and pending.total_bytes:
             raise InvalidArgument("data", "a piece without bytes")
-        if came + len(piece.data) > pending.total_bytes:
+        if received + len(piece.data) > pending.total_bytes:
             raise InvalidArgument("data", f"more than total_bytes, {pending.total_bytes}")
         pending.data += piece.data
         if len(pending.data) == pending.total_bytes:

@@ -39,7 +39,7 @@ class RecordingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class GpuRecording:
     """Samples of some devices. `offsets_ns` counts from the first sample, at `boottime_ns` and `wall_time_ns`.
 
     `values`: of each device, of each signal, of each sample a float32. `states`: what the numbers of the signal `state` mean.
@@ -75,7 +75,7 @@ class Recording:
         return self.values[at : at + self.samples]
 
 
-def encode_recording(recording: Recording, level: int = 6) -> bytes:
+def encode_recording(recording: GpuRecording, level: int = 6) -> bytes:
     """Return it as a file. *level*: of zlib; 0: as it is. Raises RecordingError for one beyond the limits."""
     header = json.dumps(
         {
@@ -104,7 +104,7 @@ def encode_recording(recording: Recording, level: int = 6) -> bytes:
     return data + header + body
 
 
-def decode_recording(data: bytes) -> Recording:
+def decode_recording(data: bytes) -> GpuRecording:
     """Return the recording of a file. Raises RecordingError, whatever the bytes are; nothing else."""
     fields, body = _split(data)
     try:
@@ -125,7 +125,7 @@ def decode_recording(data: bytes) -> Recording:
     return found
 
 
-def decode_header(data: bytes) -> Recording:
+def decode_header(data: bytes) -> GpuRecording:
     """Return what a file says of itself, without samples: *data* is its beginning. Raises RecordingError."""
     header = _header_bytes(data, *_prefix(data)[:1])
     try:
@@ -182,9 +182,9 @@ def _json(header: bytes) -> dict[str, Any]:
     return fields
 
 
-def _recording(fields: dict[str, Any]) -> Recording:
+def _recording(fields: dict[str, Any]) -> GpuRecording:
     """Return what the header says, without samples. Raises KeyError, TypeError, ValueError."""
-    return Recording(
+    return GpuRecording(
         devices=_names(fields["devices"], DEVICES_MAX),
         signals=_names(fields["signals"], SIGNALS_MAX),
         states=_names(fields["states"], SIGNALS_MAX),

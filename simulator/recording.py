@@ -14,7 +14,7 @@ import numpy as np
 
 from ..agent.transport.recording_uploads import RecordingUpload, RecordingUploads
 from ..contract.block import Block
-from ..contract.recording import SECONDS_MAX, Recording, RecordingError, encode_recording
+from ..contract.recording import SECONDS_MAX, GpuRecording, RecordingError, encode_recording
 from ..contract.signals import index_of
 from ..contract.wire.telemetry_pb2 import IngestAck, RecordingRequest, RegisterNodeResponse
 from ..ext.phases import HISTORY_SIGNALS, STATES
@@ -86,7 +86,7 @@ class SimulatedRecorder:
         except RecordingError as error:
             return RecordingUpload(request.id, error=str(error))
 
-    def record(self, seconds: int, now_ns: int, wall_ns: int) -> Recording:
+    def record(self, seconds: int, now_ns: int, wall_ns: int) -> GpuRecording:
         """Return the last *seconds* at 10 Hz. Raises RecordingError where there are none."""
         if not 1 <= seconds <= SECONDS_MAX:
             raise RecordingError(f"{seconds} s: expected 1 to {SECONDS_MAX}")
@@ -101,7 +101,7 @@ class SimulatedRecorder:
         times = np.maximum.accumulate((ends[:, None] + steps).ravel())
         first = int(np.searchsorted(times, now_ns - seconds * SECOND_NS))
         times, values = times[first:], values[:, :, first:]
-        return Recording(
+        return GpuRecording(
             devices=self._devices,
             signals=HISTORY_SIGNALS,
             states=STATES,

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
-from ...contract.recording import Recording, encode_recording, first_since
+from ...contract.recording import GpuRecording, encode_recording, first_since
 from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
@@ -181,7 +181,7 @@ class Samples:
                 self.tracker.end_job(row)
             self._pids[key] = pids
 
-    def record(self, since_ns: float, bytes_max: int) -> Recording:
+    def record(self, since_ns: float, bytes_max: int) -> GpuRecording:
         """Return the samples since a boot time, the newest that fit into *bytes_max*. Raises NoData."""
         history = self.history
         times = array("q", bytes(8 * history.length))
@@ -197,7 +197,7 @@ class Samples:
                 at = (row * len(HISTORY_SIGNALS) + column) * len(times)
                 history.copy_to(row, column, cells[at : at + len(times)])
         offsets = array("q", [time_ns - times[0] for time_ns in times])
-        return Recording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
+        return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
 
     def close(self) -> None:
         """Free the samples of GPM."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ...contract.recording import (
     SECONDS_MAX,
-    Recording,
+    GpuRecording,
     RecordingError,
     decode_recording,
     encode_recording,
@@ -39,8 +39,10 @@ DISK_NS_MAX = 10 * SECOND_NS
 REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
 #: Ids of requests that were seen: an aggregator may send one again on another connection.
 SEEN_MAX = 64
-#: A finding that began earlier was known before this agent started.
-FINDING_AGE_NS_MAX = 60 * SECOND_NS
+#: What is found so soon after the start stood before; and what began so long ago is no news.
+SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
+#: Findings of these names follow an event, which is recorded itself.
+_OF_EVENTS = ("xid", "sxid")
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,7 @@ class FlightRecorder:
         self._findings = findings
         self._known_findings: frozenset[tuple[str, str]] = frozenset()
         self._triggers = RecordingTriggers()
+        self._settled_ns = clock.boottime_ns() + SETTLE_NS
         self._reasons: deque[str] = deque(maxlen=REASONS_WAITING_MAX)
         self._requests: deque[RecordingRequest] = deque()
         self._seen: deque[str] = deque(maxlen=SEEN_MAX)
@@ -163,10 +166,10 @@ class FlightRecorder:
             log.exception("the flight recorder failed", extra={"cause": "recorder.tick"})
 
     def _tick(self, now_ns: int) -> None:
-        if self._storage.is_enabled:
-            self._observe_findings(now_ns)
         while self._reasons:
             self._triggers.add(self._reasons.popleft(), now_ns)
+        if self._storage.is_enabled:
+            self._observe_findings(now_ns)
         if self._order is not None:
             self._finish_order(self._order, now_ns)
         if self._order is None and (reason := self._triggers.take(now_ns)):
@@ -177,9 +180,9 @@ class FlightRecorder:
     def _observe_findings(self, now_ns: int) -> None:
         findings = {(each.name, each.device): each.since_ns for each in self._findings()}
         for (name, device), since_ns in findings.items():
-            if (name, device) not in self._known_findings and (
-                now_ns - since_ns <= FINDING_AGE_NS_MAX
-            ):
+            is_new = (name, device) not in self._known_findings and now_ns >= self._settled_ns
+            is_recent = now_ns - since_ns <= FINDING_AGE_NS_MAX
+            if is_new and is_recent and not name.startswith(_OF_EVENTS):
                 self._triggers.add(f"finding {name} {device}".strip(), now_ns)
         self._known_findings = frozenset(findings)
 
@@ -247,7 +250,7 @@ class FlightRecorder:
 
     # Threads of their own ------------------------------------------------------------------
 
-    def _complete(self, data: bytes, reason: str, wall_offset_ns: int) -> Recording:
+    def _complete(self, data: bytes, reason: str, wall_offset_ns: int) -> GpuRecording:
         """Return the sampler's recording with what it does not know. Raises RecordingError."""
         found = decode_recording(data)
         return replace(

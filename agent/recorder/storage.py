@@ -12,7 +12,7 @@ from ...contract.recording import (
     HEADER_BYTES_MAX,
     RECORDING_BYTES_MAX,
     STORED_MAX,
-    Recording,
+    GpuRecording,
     RecordingError,
     decode_header,
 )
@@ -43,7 +43,7 @@ class RecordingStorage:
         """Whether anything may be stored."""
         return self._bytes_max > 0
 
-    def store(self, recording: Recording, data: bytes) -> str:
+    def store(self, recording: GpuRecording, data: bytes) -> str:
         """Put the file *data* of *recording* there, and return its name; the oldest make room. Raises OSError."""
         if len(data) > self._bytes_max:
             raise OSError(

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from ...cli import json_object
-from ...contract.recording import SECONDS_MAX, Recording, RecordingError, decode_recording
+from ...contract.recording import SECONDS_MAX, GpuRecording, RecordingError, decode_recording
 from ...contract.wire import recording_pb2, telemetry_pb2
 from ...contract.wire.recording_pb2_grpc import RecordingServiceStub
 from .connection import (
@@ -154,7 +154,7 @@ def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:
     }
 
 
-def write_recording(recording: Recording, output: Path) -> None:
+def write_recording(recording: GpuRecording, output: Path) -> None:
     """Write *recording* to *output*, completely or not at all. Raises CommandError."""
     partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
     try:
@@ -170,7 +170,7 @@ def write_recording(recording: Recording, output: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _write_parquet(recording: Recording, path: Path) -> None:
+def _write_parquet(recording: GpuRecording, path: Path) -> None:
     """Write a row for each sample of each GPU. Raises OSError."""
     import numpy as np  # after the recording is here
     import pyarrow as pa
@@ -194,18 +194,18 @@ def _write_parquet(recording: Recording, path: Path) -> None:
             columns[name] = pa.array(_state_names(recording, values), pa.string())
         else:
             columns[name] = pa.array(values, pa.float32(), mask=np.isnan(values))
-    said = {
+    facts = {
         "host": recording.host,
         "boot_id": recording.boot_id,
         "reason": recording.reason,
         "simulated": str(recording.simulated).lower(),
     }
-    metadata = {f"gangline.{name}": text for name, text in said.items()}
+    metadata = {f"gangline.{name}": text for name, text in facts.items()}
     table = pa.table(columns).replace_schema_metadata(metadata)
     pyarrow.parquet.write_table(table, path, compression="zstd")
 
 
-def _state_names(recording: Recording, values: Any) -> list[str | None]:
+def _state_names(recording: GpuRecording, values: Any) -> list[str | None]:
     names = dict(enumerate(recording.states))
     return [None if math.isnan(value) else names.get(int(value)) for value in values]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from xml.sax.saxutils import escape
 
-from ...contract.recording import Recording
+from ...contract.recording import GpuRecording
 from .job_story import STATES
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 150, 56, 60
@@ -28,7 +28,7 @@ _STYLE = (
 )
 
 
-def recording_svg(recording: Recording) -> str:
+def recording_svg(recording: GpuRecording) -> str:
     """Return the picture of *recording*: a row for each GPU, the time below."""
     shown = min(len(recording.devices), GPUS_MAX)
     row = CURVE + BAND + GAP
@@ -51,7 +51,7 @@ def recording_svg(recording: Recording) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _title(recording: Recording) -> str:
+def _title(recording: GpuRecording) -> str:
     begin = datetime.fromtimestamp(recording.wall_time_ns / 1e9, UTC)
     reason = "" if recording.reason in ("", "requested") else f": {recording.reason}"
     simulated = " (simulated)" if recording.simulated else ""
@@ -73,7 +73,7 @@ def _legend() -> list[str]:
     return parts
 
 
-def _watts_max(recording: Recording, shown: int) -> float:
+def _watts_max(recording: GpuRecording, shown: int) -> float:
     if POWER not in recording.signals:
         return WATTS_STEP
     at = recording.signals.index(POWER)
@@ -84,7 +84,7 @@ def _watts_max(recording: Recording, shown: int) -> float:
     return WATTS_STEP * max(1, math.ceil(most / WATTS_STEP))
 
 
-def _gpu_row(recording: Recording, device: int, top: int, watts_max: float) -> list[str]:
+def _gpu_row(recording: GpuRecording, device: int, top: int, watts_max: float) -> list[str]:
     floor = top + CURVE
     name = recording.devices[device]
     if len(name) > NAME_CHARACTERS_MAX:
@@ -107,11 +107,11 @@ def _gpu_row(recording: Recording, device: int, top: int, watts_max: float) -> l
     return parts
 
 
-def _x(recording: Recording, offset_ns: float) -> float:
+def _x(recording: GpuRecording, offset_ns: float) -> float:
     return LEFT + (WIDTH - LEFT - RIGHT) * offset_ns / 1e9 / (recording.seconds or 1.0)
 
 
-def _curve(recording: Recording, values: array[float], top: int, most: float) -> str:
+def _curve(recording: GpuRecording, values: array[float], top: int, most: float) -> str:
     """Return the path: of each column of the picture the least and the most, so that no spike is lost."""
     path, drawing, last_x = "", False, -math.inf
     # Where nothing was sampled for more than a second there is no line.
@@ -127,7 +127,9 @@ def _curve(recording: Recording, values: array[float], top: int, most: float) ->
     return path or f"M{LEFT} {top}"
 
 
-def _columns(recording: Recording, values: Sequence[float]) -> Iterator[tuple[float, float, float]]:
+def _columns(
+    recording: GpuRecording, values: Sequence[float]
+) -> Iterator[tuple[float, float, float]]:
     """Yield x, least and most of the samples that share a column."""
     found: dict[int, list[float]] = {}
     for offset_ns, value in zip(recording.offsets_ns, values, strict=True):
@@ -137,7 +139,7 @@ def _columns(recording: Recording, values: Sequence[float]) -> Iterator[tuple[fl
         yield float(x), min(each), max(each)
 
 
-def _state_band(recording: Recording, states: Sequence[float], top: int) -> list[str]:
+def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> list[str]:
     """Return a rectangle for each stretch of one state; samples more than a second apart are not joined."""
     stretches: list[tuple[int, int, int]] = []
     offsets = recording.offsets_ns
@@ -163,7 +165,7 @@ def _state_band(recording: Recording, states: Sequence[float], top: int) -> list
     return parts
 
 
-def _time_axis(recording: Recording, bottom: int) -> list[str]:
+def _time_axis(recording: GpuRecording, bottom: int) -> list[str]:
     parts = []
     step = next((s for s in (1, 5, 10, 30, 60) if recording.seconds / s <= 8), 60)
     for seconds in range(0, int(recording.seconds) + 1, step):

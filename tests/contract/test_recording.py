@@ -12,7 +12,7 @@ import pytest
 
 from gangline.contract import recording as format_
 from gangline.contract.recording import (
-    Recording,
+    GpuRecording,
     RecordingError,
     decode_header,
     decode_recording,
@@ -20,11 +20,11 @@ from gangline.contract.recording import (
 )
 
 
-def made(devices: int = 2, samples: int = 30) -> Recording:
+def made(devices: int = 2, samples: int = 30) -> GpuRecording:
     """Return a recording of two signals and the state, with a missing reading."""
     values = array("f", range(devices * 3 * samples))
     values[1] = nan
-    return Recording(
+    return GpuRecording(
         devices=tuple(f"GPU-{i}" for i in range(devices)),
         signals=("power_watts", "sm_active_ratio", "state"),
         states=("compute", "wait"),

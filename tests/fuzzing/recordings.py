@@ -7,11 +7,11 @@ import zlib
 from array import array
 
 from gangline.contract import recording
-from gangline.contract.recording import Recording, RecordingError
+from gangline.contract.recording import GpuRecording, RecordingError
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome
 
 WHOLE = recording.encode_recording(
-    Recording(
+    GpuRecording(
         devices=("GPU-0", "GPU-1"),
         signals=("power_watts", "state"),
         states=("compute", "wait"),

@@ -39,7 +39,7 @@ def agent(
     devices = [with_gpm(gpu) for gpu in gpus(GPUS)]
     for gpu in devices:
         gpu.values["events_supported"] = REGISTERED_TYPES
-    devices[1].lines.append("event 1 8 79")
+    devices[1].lines.append("event 3 8 79")
     address = f"127.0.0.1:{aggregator.port}"
     with RealAgent(folder, devices, aggregator=address) as process:
         yield process
@@ -65,13 +65,15 @@ def test_the_last_seconds_of_a_host_are_fetched(
     until(lambda: is_recorded() and _rows(path) >= 80, "five seconds of samples")
     said = duckdb.sql(
         f"SELECT count(DISTINCT gpu), count(DISTINCT time), count(power_watts), max(sm_active_ratio), "
-        f"median(epoch_ms(gap)) FROM (SELECT *, time - lag(time) OVER (PARTITION BY gpu ORDER BY time) AS gap "
+        f"median(epoch_ms(gap)), count(sm_active_ratio), count(utilization_ratio), count(state) FROM (SELECT *, time - lag(time) OVER (PARTITION BY gpu ORDER BY time) AS gap "
         f"FROM '{path}')"
     ).fetchone()
     assert said is not None
     assert said[0] == GPUS and said[1] <= 51 and said[2] >= 80
     assert said[3] == pytest.approx(0.97, abs=0.01)
     assert said[4] == pytest.approx(100, abs=20)
+    assert said[5] == pytest.approx(said[2] / 2, abs=4) and said[6] + said[5] <= said[2]
+    assert said[7] == said[2]
     assert recorded(aggregator, "--last", "5s", "-o", str(tmp_path / "a.svg")) == cli.OK
     capsys.readouterr()
     assert recorded(aggregator, "--list", "--json") == cli.OK
@@ -96,7 +98,7 @@ def test_an_xid_leaves_a_recording_on_the_host(
 ) -> None:
     """Thirty seconds after the driver reported it: the list names it, and it is fetched by its name."""
     until(lambda: agent.series("gangline_gpu_temperature_celsius", "uuid"), "an agent that samples")
-    agent.scenario.step(1)
+    agent.scenario.step(3)
 
     def stored() -> list[dict[str, str]]:
         capsys.readouterr()

@@ -19,7 +19,7 @@ from gangline.agent.transport.recording_uploads import (
     RecordingUpload,
     RecordingUploads,
 )
-from gangline.contract.recording import Recording, decode_recording, encode_recording
+from gangline.contract.recording import GpuRecording, decode_recording, encode_recording
 from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
@@ -32,10 +32,12 @@ from tests.processes import GUARD_SECONDS, until
 XID = HealthEvent(name="gpu.xid", code=79, device="GPU-1", device_kind="gpu")
 
 
-def samples(boottime_ns: int = 1) -> Recording:
+def samples(boottime_ns: int = 1) -> GpuRecording:
     """Return what a sampler records: no host, no wall time."""
     offsets = array("q", [0, 100_000_000])
-    return Recording(("GPU-1",), ("power_watts",), (), boottime_ns, offsets, array("f", [1.0, 2.0]))
+    return GpuRecording(
+        ("GPU-1",), ("power_watts",), (), boottime_ns, offsets, array("f", [1.0, 2.0])
+    )
 
 
 @dataclass(slots=True)
@@ -156,10 +158,16 @@ def test_what_is_recorded(event: HealthEvent, reason: str) -> None:
 
 
 def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
-    """One of before the agent's start is not; one that stands for an hour is one recording."""
+    """One of before the agent's start is not, though it is found only now; nor what an event has told of. One that
+    stands for an hour is one recording."""
+    host.findings = [Finding("gpu_remap_pending", "GPU-0", host.clock.boottime_ns())]
+    host.seconds(5)
+    xid = Finding("xid79", "GPU-0", host.clock.boottime_ns() + 100 * SECOND_NS)
     old = Finding("xid48", "GPU-0", host.clock.boottime_ns() - 3600 * SECOND_NS)
-    host.findings = [old]
+    host.findings += [old]
     host.seconds(100)
+    host.findings += [xid]
+    host.seconds(50)
     assert host.samplers.orders == 0
     host.findings = [old, Finding("gpu_slow", "GPU-1", host.clock.boottime_ns())]
     host.seconds(1000)

@@ -15,12 +15,12 @@ from gangline import cli
 from gangline.aggregator.commands import record
 from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.record_picture import GPUS_MAX, recording_svg
-from gangline.contract.recording import Recording, encode_recording
+from gangline.contract.recording import GpuRecording, encode_recording
 from gangline.contract.wire.telemetry_pb2 import StoredRecording
 from gangline.ext.phases import HISTORY_SIGNALS, STATES
 
 
-def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> Recording:
+def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> GpuRecording:
     """Return a recording with a gap, a missing reading and two states."""
     values = array("f")
     for gpu in range(gpus):
@@ -30,7 +30,7 @@ def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> Recording:
                 values.append(float("nan") if at == 3 else value)
     offsets = array("q", (at * 100_000_000 + (at >= 80) * 5_000_000_000 for at in range(samples)))
     names = tuple(f"GPU-{gpu:032}" for gpu in range(gpus))
-    return Recording(
+    return GpuRecording(
         names, HISTORY_SIGNALS, STATES, 1, offsets, values, host, "ab", "gpu.xid 79", 1_800_000_000 * 10**9
     )  # fmt: skip
 

@@ -23,13 +23,13 @@ from gangline.aggregator.recordings import (
     REQUESTS_PER_HOST_MAX,
     RecordingExchange,
 )
-from gangline.contract.recording import RECORDING_BYTES_MAX, Recording, encode_recording
+from gangline.contract.recording import RECORDING_BYTES_MAX, GpuRecording, encode_recording
 from gangline.contract.wire import recording_pb2
 from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.recording_pb2_grpc import RecordingServiceStub
 
 FILE = encode_recording(
-    Recording(
+    GpuRecording(
         ("GPU-1",),
         ("power_watts",),
         (),
