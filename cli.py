@@ -44,6 +44,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "what a job does, its pace, and who slows it",
     ),
+    "record": (
+        ".aggregator.commands.record",
+        "aggregator",
+        "a host's last minutes at full rate, as a file",
+    ),
     "sql": (".aggregator.commands.sql", "aggregator", "query the store in SQL, read-only"),
     "check": (
         ".agent.commands.check",

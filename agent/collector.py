@@ -128,6 +128,16 @@ class SupportsWarmUp(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsRecording(Protocol):
+    """A collector that holds the samples of the last minutes."""
+
+    def record(self, seconds: int, bytes_max: int) -> bytes:
+        """Return the last *seconds* of samples as `contract.recording` has them, not compressed; less time if they would be
+        more than *bytes_max*. Enters no driver. Raises NoData."""
+        ...
+
+
 class CollectResult(NamedTuple):
     """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
 

@@ -183,6 +183,17 @@ class AgentConfig:
         high=1 << 40,
         description="a spool this full forgets its oldest frames",
     )
+    recordings_folder: str = setting(
+        "",
+        description="recordings around findings are stored here (docs/recordings.md); empty: `recordings` beside the "
+        "state folder",
+    )
+    recordings_bytes_max: int = setting(
+        64 << 20,
+        low=0,
+        high=1 << 34,
+        description="the oldest recordings are removed beyond this; 0: none is stored",
+    )
     collectors_off: tuple[str, ...] = setting(
         (), description="names of collectors that are not to run"
     )
@@ -257,6 +268,11 @@ class AgentConfig:
     def spool_head_path(self) -> Path | None:
         """Where frames wait first."""
         return Path(self.spool_head_folder) if self.spool_head_folder else None
+
+    @property
+    def recordings_path(self) -> Path:
+        """Where recordings around findings are stored."""
+        return Path(self.recordings_folder or self.state_folder.parent / "recordings")
 
     @property
     def run_path(self) -> Path:

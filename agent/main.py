@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from ..contract.host_policy import builtin
 from ..contract.settings import SettingsError
+from ..contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
 from . import inventory, service
 from . import registration as identity
 from .clock import Clock, SystemClock
@@ -29,6 +30,8 @@ from .latest import LatestReadings
 from .local.attach import attach
 from .local.host_status import HostStatus, SelfStatus, judged_tables
 from .prefork import Prefork, disabled_collectors, prefork
+from .recorder.recorder import FlightRecorder
+from .recorder.storage import RecordingStorage
 from .registration import InventoryCollector, Registration
 from .sampler.abandoned import AbandonedProcessFile
 from .sampler.pool import SamplerPool
@@ -39,6 +42,7 @@ from .spool.spool import Spool
 from .transport.client import Client, TargetError, on_loopback, parse_target
 from .transport.credentials import Credentials
 from .transport.protocol import PermitHandler
+from .transport.recording_uploads import RecordingUploads
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
@@ -213,7 +217,10 @@ def build(
     latest = LatestReadings(judged_tables(config))
     host_status = _host_status(config, latest, clock, boot_id, registration, samplers)
     stack.callback(host_status.close)
-    client = _client(config, registration, spool, events, host_status.on_response)
+    uploads = RecordingUploads()
+    recorder = _recorder(config, samplers, uploads, clock, boot_id, host_status)
+    on_response = _hand_to_each(host_status.on_response, recorder.on_response)
+    client = _client(config, registration, spool, events, on_response, uploads)
     if InventoryCollector.name in config.collectors_off:
         registration.stop_waiting()
     else:
@@ -226,6 +233,7 @@ def build(
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
     publisher = EventPublisher(clock, events, client.notify, boot_id=boot_id)
     publisher.observe(host_status.findings.observe)
+    publisher.observe(recorder.observe)
     samplers.publish_to(publisher)
     releaser, callbacks = attach(
         config,
@@ -262,7 +270,10 @@ def build(
         on_wakeup=releaser.tick,
         blocking_findings=host_status.blocking_findings,
         on_second=_call_each(
-            host_status.update, _connection_log(client, spool, events).update, on_second
+            host_status.update,
+            recorder.tick,
+            _connection_log(client, spool, events).update,
+            on_second,
         ),
     )
     host_status.self_status = SelfStatus(client, spool, events, daemon.last_results, clock)
@@ -295,6 +306,21 @@ def _host_status(
     return host_status
 
 
+def _recorder(
+    config: AgentConfig, samplers: SamplerPool, uploads: RecordingUploads, clock: Clock, boot_id: bytes,
+    host_status: HostStatus,
+) -> FlightRecorder:  # fmt: skip
+    return FlightRecorder(
+        samplers,
+        RecordingStorage(config.recordings_path, config.recordings_bytes_max),
+        uploads,
+        clock,
+        host=config.host_name,
+        boot_id=boot_id,
+        findings=lambda: host_status.findings.findings,
+    )
+
+
 def _descriptors(samplers: SamplerPool, callbacks: CallbackQueue) -> Callable[[], Sequence[int]]:
     """Return what returns what the wait is ended by."""
     return lambda: [*samplers.descriptors(), callbacks.descriptor]
@@ -308,6 +334,16 @@ def _call_each(*callbacks: Callable[[], None]) -> Callable[[], None]:
             callback()
 
     return call
+
+
+def _hand_to_each(*handlers: PermitHandler) -> PermitHandler:
+    """Return what hands a message to each of *handlers*."""
+
+    def handle(message: RegisterNodeResponse | IngestAck) -> None:
+        for handler in handlers:
+            handler(message)
+
+    return handle
 
 
 def _inventory(config: AgentConfig, releaser: GpuReleaser) -> inventory.Inventory:
@@ -354,6 +390,7 @@ def _client(
     spool: Spool,
     events: EventQueue,
     on_response: PermitHandler,
+    uploads: RecordingUploads,
 ) -> Client:
     try:
         return Client(
@@ -365,6 +402,7 @@ def _client(
             allow_plaintext=config.allow_plaintext,
             on_permit=on_response,
             credentials=_credentials(config),
+            uploads=uploads,
         )
     except TargetError as error:
         raise SettingsError(str(error)) from error

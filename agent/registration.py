@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..contract.block import Block
 from ..contract.gpu_set import GPUS_MAX, PASSTHROUGH_DRIVERS, is_uuid
+from ..contract.recording import SECONDS_MAX
 from ..contract.signal import Pace
 from ..contract.wire import telemetry_pb2
 from .clock import Clock
@@ -79,6 +80,7 @@ class Registration:
             agent_version=version(),
             signals=signal_dictionary(),
             labels=labels,
+            recording_seconds_max=SECONDS_MAX,
         )
         self._clock = clock
         self._lock = threading.Lock()

@@ -99,6 +99,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "RegisterNode": _AGENTS,
         "StreamTelemetry": _AGENTS,
         "ReportEvents": _AGENTS,
+        "UploadRecording": _AGENTS,
     },
     "gangline.v1.ScoreService": {
         "GetNodeDictionary": _SCHEDULERS,
@@ -123,6 +124,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     },
     "gangline.v1.OutcomeService": {"ReportOutcomes": _EXECUTORS},
     "gangline.v1.QueryService": {"*": _OPERATORS},
+    "gangline.v1.RecordingService": {"RecordHost": _OPERATORS},
     "gangline.v1.AdminService": {"*": _ADMINS},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
     "grpc.health.v1.Health": {"Check": PUBLIC, "Watch": PUBLIC, "List": PUBLIC},

@@ -47,6 +47,7 @@ from .monitoring.monitor import (
 )
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
+from .recordings import RecordingExchange
 from .runs.run_log import RunLog
 from .scoring.declared import rule_names
 from .scoring.evaluate import FAULT_RULES
@@ -59,6 +60,7 @@ from .service.grpc_server import (
     OUTCOME,
     PERMIT,
     QUERY,
+    RECORDING,
     SCORE,
     TELEMETRY,
     make_server,
@@ -66,6 +68,7 @@ from .service.grpc_server import (
 )
 from .service.outcome import OutcomeService
 from .service.query import QueryService
+from .service.recording import RecordingService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
@@ -272,9 +275,11 @@ class Aggregator:
         )
         self.admission_control = AdmissionControl(self._ingest, self.store, self.fleet, config)
         undo.callback(self.admission_control.stop)
+        recordings = RecordingExchange(time.monotonic)
         self._telemetry = TelemetryService(
             self._ingest, self.admission_control, self._permits.lease, self.access_control.rate_limit,
             lambda host: verdict_of(self.snapshot_holder.snapshot, self.fleet.index, host),
+            recordings,
         )  # fmt: skip
         self.query = QueryService(config, wall_ns, refresh=self.store.refresh)
         undo.push_async_callback(self.query.close)
@@ -290,6 +295,9 @@ class Aggregator:
             OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
             QUERY: self.query,
             ADMIN: AdminService(self.store, config.backup_wal_bytes_max, self.models),
+            RECORDING: RecordingService(
+                recordings, self._ingest.sessions, self._telemetry.request_recordings, wall_ns
+            ),
         }
 
     def _make_judge_loop(self, restart_state: RestartState) -> JudgeLoop:

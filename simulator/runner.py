@@ -21,9 +21,11 @@ from ..agent.spool.event_queue import EventQueue
 from ..agent.spool.spool import Spool
 from ..agent.transport.client import Client
 from ..agent.transport.credentials import NO_CREDENTIALS, Credentials
+from ..agent.transport.recording_uploads import RecordingUploads
 from ..contract.block import Block
 from ..contract.signals import TABLES
 from ..contract.wire import telemetry_pb2
+from .recording import SimulatedRecorder
 from .window import StepState
 from .world import World
 
@@ -72,6 +74,8 @@ class SimulatedHost:
             boot_id=boot_id,
             owner=f"simulated host {name}",
         )
+        uploads = RecordingUploads()
+        self._recorder = SimulatedRecorder(name, boot_id, uploads)
         with ExitStack() as undo:
             undo.callback(self.spool.close)
             self.events = EventQueue.open(folder / "events")
@@ -84,6 +88,8 @@ class SimulatedHost:
                 random_source=random.Random(boot_id),
                 clock=clock,
                 credentials=login,
+                on_permit=self._recorder.on_response,
+                uploads=uploads,
             )
             undo.pop_all()
         self._registration = Registration(name, self.spool.run_id, boot_id, clock)
@@ -115,6 +121,7 @@ class SimulatedHost:
             sequence, boottime_ns, wall_ns, [*blocks, *self._self_metric_blocks(boottime_ns)]
         )
         self.spool.append(sequence, frame)
+        self._recorder.update(boottime_ns, wall_ns, blocks)
         for event in events:
             # Unique across runs too: the next run's XID is another event. Of a boot, as agents say it.
             event.event_id = f"{self.spool.boot_id.hex()}/{event.event_id.removeprefix('/')}"

@@ -32,6 +32,7 @@ from tests.fuzzing import (
     netlink,
     proc,
     questions,
+    recordings,
     samplers,
     scrapes,
     stores,
@@ -63,6 +64,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **declared.TARGETS,
     **hazard.TARGETS,
     **worlds.TARGETS,
+    **recordings.TARGETS,
 }
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
+from ...contract.recording import GpuRecording, encode_recording, first_since
 from ...contract.signal import Pace
 from ...contract.signals import index_of
 from ...ext.nvml import Nvml, NvmlError, Sweep
@@ -25,6 +26,7 @@ from ...ext.phases import (
     JOB_COLUMNS,
     SECOND_COLUMNS,
     SIGNALS,
+    STATES,
     PhaseTracker,
     SampleHistory,
 )
@@ -79,6 +81,9 @@ PERIOD_SIGNALS = (
 PERIOD_TURNS = 4
 #: Finds the period of some signals: `gangline.ext.periods.estimate`.
 PeriodEstimator = Callable[["memoryview[float]", float], tuple[float, float]]
+
+#: Of a recording beside its samples: names of devices, and what zlib adds.
+RECORDING_HEADER_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 #: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).
@@ -175,6 +180,24 @@ class Samples:
             else:
                 self.tracker.end_job(row)
             self._pids[key] = pids
+
+    def record(self, since_ns: float, bytes_max: int) -> GpuRecording:
+        """Return the samples since a boot time, the newest that fit into *bytes_max*. Raises NoData."""
+        history = self.history
+        times = array("q", bytes(8 * history.length))
+        history.copy_times_to(times)
+        fitting = bytes_max // (8 + 4 * len(HISTORY_SIGNALS) * history.rows)
+        times = times[max(first_since(times, since_ns), len(times) - fitting, 0) :]
+        if not times:
+            raise NoData("no GPU was sampled in that time")
+        values = array("f", bytes(4 * history.rows * len(HISTORY_SIGNALS) * len(times)))
+        cells = memoryview(values)
+        for row in range(history.rows):
+            for column in range(len(HISTORY_SIGNALS)):
+                at = (row * len(HISTORY_SIGNALS) + column) * len(times)
+                history.copy_to(row, column, cells[at : at + len(times)])
+        offsets = array("q", [time_ns - times[0] for time_ns in times])
+        return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
 
     def close(self) -> None:
         """Free the samples of GPM."""
@@ -288,6 +311,15 @@ class GpuFast:
         self._session.poll_events()
         if self.samples is not None:
             self.samples.ring.rest(until_ns)
+
+    def record(self, seconds: int, bytes_max: int) -> bytes:
+        """Return the last seconds of samples as a file, not compressed. Raises NoData."""
+        samples = self.samples or self._before
+        if samples is None:
+            raise NoData("no GPU of this host is sampled at 10 Hz")
+        since_ns = self._session.clock.boottime_ns() - seconds * SECOND_NS
+        recording = samples.record(since_ns, bytes_max - RECORDING_HEADER_BYTES)
+        return encode_recording(recording, level=0)
 
     def exclude(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing; their rows remain, and are missing."""

@@ -32,6 +32,8 @@ _TASK = struct.Struct("<QHH")
 _LENGTH = struct.Struct("<H")
 # the first is rounds.ROUND_KIND
 _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
+_RECORD_KIND, _RECORDED_KIND = 7, 8
+_RECORD = struct.Struct("<QI")
 
 
 class TimedResult(NamedTuple):
@@ -84,7 +86,24 @@ class End:
     """Let go of everything and end."""
 
 
-Command = SamplerTask | WarmUp | End
+@dataclass(frozen=True, slots=True)
+class RecordCommand:
+    """Copy the last so many seconds of samples into the recording area."""
+
+    number: int  # of this order
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesRecorded:
+    """So many bytes are in the recording area; 0: nothing is, and why."""
+
+    number: int
+    size: int
+    message: str = ""
+
+
+Command = SamplerTask | WarmUp | End | RecordCommand
 
 
 def encode_command(command: Command) -> bytes:
@@ -102,6 +121,8 @@ def encode_command(command: Command) -> bytes:
             )
         )
         return _message(_TASK_KIND, body)
+    if isinstance(command, RecordCommand):
+        return _message(_RECORD_KIND, _RECORD.pack(command.number, command.seconds))
     return _message(_WARM_KIND if isinstance(command, WarmUp) else _END_KIND, b"")
 
 
@@ -109,6 +130,8 @@ def decode_command(kind: int, body: bytes) -> Command:
     """Return what the daemon ordered. Raises CodecError."""
     if kind == _TASK_KIND:
         return _decode_task(_BodyReader(body))
+    if kind == _RECORD_KIND and len(body) == _RECORD.size:
+        return RecordCommand(*_RECORD.unpack(body))
     if kind in (_WARM_KIND, _END_KIND) and not body:
         return WarmUp() if kind == _WARM_KIND else End()
     raise CodecError(f"expected an order, got kind {kind} with {len(body)} bytes")
@@ -137,6 +160,12 @@ def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
 def encode_inventory(reason: str) -> bytes:
     """Return the message of a collector that asks for a new inventory."""
     return _message(_INVENTORY_KIND, reason.encode()[:REASON_BYTES_MAX])
+
+
+def encode_recorded(recorded: SamplesRecorded) -> bytes:
+    """Return the message of a sampler that has done a `RecordCommand`."""
+    body = _RECORD.pack(recorded.number, recorded.size)
+    return _message(_RECORDED_KIND, body + recorded.message.encode()[:REASON_BYTES_MAX])
 
 
 def _message(kind: int, body: bytes) -> bytes:
@@ -183,11 +212,16 @@ class SampleBatchDecoder(rounds.Reader):
         )
 
 
-def _decode_other(kind: int, body: bytes) -> InventoryRequest | telemetry_pb2.HealthEvent:
+def _decode_other(
+    kind: int, body: bytes
+) -> InventoryRequest | SamplesRecorded | telemetry_pb2.HealthEvent:
     """Return what is said beside rounds."""
     try:
         if kind == _INVENTORY_KIND:
             return InventoryRequest(body.decode())
+        if kind == _RECORDED_KIND:
+            number, size = _RECORD.unpack_from(body)
+            return SamplesRecorded(number, size, body[_RECORD.size :].decode(errors="replace"))
         if kind == _EVENT_KIND:
             return telemetry_pb2.HealthEvent.FromString(body)
     except Exception as error:  # protobuf's DecodeError is not the same class everywhere

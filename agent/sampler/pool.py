@@ -19,6 +19,7 @@ from .forkserver import ProcessReport, StallReason
 from .messages import GPU, PROCESSES_MAX, Action, CollectorGroups, ReportEvent, TimedResult
 from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
+from .recording_area import RECORDING_AREA, RecordingArea
 from .supervisor import Supervisor
 
 # ----------------------------------------------------------------------
@@ -262,10 +263,11 @@ class SamplerPool:
         devices_of: Callable[[], Sequence[str]] = tuple,
         key_of: Callable[[str], str] = lambda address: address,
         abandoned_file: AbandonedProcessFile | None = None,
+        recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
         """*devices_of*: the PCI addresses of the GPUs, asked of nobody who may hang. *key_of*: UUID of an address, or
         that again. *deadline_seconds*: of a call into a driver. *abandoned_file*: where an agent after this one finds who
-        hangs."""
+        hangs. *recording_area*: where samplers put what they record."""
         self._groups, self._fork_server, self._clock = groups, fork_server, clock
         self._devices_of, self._key_of = devices_of, key_of
         self.collectors = [each.name for members in groups.values() for each in members]
@@ -277,6 +279,9 @@ class SamplerPool:
             deadline_ns=int(deadline_seconds * 1e9),
             stall_reason=self._stall_reason,
         )
+        #: What came of the last `record`: its number, the file, or why there is none.
+        self.recorded: tuple[int, bytes, str] | None = None
+        self._recording_area = recording_area
         self._abandoned_file = abandoned_file
         self._abandoned: dict[int, AbandonedProcess] = {}  # by serial; as the file has it
         self._inherited: set[int] = set()  # of them, those of an agent before this one
@@ -426,6 +431,20 @@ class SamplerPool:
         now_ns = self._clock.boottime_ns()
         self._execute(self._supervisor.quarantine_gpu(now_ns, device, reason), now_ns)
 
+    def record(self, number: int, seconds: int) -> bool:
+        """Order the sampler of the GPUs to record; what comes of it is `recorded`. False: there is no such sampler now."""
+        process = self._supervisor.group_process(GPU)
+        if process is None:
+            return False
+        self.recorded = None
+        self._send_command(process.serial, messages.RecordCommand(number, seconds))
+        return True
+
+    def _take_recording(self, message: messages.SamplesRecorded) -> None:
+        data = self._recording_area.read(message.size)
+        self._recording_area.clear()
+        self.recorded = message.number, data, message.message
+
     def states(self) -> Sequence[DeviceState]:
         """Return what is not well, and for a minute what is well again."""
         return self._supervisor.states(self._clock.boottime_ns())
@@ -486,9 +505,14 @@ class SamplerPool:
             self._fork_server.kill(worker.serial)
 
     def _forward_event(
-        self, worker: WorkerHandle, message: messages.InventoryRequest | telemetry_pb2.HealthEvent
+        self,
+        worker: WorkerHandle,
+        message: messages.InventoryRequest | messages.SamplesRecorded | telemetry_pb2.HealthEvent,
     ) -> None:
         process = self._supervisor.processes.get(worker.serial)
+        if isinstance(message, messages.SamplesRecorded):
+            self._take_recording(message)
+            return
         if self._publisher is None or process is None or process.role is ProcessRole.PROBE:
             return
         if isinstance(message, messages.InventoryRequest):

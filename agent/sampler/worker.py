@@ -18,9 +18,11 @@ from ...ext import place, process
 from ..clock import Clock, PeriodicSchedule
 from ..collector import (
     Collector,
+    NoData,
     RestartRequired,
     SupportsExclude,
     SupportsIdle,
+    SupportsRecording,
     SupportsSkip,
     SupportsSlowDevices,
     SupportsWarmUp,
@@ -35,14 +37,18 @@ from .messages import (
     Command,
     End,
     MessageBuffer,
+    RecordCommand,
     SampleBatchEncoder,
     SamplerTask,
+    SamplesRecorded,
     TimedResult,
     WarmUp,
     decode_command,
     encode_event,
     encode_inventory,
+    encode_recorded,
 )
+from .recording_area import RECORDING_AREA, RecordingArea
 
 SECOND_NS = 1_000_000_000
 #: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.
@@ -111,12 +117,14 @@ class Worker:
         measure_cost: Callable[[bool], tuple[float, int]] = lambda _: (0.0, 0),
         on_group_assigned: Callable[[str], None] = lambda _: None,
         send_urgent: Callable[[bytes], bool] | None = None,
+        recording_area: RecordingArea = RECORDING_AREA,
     ) -> None:
         """*send* sends a message, or returns False when there is no room; *send_urgent* wakes the daemon for it.
         *measure_cost*: CPU seconds and, when it is told so, bytes of memory (0: as before). *on_group_assigned* is told what this
         sampler has become."""
         self._groups, self._clock, self._send = groups, clock, send
         self._measure_cost, self._on_group_assigned = measure_cost, on_group_assigned
+        self._send_urgent, self._recording_area = send_urgent or send, recording_area
         self._publisher = _ForwardingPublisher(clock, send_urgent or send)
         every = [each.name for collectors in groups.values() for each in collectors]
         self._encoder = SampleBatchEncoder(every)
@@ -142,6 +150,8 @@ class Worker:
             self.ended = True
         elif isinstance(command, WarmUp):
             self._warm_up()
+        elif isinstance(command, RecordCommand):
+            self._send_urgent(encode_recorded(self._record(command)))
         else:
             self._assign(command)
 
@@ -150,6 +160,23 @@ class Worker:
             if isinstance(collector, SupportsWarmUp):
                 self._call_safely(collector, collector.warm_up)
         self._send_batch([], 0, measure_memory=True)
+
+    def _record(self, command: RecordCommand) -> SamplesRecorded:
+        """Put the samples into the area; say how many bytes they are, or why there are none."""
+        sources = [
+            each for each in self._collectors.values() if isinstance(each, SupportsRecording)
+        ]
+        if not sources:
+            return SamplesRecorded(command.number, 0, "no GPU of this host is sampled at 10 Hz")
+        try:
+            data = sources[0].record(command.seconds, self._recording_area.size)
+            self._recording_area.write(data)
+        except NoData as reason:
+            return SamplesRecorded(command.number, 0, str(reason))
+        except Exception as error:
+            log.exception("samples cannot be recorded", extra={"cause": "sampler.recording"})
+            return SamplesRecorded(command.number, 0, f"{type(error).__name__}: {error}")
+        return SamplesRecorded(command.number, len(data))
 
     def _assign(self, task: SamplerTask) -> None:
         if self._task is None:

@@ -28,6 +28,7 @@ from .protocol import (
     StreamDesyncError,
     TelemetryProtocol,
 )
+from .recording_uploads import RecordingUploads
 from .send_window import Backoff
 
 CONNECT_SECONDS_MAX = 5.0
@@ -99,11 +100,12 @@ class Client:
         allow_plaintext: bool = False,
         on_permit: PermitHandler = lambda _: None,
         credentials: Credentials = NO_CREDENTIALS,
+        uploads: RecordingUploads | None = None,
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
         from *spool*); *live_hertz* is how often a frame is made; *on_permit* as a `TelemetryProtocol`
         has it, called by one thread at a time: the client's or who notifies; *credentials* are read
-        anew for each connection. Raises TargetError."""
+        anew for each connection; *uploads*: recordings that were requested. Raises TargetError."""
         plaintext = allow_plaintext or bool(credentials.tls_ca_file)
         self._address = parse_target(target, allow_plaintext=plaintext)
         self._credentials = credentials
@@ -117,6 +119,8 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._live_hertz = live_hertz
         self._on_permit = on_permit
+        self._uploads = uploads or RecordingUploads()
+        self._uploads.notify = self.notify
         self._backoff = Backoff(random_source)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = threading.Event()
@@ -214,6 +218,7 @@ class Client:
             self._live_hertz,
             delta_encoding=delta_encoding,
             on_permit=self._on_permit,
+            uploads=self._uploads,
         )
         self._register_again = False
         connection = Connection(

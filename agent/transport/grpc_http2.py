@@ -31,7 +31,12 @@ from h2.events import (
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse, ReportEventsResponse
+from ...contract.wire.telemetry_pb2 import (
+    IngestAck,
+    RegisterNodeResponse,
+    ReportEventsResponse,
+    UploadRecordingResponse,
+)
 
 # ----------------------------------------------------------------------
 # One gRPC call as far as it has come: its answer's headers, messages and status, checked as a
@@ -42,12 +47,16 @@ from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse, Repo
 REGISTER = "RegisterNode"
 STREAM = "StreamTelemetry"
 EVENTS = "ReportEvents"
+UPLOAD = "UploadRecording"
 #: What each method answers with.
 RESPONSE_TYPES: Mapping[str, type[Message]] = {
     REGISTER: RegisterNodeResponse,
     STREAM: IngestAck,
     EVENTS: ReportEventsResponse,
+    UPLOAD: UploadRecordingResponse,
 }
+#: What the peer's windows do not take goes in this order: a recording can wait.
+_SEND_ORDER = {REGISTER: 0, EVENTS: 0, STREAM: 1, UPLOAD: 2}
 #: An answer longer than this is refused unread; ours are a few kilobytes.
 MESSAGE_BYTES_MAX = 1 << 20
 #: A peer's words are cut here.
@@ -361,8 +370,8 @@ class ClientSession:
         return out
 
     def _pump(self) -> None:
-        """Hand out what the windows allow: events and registrations before frames."""
-        ordered = sorted(self._calls.items(), key=lambda item: item[1].method == STREAM)
+        """Hand out what the windows allow: events and registrations before frames, recordings last."""
+        ordered = sorted(self._calls.items(), key=lambda item: _SEND_ORDER[item[1].method])
         try:
             for number, call in ordered:
                 self._pump_call(number, call)

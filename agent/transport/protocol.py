@@ -19,7 +19,17 @@ from ...contract.wire.telemetry_pb2 import (
     ReportEventsRequest,
     TelemetryBatch,
 )
-from .grpc_http2 import EVENTS, REGISTER, STREAM, CallEnd, CallResponse, ClientSession, SessionError
+from .grpc_http2 import (
+    EVENTS,
+    REGISTER,
+    STREAM,
+    UPLOAD,
+    CallEnd,
+    CallResponse,
+    ClientSession,
+    SessionError,
+)
+from .recording_uploads import RecordingUploads
 from .send_window import FrameSource, OutgoingFrame, SendWindow, merge_spans
 
 # ----------------------------------------------------------------------
@@ -188,9 +198,12 @@ class TelemetryProtocol:
         *,
         delta_encoding: bool = True,
         on_permit: PermitHandler = lambda _: None,
+        uploads: RecordingUploads | None = None,
     ) -> None:
         """*delta_encoding*: send frames as such, where the aggregator takes them. *on_permit* is
-        shown each message that gives a permit to enforce or, by its absence, takes it back."""
+        shown each message that gives a permit to enforce or, by its absence, takes it back. *uploads*: recordings
+        that were requested."""
+        self._uploads = uploads or RecordingUploads()
         self.registered = False
         self.has_ack = False
         #: Our name, once it was said.
@@ -235,6 +248,7 @@ class TelemetryProtocol:
             self._send_register(now)
         if self._window is not None:
             self._send_events(now)
+            self._send_upload(now)
             if self.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
                 self._send_frames(self._window, now)
         return self._session.data_to_send()
@@ -267,6 +281,13 @@ class TelemetryProtocol:
         self._open_calls[EVENTS] = now
         self._session.call(EVENTS, ReportEventsRequest(events=events), self._session_id)
 
+    def _send_upload(self, now: float) -> None:
+        if UPLOAD in self._open_calls or self._finishing or not self._uploads.waiting:
+            return
+        if (piece := self._uploads.next_piece()) is not None:
+            self._open_calls[UPLOAD] = now
+            self._session.call(UPLOAD, piece, self._session_id)
+
     def _send_frames(self, window: SendWindow, now: float) -> None:
         outgoing = window.next_frames(now, with_backlog=not self._finishing)
         for one in outgoing:
@@ -281,7 +302,7 @@ class TelemetryProtocol:
         Whoever waits as long as `wait_seconds` says looks how long we are kept waiting. Raises SessionError.
         """
         window = self._window
-        if window is None or self._must_register or self._events.waiting:
+        if window is None or self._must_register or self._events.waiting or self._uploads.waiting:
             return b""
         if (outgoing := window.next_live_frame(now)) is None:
             return b""
@@ -381,6 +402,8 @@ class TelemetryProtocol:
             self._events.acknowledge(self._reported_ids)
             self._report_max = EVENTS_PER_REPORT_MAX
             self._report_retry_seconds = EVENTS_RETRY_SECONDS_MIN
+        elif response.method == UPLOAD:
+            self._uploads.accept()
         return []
 
     def _on_registration(self, response: RegisterNodeResponse, now: float) -> None:
@@ -410,6 +433,9 @@ class TelemetryProtocol:
 
     def _on_call_end(self, ended: CallEnd, now: float) -> None:
         self._open_calls.pop(ended.method, None)
+        if ended.method == UPLOAD:  # whatever it was: readings are worth more than a recording
+            self._uploads.refuse(str(ended))
+            return
         if ended.status in (_REFUSALS if ended.method == REGISTER else _REFUSALS_ANYWHERE):
             raise RefusedError(str(ended))
         if ended.method == STREAM and ended.status == "DATA_LOSS":

@@ -231,6 +231,8 @@ class Ingest:
             host, request.run_id, request.boot_id, address, now_ns, principal
         )
         session.foreign = foreign
+        session.recording_seconds_max = request.recording_seconds_max
+        session.agent_version = request.agent_version[:64]
         index = self._fleet.register(
             host,
             simulated=request.simulated,

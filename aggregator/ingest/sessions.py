@@ -53,6 +53,9 @@ class Session:
     streams: int = 0
     ended: bool = False
     foreign: Mapping[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
+    #: How much the agent's flight recorder can record, and which version of the agent that is; 0: it has none.
+    recording_seconds_max: int = 0
+    agent_version: str = ""
     #: Of the host's late frames, kept when it registers again; made by its first stream.
     quota: HostQuota | None = None
 
@@ -131,6 +134,14 @@ class Sessions:
         for session in self._by_host.values():
             if session.last_received_ns <= now_ns - jump_ns:
                 session.last_received_ns += jump_ns
+
+    def of_host(self, host: str) -> Session | None:
+        """Return the session of a host that registered last; None: it is not known."""
+        return self._by_host.get(host)
+
+    def names(self) -> list[str]:
+        """Return the hosts' names."""
+        return list(self._by_host)
 
     def is_silent(self, host: str, now_ns: int) -> bool:
         """Say whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""

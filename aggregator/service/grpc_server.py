@@ -15,6 +15,7 @@ from ...contract.wire import (
     outcome_pb2,
     permit_pb2,
     query_pb2,
+    recording_pb2,
     score_pb2,
     telemetry_pb2,
 )
@@ -23,6 +24,7 @@ from ...contract.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_se
 from ...contract.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
 from ...contract.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ...contract.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
+from ...contract.wire.recording_pb2_grpc import add_RecordingServiceServicer_to_server
 from ...contract.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ...contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from ..auth.access import AccessControl, AuthInterceptor, DeniedCallback
@@ -72,6 +74,7 @@ def _name(file: Any) -> str:
 TELEMETRY, SCORE, PERMIT = _name(telemetry_pb2), _name(score_pb2), _name(permit_pb2)
 ADVISORY, OUTCOME = _name(advisory_pb2), _name(outcome_pb2)
 QUERY, ADMIN = _name(query_pb2), _name(admin_pb2)
+RECORDING = _name(recording_pb2)
 
 #: Service -> what puts one on a server.
 _ADD: Mapping[str, Callable[[Any, Any], None]] = {
@@ -82,6 +85,7 @@ _ADD: Mapping[str, Callable[[Any, Any], None]] = {
     OUTCOME: add_OutcomeServiceServicer_to_server,
     QUERY: add_QueryServiceServicer_to_server,
     ADMIN: add_AdminServiceServicer_to_server,
+    RECORDING: add_RecordingServiceServicer_to_server,
 }
 
 

@@ -16,7 +16,7 @@ from ...contract.wire import telemetry_pb2 as wire
 from ...contract.wire.telemetry_pb2_grpc import TelemetryServiceServicer
 from ..auth.access import AgentRateLimit
 from ..config import AggregatorConfig
-from ..errors import NoSession, ResourceExhausted, ServiceUnavailable, StreamRefused
+from ..errors import NoSession, NotFound, ResourceExhausted, ServiceUnavailable, StreamRefused
 from ..fleet.fleet import Fleet
 from ..ingest.backlog import (
     BACKLOG_FRAMES,
@@ -33,6 +33,7 @@ from ..ingest.frame_reader import FrameStreamReader, check_backlog
 from ..ingest.ingest import AcceptedFrame, Ingest
 from ..ingest.sessions import Session
 from ..principal import Principal, current_principal, is_name
+from ..recordings import RecordingExchange
 from ..store.store import Store
 from ..store.writer import range_set
 from .status import pushback
@@ -228,9 +229,10 @@ class TelemetryStream:
         permit: Callable[[], wire.Permit | None],
         rate_limit: AgentRateLimit | None = None,
         verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
+        recordings: RecordingExchange | None = None,
     ) -> None:
         self._ingest, self._admission_control, self._permit = ingest, admission_control, permit
-        self._verdict = verdict
+        self._verdict, self._recordings = verdict, recordings
         self._rate_limit = rate_limit
         self._session = session
         self._loop = asyncio.get_running_loop()
@@ -436,8 +438,19 @@ class TelemetryStream:
                 reconnect_seconds=self._admission_control.reconnect_seconds,
                 backlog_frames=self._admission_control.backlog_frames,
                 verdict=self._verdict(self._session.host),
+                recordings=self._recording_requests(),
             )
         )
+
+    @property
+    def host(self) -> str:
+        """Whose it is."""
+        return self._session.host
+
+    def _recording_requests(self) -> list[wire.RecordingRequest]:
+        if self._recordings is None:
+            return []
+        return self._recordings.requests(self._session.host, self._session.token)
 
     def _credit_frames(self) -> int:
         """While late frames press, those of this stream do not count: live ones do not wait for them. While nothing
@@ -468,10 +481,12 @@ class TelemetryService(TelemetryServiceServicer):
         permit: Callable[[], wire.Permit | None] = lambda: None,
         rate_limit: Callable[[Principal], AgentRateLimit] | None = None,
         verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
+        recordings: RecordingExchange | None = None,
     ) -> None:
         """*permit*: what each answer gives the host leave to; None takes it back.
         *rate_limit*: how fast who has logged in may send; None: as fast as it can.
-        *verdict*: how judging finds a host; None: not yet."""
+        *verdict*: how judging finds a host; None: not yet. *recordings*: what hosts are requested to record."""
+        self._recordings = recordings
         self._ingest, self._admission_control, self._permit = ingest, admission_control, permit
         self._rate_limit, self._verdict = rate_limit, verdict
         self._streams: set[TelemetryStream] = set()
@@ -496,6 +511,23 @@ class TelemetryService(TelemetryServiceServicer):
         """The fast lane."""
         return await self._ingest.events(self._session(context), request)
 
+    async def UploadRecording(
+        self, request: wire.UploadRecordingRequest, context: Any
+    ) -> wire.UploadRecordingResponse:
+        """A piece of a recording that was requested of the host."""
+        session = self._session(context)
+        if self._recordings is None:
+            raise NotFound("no recording was requested")
+        self._recordings.receive(session.host, request)
+        return wire.UploadRecordingResponse()
+
+    def request_recordings(self, host: str) -> bool:
+        """Send *host* what is requested of it, at once; False: it has no stream."""
+        streams = [each for each in self._streams if each.host == host]
+        for stream in streams:
+            stream.send_credit()
+        return bool(streams)
+
     async def StreamTelemetry(
         self, request_iterator: AsyncIterator[wire.TelemetryBatch], context: Any
     ) -> None:
@@ -507,8 +539,9 @@ class TelemetryService(TelemetryServiceServicer):
             else None
         )
         stream = TelemetryStream(
-            self._ingest, session, self._admission_control, self._permit, rate_limit, self._verdict
-        )
+            self._ingest, session, self._admission_control, self._permit, rate_limit, self._verdict,
+            self._recordings,
+        )  # fmt: skip
         self._streams.add(stream)
         self._admission_control.streams.add(stream)
         session.streams += 1

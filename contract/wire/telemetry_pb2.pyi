@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterNodeRequest(_message.Message):
-    __slots__ = ("protocol_version", "node", "run_id", "boot_id", "agent_version", "signals", "devices", "labels", "simulated", "boottime_ns", "wall_time_ns")
+    __slots__ = ("protocol_version", "node", "run_id", "boot_id", "agent_version", "signals", "devices", "labels", "simulated", "boottime_ns", "wall_time_ns", "recording_seconds_max")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class RegisterNodeRequest(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     BOOTTIME_NS_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_SECONDS_MAX_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     run_id: bytes
@@ -37,7 +38,8 @@ class RegisterNodeRequest(_message.Message):
     simulated: bool
     boottime_ns: int
     wall_time_ns: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., run_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., agent_version: _Optional[str] = ..., signals: _Optional[_Iterable[_Union[SignalDefinition, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., simulated: _Optional[bool] = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ...) -> None: ...
+    recording_seconds_max: int
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., run_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., agent_version: _Optional[str] = ..., signals: _Optional[_Iterable[_Union[SignalDefinition, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., simulated: _Optional[bool] = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ..., recording_seconds_max: _Optional[int] = ...) -> None: ...
 
 class SignalDefinition(_message.Message):
     __slots__ = ("signal_id", "name", "kind", "width_bits", "table")
@@ -131,7 +133,7 @@ class RefusedFrame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class IngestAck(_message.Message):
-    __slots__ = ("durable", "refused", "credit_frames", "permit", "reconnect_seconds", "backlog_frames", "verdict")
+    __slots__ = ("durable", "refused", "credit_frames", "permit", "reconnect_seconds", "backlog_frames", "verdict", "recordings")
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class IngestAck(_message.Message):
     RECONNECT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FRAMES_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    RECORDINGS_FIELD_NUMBER: _ClassVar[int]
     durable: _containers.RepeatedCompositeFieldContainer[SequenceRange]
     refused: _containers.RepeatedCompositeFieldContainer[RefusedFrame]
     credit_frames: int
@@ -146,7 +149,56 @@ class IngestAck(_message.Message):
     reconnect_seconds: int
     backlog_frames: int
     verdict: HostVerdict
-    def __init__(self, durable: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedFrame, _Mapping]]] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ..., verdict: _Optional[_Union[HostVerdict, _Mapping]] = ...) -> None: ...
+    recordings: _containers.RepeatedCompositeFieldContainer[RecordingRequest]
+    def __init__(self, durable: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedFrame, _Mapping]]] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ..., verdict: _Optional[_Union[HostVerdict, _Mapping]] = ..., recordings: _Optional[_Iterable[_Union[RecordingRequest, _Mapping]]] = ...) -> None: ...
+
+class RecordingRequest(_message.Message):
+    __slots__ = ("id", "seconds", "name", "list")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    seconds: int
+    name: str
+    list: bool
+    def __init__(self, id: _Optional[str] = ..., seconds: _Optional[int] = ..., name: _Optional[str] = ..., list: _Optional[bool] = ...) -> None: ...
+
+class StoredRecording(_message.Message):
+    __slots__ = ("name", "wall_time_ns", "seconds", "devices", "bytes", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    wall_time_ns: int
+    seconds: float
+    devices: int
+    bytes: int
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., seconds: _Optional[float] = ..., devices: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class UploadRecordingRequest(_message.Message):
+    __slots__ = ("id", "offset", "total_bytes", "data", "error", "stored")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    offset: int
+    total_bytes: int
+    data: bytes
+    error: str
+    stored: _containers.RepeatedCompositeFieldContainer[StoredRecording]
+    def __init__(self, id: _Optional[str] = ..., offset: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., error: _Optional[str] = ..., stored: _Optional[_Iterable[_Union[StoredRecording, _Mapping]]] = ...) -> None: ...
+
+class UploadRecordingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class HostVerdict(_message.Message):
     __slots__ = ("state", "reason")

@@ -49,6 +49,11 @@ class TelemetryServiceStub:
                 request_serializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsResponse.FromString,
                 _registered_method=True)
+        self.UploadRecording = channel.unary_unary(
+                '/gangline.v1.TelemetryService/UploadRecording',
+                request_serializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingResponse.FromString,
+                _registered_method=True)
 
 
 class TelemetryServiceServicer:
@@ -76,6 +81,14 @@ class TelemetryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UploadRecording(self, request, context):
+        """A piece of the answer to a RecordingRequest of an IngestAck, the next one once this is answered. NOT_FOUND: it was not
+        requested, or nobody waits for it any longer; the agent then drops it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TelemetryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_TelemetryServiceServicer_to_server(servicer, server):
                     servicer.ReportEvents,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsResponse.SerializeToString,
+            ),
+            'UploadRecording': grpc.unary_unary_rpc_method_handler(
+                    servicer.UploadRecording,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class TelemetryService:
             '/gangline.v1.TelemetryService/ReportEvents',
             gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsRequest.SerializeToString,
             gangline_dot_contract_dot_wire_dot_telemetry__pb2.ReportEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadRecording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.TelemetryService/UploadRecording',
+            gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingRequest.SerializeToString,
+            gangline_dot_contract_dot_wire_dot_telemetry__pb2.UploadRecordingResponse.FromString,
             options,
             channel_credentials,
             insecure,

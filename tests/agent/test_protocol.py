@@ -20,18 +20,21 @@ from gangline.agent.transport.protocol import (
     StreamDesyncError,
     TelemetryProtocol,
 )
+from gangline.agent.transport.recording_uploads import PIECE_BYTES, RecordingUpload
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.stream import Receiver
 from gangline.contract.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
+    RecordingRequest,
     RegisterNodeRequest,
     RegisterNodeResponse,
     ReportEventsRequest,
     ReportEventsResponse,
     SequenceRange,
     TelemetryBatch,
+    UploadRecordingRequest,
 )
 from tests.agent.memory_server import HEAD, OK, Server, framed
 
@@ -485,3 +488,62 @@ def test_within_how_long_a_fleet_comes_back_is_kept(talk: Talk) -> None:
     talk.append(3)
     talk.step(2.0)
     assert talk.frames() == [1, 2, 3]  # live ones
+
+
+def test_a_recording_goes_in_pieces_behind_events_and_a_refusal_costs_it_alone(talk: Talk) -> None:
+    """An aggregator that was restarted knows nothing of it: readings and events go on, on the same connection."""
+    talk.registered(0.0)
+    uploads = talk.conversation._uploads
+    uploads.add(RecordingUpload("a", bytes(2 * PIECE_BYTES + 1)))
+    uploads.add(RecordingUpload("b", b"x"))
+    talk.step(0.1)
+    call = max(talk.server.bodies)
+    assert talk.server.headers[call][":path"].endswith("/UploadRecording")
+    assert talk.server.headers[call]["gangline-session"] == "s-1"
+    sizes = list[int]()
+    for _ in range(3):
+        (message,) = talk.server.messages(call)
+        piece = UploadRecordingRequest.FromString(message)
+        sizes.append(len(piece.data))
+        assert (piece.id, piece.offset, piece.total_bytes) == (
+            "a", sum(sizes[:-1]), 2 * PIECE_BYTES + 1
+        )  # fmt: skip
+        reply = talk.server.answer(call, HEAD, framed(b""), OK)
+        talk.conversation.receive(reply, 0.1)
+        talk.step(0.1)
+        call = max(talk.server.bodies)
+    assert sizes == [PIECE_BYTES, PIECE_BYTES, 1]
+    for status in (
+        "5",
+        "7",
+    ):  # NOT_FOUND; PERMISSION_DENIED, which else says that a name is another's
+        reply = talk.server.answer(call, [*HEAD, ("grpc-status", status), ("grpc-message", "no")])
+        talk.conversation.receive(reply, 0.2)
+        uploads.add(RecordingUpload("c", b"x"))
+        talk.step(0.2)
+        call = max(talk.server.bodies)
+    assert (
+        UploadRecordingRequest.FromString(talk.server.messages(call)[0]).id,
+        uploads.last_refusal,
+    ) == ("c", "UploadRecording: PERMISSION_DENIED: no")
+    talk.append()
+    talk.step(0.3)
+    assert talk.frames() == [1]
+
+
+def test_a_request_is_taken_and_an_older_agent_ignores_it(talk: Talk) -> None:
+    """It comes with a receipt, in a field that an agent of before does not know: all else of the message counts."""
+    seen = list[IngestAck]()
+    talk.conversation._on_permit = lambda message: seen.append(message)  # type: ignore[arg-type]
+    talk.registered(0.0)
+    talk.append()
+    talk.step(0.1)
+    ack = IngestAck(
+        durable=[SequenceRange(first=1, last=1)], recordings=[RecordingRequest(id="a", seconds=5)]
+    )
+    reply = talk.server.answer(STREAM, HEAD, framed(ack.SerializeToString()), end=False)
+    talk.conversation.receive(reply, 0.2)
+    assert seen[-1].recordings[0].seconds == 5
+    assert talk.spool.pending(0, 10) == []
+    fields = IngestAck.DESCRIPTOR.fields_by_name
+    assert fields["recordings"].number == 8, "of an unknown field a protobuf parser takes no note"

@@ -1,0 +1,294 @@
+"""The flight recorder of a host: orders recordings from the sampler, stores those around findings, sends those requested.
+
+The daemon's thread decides once a second and never touches the disk. What compresses, writes or reads does so in a thread of
+its own, one for the disk and one for what is sent from memory: a disk that hangs costs recordings, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ...contract.recording import (
+    SECONDS_MAX,
+    GpuRecording,
+    RecordingError,
+    decode_recording,
+    encode_recording,
+)
+from ...contract.wire.telemetry_pb2 import (
+    HealthEvent,
+    IngestAck,
+    RecordingRequest,
+    RegisterNodeResponse,
+)
+from ..clock import Clock
+from ..transport.recording_uploads import RecordingUpload, RecordingUploads
+from .storage import NoRecordingError, RecordingStorage
+from .triggers import SECOND_NS, RecordingTriggers, event_reason
+
+#: A sampler that does not record within so long hangs in a driver.
+ORDER_NS_MAX = 5 * SECOND_NS
+#: A disk that takes longer hangs: who requests what is on it is told so.
+DISK_NS_MAX = 10 * SECOND_NS
+#: Requests and reasons that wait for the daemon's thread; what is beyond is dropped.
+REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
+#: Ids of requests that were seen: an aggregator may send one again on another connection.
+SEEN_MAX = 64
+#: What is found so soon after the start stood before; and what began so long ago is no news.
+SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
+#: Findings of these names follow an event, which is recorded itself.
+_OF_EVENTS = ("xid", "sxid")
+
+log = logging.getLogger(__name__)
+
+
+class SampleRecorder(Protocol):
+    """What is needed of `agent.sampler.pool.SamplerPool`."""
+
+    @property
+    def recorded(self) -> tuple[int, bytes, str] | None: ...
+    def record(self, number: int, seconds: int) -> bool: ...
+
+
+class ActiveFinding(Protocol):
+    """What is needed of a finding of this host."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def since_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOrder:
+    """A recording that is made now: for a request, or stored for a reason."""
+
+    number: int
+    seconds: int
+    ordered_ns: int
+    request_id: str = ""
+    reason: str = ""
+
+
+class _BackgroundTask:
+    """One job at a time, each in a thread of its own that nobody waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self.began_ns = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, job: Callable[[], None], now_ns: int) -> bool:
+        """Begin *job*; False while one runs, or where the host has no thread to give."""
+        if self.busy:
+            return False
+        self._thread, self.began_ns = (
+            threading.Thread(target=_logged, args=(job,), name=self._name, daemon=True),
+            now_ns,
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            return False
+        return True
+
+
+def _logged(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception:
+        log.exception("a recording failed", extra={"cause": "recorder"})
+
+
+class FlightRecorder:
+    """`tick` is the daemon's, once a second; `observe` and `on_response` any thread's. Nothing raises or blocks."""
+
+    def __init__(
+        self,
+        samplers: SampleRecorder,
+        storage: RecordingStorage,
+        uploads: RecordingUploads,
+        clock: Clock,
+        *,
+        host: str,
+        boot_id: bytes,
+        findings: Callable[[], Iterable[ActiveFinding]] = tuple,
+    ) -> None:
+        """*findings*: what stands against this host now."""
+        self._samplers, self._storage, self._uploads = samplers, storage, uploads
+        self._clock, self._host, self._boot_id = clock, host, boot_id.hex()
+        self._findings = findings
+        self._known_findings: frozenset[tuple[str, str]] = frozenset()
+        self._triggers = RecordingTriggers()
+        self._settled_ns = clock.boottime_ns() + SETTLE_NS
+        self._reasons: deque[str] = deque(maxlen=REASONS_WAITING_MAX)
+        self._requests: deque[RecordingRequest] = deque()
+        self._seen: deque[str] = deque(maxlen=SEEN_MAX)
+        self._order: RecordingOrder | None = None
+        self._number = 0
+        self._disk, self._sender = _BackgroundTask("recorder-disk"), _BackgroundTask("recorder")
+        self.stored_recordings = self.lost_recordings = 0
+
+    # Any thread ----------------------------------------------------------------------------
+
+    def observe(self, event: HealthEvent) -> None:
+        """Take note of an event that is told."""
+        if self._storage.is_enabled and (reason := event_reason(event)):
+            self._reasons.append(reason)
+
+    def on_response(self, message: RegisterNodeResponse | IngestAck) -> None:
+        """Take the requests of the aggregator."""
+        if isinstance(message, IngestAck):
+            for request in message.recordings:
+                if request.id not in self._seen and len(self._requests) < REQUESTS_MAX:
+                    self._seen.append(request.id)
+                    self._requests.append(request)
+
+    # The daemon's thread -------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what is due. Never raises."""
+        try:
+            self._tick(self._clock.boottime_ns())
+        except Exception:
+            log.exception("the flight recorder failed", extra={"cause": "recorder.tick"})
+
+    def _tick(self, now_ns: int) -> None:
+        while self._reasons:
+            self._triggers.add(self._reasons.popleft(), now_ns)
+        if self._storage.is_enabled:
+            self._observe_findings(now_ns)
+        if self._order is not None:
+            self._finish_order(self._order, now_ns)
+        if self._order is None and (reason := self._triggers.take(now_ns)):
+            self._begin_order(SECONDS_MAX, now_ns, reason=reason)
+        while self._requests and self._answer(self._requests[0], now_ns):
+            self._requests.popleft()
+
+    def _observe_findings(self, now_ns: int) -> None:
+        findings = {(each.name, each.device): each.since_ns for each in self._findings()}
+        for (name, device), since_ns in findings.items():
+            is_new = (name, device) not in self._known_findings and now_ns >= self._settled_ns
+            is_recent = now_ns - since_ns <= FINDING_AGE_NS_MAX
+            if is_new and is_recent and not name.startswith(_OF_EVENTS):
+                self._triggers.add(f"finding {name} {device}".strip(), now_ns)
+        self._known_findings = frozenset(findings)
+
+    def _answer(self, request: RecordingRequest, now_ns: int) -> bool:
+        """Begin to answer a request; False: not now."""
+        if request.list or request.name:
+            return self._answer_from_disk(request, now_ns)
+        if not 1 <= request.seconds <= SECONDS_MAX:
+            self._reject(request.id, f"{request.seconds} s: expected 1 to {SECONDS_MAX}")
+            return True
+        if self._order is not None or self._sender.busy:
+            return False
+        self._begin_order(request.seconds, now_ns, request_id=request.id)
+        return True
+
+    def _answer_from_disk(self, request: RecordingRequest, now_ns: int) -> bool:
+        if self._disk.start(lambda: self._read(request), now_ns):
+            return True
+        if now_ns - self._disk.began_ns < DISK_NS_MAX:
+            return False
+        self._reject(request.id, "the host's disk does not answer")
+        return True
+
+    def _begin_order(
+        self, seconds: int, now_ns: int, *, request_id: str = "", reason: str = ""
+    ) -> None:
+        self._number += 1
+        self._order = RecordingOrder(self._number, seconds, now_ns, request_id, reason)
+        if not self._samplers.record(self._number, seconds):
+            self._fail(self._order, "this host has no GPU that is sampled now")
+
+    def _finish_order(self, order: RecordingOrder, now_ns: int) -> None:
+        """Take what the sampler recorded, or give up."""
+        recorded = self._samplers.recorded
+        if recorded is None or recorded[0] != order.number:
+            if now_ns - order.ordered_ns > ORDER_NS_MAX:
+                seconds = ORDER_NS_MAX // SECOND_NS
+                self._fail(order, f"the sampler of the GPUs did not answer within {seconds} s")
+            return
+        _, data, message = recorded
+        wall_offset_ns = self._clock.wall_ns() - now_ns
+        if not data:
+            self._fail(order, message)
+        elif order.request_id:
+            self._order = None
+            self._sender.start(lambda: self._send(order, data, wall_offset_ns), now_ns)
+        else:
+            self._order = None
+            if not self._disk.start(lambda: self._store(order, data, wall_offset_ns), now_ns):
+                self._lose("the disk does not answer")
+
+    def _fail(self, order: RecordingOrder, message: str) -> None:
+        self._order = None
+        if order.request_id:
+            self._reject(order.request_id, message)
+        else:
+            self._lose(message)
+
+    def _reject(self, request_id: str, message: str) -> None:
+        self._uploads.add(RecordingUpload(request_id, error=message))
+
+    def _lose(self, message: str) -> None:
+        self.lost_recordings += 1
+        log.warning("no recording was stored: %s", message, extra={"cause": "recorder.lost"})
+
+    # Threads of their own ------------------------------------------------------------------
+
+    def _complete(self, data: bytes, reason: str, wall_offset_ns: int) -> GpuRecording:
+        """Return the sampler's recording with what it does not know. Raises RecordingError."""
+        found = decode_recording(data)
+        return replace(
+            found,
+            host=self._host,
+            boot_id=self._boot_id,
+            reason=reason,
+            wall_time_ns=max(0, found.boottime_ns + wall_offset_ns),
+        )
+
+    def _send(self, order: RecordingOrder, data: bytes, wall_offset_ns: int) -> None:
+        try:
+            recording = self._complete(data, "requested", wall_offset_ns)
+            self._uploads.add(RecordingUpload(order.request_id, encode_recording(recording)))
+        except RecordingError as error:
+            self._reject(order.request_id, f"the samples cannot be recorded: {error}")
+
+    def _store(self, order: RecordingOrder, data: bytes, wall_offset_ns: int) -> None:
+        try:
+            recording = self._complete(data, order.reason, wall_offset_ns)
+            name = self._storage.store(recording, encode_recording(recording))
+        except (OSError, RecordingError) as error:
+            self._lose(getattr(error, "strerror", "") or str(error))
+            return
+        self.stored_recordings += 1
+        extra = {"cause": "recorder.stored"}
+        log.info("recording %s is stored: %s", name, recording.reason, extra=extra)
+
+    def _read(self, request: RecordingRequest) -> None:
+        try:
+            if request.list:
+                upload = RecordingUpload(request.id, stored=self._storage.recordings())
+            else:
+                upload = RecordingUpload(request.id, self._storage.read(request.name))
+        except NoRecordingError as error:
+            upload = RecordingUpload(request.id, error=f"{error.args[0]}")
+        except OSError as error:
+            upload = RecordingUpload(
+                request.id, error=f"recordings cannot be read: {error.strerror or error}"
+            )
+        self._uploads.add(upload)

@@ -1,0 +1,270 @@
+"""`gangline record HOST`: the last minutes of a host's GPUs at full rate, as Parquet or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ...cli import json_object
+from ...contract.recording import SECONDS_MAX, GpuRecording, RecordingError, decode_recording
+from ...contract.wire import recording_pb2, telemetry_pb2
+from ...contract.wire.recording_pb2_grpc import RecordingServiceStub
+from .connection import (
+    FAILED,
+    OK,
+    CommandError,
+    ConnectionOptions,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+from .job_story import printable
+from .record_picture import recording_svg
+
+#: The aggregator waits 30 s for the host.
+ANSWER_SECONDS_MAX = 45.0
+HOST_CHARACTERS_MAX = 253
+ENDINGS = (".parquet", ".svg")
+#: What the aggregator says of a host, not of itself.
+_OF_THE_HOST = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+_SPAN = re.compile(r"(\d{1,4})(s|m)", re.ASCII)
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch a recording, or list those of the host. 3 when no aggregator answers, 4 for an unknown host or recording."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list and (options.output or options.last or options.name):
+        parser.error("--list goes without --last, --kept and --output")
+    if not options.list and options.output is None:
+        parser.error("name a file with -o, as -o FILE.parquet, or --list what the host has stored")
+    if options.last and options.name:
+        parser.error("--last and --kept exclude each other")
+    if options.json and not options.list:
+        parser.error("--json goes with --list")
+    if options.output and options.output.suffix not in ENDINGS:
+        parser.error(
+            f"--output {options.output}: expected a file that ends in {' or '.join(ENDINGS)}"
+        )
+    return guarded("record", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    request = recording_pb2.RecordHostRequest(
+        host=options.host,
+        seconds=0 if options.list or options.name else options.last or SECONDS_MAX,
+        name=options.name or "",
+        list=options.list,
+    )
+    data, stored = fetch(read_connection_options(options), request)
+    if options.list:
+        print(json_object(_document(stored)) if options.json else stored_text(options.host, stored))
+        return OK
+    try:
+        recording = decode_recording(data)
+    except RecordingError as error:
+        raise CommandError(f"what {options.host} sent cannot be read: {error}", FAILED) from error
+    write_recording(recording, options.output)
+    print(
+        f"wrote {options.output}: {len(recording.devices)} GPUs, {recording.seconds:.1f} s, "
+        f"{recording.samples} samples each"
+    )
+    return OK
+
+
+def fetch(
+    connection_options: ConnectionOptions, request: recording_pb2.RecordHostRequest
+) -> tuple[bytes, list[telemetry_pb2.StoredRecording]]:
+    """Return the file, or what is stored. Raises CommandError."""
+    data, stored, total = bytearray(), list[telemetry_pb2.StoredRecording](), 0
+    with open_channel(connection_options) as channel:
+        stub: Any = RecordingServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            for response in stub.RecordHost(request, timeout=ANSWER_SECONDS_MAX):
+                data += response.data
+                total = response.total_bytes
+                stored += response.stored
+        except grpc.RpcError as error:
+            raise _explained(error, connection_options) from error
+    if len(data) != total:
+        raise CommandError(f"{len(data)} of {total} bytes came", FAILED)
+    return bytes(data), stored
+
+
+def _explained(error: Any, connection_options: ConnectionOptions) -> CommandError:
+    details = str(error.details() or "")
+    if error.code() in _OF_THE_HOST and details.startswith("host "):
+        return CommandError(printable(details.removeprefix("host ")), FAILED)
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return CommandError(printable(details), FAILED)
+    return command_error(error, connection_options)
+
+
+def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
+    """Return the table of a host's stored recordings."""
+    if not stored:
+        return f"{host} has stored no recording: no finding began there since its agent has a flight recorder"
+    table = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
+    for each in stored:
+        table.append(
+            (
+                printable(each.name),
+                f"{datetime.fromtimestamp(each.wall_time_ns / 1e9, UTC):%m-%d %H:%M:%S}",
+                f"{each.seconds:.0f}",
+                str(each.devices),
+                str(-(-each.bytes // 1000)),
+                printable(each.reason),
+            )
+        )
+    sizes = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:
+    return {
+        "recordings": [
+            {
+                "name": each.name,
+                "wall_time_ns": each.wall_time_ns,
+                "seconds": each.seconds,
+                "gpus": each.devices,
+                "bytes": each.bytes,
+                "reason": each.reason,
+            }
+            for each in stored
+        ]
+    }
+
+
+def write_recording(recording: GpuRecording, output: Path) -> None:
+    """Write *recording* to *output*, completely or not at all. Raises CommandError."""
+    partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
+    try:
+        if output.suffix == ".svg":
+            partial.write_text(recording_svg(recording), encoding="utf-8")
+        else:
+            _write_parquet(recording, partial)
+        partial.replace(output)
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror or error}", FAILED) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _write_parquet(recording: GpuRecording, path: Path) -> None:
+    """Write a row for each sample of each GPU. Raises OSError."""
+    import numpy as np  # after the recording is here
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    offsets = np.frombuffer(recording.offsets_ns, np.int64)
+    microseconds = (recording.wall_time_ns + offsets) // 1000
+    count = len(recording.devices)
+    columns = {
+        "time": pa.array(np.tile(microseconds, count), pa.timestamp("us")),
+        "gpu": pa.array(
+            np.repeat(np.array(recording.devices, object), recording.samples), pa.string()
+        ),
+    }
+    cells = np.frombuffer(recording.values, np.float32).reshape(
+        count, len(recording.signals), recording.samples
+    )
+    for at, name in enumerate(recording.signals):
+        values = cells[:, at].ravel()
+        if name == "state":
+            columns[name] = pa.array(_state_names(recording, values), pa.string())
+        else:
+            columns[name] = pa.array(values, pa.float32(), mask=np.isnan(values))
+    facts = {
+        "host": recording.host,
+        "boot_id": recording.boot_id,
+        "reason": recording.reason,
+        "simulated": str(recording.simulated).lower(),
+    }
+    metadata = {f"gangline.{name}": text for name, text in facts.items()}
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(table, path, compression="zstd")
+
+
+def _state_names(recording: GpuRecording, values: Any) -> list[str | None]:
+    names = dict(enumerate(recording.states))
+    return [None if math.isnan(value) else names.get(int(value)) for value in values]
+
+
+def _host(text: str) -> str:
+    name = text.removeprefix("nodes/")
+    if not name or len(name) > HOST_CHARACTERS_MAX or not name.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected a host's name of 1 to {HOST_CHARACTERS_MAX} characters"
+        )
+    return name
+
+
+def _last(text: str) -> int:
+    found = _SPAN.fullmatch(text)
+    seconds = int(found[1]) * (60 if found[2] == "m" else 1) if found else 0
+    if not 1 <= seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected a span of 1s to {SECONDS_MAX}s, as 90s or 5m: the host holds no more"
+        )
+    return seconds
+
+
+def _recording_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected a name that --list shows, as 20260102T030405Z-0a1b2c3d"
+        )
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline record",
+        description="Fetches the last minutes of a host's GPUs at full rate, 10 samples a second, which no store has; or a "
+        "recording that the host stored around a finding. For operators. docs/recordings.md explains it.",
+        epilog="exit codes: 0 done, 1 the host or the file failed, 2 wrong usage, 3 no aggregator answers, "
+        "4 no such host or recording",
+    )
+    parser.add_argument(
+        "host", type=_host, metavar="HOST", help="its name, as `gangline hosts` has it"
+    )
+    parser.add_argument(
+        "--last", type=_last, metavar="SPAN", help="the last 90s or 5m (default and most: 5m)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="FILE.parquet, or a picture: FILE.svg"
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="show the recordings that the host stored around findings",
+    )
+    parser.add_argument(
+        "--kept",
+        dest="name",
+        type=_recording_name,
+        metavar="NAME",
+        help="fetch one of those, in place of the last minutes",
+    )
+    add_options(parser)
+    return parser

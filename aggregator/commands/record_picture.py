@@ -1,0 +1,182 @@
+"""A recording as a picture: power, SM activity and state of each GPU over time. SVG, readable on light and on dark."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from xml.sax.saxutils import escape
+
+from ...contract.recording import GpuRecording
+from .job_story import STATES
+
+WIDTH, LEFT, RIGHT, TOP = 1000, 150, 56, 60
+#: Of a GPU: the curves, the band of states below them, the gap to the next.
+CURVE, BAND, GAP = 48, 8, 14
+#: A picture of more is read by nobody.
+GPUS_MAX = 16
+NAME_CHARACTERS_MAX = 18
+POWER, SM_ACTIVE = "power_watts", "sm_active_ratio"
+_POWER_COLOR, _SM_COLOR = "#d1495b", "#4a7fd0"
+#: Power is drawn up to a multiple of this.
+WATTS_STEP = 100.0
+_STYLE = (
+    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
+    ".paper{fill:#fff}.grid{stroke:#ccc;stroke-width:.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}.grid{stroke:#555}}"
+)
+
+
+def recording_svg(recording: GpuRecording) -> str:
+    """Return the picture of *recording*: a row for each GPU, the time below."""
+    shown = min(len(recording.devices), GPUS_MAX)
+    row = CURVE + BAND + GAP
+    bottom = TOP + row * shown
+    more = len(recording.devices) - shown
+    height = bottom + 30 + 16 * bool(more)
+    watts_max = _watts_max(recording, shown)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
+        f'<text class="title" x="12" y="22">{_text(_title(recording))}</text>',
+        *_legend(),
+    ]
+    for device in range(shown):
+        parts += _gpu_row(recording, device, TOP + row * device, watts_max)
+    parts += _time_axis(recording, bottom)
+    if more:
+        parts.append(f'<text class="faint" x="12" y="{bottom + 34}">… {more} more GPUs</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _title(recording: GpuRecording) -> str:
+    begin = datetime.fromtimestamp(recording.wall_time_ns / 1e9, UTC)
+    reason = "" if recording.reason in ("", "requested") else f": {recording.reason}"
+    simulated = " (simulated)" if recording.simulated else ""
+    return (
+        f"{recording.host}{simulated}, {recording.seconds:.0f} s from {begin:%Y-%m-%d %H:%M:%S} UTC{reason}"
+    )[:130]
+
+
+def _legend() -> list[str]:
+    parts, x = [], LEFT
+    for name, color in (("power", _POWER_COLOR), ("SM activity", _SM_COLOR)):
+        parts.append(f'<path d="M{x} 40h12" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<text x="{x + 18}" y="44">{name}</text>')
+        x += 100
+    for name, (_, _, color) in STATES.items():
+        parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{color}"/>')
+        parts.append(f'<text x="{x + 16}" y="44">{name.replace("_", " ")}</text>')
+        x += 94
+    return parts
+
+
+def _watts_max(recording: GpuRecording, shown: int) -> float:
+    if POWER not in recording.signals:
+        return WATTS_STEP
+    at = recording.signals.index(POWER)
+    most = max(
+        (v for gpu in range(shown) for v in recording.column(gpu, at) if math.isfinite(v)),
+        default=0.0,
+    )
+    return WATTS_STEP * max(1, math.ceil(most / WATTS_STEP))
+
+
+def _gpu_row(recording: GpuRecording, device: int, top: int, watts_max: float) -> list[str]:
+    floor = top + CURVE
+    name = recording.devices[device]
+    if len(name) > NAME_CHARACTERS_MAX:
+        name = f"{name[: NAME_CHARACTERS_MAX - 1]}…"
+    parts = [
+        f'<text x="12" y="{top + 14}">GPU {device}</text>',
+        f'<text class="faint" x="12" y="{top + 30}">{_text(name)}</text>',
+        f'<path class="grid" d="M{LEFT} {top}H{WIDTH - RIGHT}M{LEFT} {floor}H{WIDTH - RIGHT}"/>',
+        f'<text class="faint" x="{WIDTH - RIGHT + 6}" y="{top + 9}">{watts_max:g} W</text>',
+        f'<text class="faint" x="{WIDTH - RIGHT + 6}" y="{top + 21}">100 %</text>',
+    ]
+    for signal, most, color in ((SM_ACTIVE, 1.0, _SM_COLOR), (POWER, watts_max, _POWER_COLOR)):
+        if signal in recording.signals:
+            values = recording.column(device, recording.signals.index(signal))
+            path = _curve(recording, values, top, most)
+            parts.append(f'<path d="{path}" stroke="{color}" fill="none" stroke-width="1.1"/>')
+    if "state" in recording.signals:
+        states = recording.column(device, recording.signals.index("state"))
+        parts += _state_band(recording, states, floor + 2)
+    return parts
+
+
+def _x(recording: GpuRecording, offset_ns: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * offset_ns / 1e9 / (recording.seconds or 1.0)
+
+
+def _curve(recording: GpuRecording, values: array[float], top: int, most: float) -> str:
+    """Return the path: of each column of the picture the least and the most, so that no spike is lost."""
+    path, drawing, last_x = "", False, -math.inf
+    # Where nothing was sampled for more than a second there is no line.
+    gap = max(8.0, _x(recording, 1e9) - _x(recording, 0))
+    for x, low, high in _columns(recording, values):
+        if x - last_x > gap:
+            drawing = False
+        for value in dict.fromkeys((low, high)):
+            y = top + CURVE * (1 - min(max(value / most, 0.0), 1.0))
+            path += f"{'L' if drawing else 'M'}{x:.1f} {y:.1f}"
+            drawing = True
+        last_x = x
+    return path or f"M{LEFT} {top}"
+
+
+def _columns(
+    recording: GpuRecording, values: Sequence[float]
+) -> Iterator[tuple[float, float, float]]:
+    """Yield x, least and most of the samples that share a column."""
+    found: dict[int, list[float]] = {}
+    for offset_ns, value in zip(recording.offsets_ns, values, strict=True):
+        if math.isfinite(value):
+            found.setdefault(round(_x(recording, offset_ns)), []).append(value)
+    for x, each in found.items():
+        yield float(x), min(each), max(each)
+
+
+def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> list[str]:
+    """Return a rectangle for each stretch of one state; samples more than a second apart are not joined."""
+    stretches: list[tuple[int, int, int]] = []
+    offsets = recording.offsets_ns
+    for at, state in enumerate(states):
+        if not math.isfinite(state) or not 0 <= int(state) < len(recording.states):
+            continue
+        end = offsets[at] + 100_000_000
+        if (
+            stretches
+            and stretches[-1][0] == int(state)
+            and offsets[at] - stretches[-1][2] < 1_000_000_000
+        ):
+            stretches[-1] = (stretches[-1][0], stretches[-1][1], end)
+        else:
+            stretches.append((int(state), offsets[at], end))
+    parts = []
+    for state, begin, end in stretches:
+        x, right = _x(recording, begin), min(_x(recording, end), WIDTH - RIGHT)
+        color = STATES.get(recording.states[state], ("", 0, "#9aa0a6"))[2]
+        parts.append(
+            f'<rect x="{x:.1f}" y="{top}" width="{max(right - x, 0.3):.1f}" height="{BAND}" fill="{color}"/>'
+        )
+    return parts
+
+
+def _time_axis(recording: GpuRecording, bottom: int) -> list[str]:
+    parts = []
+    step = next((s for s in (1, 5, 10, 30, 60) if recording.seconds / s <= 8), 60)
+    for seconds in range(0, int(recording.seconds) + 1, step):
+        x = _x(recording, seconds * 1e9)
+        moment = datetime.fromtimestamp(recording.wall_time_ns / 1e9 + seconds, UTC)
+        parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}"/>')
+        parts.append(
+            f'<text class="faint" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{moment:%H:%M:%S}</text>'
+        )
+    return parts
+
+
+def _text(text: str) -> str:
+    return escape("".join(c if c.isprintable() else "?" for c in text))

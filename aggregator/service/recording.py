@@ -1,0 +1,81 @@
+"""RecordingService: what a host's flight recorder holds, for operators who ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from ...contract.wire import recording_pb2
+from ...contract.wire.recording_pb2_grpc import RecordingServiceServicer
+from ..errors import DeadlineExceeded, FailedPrecondition, NotFound, ServiceUnavailable
+from ..ingest.sessions import SILENT_SECONDS, Sessions
+from ..recordings import PIECE_BYTES_MAX, PendingRecording, RecordingExchange
+
+#: A host that answers does so within a few seconds; its agent reads what we say once in ten at the latest.
+ANSWER_SECONDS_MAX = 30.0
+
+
+class RecordingService(RecordingServiceServicer):
+    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+
+    def __init__(
+        self,
+        exchange: RecordingExchange,
+        sessions: Sessions,
+        send_request: Callable[[str], bool],
+        wall_ns: Callable[[], int],
+        answer_seconds_max: float = ANSWER_SECONDS_MAX,
+    ) -> None:
+        """*send_request*: has a host's stream take what waits for it; False: it has none."""
+        self._exchange, self._sessions = exchange, sessions
+        self._send_request, self._wall_ns = send_request, wall_ns
+        self._answer_seconds_max = answer_seconds_max
+
+    async def RecordHost(self, request: recording_pb2.RecordHostRequest, context: Any) -> None:
+        """Stream the answer of the host."""
+        host = request.host.removeprefix("nodes/")
+        self._check_host(host)
+        with self._exchange.request(
+            host, seconds=request.seconds, name=request.name, list_stored=request.list
+        ) as pending:
+            if not self._send_request(host):
+                raise ServiceUnavailable(f"host {host} is not connected now: try again soon")
+            try:
+                async with asyncio.timeout(self._answer_seconds_max):
+                    await pending.done
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"host {host} did not answer within {self._answer_seconds_max:g} s"
+                ) from None
+            await self._stream(host, pending, context)
+
+    def _check_host(self, host: str) -> None:
+        """Raise NotFound, ServiceUnavailable or FailedPrecondition for one that cannot answer."""
+        session = self._sessions.of_host(host)
+        if session is None:
+            near = difflib.get_close_matches(host[:253], self._sessions.names(), 3, 0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise NotFound(f"no host {host[:253]!r}{hint}")
+        if session.is_silent(self._wall_ns()):
+            raise ServiceUnavailable(
+                f"host {host} is silent: it sent nothing for {SILENT_SECONDS} s and more"
+            )
+        if session.token and not session.recording_seconds_max:
+            version = session.agent_version or "of an unknown version"
+            raise FailedPrecondition(
+                f"the agent of {host} ({version}) has no flight recorder: install a later one there"
+            )
+
+    async def _stream(self, host: str, pending: PendingRecording, context: Any) -> None:
+        if pending.error:
+            missing = NotFound if pending.request.name else FailedPrecondition
+            raise missing(f"{host}: {pending.error}")
+        response = recording_pb2.RecordHostResponse
+        if pending.request.list:
+            await context.write(response(stored=pending.stored))
+            return
+        for at in range(0, len(pending.data), PIECE_BYTES_MAX):
+            piece = bytes(pending.data[at : at + PIECE_BYTES_MAX])
+            await context.write(response(data=piece, total_bytes=pending.total_bytes))

@@ -1,0 +1,268 @@
+"""Recordings on demand through a real aggregator: who gets one, who is told why not, and what is refused of a host."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator import recordings as exchange_module
+from gangline.aggregator.errors import (
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    ServiceError,
+)
+from gangline.aggregator.recordings import (
+    ANSWER_BYTES_MAX,
+    PIECE_BYTES_MAX,
+    REQUEST_SECONDS_MAX,
+    REQUESTS_PER_HOST_MAX,
+    RecordingExchange,
+)
+from gangline.contract.recording import RECORDING_BYTES_MAX, GpuRecording, encode_recording
+from gangline.contract.wire import recording_pb2
+from gangline.contract.wire import telemetry_pb2 as wire
+from gangline.contract.wire.recording_pb2_grpc import RecordingServiceStub
+
+FILE = encode_recording(
+    GpuRecording(
+        ("GPU-1",),
+        ("power_watts",),
+        (),
+        1,
+        array("q", range(6000)),
+        array("f", [1.5] * 6000),
+    ),
+    level=0,
+)
+
+
+def stub(connection: Any) -> Any:
+    return RecordingServiceStub(connection.channel)  # type: ignore[no-untyped-call]
+
+
+async def record(connection: Any, **fields: Any) -> bytes:
+    """Request a recording; the file, or the error that it ended with."""
+    data = b""
+    async for response in stub(connection).RecordHost(recording_pb2.RecordHostRequest(**fields)):
+        data += response.data
+    return data
+
+
+async def refusal(connection: Any, **fields: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await record(connection, **fields)
+    return error.value.code(), str(error.value.details())
+
+
+async def streaming(agent: Any, **registration: Any) -> None:
+    """Register with a flight recorder and open a stream that has sent a frame."""
+    await agent.register(**({"recording_seconds_max": 300} | registration))
+    await agent.send(agent.agent.message(1))
+
+
+async def next_request(agent: Any) -> wire.RecordingRequest:
+    while not (ack := await agent.acknowledgement()).recordings:
+        pass
+    (request,) = ack.recordings
+    assert isinstance(request, wire.RecordingRequest)
+    return request
+
+
+async def upload(agent: Any, number: str, data: bytes, size: int = 10_000, **more: Any) -> None:
+    for at in range(0, max(len(data), 1), size):
+        piece = wire.UploadRecordingRequest(
+            id=number, offset=at, total_bytes=len(data), data=data[at : at + size], **more
+        )
+        await agent.stub.UploadRecording(piece, metadata=agent.metadata)
+
+
+def test_a_recording_comes_as_the_host_sent_it(lab: Any) -> None:
+    """Down with the next receipt, up in pieces, and out to who asked; nothing of it is left in memory."""
+
+    async def run() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await streaming(agent)
+            asked = asyncio.create_task(record(agent, host="host-1", seconds=20))
+            request = await next_request(agent)
+            assert (request.seconds, request.list, request.name) == (20, False, "")
+            await upload(agent, request.id, FILE)
+            assert await asked == FILE
+            assert await refused_upload(agent, request.id) == grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(run())
+
+
+async def refused_upload(agent: Any, number: str) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await agent.stub.UploadRecording(piece(number, 0, b"x", 1), metadata=agent.metadata)
+    code: grpc.StatusCode = error.value.code()
+    return code
+
+
+def test_who_cannot_be_recorded_is_said_why(lab: Any) -> None:
+    """Unknown, not connected, too old, does not answer, cannot: each has its status and its words."""
+
+    async def run() -> None:
+        code = grpc.StatusCode
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            service = aggregator._services["gangline.v1.RecordingService"]
+            service._answer_seconds_max = 0.2
+            assert await refusal(agent, host="hots-1", seconds=5) == (
+                code.NOT_FOUND, "no host 'hots-1'; did you mean host-1?",
+            )  # fmt: skip
+            found, words = await refusal(agent, host="host-1", seconds=5)
+            assert (found, "has no flight recorder" in words) == (code.FAILED_PRECONDITION, True)
+            await agent.register(recording_seconds_max=300)
+            found, words = await refusal(agent, host="host-1", seconds=5)
+            assert (found, "is not connected" in words) == (code.UNAVAILABLE, True)
+            await streaming(agent)
+            found, words = await refusal(agent, host="host-1", seconds=7)
+            assert (found, "did not answer within 0.2 s" in words) == (code.DEADLINE_EXCEEDED, True)
+            for wrong in ({"seconds": 0}, {"seconds": 301}, {"seconds": 5, "list": True}):
+                found, _ = await refusal(agent, host="host-1", **wrong)
+                assert found == code.INVALID_ARGUMENT
+            service._answer_seconds_max = 60.0
+            requests: list[tuple[dict[str, Any], grpc.StatusCode]] = [
+                ({"seconds": 5}, code.FAILED_PRECONDITION),
+                ({"name": "20260102T030405Z-0a1b2c3d"}, code.NOT_FOUND),
+            ]
+            for fields, expected in requests:
+                asked = asyncio.create_task(refusal(agent, host="host-1", **fields))
+                request = await next_request(agent)
+                while request.seconds != fields.get("seconds", 0):
+                    request = await next_request(agent)
+                await upload(agent, request.id, b"", error="no GPU here")
+                assert await asked == (expected, "host-1: no GPU here")
+
+    asyncio.run(run())
+
+
+def test_a_silent_host_is_said_so(lab: Any) -> None:
+    """A host that a restarted aggregator only knows from its store, or that sent nothing for a minute."""
+
+    async def run() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await streaming(agent)
+            session = aggregator._ingest.sessions.of_host("host-1")
+            session.last_received_ns -= 3600 * 10**9
+            found, words = await refusal(agent, host="host-1", seconds=5)
+            assert found == grpc.StatusCode.UNAVAILABLE and "host host-1 is silent" in words
+
+    asyncio.run(run())
+
+
+def test_a_restarted_aggregator_wants_nothing_of_before(lab: Any) -> None:
+    """What waited is gone with the process; the host's upload is refused, its readings go on."""
+
+    async def run() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await streaming(agent)
+            asked = asyncio.create_task(refusal(agent, host="host-1", seconds=5))
+            number = (await next_request(agent)).id
+            asked.cancel()
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await streaming(agent)
+            assert await refused_upload(agent, number) == grpc.StatusCode.NOT_FOUND
+            await agent.send(agent.agent.message(2))
+
+    asyncio.run(run())
+
+
+def test_a_host_that_comes_back_is_asked_again(lab: Any) -> None:
+    """Its connection broke before it read the request; on the next one it gets it, and each once a session."""
+    exchange = RecordingExchange(lambda: 0.0)
+
+    async def run() -> None:
+        with exchange.request("a", seconds=5) as pending:
+            assert [one.id for one in exchange.requests("a", "s1")] == [pending.request.id]
+            assert exchange.requests("a", "s1") == [] == exchange.requests("b", "s9")
+            assert len(exchange.requests("a", "s2")) == 1
+        assert len(exchange) == 0
+
+    asyncio.run(run())
+
+
+def piece(number: str, offset: int, data: bytes, total: int, **more: Any) -> Any:
+    return wire.UploadRecordingRequest(
+        id=number, offset=offset, data=data, total_bytes=total, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [
+        ([(0, b"a" * (PIECE_BYTES_MAX + 1), PIECE_BYTES_MAX + 1)], InvalidArgument),
+        ([(0, b"a", RECORDING_BYTES_MAX + 1)], InvalidArgument),
+        ([(1, b"a", 2)], InvalidArgument),
+        ([(0, b"", 2)], InvalidArgument),
+        ([(0, b"abc", 2)], InvalidArgument),
+        ([(0, b"a", 2), (1, b"b", 3)], InvalidArgument),
+        ([(0, b"a", 3), (2, b"b", 3)], InvalidArgument),
+    ],
+)
+def test_a_host_that_sends_what_it_may_not_is_refused(
+    pieces: list[tuple[int, bytes, int]], error: type[ServiceError]
+) -> None:
+    """Who waits is told at once; no more memory than the limits is taken."""
+    exchange = RecordingExchange(lambda: 0.0)
+
+    async def run() -> None:
+        with exchange.request("a", seconds=5) as pending:
+            for each in pieces[:-1]:
+                exchange.receive("a", piece(pending.request.id, *each))
+            with pytest.raises(error):
+                exchange.receive("a", piece(pending.request.id, *pieces[-1]))
+            await pending.done
+            assert "refused" in pending.error
+            with pytest.raises(NotFound):
+                exchange.receive("a", piece(pending.request.id, 0, b"x", 1))
+
+    asyncio.run(run())
+
+
+def test_pieces_of_another_host_or_sent_twice() -> None:
+    """A host answers for itself alone; a piece whose receipt was lost comes again and counts once."""
+    exchange = RecordingExchange(lambda: 0.0)
+
+    async def run() -> None:
+        with exchange.request("a", seconds=5) as pending:
+            number = pending.request.id
+            with pytest.raises(NotFound):
+                exchange.receive("b", piece(number, 0, b"x", 1))
+            for offset, data in ((0, b"ab"), (0, b"ab"), (2, b"c")):
+                exchange.receive("a", piece(number, offset, data, 3))
+            await pending.done
+            assert (bytes(pending.data), pending.error) == (b"abc", "")
+
+    asyncio.run(run())
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four requests of a host, 128 MiB of all, a minute of each."""
+    now = [0.0]
+    exchange = RecordingExchange(lambda: now[0])
+
+    async def run() -> None:
+        waiting = [exchange.request("a", seconds=5) for _ in range(REQUESTS_PER_HOST_MAX)]
+        pending = [one.__enter__() for one in waiting]
+        with pytest.raises(ResourceExhausted, match="requested already"):
+            exchange.request("a", seconds=5).__enter__()
+        monkeypatch.setattr(exchange_module, "ANSWER_BYTES_MAX", 5)
+        exchange.receive("a", piece(pending[0].request.id, 0, b"abc", 4))
+        with pytest.raises(ResourceExhausted, match="on their way"):
+            exchange.receive("a", piece(pending[1].request.id, 0, b"abc", 4))
+        now[0] = REQUEST_SECONDS_MAX
+        with exchange.request("a", seconds=5):
+            assert len(exchange) == 1
+        with pytest.raises(NotFound):
+            exchange.receive("a", piece(pending[0].request.id, 3, b"d", 4))
+        for one in waiting:
+            one.__exit__(None, None, None)
+        assert len(exchange) == 0 == exchange.answer_bytes < ANSWER_BYTES_MAX
+
+    asyncio.run(run())
