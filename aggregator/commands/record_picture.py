@@ -17,6 +17,8 @@ CURVE, BAND, GAP = 48, 8, 14
 #: A picture of more is read by nobody.
 GPUS_MAX = 16
 NAME_CHARACTERS_MAX = 18
+#: What a sample stands for.
+SAMPLE_NS = 100_000_000
 POWER, SM_ACTIVE = "power_watts", "sm_active_ratio"
 _POWER_COLOR, _SM_COLOR = "#d1495b", "#4a7fd0"
 #: Power is drawn up to a multiple of this.
@@ -140,27 +142,29 @@ def _columns(
 
 
 def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> list[str]:
-    """Return a rectangle for each stretch of one state; samples more than a second apart are not joined."""
-    stretches: list[tuple[int, int, int]] = []
-    offsets = recording.offsets_ns
-    for at, state in enumerate(states):
-        if not math.isfinite(state) or not 0 <= int(state) < len(recording.states):
-            continue
-        end = offsets[at] + 100_000_000
-        if (
-            stretches
-            and stretches[-1][0] == int(state)
-            and offsets[at] - stretches[-1][2] < 1_000_000_000
-        ):
-            stretches[-1] = (stretches[-1][0], stretches[-1][1], end)
-        else:
-            stretches.append((int(state), offsets[at], end))
+    """Return a rectangle for each stretch of columns with the same most frequent state; a second without a sample ends it."""
+    columns: dict[int, list[int]] = {}
+    for offset_ns, state in zip(recording.offsets_ns, states, strict=True):
+        if math.isfinite(state) and 0 <= int(state) < len(recording.states):
+            columns.setdefault(round(_x(recording, offset_ns)), []).append(int(state))
+    width = max(1.0, _x(recording, SAMPLE_NS) - LEFT)
+    gap = max(width + 1, _x(recording, 1e9) - LEFT)
+    stretches: list[tuple[int, float, float]] = []
+    for x, found in columns.items():
+        state, begin = max(dict.fromkeys(found), key=found.count), float(x)
+        if stretches and begin - stretches[-1][2] < gap:
+            last, since, _ = stretches[-1]
+            stretches[-1] = last, since, begin  # up to this column
+            begin = since if last == state else begin
+            if last == state:
+                stretches.pop()
+        stretches.append((state, begin, x + width))
     parts = []
     for state, begin, end in stretches:
-        x, right = _x(recording, begin), min(_x(recording, end), WIDTH - RIGHT)
         color = STATES.get(recording.states[state], ("", 0, "#9aa0a6"))[2]
+        wide = max(min(end, WIDTH - RIGHT) - begin, 0.3)
         parts.append(
-            f'<rect x="{x:.1f}" y="{top}" width="{max(right - x, 0.3):.1f}" height="{BAND}" fill="{color}"/>'
+            f'<rect x="{begin:.0f}" y="{top}" width="{wide:.1f}" height="{BAND}" fill="{color}"/>'
         )
     return parts
 

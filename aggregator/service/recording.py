@@ -74,7 +74,8 @@ class RecordingService(RecordingServiceServicer):
             raise missing(f"{host}: {pending.error}")
         response = recording_pb2.RecordHostResponse
         if pending.request.list:
-            await context.write(response(stored=pending.stored))
+            stored: Any = pending.stored
+            await context.write(response(stored=stored))
             return
         for at in range(0, len(pending.data), PIECE_BYTES_MAX):
             piece = bytes(pending.data[at : at + PIECE_BYTES_MAX])

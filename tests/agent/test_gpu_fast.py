@@ -27,6 +27,7 @@ from gangline.agent.collectors.gpu_fast import (
 from gangline.agent.collectors.nvml_session import session_of
 from gangline.agent.hardware.files import Roots
 from gangline.contract.block import Block
+from gangline.contract.recording import decode_recording
 from gangline.contract.signals import BY_ID
 from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
@@ -498,3 +499,30 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     assert values(block, 1) == {}
     made.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
+
+
+def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, play: Play) -> None:
+    """The newest of all GPUs; what the area cannot hold is the oldest. Before a sample there is nothing."""
+    play(hoppers(2))
+    with pytest.raises(NoData, match="no GPU of this host"):
+        GpuFast(roots).record(5, 1 << 20)
+    lane = Lane(roots)
+    with pytest.raises(NoData, match="in that time"):
+        lane.fast.record(5, 1 << 20)
+    for _ in range(4):
+        lane.second()
+    whole = decode_recording(lane.fast.record(300, 1 << 20))
+    assert (whole.devices, whole.signals, whole.states) == (
+        lane.samples.keys,
+        HISTORY_SIGNALS,
+        STATES,
+    )
+    assert (whole.samples, whole.seconds) == (40, pytest.approx(3.9))
+    assert whole.boottime_ns + whole.offsets_ns[-1] == lane.clock.boottime_ns()
+    power = whole.column(1, HISTORY_SIGNALS.index("power_watts"))
+    assert all(map(math.isfinite, power))
+    assert decode_recording(lane.fast.record(2, 1 << 20)).samples == 21
+    row_bytes = 8 + 4 * len(HISTORY_SIGNALS) * 2
+    small = decode_recording(lane.fast.record(300, gpu_fast.RECORDING_HEADER_BYTES + 7 * row_bytes))
+    assert list(small.offsets_ns) == [PERIOD_NS * at for at in range(7)]
+    assert small.column(1, 0) == power[-7:]

@@ -20,6 +20,7 @@ from gangline.agent.sampler.messages import (
     SamplerTask,
     TimedResult,
 )
+from gangline.agent.sampler.recording_area import RecordingArea
 from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.world import feed
@@ -326,3 +327,29 @@ def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
     assert len(encoder.encode(1, 0.0, 0, 0, [], slow)) < messages.MESSAGE_BYTES_MAX
     with pytest.raises(CodecError, match="a message of"):
         encoder.encode(1, 0.0, 0, 0, turns, slow)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), text)
+def test_an_order_to_record_and_its_end_come_out_as_they_went_in(
+    number: int, size: int, message: str
+) -> None:
+    """The daemon knows by the number which of its orders was done; the samples themselves go by shared memory."""
+    buffer, decoder = MessageBuffer(), SampleBatchDecoder(NAMES)
+    order = messages.RecordCommand(number, size)
+    buffer.feed(messages.encode_command(order))
+    assert [messages.decode_command(*one) for one in buffer] == [order]
+    recorded = messages.SamplesRecorded(number, size, message)
+    feed(decoder, messages.encode_recorded(recorded))
+    assert decoder.next() == recorded
+
+
+def test_the_recording_area_holds_one_recording_and_gives_its_memory_back() -> None:
+    """What is too long is refused whole; what was cleared is gone."""
+    area = RecordingArea(1 << 16)
+    area.write(b"a" * 1000)
+    assert area.read(1000) == b"a" * 1000 and len(area.read(1 << 20)) == area.size
+    with pytest.raises(ValueError, match="at most 65536"):
+        area.write(bytes(area.size + 1))
+    assert area.read(4) == b"aaaa"
+    area.clear()
+    assert area.read(4) == bytes(4)

@@ -14,7 +14,7 @@ import pytest
 from gangline import cli
 from gangline.aggregator.commands import record
 from gangline.aggregator.commands.connection import CommandError
-from gangline.aggregator.commands.record_picture import GPUS_MAX, recording_svg
+from gangline.aggregator.commands.record_picture import BAND, GPUS_MAX, recording_svg
 from gangline.contract.recording import GpuRecording, encode_recording
 from gangline.contract.wire.telemetry_pb2 import StoredRecording
 from gangline.ext.phases import HISTORY_SIGNALS, STATES
@@ -109,6 +109,16 @@ def test_the_picture_is_whole(gpus: int) -> None:
     if gpus == 1:
         curves = [e.get("d", "") for e in root.iter() if e.get("stroke-width") == "1.1"]
         assert [curve.count("M") for curve in curves] == [2, 2], "the gap of five seconds"
+        bands = [e for e in root.iter() if e.get("height") == str(BAND)]
+        assert len(bands) == 3, "compute, wait, and wait again after the gap"
+
+
+def test_the_picture_stays_small() -> None:
+    """States that change with each sample of five minutes are no megabytes: a column shows its most frequent one."""
+    recording = made(8, 3000)
+    for at in range(len(recording.values)):
+        recording.values[at] = at % 5
+    assert len(recording_svg(recording)) < 2_000_000
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.svg"])
