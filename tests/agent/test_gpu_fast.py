@@ -517,7 +517,7 @@ def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, pla
         HISTORY_SIGNALS,
         STATES,
     )
-    assert (whole.samples, whole.seconds) == (40, pytest.approx(3.9))
+    assert whole.samples == 40 and whole.seconds == pytest.approx(3.9)
     assert whole.boottime_ns + whole.offsets_ns[-1] == lane.clock.boottime_ns()
     power = whole.column(1, HISTORY_SIGNALS.index("power_watts"))
     assert all(map(math.isfinite, power))
