@@ -526,3 +526,4 @@ def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, pla
     small = decode_recording(lane.fast.record(300, gpu_fast.RECORDING_HEADER_BYTES + 7 * row_bytes))
     assert list(small.offsets_ns) == [PERIOD_NS * at for at in range(7)]
     assert small.column(1, 0) == power[-7:]
+    lane.fast._session.close()
