@@ -46,6 +46,7 @@ from .job_story import (
     lost_by_cause,
     make_timeline,
     printable,
+    run_line,
     seconds_of,
     straggler_lines,
     timeline_lines,
@@ -151,8 +152,13 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "FROM readings.gpu_fast_10s AS g JOIN ops.job_members AS m ON g.host = m.host AND g.device = m.gpu "
         f"WHERE m.job = {name}"
     )
+    run = ask(
+        "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
+        f"slower_than_before FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
+    )
     return {
         "job": jobs[0],
+        "run": run[0] if run else None,
         **(step[0] if step else {}),
         "phases": phases,
         "pace": pace,
@@ -226,7 +232,8 @@ def _notes(story: dict[str, Any]) -> list[str]:
     notes = [printable(line) for line in straggler_lines(stragglers[:STRAGGLERS_MAX])]
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
-    return notes or ["No host is known to hold it up."]
+    notes = notes or ["No host is known to hold it up."]
+    return notes + ([run_line(story["run"])] if story["run"] else [])
 
 
 def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:

@@ -176,6 +176,26 @@ def straggler_lines(stragglers: Iterable[Row]) -> list[str]:
     return lines
 
 
+def run_line(run: Row) -> str:
+    """Return what earlier runs of the same workload say of this one: also one that was slow from its first step shows."""
+    kind = str(run["workload_class"] or "unknown").replace("_", " ")
+    line = f"workload: {kind}"
+    if run["class_confidence"]:
+        line += f" ({100 * run['class_confidence']:.0f} % sure)"
+    count = run["earlier_runs"] or 0
+    if not count:
+        return f"{line}; no earlier run of it is known"
+    runs = "earlier run" if count == 1 else "earlier runs"
+    if run["pace_ratio"] is None:
+        return f"{line}; {count} {runs} of it, none to compare the pace with"
+    slow = ", slower than before" if run["slower_than_before"] else ""
+    bounds = run["pace_ratio_lower"], run["pace_ratio_upper"]
+    interval = (
+        "" if None in bounds else f" (90 % interval {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f})"
+    )
+    return f"{line}; it runs at {100 * run['pace_ratio']:.0f} % of the pace of {count} {runs}{interval}{slow}"
+
+
 def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:
     """Return GPU-hours lost, most first. They add up: each moment is charged to the slowest member then."""
     lost: dict[str, float] = defaultdict(float)

@@ -51,6 +51,13 @@ def answers(query: str) -> list[dict[str, Any]]:
             {"time": BEGIN + timedelta(seconds=10 * at), "pace": 1.0 if at < SLOW_FROM else 0.8, "is_change": at == SLOW_FROM, "change_ratio": -0.2}
             for at in range(12)
         ]  # fmt: skip
+    if "FROM ops.runs" in query:
+        return [
+            {
+                "workload_class": "training", "class_confidence": 0.9, "earlier_runs": 3, "pace_ratio": 0.81,
+                "pace_ratio_lower": 0.78, "pace_ratio_upper": 0.84, "slower_than_before": True,
+            }
+        ]  # fmt: skip
     if "FROM ops.stragglers" in query:
         return [
             {
@@ -69,6 +76,8 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
     assert rows[0] == ("h2", "#" * 12), "the culprit comes first, and never waits"
     assert {line for _, line in rows[1:]} == {"#" * SLOW_FROM + "." * (12 - SLOW_FROM)}
     assert "h2: node, gang.slow_host, 20 % slow (90 % interval 18 to 22)" in text
+    runs = "81 % of the pace of 3 earlier runs (90 % interval 78 to 84), slower than before"
+    assert f"workload: training (90 % sure); it runs at {runs}" in " ".join(text.split())
     assert "1.50" in text and "\x1b" not in text, "names and words are the hosts' to choose"
     assert all(len(line) <= 100 for line in text.splitlines())
 
