@@ -173,7 +173,7 @@ class RequestFile:
         """Write what decides whether to wait for a file. Never raises."""
         if self._file is None:
             return
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # closed meanwhile, as a store that is left is
             self._file.seek(0)
             self._file.truncate()
             self._file.write(json.dumps(astuple(cost)))
