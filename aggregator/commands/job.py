@@ -154,7 +154,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     )
     run = ask(
         "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
-        f"slower_than_before FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
+        f"slower_than_before, verdict, slow_hosts FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
     )
     return {
         "job": jobs[0],

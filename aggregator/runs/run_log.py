@@ -33,15 +33,27 @@ WAITING_MAX = 20_000
 WRITE_SECONDS = 5.0
 #: What schedulers may ask of jobs by name is made this often, where there is something new.
 WORKLOADS_SECONDS = 10.0
+#: Hosts on which several workloads are slow are looked for this often, where runs were compared.
+DRIFT_SECONDS = 300.0
 _SECOND_NS = 1_000_000_000
 
 _TIMES = ("begun", "time", "ended")
 _INTEGERS = ("fingerprint_version", "hosts", "gpus", "earlier_runs")
-_TEXTS = ("run_id", "job", "source", "user_id", "gpu_model", "workload_id", "workload_class")
+_TEXTS = (
+    "run_id",
+    "job",
+    "source",
+    "user_id",
+    "gpu_model",
+    "workload_id",
+    "workload_class",
+    "verdict",
+)
 _COLUMNS = (
     "run_id", "job", "source", "user_id", "begun", "time", "ended", "observed_gpu_seconds", "fingerprint_version",
     "hosts", "gpus", "gpu_model", "step_confidence", *NUMBERS, "workload_id", "similarity", "earlier_runs",
-    "workload_class", "class_confidence", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "host_names", "simulated",
+    "workload_class", "class_confidence", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "verdict",
+    "slow_hosts", "host_names", "simulated",
 )  # fmt: skip
 
 
@@ -52,7 +64,7 @@ def _kind(column: str) -> str:
         return "int"
     if column in _TEXTS:
         return "str"
-    return {"host_names": "texts", "simulated": "bool"}.get(column, "float")
+    return {"host_names": "texts", "slow_hosts": "texts", "simulated": "bool"}.get(column, "float")
 
 
 _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
@@ -95,6 +107,7 @@ class RunLog:
         self._resumable: dict[str, RunSummary] = {}
         self._resumable_until_ns = 0
         self._error = ""
+        self._drift_version, self._drift_ns = 0, 0
         self._workloads, self._workloads_version, self._workloads_ns = KnownWorkloads(), -1, 0
         #: The last comparison of each run that runs, by key.
         self.latest: dict[str, RunAssessment] = {}
@@ -109,6 +122,7 @@ class RunLog:
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
         self._resumable_until_ns = now_ns + REPORT_AGE_NS_MAX
+        self._find_drifting_hosts(now_ns)
 
     def _restore_open(self, row: Mapping[str, Any]) -> None:
         run_id = str(row["run_id"])
@@ -148,7 +162,16 @@ class RunLog:
             self.latest.pop(summary.key, None)
             self._due_ns.pop(summary.key, None)
         self._assess_active(now_ns)
+        if self.history.version != self._drift_version and not (
+            0 <= now_ns - self._drift_ns < DRIFT_SECONDS * _SECOND_NS
+        ):
+            self._find_drifting_hosts(now_ns)
         self._write_due(now_ns)
+
+    def _find_drifting_hosts(self, now_ns: int) -> None:
+        self._drift_version, self._drift_ns = self.history.version, now_ns
+        self.history.find_drifting_hosts()
+        self._fleet.drifting_hosts = self.history.drifting
 
     def _assess_active(self, now_ns: int) -> None:
         assessed = 0

@@ -56,6 +56,7 @@ def answers(query: str) -> list[dict[str, Any]]:
             {
                 "workload_class": "training", "class_confidence": 0.9, "earlier_runs": 3, "pace_ratio": 0.81,
                 "pace_ratio_lower": 0.78, "pace_ratio_upper": 0.84, "slower_than_before": True,
+                "verdict": "slower: a host", "slow_hosts": ["h\x1b3"],
             }
         ]  # fmt: skip
     if "FROM ops.stragglers" in query:
@@ -76,7 +77,7 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
     assert rows[0] == ("h2", "#" * 12), "the culprit comes first, and never waits"
     assert {line for _, line in rows[1:]} == {"#" * SLOW_FROM + "." * (12 - SLOW_FROM)}
     assert "h2: node, gang.slow_host, 20 % slow (90 % interval 18 to 22)" in text
-    runs = "81 % of the pace of 3 earlier runs (90 % interval 78 to 84), slower than before"
+    runs = "81 % of the pace of 3 earlier runs (90 % interval 78 to 84), slower than before: on h?3 other workloads were slow, too"
     assert f"workload: training (90 % sure); it runs at {runs}" in " ".join(text.split())
     assert "1.50" in text and "\x1b" not in text, "names and words are the hosts' to choose"
     assert all(len(line) <= 100 for line in text.splitlines())
