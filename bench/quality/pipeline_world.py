@@ -190,8 +190,12 @@ class _Log:
             return
         begins, ends, weights = (np.array(x) for x in (self.begins, self.ends, self.weights))
         for at, gpu in enumerate(gpu_order.ravel()):
-            order = np.argsort(begins[:, at], kind="stable")
+            # Empty events, of other stages, lie anywhere.
+            real = np.flatnonzero(ends[:, at] > begins[:, at])
+            order = real[np.argsort(begins[real, at], kind="stable")]
             begin, end = begins[order, at], ends[order, at]
+            if not order.size:
+                continue
             total = np.concatenate([[0.0], np.cumsum((end - begin) * weights[order, at])])
             times = np.column_stack([begin, end]).ravel()
             values = np.column_stack([total[:-1], total[1:]]).ravel()
