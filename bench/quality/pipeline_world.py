@@ -525,11 +525,27 @@ def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[Gan
     return found
 
 
+def _begin(scenario: GangScenario) -> tuple[_Parts, np.random.Generator]:
+    """Return the parts and what all else is drawn from. The sizes of faults change neither."""
+    text = f"{scenario.control} {[one.kind for one in scenario.faults]}"
+    random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
+    return _Parts(scenario, random), random
+
+
+def step_ends(scenario: GangScenario) -> Floats:
+    """Return when the steps of the last run of a scenario end, in seconds."""
+    parts, random = _begin(scenario)
+    runs = _runs(scenario, random)
+    random.uniform()
+    for run, load in runs:
+        player = _Player(scenario, run, load, parts, random)
+        player.play()
+    return np.array(player.step_ends)
+
+
 def play(scenario: GangScenario) -> GangRecord:
     """Play a scenario. The same scenario gives the same record."""
-    text = f"{scenario.control} {[(f.kind, f.slowdown) for f in scenario.faults]}"
-    random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
-    parts = _Parts(scenario, random)
+    parts, random = _begin(scenario)
     count, slots = scenario.hosts * GPUS, scenario.seconds * SLOTS_PER_SECOND
     edges = np.arange(slots + 1) * SLOT_SECONDS
     compute, stall, checkpoint, work, power, exchange, idle = (
