@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from bench.quality.intervals import weighted_rate
 from bench.quality.markdown import counted, table
 from bench.quality.pipeline_readings import EVIDENCE
-from bench.quality.pipeline_verdicts import JUDGE_SECONDS, NAIVE, GangOutcome, judge_all
+from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
 from bench.quality.pipeline_world import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
+from bench.quality.stragglers import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)

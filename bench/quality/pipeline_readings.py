@@ -28,6 +28,8 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.ext.phases import JOB_COLUMNS, SECOND_COLUMNS, SIGNALS, PhaseTracker
 
 RATE = 10
+#: Of a port of 400 Gb/s.
+RATE_BYTES = 50e9
 SLOTS_PER_SAMPLE = SLOTS_PER_SECOND // RATE
 #: Kinds of evidence, by the columns that carry it: those of an ablation never arrive.
 EVIDENCE: dict[str, tuple[str, ...]] = {
@@ -92,12 +94,26 @@ class DriverReadings:
         )
         self.has_gpm_gpu = ~older
         self.active[:, older] = self.tensor[:, older] = np.nan
+        self.seconds = {
+            name: by_form(_by_second(values), axis=1)
+            for name, values, by_form in (
+                ("power_mean_watts", self.power, np.mean), ("power_min_watts", self.power, np.min),
+                ("power_max_watts", self.power, np.max), ("sm_clock_mean_hertz", self.clock, np.mean),
+                ("sm_clock_min_hertz", self.clock, np.min), ("sm_clock_max_hertz", self.clock, np.max),
+            )
+        }  # fmt: skip
+        # GPM is read at each second sample.
+        active, tensor = _by_second(self.active)[:, 1::2], _by_second(self.tensor)[:, 1::2]
+        self.gpm_seconds = {
+            "sm_active_ratio": active.mean(1), "sm_active_min_ratio": active.min(1), "sm_active_max_ratio": active.max(1),
+            "tensor_active_ratio": tensor.mean(1),
+        }  # fmt: skip
         self.moved = np.cumsum(
             record.port_bytes.reshape(scenario.seconds, -1, scenario.hosts).mean(1), axis=0
         )
         self.waits = np.cumsum(record.congestion, axis=0) * 1e5
         self.flags = np.zeros((scenario.seconds, count), dtype=np.uint64)
-        seconds = np.arange(scenario.seconds) + 0.5
+        seconds = np.arange(scenario.seconds, dtype=np.float64) + 0.5
         for one in scenario.faults:
             bit = {"thermal": 0x20, "power_cap": 0x4}.get(one.kind, 0)
             is_on = one.strength(seconds) > 0.2
@@ -174,13 +190,18 @@ class HostAgent:
         self.boot_id = bytes([1 + host % 250]) * 16
         self._last: dict[str, tuple[bytes, bytes]] = {}
         self._violations = np.zeros((2, GPUS))
-        self._errors = np.zeros(3)  # of a port, of PCIe, and a fraction
+        self._port_errors = self._replays = 0.0
         #: Its wall clock is off by so much; with `skewed` by seconds to minutes, and its frames are late.
         is_skewed = record.scenario.control == "skewed"
         self._skew_ns = int(random.normal(0, 60 if is_skewed else 0.01) * SECOND_NS)
         self.late_seconds = int(random.integers(3)) if is_skewed else 0
         self.tracker = PhaseTracker(GPUS)
         self._samples = [readings.samples(host * GPUS + gpu) for gpu in range(GPUS)]
+        #: Whoever lowers a limit lowers it to what the GPUs draw from then on.
+        at = slice(int(max((one.onset for one in self._faults), default=0)) * RATE, None)
+        high = np.quantile(readings.power[at, self._rows], 0.98) if self._faults else 0.0
+        self._capped_watts = float(np.round(high / 5) * 5)
+        self._fill_constants()
         self._times = (np.arange(len(readings.power)) * (SECOND_NS // RATE) + UPTIME_NS).astype(
             np.int64
         )
@@ -226,102 +247,109 @@ class HostAgent:
                 return float(one.strength(np.array([second + 0.5]))[0]), one
         return 0.0, None
 
-    def _fill_gpus(self, second: int) -> None:
-        r, rows = self._readings, self._rows
-        at = slice(second * RATE, (second + 1) * RATE)
-        power, clock, used = r.power[at, rows], r.clock[at, rows], r.used[at, rows]
-        flags = r.flags[second, rows].astype(float)
-        hot, capped = (flags == 0x20), (flags == 0x4)
-        self._violations += SECOND_NS * np.array([hot, capped]) * (used.mean(0) > 0.1)
-        heat, _ = self._strength("thermal", second)
-        cap, cap_fault = self._strength("power_cap", second)
-        record = r.record
-        limit = record.limit_watts[rows]
-        # Whoever lowers a limit lowers it to where the clock has to give.
-        capped_limit = (
-            limit if cap_fault is None else 0.9 * np.quantile(r.power[: 100 * RATE, rows], 0.98)
-        )
+    def _fill_constants(self) -> None:
+        """Fill what stays as it is."""
+        limit = self._readings.record.limit_watts[self._rows]
+        self._put("gpu_1s", lost_state=0, recovery_action_state=0)
         self._put(
-            "gpu_1s", sm_clock_hertz=clock[-1], power_watts=power[-1], utilization_ratio=used[-1],
-            temperature_celsius=np.round(38 + 0.05 * power[-1] + (40 - 0.02 * power[-1]) * heat),
-            clock_event_reasons_flags=flags, violation_thermal_nanoseconds=5e9 + self._violations[0],
-            violation_power_nanoseconds=7e9 + self._violations[1], energy_joules=np.round(r.joules[second, rows], 3),
-            lost_state=0, recovery_action_state=0,
-        )  # fmt: skip
-        pcie, fault = self._strength("pcie", second)
-        lanes, generation = np.full(GPUS, 16.0), np.full(GPUS, 5.0)
-        shows = record.scenario.seed % 3  # lanes, speed, or only packets sent once more
-        if fault is not None and pcie:
-            lanes[fault.gpu] = 8 if shows == 0 else 16
-            generation[fault.gpu] = 3 if shows == 1 else 5
-            self._errors[1] += 25
-        replays = np.zeros(GPUS)
-        replays[fault.gpu if fault is not None else 0] = self._errors[1]
-        self._put(
-            "gpu_10s", sm_clock_max_hertz=1.98e9, power_limit_watts=capped_limit if cap else limit,
-            temperature_slowdown_celsius=89, pcie_width_lanes=lanes, pcie_width_max_lanes=16,
-            pcie_generation_number=generation, pcie_generation_max_number=5,
+            "gpu_10s", sm_clock_max_hertz=1.98e9, power_limit_watts=limit, temperature_slowdown_celsius=89,
+            pcie_width_lanes=16, pcie_width_max_lanes=16, pcie_generation_number=5, pcie_generation_max_number=5,
         )  # fmt: skip
         self._put("gpu_60s", power_limit_default_watts=limit)
         self._put(
             "gpu_1s_changes", ecc_corrected_volatile_errors=0, ecc_uncorrected_volatile_errors=0
         )
         self._put(
-            "gpu_10s_changes",
-            remap_pending_state=0,
-            remap_failed_state=0,
-            pcie_replays_count=replays,
+            "gpu_10s_changes", remap_pending_state=0, remap_failed_state=0, pcie_replays_count=0
+        )
+        self._put("gpu_fast_1s", samples_count=10, power_brake_ratio=0.0)
+        self._put(
+            "rdma_1s", port_state=4, physical_state=5, rate_bytes_per_second=np.full(GPUS, RATE_BYTES),
+        )  # fmt: skip
+        self._put(
+            "rdma_1s_changes", symbol_errors=0, packet_sequence_errors=0, ack_timeout_errors=0, out_of_sequence_packets=0,
+            implied_nak_errors=0, adaptive_retransmissions_packets=0, link_downed_events=0,
+        )  # fmt: skip
+        self._put(
+            "nvlink_10s_changes", link_state=1, crc_errors=0, replay_errors=0, recovery_errors=0
+        )
+        self._put("host_1s", cpu_steal_ratio=0.0, cpu_system_ratio=0.03)
+
+    def _fill_gpus(self, second: int) -> None:
+        r, rows, last = self._readings, self._rows, (second + 1) * RATE - 1
+        flags = r.flags[second, rows].astype(float)
+        hot, capped = flags == 0x20, flags == 0x4
+        self._violations += SECOND_NS * np.array([hot, capped]) * (r.used[last, rows] > 0.1)
+        power, (heat, _) = r.power[last, rows], self._strength("thermal", second)
+        self._put(
+            "gpu_1s", sm_clock_hertz=r.clock[last, rows], power_watts=power, utilization_ratio=r.used[last, rows],
+            temperature_celsius=np.round(38 + 0.05 * power + (40 - 0.02 * power) * heat),
+            clock_event_reasons_flags=flags, violation_thermal_nanoseconds=5e9 + self._violations[0],
+            violation_power_nanoseconds=7e9 + self._violations[1], energy_joules=np.round(r.joules[second, rows], 3),
+        )  # fmt: skip
+        self._put(
+            "gpu_fast_1s", **{name: values[second, rows] for name, values in r.seconds.items()}
         )
         self._put(
-            "gpu_fast_1s", samples_count=10, sm_clock_mean_hertz=clock.mean(0), sm_clock_min_hertz=clock.min(0),
-            sm_clock_max_hertz=clock.max(0), power_mean_watts=power.mean(0), power_min_watts=power.min(0),
-            power_max_watts=power.max(0), thermal_ratio=hot.astype(float), power_cap_ratio=capped.astype(float),
-            power_brake_ratio=0.0,
-        )  # fmt: skip
+            "gpu_fast_1s", thermal_ratio=hot.astype(float), power_cap_ratio=capped.astype(float)
+        )
         if self._has_gpm:
-            active = r.active[at, rows][1::2]
             self._put(
-                "gpu_fast_1s", sm_active_ratio=active.mean(0), sm_active_min_ratio=active.min(0),
-                sm_active_max_ratio=active.max(0), tensor_active_ratio=r.tensor[at, rows][1::2].mean(0),
-            )  # fmt: skip
+                "gpu_fast_1s",
+                **{name: values[second, rows] for name, values in r.gpm_seconds.items()},
+            )
         shares = [self.tracker.take_second(gpu) for gpu in range(GPUS)]
         if all(one is not None for one in shares):
             table = np.array(shares, dtype=float)
             self._put("gpu_fast_1s", **dict(zip(SECOND_COLUMNS, table.T, strict=True)))
         if (second + self._host) % 10 == 0:
-            jobs = [self.tracker.job(gpu, int(self._times[at][-1])) for gpu in range(GPUS)]
+            jobs = [self.tracker.job(gpu, int(self._times[last])) for gpu in range(GPUS)]
             columns = {name: np.array([job[name] for job in jobs]) for name in JOB_COLUMNS}
             self._put("gpu_fast_10s", **{k: v for k, v in columns.items() if np.isfinite(v).all()})
+        if self._faults:
+            self._fill_links(second)
+
+    def _fill_links(self, second: int) -> None:
+        """Fill what faults of a limit, a PCIe link or a port show; the seed decides which sign there is."""
+        r, rows, shows = self._readings, self._rows, self._readings.record.scenario.seed % 3
+        strength, fault = self._strength("power_cap", second)
+        if fault is not None:
+            self._put(
+                "gpu_10s",
+                power_limit_watts=self._capped_watts if strength else r.record.limit_watts[rows],
+            )
+        strength, fault = self._strength("pcie", second)
+        if fault is not None:  # fewer lanes, a lower speed, or only packets that are sent again
+            lanes, generation, replays = np.full(GPUS, 16.0), np.full(GPUS, 5.0), np.zeros(GPUS)
+            lanes[fault.gpu] -= 8 * (shows == 0 and strength > 0)
+            generation[fault.gpu] -= 2 * (shows == 1 and strength > 0)
+            self._replays += 25 * strength
+            replays[fault.gpu] = self._replays
+            self._put("gpu_10s", pcie_width_lanes=lanes, pcie_generation_number=generation)
+            self._put("gpu_10s_changes", pcie_replays_count=replays)
+        strength, fault = self._strength("nic", second)
+        if fault is not None:  # errors, a lower rate, or only that others wait
+            rate, errors = np.full(GPUS, RATE_BYTES), np.zeros(GPUS)
+            rate[0] *= 0.5 if shows == 1 and strength else 1.0
+            self._port_errors += 30 * strength * (shows == 0)
+            errors[0] = self._port_errors
+            self._put("rdma_1s", rate_bytes_per_second=rate)
+            self._put(
+                "rdma_1s_changes", symbol_errors=errors, packet_sequence_errors=4 * errors, ack_timeout_errors=errors,
+                out_of_sequence_packets=2 * errors,
+            )  # fmt: skip
 
     def _fill_host(self, second: int) -> None:
-        r, host = self._readings, self._host
-        record = r.record
-        strength, fault = self._strength("nic", second)
-        shows = record.scenario.seed % 3  # errors, a lower rate, or nothing but that it is slower
-        rate = np.full(GPUS, 50e9)
-        self._errors[0] += 30 * (strength > 0 and shows == 0)
-        if fault is not None and strength and shows == 1:
-            rate[0] = 25e9
-        errors = np.zeros(GPUS)
-        errors[0] = self._errors[0]
+        r, host, record = self._readings, self._host, self._readings.record
         moved = 1e9 + np.full(GPUS, r.moved[second, host])
         self._put(
-            "rdma_1s", port_state=4, physical_state=5, rate_bytes_per_second=rate, received_bytes=moved,
-            transmitted_bytes=moved, transmit_wait_count=1e4 + np.full(GPUS, r.waits[second, host]),
+            "rdma_1s", received_bytes=moved, transmitted_bytes=moved,
+            transmit_wait_count=1e4 + np.full(GPUS, r.waits[second, host]),
         )  # fmt: skip
-        self._put(
-            "rdma_1s_changes", symbol_errors=errors, packet_sequence_errors=4 * errors, ack_timeout_errors=errors,
-            out_of_sequence_packets=2 * errors, implied_nak_errors=0, adaptive_retransmissions_packets=0,
-            link_downed_events=0,
-        )  # fmt: skip
-        self._put(
-            "nvlink_10s_changes", link_state=1, crc_errors=0, replay_errors=0, recovery_errors=0
-        )
         cpu, io = record.cpu_pressure[second, host], record.io_pressure[second, host]
         self._put(
             "host_1s", pressure_cpu_some_ratio=cpu, pressure_io_some_ratio=io, pressure_io_full_ratio=0.6 * io,
-            cpu_steal_ratio=0.0, cpu_user_ratio=0.1 + 0.3 * cpu, cpu_system_ratio=0.03, cpu_idle_ratio=0.85 - 0.3 * cpu,
-            runnable_count=2.0 + 30 * cpu,
+            cpu_user_ratio=0.1 + 0.3 * cpu, cpu_idle_ratio=0.85 - 0.3 * cpu, runnable_count=2.0 + 30 * cpu,
         )  # fmt: skip
 
     def register(self, fleet: Fleet) -> None:

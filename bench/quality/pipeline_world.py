@@ -258,9 +258,9 @@ class _Player:
         self.forward, self.backward = base / bubbles / 3, 2 * base / bubbles / 3
         #: The popularity of the experts that each GPU has, which wanders.
         self.popularity = np.zeros(self.shape)
-        self.bias = np.zeros(self.shape[1])
+        self.bias: Floats = np.zeros(self.shape[1])
         if scenario.control == "sequence" and scenario.seed % 2:
-            self.bias = random.normal(0, 0.03, self.shape[1])
+            self.bias = np.asarray(random.normal(0, 0.03, self.shape[1]))
         self.rotating = (0.0, -1)
 
     def play(self) -> None:
@@ -547,7 +547,7 @@ def play(scenario: GangScenario) -> GangRecord:
     """Play a scenario. The same scenario gives the same record."""
     parts, random = _begin(scenario)
     count, slots = scenario.hosts * GPUS, scenario.seconds * SLOTS_PER_SECOND
-    edges = np.arange(slots + 1) * SLOT_SECONDS
+    edges = np.asarray(np.arange(slots + 1) * SLOT_SECONDS, np.float64)
     compute, stall, checkpoint, work, power, exchange, idle = (
         np.zeros((slots, count), dtype=np.float32) for _ in range(7)
     )
@@ -582,7 +582,9 @@ def play(scenario: GangScenario) -> GangRecord:
         held = np.maximum(np.bincount(hosts, minlength=scenario.hosts), 1)
         for host in run.hosts:
             port_bytes[:, host] += rate * exchange[:, rows[hosts == host]].sum(axis=1) / held[host]
-    clock = parts.clock_factor(np.arange(scenario.seconds) + 0.5, first.memory_share)
+    clock = parts.clock_factor(
+        np.arange(scenario.seconds, dtype=np.float64) + 0.5, first.memory_share
+    )
     clock = np.repeat(clock, SLOTS_PER_SECOND, axis=0).astype(np.float32)
     # A GPU that waits has room to boost, but where heat holds the clock down.
     hot = {one.host for one in scenario.faults if one.kind == "thermal"}
@@ -609,7 +611,8 @@ def _host_levels(
     scenario: GangScenario, random: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
     """Return pressure on cores and disks, and congestion of ports: (seconds, hosts)."""
-    shape, seconds = (scenario.seconds, scenario.hosts), np.arange(scenario.seconds) + 0.5
+    shape = scenario.seconds, scenario.hosts
+    seconds = np.arange(scenario.seconds, dtype=np.float64) + 0.5
     cpu = 0.01 * random.lognormal(0, 0.5, shape)
     io = 0.005 * random.lognormal(0, 0.8, shape)
     congestion = 0.004 * random.lognormal(0, 0.5, shape)
