@@ -27,7 +27,8 @@ import numpy as np
 from bench.quality import bsp_world as bsp
 from bench.quality.markdown import table
 from bench.quality.pipeline_readings import RATE, DriverReadings
-from bench.quality.pipeline_world import GPUS, Floats, GangScenario, play
+from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
+from bench.quality.pipeline_world import play
 from gangline.ext.periods import estimate
 from gangline.ext.phases import SIGNALS, STATES, PhaseTracker
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from bench.quality.intervals import weighted_rate
 from bench.quality.markdown import counted, table
 from bench.quality.pipeline_readings import EVIDENCE
+from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
 from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
-from bench.quality.pipeline_world import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
 from bench.quality.stragglers import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
@@ -34,7 +34,7 @@ CAUSES: dict[str, frozenset[Reason]] = {
     "host_cpu": frozenset({Reason.HOST_CPU}),
 }
 #: Runs of each cell; each control; each cell of a variation; each kind of an ablation.
-PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 4, 3, 2, 2
+PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
 #: Seconds that a healed run goes on for, and when its fault ends.

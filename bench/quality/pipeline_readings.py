@@ -12,14 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from bench.quality.pipeline_world import (
-    GPUS,
-    SLOTS_PER_SECOND,
-    Floats,
-    GangRecord,
-    GangRun,
-    HostFault,
-)
+from bench.quality.pipeline_scenario import GPUS, SLOTS_PER_SECOND, Floats, GangRun, HostFault
+from bench.quality.pipeline_world import GangRecord
 from bench.quality.stragglers import LINKS, SECOND_NS, UPTIME_NS, SentTable
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.contract import frame

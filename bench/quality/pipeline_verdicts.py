@@ -13,15 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.quality.pipeline_readings import DriverReadings, HostAgent
-from bench.quality.pipeline_world import (
-    GPUS,
-    Floats,
-    GangRun,
-    GangScenario,
-    HostFault,
-    play,
-    step_ends,
-)
+from bench.quality.pipeline_scenario import GPUS, Floats, GangRun, GangScenario, HostFault
+from bench.quality.pipeline_world import play, step_ends
 from bench.quality.stragglers import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import ScheduledGang
