@@ -177,7 +177,7 @@ class HostAgent:
             "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "gpu_fast_10s", "rdma_1s",
             "rdma_1s_changes", "host_1s", "nvlink_10s_changes",
         )  # fmt: skip
-        self._tables = {
+        self.tables = {
             name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
         }
         self._encoder, self._sequence = frame.Encoder(), 0
@@ -206,7 +206,7 @@ class HostAgent:
         self._fill_gpus(second)
         self._fill_host(second)
         blocks = []
-        for name, sent in self._tables.items():
+        for name, sent in self.tables.items():
             period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
             if (second + self._host) % period and self._sequence:
                 continue
@@ -233,7 +233,7 @@ class HostAgent:
             self.tracker.push_samples(gpu, self._times[at].data, samples[at].data)
 
     def _put(self, table: str, **values: float | Floats) -> None:
-        self._tables[table].put(**{k: v for k, v in values.items() if k not in self._withheld})
+        self.tables[table].put(**{k: v for k, v in values.items() if k not in self._withheld})
 
     def _strength(self, kind: str, second: int) -> tuple[float, HostFault | None]:
         for one in self._faults:
