@@ -37,6 +37,8 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
+#: A fault that costs the gang less than this of its pace hides: in bubbles, behind slower parts, in the spread of the healthy.
+COST_MIN = 0.02
 #: Seconds that a healed run goes on for, and when its fault ends.
 HEALS, HEALED_SECONDS = 330.0, 660
 
@@ -161,6 +163,13 @@ def recall(outcomes: Sequence[GangOutcome]) -> str:
     return counted(sum(not math.isnan(at) for _, _, at in found), len(found))
 
 
+def recall_by_cost(outcomes: Sequence[GangOutcome]) -> str:
+    """Return the recall of faults that cost the gang something, and of those that cost next to nothing."""
+    costly = [one for one in outcomes if one.pace_lost >= COST_MIN]
+    cheap = [one for one in outcomes if one.pace_lost < COST_MIN]
+    return f"{recall(costly)} where the gang loses {100 * COST_MIN:.0f} % of its pace or more; {recall(cheap)} where it loses less"
+
+
 def precision(outcomes: Sequence[GangOutcome]) -> str:
     """Return how many of those named are to blame, with the interval."""
     right = sum(not math.isnan(at) for _, _, at in _found(outcomes))
@@ -260,7 +269,14 @@ def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
     return rows
 
 
-VARIED_HEADINGS = ("what", *VARIATION_KINDS, "all", "others named", "delay s, p50 / p95")
+VARIED_HEADINGS = (
+    "what",
+    *VARIATION_KINDS,
+    "all",
+    "costs less than 2 %",
+    "others named",
+    "delay s, p50 / p95",
+)
 
 
 def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]:
@@ -272,9 +288,8 @@ def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]
         for kind in VARIATION_KINDS:
             found = [at for _, fault, at in _found(those) if fault.kind == kind]
             cells.append(f"{sum(not math.isnan(at) for at in found)} of {len(found)}")
-        rows.append(
-            [name, *cells, recall(those), str(sum(len(o.wrong) for o in those)), _delays(those)]
-        )
+        cheap, wrong = sum(o.pace_lost < COST_MIN for o in those), sum(len(o.wrong) for o in those)
+        rows.append([name, *cells, recall(those), str(cheap), str(wrong), _delays(those)])
     return rows
 
 
@@ -410,6 +425,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         "is what the gang loses, against the same run without the fault: bubbles hide much of it. Intervals are of 90 % (Wilson); columns as in the part before.", "",
         f"- **Precision**: {precision(played)}.",
         f"- **Recall by slowdown**: {by_slowdown}.",
+        f"- **Recall by what it costs**: {recall_by_cost(faults)}.",
         f"- **Recall of what no counter shows** (`silent_host`, `silent_gpu`): {inferred}.",
         f"- **Causes**: macro F1 {causes_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
         f"- **False blame**: {_false_rate(played)}; in controls alone {_false_rate(controls)}.",

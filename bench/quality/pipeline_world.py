@@ -98,10 +98,12 @@ def step_ends(scenario: GangScenario) -> Floats:
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()
+    found: list[float] = []
     for run, load in runs:
         player = StepPlayer(scenario, run, load, parts, random)
         player.play()
-    return np.array(player.step_ends)
+        found = player.step_ends
+    return np.array(found)
 
 
 def play(scenario: GangScenario) -> GangRecord:
