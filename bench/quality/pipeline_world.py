@@ -94,7 +94,7 @@ def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
 
 
 def step_ends(scenario: GangScenario) -> Floats:
-    """Return when the steps of the last run of a scenario end, in seconds."""
+    """Return when the steps end, seconds: of the last run that holds the first fault's GPU, or of the last run."""
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()
@@ -102,7 +102,9 @@ def step_ends(scenario: GangScenario) -> Floats:
     for run, load in runs:
         player = StepPlayer(scenario, run, load, parts, random)
         player.play()
-        found = player.step_ends
+        gpus = [one.host * GPUS + one.gpu for one in scenario.faults[:1]]
+        if np.isin(gpus, run.gpus).all():
+            found = player.step_ends
     return np.array(found)
 
 
