@@ -38,12 +38,12 @@ from bench.quality.pipeline_world import play, step_ends
 from gangline.aggregator.model import Reason
 from gangline.contract.signals import TABLES
 
-SMALL = GangScenario(5, hosts=4, seconds=60, onset=30.0)
+SMALL = GangScenario(5, hosts=4, seconds=40, onset=20.0)
 
 
 def _small(kind: str) -> GangScenario:
     if kind in FAULT_KINDS:
-        return replace(SMALL, faults=(HostFault(kind, 0.2, 3, onset=20.0),))
+        return replace(SMALL, faults=(HostFault(kind, 0.2, 3, onset=10.0),))
     onset = 100.0 if kind == "resize" else SMALL.onset
     return replace(SMALL, control=kind, onset=onset)
 
@@ -96,7 +96,7 @@ def test_evidence_that_is_withheld_never_arrives(name: str) -> None:
         agent = HostAgent(
             DriverReadings(play(scenario), np.random.default_rng(1)), 0, np.random.default_rng(1)
         )
-        for second in range(45):
+        for second in range(12):
             agent.frame(second, second * 1_000_000_000)
         arrived = {
             signal.column
@@ -161,7 +161,7 @@ def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_expert
 ):
     """The judge was developed beside two other worlds: what holds there only is no verdict."""
     fault = HostFault("silent_gpu", 0.3, 3, onset=120.0)
-    outcome = judge_scenario(GangScenario(3, (fault,), hosts=8, seconds=260))
+    outcome = judge_scenario(GangScenario(3, (fault,), hosts=8, seconds=240))
     assert outcome.wrong == [] and outcome.first_named(fault) < 260
     assert outcome.gpus_named(3) == {5}
     assert judge_scenario(GangScenario(3, control="moe", hosts=8, seconds=200)).wrong == []
