@@ -1,0 +1,392 @@
+"""What a job does next: its state, its next checkpoint and burst of host stall, and what it will draw and move.
+
+A forecaster is given one summary of the whole gang for each second. Pauses (stretches in which the gang does not compute) are
+renewal processes (`renewal.py`), one for each kind. Between them the state of a second is predicted from the state now, by how
+often that led to which state so many seconds later in this job. Power and traffic follow from the states: what each state drew
+so far, weighted by the probability of the state. Everything is given that the job goes on: the end of a job is not predicted.
+numpy only; the clock is handed in; memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import isfinite, nan
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .renewal import (
+    EVENTS_MAX,
+    Cadence,
+    NextOnset,
+    RenewalPaths,
+    Span,
+    cadence_of,
+)
+
+Floats = npt.NDArray[np.float64]
+
+STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
+COMPUTE, WAIT, HOST_STALL, CHECKPOINT, IDLE = range(len(STATES))
+#: What is predicted beside the state, in the order of `JobSecond.demands`.
+DEMANDS = ("power_watts", "pcie_bytes_per_second", "nic_bytes_per_second", "disk_pressure_ratio")
+#: Horizons at which the state is learned.
+HORIZONS_SECONDS = (10, 30, 60, 300)
+#: The longest horizon that is answered.
+HORIZON_SECONDS_MAX = 3600
+#: Seconds that must be seen before anything is predicted, and the confidence of phases below which a second counts as not seen.
+SEEN_SECONDS_MIN, CONFIDENCE_MIN = 60, 0.3
+#: Onsets of a pause that must be seen before its next one is predicted; an earlier run of the same workload counts as one.
+ONSETS_MIN = 3
+#: A summary that is older than the last by no more is late or a duplicate, and left out; by more, the clock was set back.
+LATE_SECONDS_MAX = 60
+#: After so many seconds without a summary the pauses on both sides are not taken for neighbors, and nothing is predicted.
+GAP_SECONDS_MAX = 30
+#: A pause: the gang computes less than this share of its usual share for so many seconds; it ends above the second share.
+PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
+#: Time constant of the usual share of computing.
+USUAL_SECONDS = 120.0
+#: Readings of each state that are remembered, and pairs of states at which older ones begin to be forgotten.
+READINGS_MAX, PAIRS_MAX = 96, 1200.0
+#: Weight of what the job did in all against what it did so many seconds after a state: as so many pairs.
+PAIRS_PRIOR = 8.0
+#: Probability that is left for states that were not expected.
+SURPRISE = 0.01
+_HISTORY = max(HORIZONS_SECONDS) + 1
+_NO_STATE = -1
+_PAUSES = (CHECKPOINT, HOST_STALL, WAIT)
+
+
+class JobSecond(NamedTuple):
+    """One second of a gang. `shares`: mean share of each of STATES over its GPUs, NaN where unknown; `demands`: by DEMANDS.
+
+    `checkpoint_interval_seconds`, `next_checkpoint_seconds`: what the hosts learned, for a forecaster that begins later
+    than the job; NaN where unknown.
+    """
+
+    shares: Sequence[float]
+    demands: Sequence[float] = (nan,) * len(DEMANDS)
+    confidence: float = 1.0
+    checkpoint_interval_seconds: float = nan
+    next_checkpoint_seconds: float = nan
+
+
+class DemandForecast(NamedTuple):
+    """Median and 90 % interval."""
+
+    median: float = nan
+    lower: float = nan
+    upper: float = nan
+
+
+class EventForecast(NamedTuple):
+    """The next onset of a pause, seconds from now; `reason`: why there is none."""
+
+    onset: NextOnset = NextOnset()
+    interval_seconds: float = nan
+    duration_seconds: float = nan
+    within: float = nan
+    reason: str = ""
+
+
+class JobForecast(NamedTuple):
+    """What is expected `horizon_seconds` from now. `reason`: why all of it is NaN."""
+
+    horizon_seconds: float
+    probabilities: tuple[float, ...] = (nan,) * len(STATES)
+    checkpoint: EventForecast = EventForecast()
+    host_stall: EventForecast = EventForecast()
+    demands: tuple[DemandForecast, ...] = (DemandForecast(),) * len(DEMANDS)
+    reason: str = ""
+
+
+class _Pause(NamedTuple):
+    begin: float
+    end: float
+    kind: int
+    is_joined: bool
+
+
+class JobForecaster:
+    """Learns one job, a second at a time. Never raises on odd numbers. One thread."""
+
+    def __init__(self, prior_checkpoint_interval_seconds: float = nan) -> None:
+        """*prior_checkpoint_interval_seconds*: of an earlier run of the same workload, NaN if none is known."""
+        self.prior_checkpoint_interval_seconds = prior_checkpoint_interval_seconds
+        #: Seconds that were left out: late, duplicate, or without known phases.
+        self.left_out_count = 0
+        self.seen_seconds = 0
+        self._last: int | None = None
+        #: The forecaster's own time, which no clock sets back.
+        self._now = 0
+        self._states: deque[int] = deque(maxlen=_HISTORY)
+        self._pairs = {h: [[0.0] * len(STATES) for _ in STATES] for h in HORIZONS_SECONDS}
+        self._pair_count = dict.fromkeys(HORIZONS_SECONDS, 0.0)
+        self._mix = [0.0] * len(STATES)
+        self._usual = 0.5
+        self._readings: list[deque[Sequence[float]]] = [deque(maxlen=READINGS_MAX) for _ in STATES]
+        self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
+        self._kinds: list[float] = []
+        self._begin = nan  # of the pause that may be one
+        self._is_joined = False
+        self._hint = nan, nan  # when the next checkpoint is due, by our time, and the interval
+        self._cadences: dict[int, tuple[Cadence, Span | None]] | None = None
+
+    # What is seen --------------------------------------------------------------------------------
+
+    def observe(self, second: int, summary: JobSecond) -> None:
+        """Take in a *second* (of any clock, seconds). Late and repeated seconds are left out."""
+        last = self._last
+        if last is not None and last - LATE_SECONDS_MAX <= second <= last:
+            self.left_out_count += 1
+            return
+        step = 1 if last is None or second < last else second - last
+        self._last = second
+        if step > GAP_SECONDS_MAX:  # the hosts were silent, or the clock was set forward
+            self._interrupt()
+            step = GAP_SECONDS_MAX
+        self._now += step
+        self._states.extend([_NO_STATE] * (step - 1))
+        shares = summary.shares
+        is_known = (
+            len(shares) == len(STATES)
+            and all(0.0 <= share <= 1.0 + 1e-6 for share in shares)
+            and sum(shares) > 0.5
+            and summary.confidence >= CONFIDENCE_MIN
+        )
+        if not is_known:
+            self.left_out_count += 1
+            self._states.append(_NO_STATE)
+            return
+        state = max(range(len(STATES)), key=shares.__getitem__)
+        self.seen_seconds += 1
+        self._states.append(state)
+        self._readings[state].append(
+            [value if isfinite(value) and value >= 0 else nan for value in summary.demands]
+        )
+        if isfinite(summary.next_checkpoint_seconds) and summary.checkpoint_interval_seconds > 0:
+            self._hint = (
+                self._now + summary.next_checkpoint_seconds,
+                summary.checkpoint_interval_seconds,
+            )
+        is_paused = self._follow_pause(shares)
+        if not is_paused:
+            self._count(state)
+
+    def _interrupt(self) -> None:
+        """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
+        self._states.clear()
+        self._begin, self._kinds, self._is_joined = nan, [], False
+        if self._pauses and not isfinite(self._pauses[-1].end):
+            self._pauses.pop()
+        self._cadences = None
+
+    def _follow_pause(self, shares: Sequence[float]) -> bool:
+        """Say whether the gang pauses, and note where pauses begin and end."""
+        compute = shares[COMPUTE]
+        open_pause = (
+            self._pauses[-1] if self._pauses and not isfinite(self._pauses[-1].end) else None
+        )
+        is_low = compute < PAUSE_SHARE * self._usual
+        if open_pause is None:
+            if (not is_low and shares[CHECKPOINT] < 0.5) or shares[IDLE] > 0.5:
+                self._begin, self._kinds = nan, []
+                self._usual += (compute - self._usual) / min(USUAL_SECONDS, self.seen_seconds + 1)
+                return False
+            if not self._kinds:
+                self._begin, self._kinds = self._now - 1, [0.0] * len(STATES)
+        elif (compute >= RESUME_SHARE * self._usual and shares[CHECKPOINT] < 0.5) or (
+            shares[IDLE] > 0.5
+        ):
+            self._pauses[-1] = open_pause._replace(end=self._now - 1)
+            self._begin, self._kinds, self._cadences = nan, [], None
+            return False
+        for at, share in enumerate(shares):
+            self._kinds[at] += share
+        kind = max(_PAUSES, key=self._kinds.__getitem__)
+        if open_pause is not None:
+            if kind != open_pause.kind:
+                self._pauses[-1] = open_pause._replace(kind=kind)
+                self._cadences = None
+            return True
+        if sum(self._kinds) >= PAUSE_SECONDS_MIN - 0.5 or shares[CHECKPOINT] >= 0.5:
+            self._pauses.append(_Pause(self._begin, nan, kind, self._is_joined))
+            self._is_joined, self._cadences = True, None
+            return True
+        return False
+
+    def _count(self, state: int) -> None:
+        """Count which state came so many seconds after which, outside pauses."""
+        self._mix[state] += 1.0
+        if sum(self._mix) > PAIRS_MAX:
+            self._mix = [count / 2 for count in self._mix]
+        states = self._states
+        for horizon in HORIZONS_SECONDS:
+            if len(states) <= horizon:
+                break
+            before = states[-1 - horizon]
+            if before == _NO_STATE:
+                continue
+            pairs = self._pairs[horizon]
+            pairs[before][state] += 1.0
+            self._pair_count[horizon] += 1.0
+            if self._pair_count[horizon] > PAIRS_MAX:
+                self._pair_count[horizon] /= 2
+                for row in pairs:
+                    row[:] = [count / 2 for count in row]
+
+    # What is expected ----------------------------------------------------------------------------
+
+    def forecast(
+        self, now: int, horizons_seconds: Sequence[float] = HORIZONS_SECONDS
+    ) -> list[JobForecast]:
+        """Return what is expected at each horizon from *now*, a time of the clock of `observe`.
+
+        All is NaN, and `reason` says why, where too little was seen.
+        """
+        if reason := self._missing(now):
+            return [JobForecast(horizon, reason=reason) for horizon in horizons_seconds]
+        at = self._now + max(0, now - (self._last or 0))
+        horizon_max = min(max(horizons_seconds), HORIZON_SECONDS_MAX)
+        paths: dict[int, RenewalPaths] = {}
+        reasons: dict[int, str] = {}
+        for kind, (cadence, last) in self._known_cadences().items():
+            onsets = cadence.regular + cadence.skipped + cadence.irregular + 1
+            if not cadence.is_known or (kind != CHECKPOINT and onsets < ONSETS_MIN):
+                reasons[kind] = f"{0 if last is None else onsets} of {ONSETS_MIN} onsets seen"
+                continue
+            paths[kind] = RenewalPaths(cadence, last, at, horizon_max)
+        found: list[tuple[float, ...]] = []
+        for horizon in horizons_seconds:
+            known = horizon <= HORIZON_SECONDS_MAX
+            found.append(self._probabilities(paths, horizon) if known else (nan,) * len(STATES))
+        demands = self._demands(np.array(found))
+        nexts = {kind: one.next_onset() for kind, one in paths.items()}
+        return [
+            JobForecast(
+                horizon, found[place], self._event(CHECKPOINT, paths, nexts, reasons, horizon),
+                self._event(HOST_STALL, paths, nexts, reasons, horizon), demands[place],
+                "" if horizon <= HORIZON_SECONDS_MAX else f"beyond {HORIZON_SECONDS_MAX} s",
+            )
+            for place, horizon in enumerate(horizons_seconds)
+        ]  # fmt: skip
+
+    def _missing(self, now: int) -> str:
+        if self._last is None or self.seen_seconds < SEEN_SECONDS_MIN:
+            return f"{self.seen_seconds} of {SEEN_SECONDS_MIN} s with known phases seen"
+        silent = now - self._last
+        if silent > GAP_SECONDS_MAX:
+            return f"no reading for {silent} s"
+        return ""
+
+    @staticmethod
+    def _event(
+        kind: int,
+        paths: dict[int, RenewalPaths],
+        nexts: dict[int, NextOnset],
+        reasons: dict[int, str],
+        horizon: float,
+    ) -> EventForecast:
+        if kind not in paths:
+            return EventForecast(reason=reasons.get(kind, "none seen"))
+        one = paths[kind]
+        within = one.begins_within(horizon) if horizon <= HORIZON_SECONDS_MAX else nan
+        return EventForecast(nexts[kind], one.cadence.interval, one.cadence.duration, within)
+
+    def _known_cadences(self) -> dict[int, tuple[Cadence, Span | None]]:
+        """Return the cadence and the last event of each kind of pause."""
+        if self._cadences is None:
+            pauses = self._labeled()
+            self._cadences = {}
+            for kind in _PAUSES:
+                spans = [Span(p.begin, p.end, p.is_joined) for p in pauses if p.kind == kind]
+                prior = self.prior_checkpoint_interval_seconds if kind == CHECKPOINT else nan
+                last = spans[-1] if spans else None
+                self._cadences[kind] = cadence_of(spans, prior), last
+        cadence, last = self._cadences[CHECKPOINT]
+        due, interval = self._hint
+        # The hosts have seen more of this job than this forecaster has.
+        if cadence.regular < 2 and isfinite(due):
+            if last is None or due - interval > last.begin + 0.5 * interval:
+                last = Span(due - interval, due - interval + 1.0)
+            learned = cadence_of([], interval)
+            cadence = learned._replace(
+                regular=2, duration=cadence.duration, duration_spread=cadence.duration_spread
+            )
+            return {**self._cadences, CHECKPOINT: (cadence, last)}
+        if (
+            cadence.is_known
+            and cadence.regular + 1 < ONSETS_MIN
+            and not isfinite(self.prior_checkpoint_interval_seconds)
+        ):
+            return {**self._cadences, CHECKPOINT: (Cadence(regular=cadence.regular), last)}
+        return self._cadences
+
+    def _labeled(self) -> list[_Pause]:
+        """Return the pauses; hosts call none a checkpoint before three came, so earlier ones of that length are, too."""
+        pauses = list(self._pauses)
+        lengths = [p.end - p.begin for p in pauses if p.kind == CHECKPOINT and isfinite(p.end)]
+        if not lengths:
+            return pauses
+        usual = float(np.median(lengths))
+        first = next(at for at, pause in enumerate(pauses) if pause.kind == CHECKPOINT)
+        for at in range(first):
+            pause = pauses[at]
+            if 0.6 * usual <= pause.end - pause.begin <= 1.6 * usual:
+                pauses[at] = pause._replace(kind=CHECKPOINT)
+        return pauses
+
+    def _probabilities(self, paths: dict[int, RenewalPaths], horizon: float) -> tuple[float, ...]:
+        between = self._between(horizon)
+        left, found = 1.0, np.zeros(len(STATES))
+        for kind in _PAUSES:
+            if kind in paths:
+                share = left * paths[kind].is_on(horizon)
+                found[kind] += share
+                left -= share
+        found += left * between
+        found = (1 - SURPRISE) * found + SURPRISE / len(STATES)
+        return tuple((found / found.sum()).tolist())
+
+    def _between(self, horizon: float) -> Floats:
+        """Return the probability of each state *horizon* seconds from now if the gang does not pause then."""
+        mix = np.array(self._mix)
+        mix = (mix + 0.2) / (mix.sum() + 0.2 * len(STATES))
+        if not self._states or self._states[-1] == _NO_STATE:
+            return mix
+        learned = min(HORIZONS_SECONDS, key=lambda one: abs(one - horizon))
+        if abs(learned - horizon) > 0.5:
+            return mix
+        counts = np.array(self._pairs[learned][self._states[-1]])
+        return np.asarray((counts + PAIRS_PRIOR * mix) / (counts.sum() + PAIRS_PRIOR))
+
+    def _demands(self, probabilities: Floats) -> list[tuple[DemandForecast, ...]]:
+        """Return the demands for each row of *probabilities* by what each state drew so far."""
+        rows = [(state, row) for state, rows in enumerate(self._readings) for row in rows]
+        states = np.array([state for state, _ in rows])
+        values = np.array([row for _, row in rows], dtype=np.float64)
+        found: list[list[DemandForecast]] = [[] for _ in probabilities]
+        for at in range(len(DEMANDS)):
+            column = values[:, at]
+            known = np.isfinite(column)
+            counts = np.bincount(states[known], minlength=len(STATES))
+            if not known.any():
+                for demands in found:
+                    demands.append(DemandForecast())
+                continue
+            order = np.argsort(column[known], kind="stable")
+            ordered, of = column[known][order], states[known][order]
+            weight = (probabilities / np.maximum(counts, 1))[:, of]
+            totals = np.cumsum(weight, axis=1)
+            for place, total in enumerate(totals):
+                # States that were never seen to draw anything must not decide.
+                if not total[-1] >= 0.5:
+                    found[place].append(DemandForecast())
+                    continue
+                picks = np.searchsorted(total, np.array([0.5, 0.05, 0.95]) * total[-1])
+                found[place].append(
+                    DemandForecast(*ordered[np.minimum(picks, ordered.size - 1)].tolist())
+                )
+        return [tuple(demands) for demands in found]
