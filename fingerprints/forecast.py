@@ -50,6 +50,8 @@ PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
 USUAL_SECONDS = 120.0
 #: Readings of each state that are remembered, and pairs of states at which older ones begin to be forgotten.
 READINGS_MAX, PAIRS_MAX = 96, 1200.0
+#: No power and no traffic is larger; what is, a driver made up.
+DEMAND_MAX = 1e15
 #: Weight of what the job did in all against what it did so many seconds after a state: as so many pairs.
 PAIRS_PRIOR = 8.0
 #: Probability that is left for states that were not expected.
@@ -126,7 +128,9 @@ class JobForecaster:
         self._pair_count = dict.fromkeys(HORIZONS_SECONDS, 0.0)
         self._mix = [0.0] * len(STATES)
         self._usual = 0.5
-        self._readings: list[deque[Sequence[float]]] = [deque(maxlen=READINGS_MAX) for _ in STATES]
+        #: (states, readings, demands): a ring for each state.
+        self._readings = np.zeros((len(STATES), READINGS_MAX, len(DEMANDS)), dtype=np.float32)
+        self._readings_count = [0] * len(STATES)
         self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
         self._kinds: list[float] = []
         self._begin = nan  # of the pause that may be one
@@ -163,9 +167,7 @@ class JobForecaster:
         state = max(range(len(STATES)), key=shares.__getitem__)
         self.seen_seconds += 1
         self._states.append(state)
-        self._readings[state].append(
-            [value if isfinite(value) and value >= 0 else nan for value in summary.demands]
-        )
+        self._remember(state, summary.demands)
         if isfinite(summary.next_checkpoint_seconds) and summary.checkpoint_interval_seconds > 0:
             self._hint = (
                 self._now + summary.next_checkpoint_seconds,
@@ -174,6 +176,12 @@ class JobForecaster:
         is_paused = self._follow_pause(shares)
         if not is_paused:
             self._count(state)
+
+    def _remember(self, state: int, demands: Sequence[float]) -> None:
+        place = self._readings_count[state] % READINGS_MAX
+        known = [value if 0 <= value <= DEMAND_MAX else nan for value in demands]
+        self._readings[state, place] = known if len(known) == len(DEMANDS) else nan
+        self._readings_count[state] += 1
 
     def _interrupt(self) -> None:
         """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
@@ -364,9 +372,11 @@ class JobForecaster:
 
     def _demands(self, probabilities: Floats) -> list[tuple[DemandForecast, ...]]:
         """Return the demands for each row of *probabilities* by what each state drew so far."""
-        rows = [(state, row) for state, rows in enumerate(self._readings) for row in rows]
-        states = np.array([state for state, _ in rows])
-        values = np.array([row for _, row in rows], dtype=np.float64)
+        counts_seen = np.minimum(self._readings_count, READINGS_MAX)
+        states = np.repeat(np.arange(len(STATES)), counts_seen)
+        values = np.concatenate(
+            [rows[:count] for rows, count in zip(self._readings, counts_seen, strict=True)]
+        ).astype(np.float64)
         found: list[list[DemandForecast]] = [[] for _ in probabilities]
         for at in range(len(DEMANDS)):
             column = values[:, at]

@@ -43,6 +43,7 @@ from .job_queries import (
 )
 from .job_story import (
     clock,
+    forecast_line,
     lost_by_cause,
     make_timeline,
     printable,
@@ -156,9 +157,15 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
         f"slower_than_before FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
     )
+    forecast = ask(
+        "SELECT *, ops.taken() AS now FROM ops.job_forecast "
+        f"WHERE job = {name} AND source = (SELECT any_value(source) FROM ops.job_forecast WHERE job = {name}) "
+        "ORDER BY horizon_seconds"
+    )
     return {
         "job": jobs[0],
         "run": run[0] if run else None,
+        "forecast": forecast,
         **(step[0] if step else {}),
         "phases": phases,
         "pace": pace,
@@ -233,7 +240,8 @@ def _notes(story: dict[str, Any]) -> list[str]:
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
     notes = notes or ["No host is known to hold it up."]
-    return notes + ([run_line(story["run"])] if story["run"] else [])
+    notes += [run_line(story["run"])] if story["run"] else []
+    return notes + ([forecast_line(story["forecast"])] if story["forecast"] else [])
 
 
 def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:

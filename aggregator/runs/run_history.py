@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from math import nan
+from math import isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,8 @@ class RunAssessment:
     earlier_runs: int
     workload_class: ClassEstimate
     pace: PaceComparison | None
+    #: Seconds between two checkpoints of the earlier runs of its workload, NaN if none is known.
+    earlier_checkpoint_interval_seconds: float = nan
 
     @property
     def is_seen(self) -> bool:
@@ -112,6 +115,8 @@ class RunHistory:
             for known in same
             if is_comparable(known.fingerprint, summary.fingerprint)
         ]
+        intervals = [known.fingerprint.value("checkpoint_interval_seconds") for known in same]
+        intervals = [one for one in intervals if isfinite(one) and one > 0]
         self._put(
             KnownRun(
                 summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job
@@ -120,6 +125,7 @@ class RunHistory:
         return RunAssessment(
             summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
             classify(summary.fingerprint), compare_pace(pace_of(summary.fingerprint), paces),
+            median(intervals) if intervals else nan,
         )  # fmt: skip
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
