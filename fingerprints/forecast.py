@@ -24,6 +24,8 @@ from .renewal import (
     RenewalPaths,
     Span,
     cadence_of,
+    memoryless_is_on,
+    regular_longest,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +48,8 @@ LATE_SECONDS_MAX = 60
 GAP_SECONDS_MAX = 30
 #: A pause: the gang computes less than this share of its usual share for so many seconds; it ends above the second share.
 PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
+#: What comes more often than this many seconds is no checkpoint.
+CHECKPOINT_INTERVAL_MIN = 10.0
 #: Time constant of the usual share of computing.
 USUAL_SECONDS = 120.0
 #: Readings of each state that are remembered, and pairs of states at which older ones begin to be forgotten.
@@ -105,10 +109,16 @@ class JobForecast(NamedTuple):
 
 
 class _Pause(NamedTuple):
-    begin: float
-    end: float
-    kind: int
-    is_joined: bool
+    span: Span
+    shares: tuple[float, ...]
+
+    @property
+    def is_stall(self) -> bool:
+        return self.shares[HOST_STALL] > self.shares[WAIT] + self.shares[CHECKPOINT]
+
+    @property
+    def is_labeled(self) -> bool:
+        return self.shares[CHECKPOINT] >= 0.5 * sum(self.shares)
 
 
 class JobForecaster:
@@ -132,11 +142,15 @@ class JobForecaster:
         self._readings = np.zeros((len(STATES), READINGS_MAX, len(DEMANDS)), dtype=np.float32)
         self._readings_count = [0] * len(STATES)
         self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
-        self._kinds: list[float] = []
-        self._begin = nan  # of the pause that may be one
-        self._is_joined = False
-        self._hint = nan, nan  # when the next checkpoint is due, by our time, and the interval
-        self._cadences: dict[int, tuple[Cadence, Span | None]] | None = None
+        #: The pause that lasts, or may become one: when it began, and seconds of each state; empty: none.
+        self._pause_begin = nan
+        self._pause_shares: list[float] = []
+        #: Rises when something may have been missed.
+        self._watch = 0
+        self._hint = nan, nan  # interval of checkpoints, and when the next one is due, by our time
+        self._spans: dict[int, list[Span]] | None = None
+        self._cadences: dict[int, Cadence] = {}
+        self._open_kind = _NO_STATE
 
     # What is seen --------------------------------------------------------------------------------
 
@@ -169,10 +183,8 @@ class JobForecaster:
         self._states.append(state)
         self._remember(state, summary.demands)
         if isfinite(summary.next_checkpoint_seconds) and summary.checkpoint_interval_seconds > 0:
-            self._hint = (
-                self._now + summary.next_checkpoint_seconds,
-                summary.checkpoint_interval_seconds,
-            )
+            due = self._now + summary.next_checkpoint_seconds
+            self._hint = summary.checkpoint_interval_seconds, due
         is_paused = self._follow_pause(shares)
         if not is_paused:
             self._count(state)
@@ -186,44 +198,31 @@ class JobForecaster:
     def _interrupt(self) -> None:
         """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
         self._states.clear()
-        self._begin, self._kinds, self._is_joined = nan, [], False
-        if self._pauses and not isfinite(self._pauses[-1].end):
-            self._pauses.pop()
-        self._cadences = None
+        self._pause_shares = []
+        self._watch += 1
 
     def _follow_pause(self, shares: Sequence[float]) -> bool:
         """Say whether the gang pauses, and note where pauses begin and end."""
         compute = shares[COMPUTE]
-        open_pause = (
-            self._pauses[-1] if self._pauses and not isfinite(self._pauses[-1].end) else None
-        )
-        is_low = compute < PAUSE_SHARE * self._usual
-        if open_pause is None:
-            if (not is_low and shares[CHECKPOINT] < 0.5) or shares[IDLE] > 0.5:
-                self._begin, self._kinds = nan, []
+        if not self._pause_shares:
+            if compute >= PAUSE_SHARE * self._usual or shares[IDLE] > 0.5:
                 self._usual += (compute - self._usual) / min(USUAL_SECONDS, self.seen_seconds + 1)
                 return False
-            if not self._kinds:
-                self._begin, self._kinds = self._now - 1, [0.0] * len(STATES)
-        elif (compute >= RESUME_SHARE * self._usual and shares[CHECKPOINT] < 0.5) or (
-            shares[IDLE] > 0.5
-        ):
-            self._pauses[-1] = open_pause._replace(end=self._now - 1)
-            self._begin, self._kinds, self._cadences = nan, [], None
+            self._pause_begin, self._pause_shares = self._now - 1.0, [0.0] * len(STATES)
+        elif compute >= RESUME_SHARE * self._usual or shares[IDLE] > 0.5:
+            if self._is_paused:
+                pause = Span(self._pause_begin, self._now - 1.0, self._watch)
+                self._pauses.append(_Pause(pause, tuple(self._pause_shares)))
+                self._spans = None
+            self._pause_shares = []
             return False
         for at, share in enumerate(shares):
-            self._kinds[at] += share
-        kind = max(_PAUSES, key=self._kinds.__getitem__)
-        if open_pause is not None:
-            if kind != open_pause.kind:
-                self._pauses[-1] = open_pause._replace(kind=kind)
-                self._cadences = None
-            return True
-        if sum(self._kinds) >= PAUSE_SECONDS_MIN - 0.5 or shares[CHECKPOINT] >= 0.5:
-            self._pauses.append(_Pause(self._begin, nan, kind, self._is_joined))
-            self._is_joined, self._cadences = True, None
-            return True
-        return False
+            self._pause_shares[at] += share
+        return self._is_paused
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(self._pause_shares) and self._now - self._pause_begin >= PAUSE_SECONDS_MIN
 
     def _count(self, state: int) -> None:
         """Count which state came so many seconds after which, outside pauses."""
@@ -261,9 +260,10 @@ class JobForecaster:
         paths: dict[int, RenewalPaths] = {}
         reasons: dict[int, str] = {}
         for kind, (cadence, last) in self._known_cadences().items():
-            onsets = cadence.regular + cadence.skipped + cadence.irregular + 1
-            if not cadence.is_known or (kind != CHECKPOINT and onsets < ONSETS_MIN):
-                reasons[kind] = f"{0 if last is None else onsets} of {ONSETS_MIN} onsets seen"
+            if cadence.regular + cadence.irregular + 1 < ONSETS_MIN and not cadence.is_prior:
+                reasons[kind] = (
+                    f"{len((self._spans or {}).get(kind, ()))} of {ONSETS_MIN} onsets seen"
+                )
                 continue
             paths[kind] = RenewalPaths(cadence, last, at, horizon_max)
         found: list[tuple[float, ...]] = []
@@ -305,55 +305,79 @@ class JobForecaster:
 
     def _known_cadences(self) -> dict[int, tuple[Cadence, Span | None]]:
         """Return the cadence and the last event of each kind of pause."""
-        if self._cadences is None:
-            pauses = self._labeled()
-            self._cadences = {}
-            for kind in _PAUSES:
-                spans = [Span(p.begin, p.end, p.is_joined) for p in pauses if p.kind == kind]
-                prior = self.prior_checkpoint_interval_seconds if kind == CHECKPOINT else nan
-                last = spans[-1] if spans else None
-                self._cadences[kind] = cadence_of(spans, prior), last
-        cadence, last = self._cadences[CHECKPOINT]
-        due, interval = self._hint
-        # The hosts have seen more of this job than this forecaster has.
-        if cadence.regular < 2 and isfinite(due):
-            if last is None or due - interval > last.begin + 0.5 * interval:
+        if self._spans is None:
+            self._spans = self._classified()
+        found: dict[int, tuple[Cadence, Span | None]] = {}
+        for kind, spans in self._spans.items():
+            found[kind] = self._cadences[kind], spans[-1] if spans else None
+        cadence, last = found[CHECKPOINT]
+        for interval, due in (self._hint, (self.prior_checkpoint_interval_seconds, nan)):
+            # What a checkpoint of three intervals on end did not confirm is not so.
+            if cadence.regular + 1 >= ONSETS_MIN or not interval > 0 or self._now > 3.2 * interval:
+                continue
+            if isfinite(due) and (last is None or due - interval > last.begin + 0.5 * interval):
                 last = Span(due - interval, due - interval + 1.0)
             learned = cadence_of([], interval)
             cadence = learned._replace(
-                regular=2, duration=cadence.duration, duration_spread=cadence.duration_spread
-            )
-            return {**self._cadences, CHECKPOINT: (cadence, last)}
-        if (
-            cadence.is_known
-            and cadence.regular + 1 < ONSETS_MIN
-            and not isfinite(self.prior_checkpoint_interval_seconds)
-        ):
-            return {**self._cadences, CHECKPOINT: (Cadence(regular=cadence.regular), last)}
-        return self._cadences
+                regular=max(cadence.regular, 1), duration=cadence.duration, duration_spread=cadence.duration_spread,
+                is_prior=True,
+            )  # fmt: skip
+            found[CHECKPOINT] = cadence, last or Span(0.0, 0.0)
+            break
+        self._open_kind = _NO_STATE
+        if self._is_paused:
+            self._open_kind = kind = self._kind_of_open(found)
+            found[kind] = found[kind][0], Span(self._pause_begin, nan, self._watch)
+        return found
 
-    def _labeled(self) -> list[_Pause]:
-        """Return the pauses; hosts call none a checkpoint before three came, so earlier ones of that length are, too."""
-        pauses = list(self._pauses)
-        lengths = [p.end - p.begin for p in pauses if p.kind == CHECKPOINT and isfinite(p.end)]
-        if not lengths:
-            return pauses
-        usual = float(np.median(lengths))
-        first = next(at for at, pause in enumerate(pauses) if pause.kind == CHECKPOINT)
-        for at in range(first):
-            pause = pauses[at]
-            if 0.6 * usual <= pause.end - pause.begin <= 1.6 * usual:
-                pauses[at] = pause._replace(kind=CHECKPOINT)
-        return pauses
+    def _classified(self) -> dict[int, list[Span]]:
+        """Return the pauses by kind, and find the cadence of each kind.
+
+        Hosts call what is regular a checkpoint from the third on, each GPU for itself, and miss some. Here those of the gang
+        are the longest pauses with a resident kernel that come regularly; where none do, those that hosts call so.
+        """
+        quiet = [pause for pause in self._pauses if not pause.is_stall]
+        checkpoints = regular_longest([pause.span for pause in quiet], CHECKPOINT_INTERVAL_MIN)
+        if not checkpoints:
+            checkpoints = [pause.span for pause in quiet if pause.is_labeled]
+        chosen = set(checkpoints)
+        found = {
+            CHECKPOINT: checkpoints,
+            HOST_STALL: [pause.span for pause in self._pauses if pause.is_stall],
+            WAIT: [pause.span for pause in quiet if pause.span not in chosen],
+        }
+        self._cadences = {kind: cadence_of(spans) for kind, spans in found.items()}
+        return found
+
+    def _kind_of_open(self, found: dict[int, tuple[Cadence, Span | None]]) -> int:
+        """Return the kind of the pause that lasts: a checkpoint where one is due, or after most of the time of one."""
+        if _Pause(Span(0.0), tuple(self._pause_shares)).is_stall:
+            return HOST_STALL
+        cadence, last = found[CHECKPOINT]
+        if not cadence.is_known:
+            return WAIT
+        is_long = self._now - self._pause_begin >= 0.7 * cadence.duration
+        if last is None:
+            return CHECKPOINT if is_long else WAIT
+        origin = last.end if cadence.is_from_end else last.begin
+        times = max(1, round((self._pause_begin - origin) / cadence.interval))
+        off = abs(self._pause_begin - origin - times * cadence.interval)
+        is_due = off <= max(3 * cadence.spread, 0.1 * cadence.interval)
+        return CHECKPOINT if is_long or is_due else WAIT
 
     def _probabilities(self, paths: dict[int, RenewalPaths], horizon: float) -> tuple[float, ...]:
         between = self._between(horizon)
         left, found = 1.0, np.zeros(len(STATES))
+        open_kind = self._open_kind
         for kind in _PAUSES:
             if kind in paths:
-                share = left * paths[kind].is_on(horizon)
-                found[kind] += share
-                left -= share
+                is_on = paths[kind].is_on(horizon)
+            else:
+                open_seconds = self._now - self._pause_begin if kind == open_kind else nan
+                spans = (self._spans or {}).get(kind, [])
+                is_on = memoryless_is_on(spans, open_seconds, self._now, horizon)
+            found[kind] += left * is_on
+            left -= left * is_on
         found += left * between
         found = (1 - SURPRISE) * found + SURPRISE / len(STATES)
         return tuple((found / found.sum()).tolist())

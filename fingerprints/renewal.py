@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from math import isfinite, nan, sqrt
+from math import exp, isfinite, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -25,23 +25,32 @@ PATHS, ONSETS_MAX = 128, 32
 EVENTS_MAX = 24
 #: An interval is regular when it is off the median, or a multiple of it up to three, by no more than three times the usual
 #: scatter; at least and at most by these shares of the median.
-TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.1, 0.5, 3
+TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.2, 0.5, 3
 #: What is assumed of a cadence before it is known, as so many intervals: its spread as a share, and at least in seconds.
 SPREAD_PRIOR, SPREAD_PRIOR_SECONDS, SPREAD_PRIOR_WEIGHT = 0.03, 0.7, 1.5
 #: Counts assumed of regular intervals, of those with one left out, and of those without memory.
 KINDS_PRIOR = (1.0, 0.1, 0.25)
 #: Durations of an event differ by this share before any is known.
 DURATION_SPREAD_PRIOR = 0.3
+#: Events that make a cadence, and how much longer the longest may be than the shortest of them.
+REGULAR_MIN, DURATION_RATIO_MAX = 3, 4.0
+#: Regular intervals from which on they are repeated as they were.
+SEEN_MIN = 6
 #: Degrees of freedom from which a t distribution is taken for a normal one.
 DEGREES_MAX = 40
 
 
 class Span(NamedTuple):
-    """An event that was seen. Seconds; `end` is NaN while it lasts. `is_joined`: nothing was missed since the one before."""
+    """An event that was seen. Seconds; `end` is NaN while it lasts. `watch`: between two of one watch nothing was missed."""
 
     begin: float
     end: float = nan
-    is_joined: bool = True
+    watch: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
 
 
 class Cadence(NamedTuple):
@@ -59,6 +68,10 @@ class Cadence(NamedTuple):
     #: Mean of all intervals, however irregular.
     mean_interval: float = nan
     degrees: int = 1
+    #: Of an earlier run, or as hosts learned it: not from events that were seen here.
+    is_prior: bool = False
+    #: The regular intervals.
+    seen: tuple[float, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -91,20 +104,45 @@ def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
     The prior counts as one interval until two regular ones of its own are known.
     """
     spans = spans[-EVENTS_MAX:]
-    pairs = [(a, b) for a, b in pairwise(spans) if b.is_joined and isfinite(a.end)]
+    pairs = [(a, b) for a, b in pairwise(spans) if a.watch == b.watch and isfinite(a.end)]
     from_begin = _regularity([b.begin - a.begin for a, b in pairs], prior_interval)
     from_end = _regularity([b.begin - a.end for a, b in pairs], nan)
     found, is_from_end = from_begin, False
     # Jobs that save each so many steps: the time that saving takes does not count.
     if from_end.regular >= 3 and from_end.spread < 0.8 * from_begin.spread:
         found, is_from_end = from_end, True
-    durations = np.array([s.end - s.begin for s in spans if isfinite(s.end)])
+    durations = np.array([span.seconds for span in spans if isfinite(span.end)])
     if not durations.size:
         return found
     mean = float(np.mean(durations))
     prior = DURATION_SPREAD_PRIOR * mean
     variance = (prior**2 + float(((durations - mean) ** 2).sum())) / durations.size
     return found._replace(duration=mean, duration_spread=sqrt(variance), is_from_end=is_from_end)
+
+
+def regular_longest(spans: Sequence[Span], interval_min: float) -> list[Span]:
+    """Return the longest of *spans* (ended, oldest first) that return regularly, as many as do; none if fewer than REGULAR_MIN.
+
+    Among the pauses of a job are checkpoints, and shorter ones that come at any time. *interval_min*: seconds.
+    """
+    spans = list(spans[-EVENTS_MAX:])
+    found: list[Span] = []
+    for least in sorted({round(span.seconds) for span in spans}, reverse=True):
+        longest = [span for span in spans if round(span.seconds) >= least]
+        if len(longest) < REGULAR_MIN:
+            continue
+        if max(span.seconds for span in longest) > DURATION_RATIO_MAX * max(least, 1):
+            break
+        cadence = cadence_of(longest)
+        regular, missed = cadence.regular, cadence.skipped + cadence.irregular
+        is_regular = regular >= REGULAR_MIN - 1 and regular >= 3 * missed
+        if (
+            is_regular
+            and cadence.interval >= interval_min
+            and cadence.spread < 0.2 * cadence.interval
+        ):
+            found = longest
+    return found
 
 
 def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
@@ -133,6 +171,7 @@ def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
     spread *= sqrt(1 + 1 / max(len(regular), 1))
     return Cadence(
         mean, spread, len(regular), skipped, irregular, mean_interval=float(np.mean(values)), degrees=round(freedom),
+        seen=tuple(regular),
     )  # fmt: skip
 
 
@@ -152,15 +191,26 @@ _EXPONENTIAL = -np.log1p(-_MIDDLES)
 _ORDERS = np.random.default_rng(20).permuted(np.tile(np.arange(PATHS), (2 * ONSETS_MAX, 1)), axis=1)
 
 
+_NORMAL = _t_quantiles(DEGREES_MAX)
+#: Two of three paths repeat an interval that was seen.
+_IS_SEEN = np.arange(PATHS) % 3 > 0
+
+
 def _intervals(cadence: Cadence, elapsed: float) -> Floats:
     """Return PATHS intervals that are longer than *elapsed*, at equal steps of probability, rising."""
     regular, skipped, irregular = cadence.weights
     t = _t_quantiles(min(cadence.degrees, DEGREES_MAX))
     memoryless = max(cadence.mean_interval, 1.0)
     past = max(elapsed, 0.0)
+    # A job that saves at the end of a step has two or three intervals, and nothing between: with more of them, those seen count.
+    seen = cadence.interval + cadence.spread * t
+    if len(cadence.seen) >= SEEN_MIN:
+        width = max(SPREAD_PRIOR_SECONDS, 0.25 * cadence.spread)
+        every = np.array(cadence.seen)[np.arange(PATHS) % len(cadence.seen)]
+        seen = np.where(_IS_SEEN, every + width * _NORMAL[_ORDERS[0]], seen)
     values = np.concatenate(
         [
-            cadence.interval + cadence.spread * t,
+            seen,
             2 * cadence.interval + sqrt(2) * cadence.spread * t,
             past + memoryless * _EXPONENTIAL,
         ]
@@ -240,3 +290,21 @@ class RenewalPaths:
         ).tolist()
         near = np.abs(first - middle) <= 0.1 * self.cadence.interval
         return NextOnset(middle, (low_50, high_50), (low_90, high_90), float(np.mean(near)))
+
+
+def memoryless_is_on(
+    spans: Sequence[Span], open_seconds: float, watched_seconds: float, seconds: float
+) -> float:
+    """Return the probability that an event without a known cadence is there in *seconds*: it begins and ends at any time.
+
+    *spans*: that ended; *open_seconds*: how long the one that is there now has lasted, NaN for none.
+    """
+    is_open = isfinite(open_seconds)
+    if not spans and not is_open:
+        return 0.0
+    ended = sum(span.seconds for span in spans)
+    duration = max((ended + (open_seconds if is_open else 0.0)) / max(len(spans), 1), 1.0)
+    begins = (len(spans) + is_open) / max(watched_seconds - ended, duration)
+    ends = 1.0 / duration
+    usual = begins / (begins + ends)
+    return usual + (float(is_open) - usual) * exp(-(begins + ends) * seconds)

@@ -134,9 +134,7 @@ def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[Jo
                 taken.append(one)
             if second % 10 == 0:
                 job = tracker.job(gpu, int(times[span.stop - 1]))
-                learned.append(
-                    (job["checkpoint_interval_seconds"], job["next_checkpoint_seconds"])
-                )
+                learned.append((job["checkpoint_interval_seconds"], job["next_checkpoint_seconds"]))
         mean = np.mean(taken, axis=0).tolist() if taken else [nan] * (len(STATES) + 1)
         middle = [nan, nan]
         if known := [one for one in learned if isfinite(one[0]) and isfinite(one[1])]:
@@ -207,7 +205,9 @@ def recording(path: Path) -> KnownRun:
     for at, row in enumerate(rows[: count * gpus]):
         samples[at % gpus, at // gpus, 0] = float(row[1].split()[0])
         samples[at % gpus, at // gpus, _SIGNAL["utilization_ratio"]] = float(row[2].split()[0]) / 100  # fmt: skip
-    stamps = [datetime.strptime(rows[at][0], "%Y/%m/%d %H:%M:%S.%f") for at in (0, (count - 1) * gpus)]  # noqa: DTZ007
+    stamps = [
+        datetime.strptime(rows[at][0], "%Y/%m/%d %H:%M:%S.%f") for at in (0, (count - 1) * gpus)
+    ]
     per_sample = (stamps[1] - stamps[0]).total_seconds() / (count - 1)
     samples = _resampled(samples, per_sample)
     summaries = _tracked(samples, 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,8 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
     events: dict[int, list[tuple[int, EventForecast]]] = {kind: [] for kind in run.onsets}
     last = max(HORIZONS_SECONDS)
     hint, duration = (np.nan, np.nan), np.nan
-    mean = np.nanmean(run.demands, axis=0) if len(run.demands) else np.zeros(len(DEMANDS))
+    known = np.isfinite(run.demands)
+    mean = np.where(known, run.demands, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     for second, summary in enumerate(run.seconds):
         forecaster.observe(second, summary)
         if isfinite(sum(summary.shares)):
@@ -104,8 +106,8 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
         if found[0].reason:
             scores.abstained += 1
             continue
-        for kind in events:
-            events[kind].append((second, found[0].checkpoint if kind == CHECKPOINT else found[0].host_stall))  # fmt: skip
+        for kind, told in events.items():
+            told.append((second, found[0].checkpoint if kind == CHECKPOINT else found[0].host_stall))  # fmt: skip
         now = int(np.argmax(summary.shares))
         for at, horizon in enumerate(HORIZONS_SECONDS):
             if second + horizon >= len(run.seconds):
@@ -169,7 +171,8 @@ def _score_demands(
             np.nanmean([one.demands[at] for one in run.seconds[second - 9 : second + 1]])
         )
         scores.demands.setdefault((at, horizon), []).append((
-            abs(middle - true) / mean[at], abs(now - true) / mean[at], abs(recent - true) / mean[at], low <= true <= high,
+            abs(middle - true) / mean[at], abs(now - true) / mean[at], abs(recent - true) / mean[at],
+            low * (1 - 1e-6) <= true <= high * (1 + 1e-6),
             (high - low) / mean[at],
         ))  # fmt: skip
 
@@ -245,7 +248,7 @@ def _tables(scores: Scores) -> list[str]:
     heads = ("onset of", "predicted", "no prediction", "in the window of 50 %", "of 90 %", "width of 90 %, median", "error, median", "lead, median", "missed")  # fmt: skip
     lines += [table(heads, rows), ""]
     rows = []
-    for low, high in zip(STATED, STATED[1:], strict=False):
+    for low, high in itertools.pairwise(STATED):
         several = [(p, came) for p, came in scores.stated if low <= p < high]
         if several:
             stated, came = np.mean(np.array(several, dtype=np.float64), axis=0)
