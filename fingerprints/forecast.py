@@ -384,7 +384,7 @@ class JobForecaster:
 
     def _between(self, horizon: float) -> Floats:
         """Return the probability of each state *horizon* seconds from now if the gang does not pause then."""
-        mix = np.array(self._mix)
+        mix: Floats = np.array(self._mix)
         mix = (mix + 0.2) / (mix.sum() + 0.2 * len(STATES))
         if not self._states or self._states[-1] == _NO_STATE:
             return mix

@@ -55,6 +55,9 @@ class RunForecasts:
     def __len__(self) -> int:
         return len(self._followed)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._followed
+
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> None:
         """Take in the last second of all jobs, and forecast those that are due."""
         second = now_ns // _SECOND_NS
@@ -70,9 +73,12 @@ class RunForecasts:
             return
         numbers = list(runs)
         summaries = self._summaries(fleet, accumulator, numbers)
-        due_max = max(1, -(-2 * len(runs) // REPEAT_SECONDS))
+        # One more than even, so that a turn that is missed is made up for.
+        due_max = len(runs) // REPEAT_SECONDS + 1
         for number, summary in zip(numbers, summaries, strict=True):
-            followed = self._followed.setdefault(runs[number].key, _Followed())
+            followed = self._followed.get(runs[number].key)
+            if followed is None:
+                followed = self._followed[runs[number].key] = _Followed()
             if summary is not None:
                 followed.forecaster.observe(second, summary)
             # A clock that was set back must not leave a job without a forecast for as long.
@@ -102,7 +108,7 @@ class RunForecasts:
     ) -> list[JobSecond | None]:
         """Return what the GPUs of each run did in the last second; None where no GPU of it was read."""
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
-        size = max(numbers) + 1
+        size = 1 + max(max(numbers), int(run_of.max(initial=0)))
         # Of a GPU that was not read the mean of the others is assumed.
         held = np.bincount(run_of, minlength=size)
         fast, slow = fleet.tables["gpu_fast_1s"], fleet.tables["gpu_fast_10s"]
@@ -186,7 +192,10 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
 
 def row_columns() -> str:
     """Return the columns of `rows` as the store reads them, in order: `name:type`."""
-    texts, integers = {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"}, {"gpus"}
+    texts, integers = (
+        {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"},
+        {"gpus"},
+    )
     names = ["job", "source", "gpus", "time", *_row(JobForecast(HORIZONS_SECONDS[0]))]
     kinds = {**dict.fromkeys(texts, "str"), **dict.fromkeys(integers, "int"), "time": "time"}
     return " ".join(f"{name}:{kinds.get(name, 'float')}" for name in names)

@@ -79,9 +79,7 @@ _FORECAST_COLUMNS = row_columns()
 _FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.split()]
 
 
-def put_forecasts(
-    connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]
-) -> None:
+def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the forecasts in place of all those before. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)

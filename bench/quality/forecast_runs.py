@@ -129,7 +129,7 @@ def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[Jo
         for gpu in range(gpus):
             if second and second % 120 == 0:
                 tracker.set_step(gpu, _period(samples[gpu, span.stop - 120 * per_second : span.stop], seconds_per_sample))  # fmt: skip
-            tracker.push_samples(gpu, memoryview(times[span]), memoryview(np.ascontiguousarray(samples[gpu, span])))  # fmt: skip
+            tracker.push_samples(gpu, times[span].data, np.ascontiguousarray(samples[gpu, span]).data)  # fmt: skip
             if (one := tracker.take_second(gpu)) is not None:
                 taken.append(one)
             if second % 10 == 0:

@@ -25,6 +25,7 @@ from gangline.fingerprints.forecast import (
     STATES,
     EventForecast,
     JobForecaster,
+    JobSecond,
 )
 
 Floats = NDArray[np.float64]
@@ -126,7 +127,7 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
         _score_onsets(run, scores, kind, told, len(run.seconds) - last)
 
 
-def _checkpoint_seconds(seconds: Sequence[forecast_runs.JobSecond]) -> float:
+def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
     """Return how long a checkpoint took so far, in the mean."""
     is_on = np.array([int(np.argmax(one.shares)) == CHECKPOINT for one in seconds])
     begins = int((np.diff(np.concatenate([[0], is_on.astype(int)])) == 1).sum())
@@ -218,53 +219,68 @@ def _holds(window: tuple[float, float], seconds: float) -> bool:
 
 def _tables(scores: Scores) -> list[str]:
     lines = [f"{scores.asked:,} forecasts, {scores.abstained:,} without an answer.", ""]
+    for part in (_brier_table, _within_table, _onsets_table, _stated_table, _demands_table):
+        if text := part(scores):
+            lines += [text, ""]
+    return lines
+
+
+def _brier_table(scores: Scores) -> str:
+    rows = [
+        [f"{horizon} s", f"{count:,}", *(f"{scores.brier[name][horizon] / count:.3f}" for name in PREDICTORS)]
+        for horizon, count in scores.count.items()
+        if count
+    ]  # fmt: skip
+    return table(("Brier score of the state in", "forecasts", *PREDICTORS), rows) if rows else ""
+
+
+def _within_table(scores: Scores) -> str:
+    rows = [
+        [f"{horizon} s", f"{len(each):,}", *(f"{mean:.3f}" for mean in np.mean(each, axis=0))]
+        for horizon, each in sorted(scores.within.items())
+    ]
+    heads = ("Brier score of a checkpoint within", "forecasts", "forecast", "period alone", "base rate")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _onsets_table(scores: Scores) -> str:
     rows = []
-    for horizon in HORIZONS_SECONDS:
-        count = scores.count[horizon]
-        if count:
-            means = (f"{scores.brier[name][horizon] / count:.3f}" for name in PREDICTORS)
-            rows.append([f"{horizon} s", f"{count:,}", *means])
-    lines += [table(("Brier score of the state in", "forecasts", *PREDICTORS), rows), ""]
-    rows = []
-    for horizon, several in sorted(scores.within.items()):
-        means = np.mean(several, axis=0)
-        rows.append([f"{horizon} s", f"{len(several):,}", *(f"{mean:.3f}" for mean in means)])
-    if rows:
-        heads = ("Brier score of a checkpoint within", "forecasts", "forecast", "period alone", "base rate")  # fmt: skip
-        lines += [table(heads, rows), ""]
-    rows = []
-    for kind, several in scores.windows.items():
-        if not several and not scores.unpredicted[kind]:
+    for kind, each in scores.windows.items():
+        if not each and not scores.unpredicted[kind]:
             continue
-        held = np.array(several, dtype=np.float64).reshape(-1, 4)
-        shares = held[:, :2].mean(axis=0) if len(held) else (np.nan, np.nan)
-        middle = np.median(held[:, 2:], axis=0) if len(held) else (np.nan, np.nan)
+        found = np.array(each, dtype=np.float64).reshape(-1, 4)
         leads = np.array(scores.lead[kind])
+        shares, middles = [np.nan] * 2, [np.nan] * 2
+        if len(found):
+            shares, middles = found[:, :2].mean(axis=0).tolist(), np.median(found[:, 2:], axis=0).tolist()  # fmt: skip
         rows.append([
-            KINDS[kind], str(len(held)), str(scores.unpredicted[kind]), _percent(shares[0]), _percent(shares[1]),
-            f"{number(float(middle[0]))} s", f"{number(float(middle[1]))} s",
-            f"{number(float(np.median(leads)))} s" if len(leads) else "-", str(int((leads == 0).sum())),
+            KINDS[kind], str(len(found)), str(scores.unpredicted[kind]), *(_percent(share) for share in shares),
+            *(f"{number(middle)} s" for middle in middles), f"{number(float(np.median(leads)))} s" if len(leads) else "-",
+            str(int((leads == 0).sum())),
         ])  # fmt: skip
     heads = ("onset of", "predicted", "no prediction", "in the window of 50 %", "of 90 %", "width of 90 %, median", "error, median", "lead, median", "missed")  # fmt: skip
-    lines += [table(heads, rows), ""]
+    return table(heads, rows) if rows else ""
+
+
+def _stated_table(scores: Scores) -> str:
     rows = []
     for low, high in itertools.pairwise(STATED):
-        several = [(p, came) for p, came in scores.stated if low <= p < high]
-        if several:
-            stated, came = np.mean(np.array(several, dtype=np.float64), axis=0)
-            rows.append([f"{low:.2f} to {min(high, 1):.2f}", str(len(several)), f"{stated:.2f}", f"{came:.2f}"])  # fmt: skip
-    if rows:
-        heads = ("stated probability that an onset is near its time", "onsets", "stated, mean", "came true")  # fmt: skip
-        lines += [table(heads, rows), ""]
+        each = [(p, float(is_near)) for p, is_near in scores.stated if low <= p < high]
+        if each:
+            stated, came = np.mean(each, axis=0).tolist()
+            rows.append([f"{low:.2f} to {min(high, 1):.2f}", str(len(each)), f"{stated:.2f}", f"{came:.2f}"])  # fmt: skip
+    heads = ("stated probability that an onset is near its time", "onsets", "stated, mean", "came true")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _demands_table(scores: Scores) -> str:
     rows = []
     for (at, horizon), each in sorted(scores.demands.items()):
-        means = np.mean(np.array(each, dtype=np.float64), axis=0)
-        rows.append([
-            "power" if at == _POWER else "bytes of NICs", f"{horizon} s", f"{len(each):,}", *(_percent(m) for m in means[:3]),
-            _percent(means[3]), _percent(means[4]),
-        ])  # fmt: skip
+        means = np.mean(np.array(each, dtype=np.float64), axis=0).tolist()
+        name = "power" if at == _POWER else "bytes of NICs"
+        rows.append([name, f"{horizon} s", f"{len(each):,}", *(_percent(mean) for mean in means)])
     heads = ("demand", "in", "forecasts", "mean error", "of persistence", "of the mean of 10 s", "in the interval of 90 %", "its width")  # fmt: skip
-    return [*lines, table(heads, rows), ""]
+    return table(heads, rows) if rows else ""
 
 
 def _percent(share: float) -> str:

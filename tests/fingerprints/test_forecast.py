@@ -126,11 +126,11 @@ def test_an_earlier_run_or_the_hosts_make_it_known_sooner() -> None:
     hinted = JobForecaster()
     for second, summary in parts:
         earlier.observe(second, summary)
-        hint = {
-            "checkpoint_interval_seconds": 120.0,
-            "next_checkpoint_seconds": float(240 - second),
-        }
-        hinted.observe(second, summary._replace(**hint) if second > 130 else summary)
+        if second > 130:
+            summary = summary._replace(
+                checkpoint_interval_seconds=120.0, next_checkpoint_seconds=float(240 - second)
+            )
+        hinted.observe(second, summary)
     for forecaster in (earlier, hinted):
         low, high = forecaster.forecast(199)[0].checkpoint.onset.window_90
         assert low <= 240 - 199 <= high
