@@ -21,7 +21,7 @@ cdef enum:
 cdef enum:
     STALL, QUIET, BUSY, BETWEEN, MEMORY, WAIT
 
-cdef double STEP_SECONDS_MIN = 2.0
+cdef double STEP_SECONDS_MIN = 5.0   # GPM is read five times a second: parts of a shorter step are mixtures
 cdef double EXPLAINED_MIN = 0.6      # of the variance of work, by the folded step
 cdef double CUT_PRICE = 0.10         # squared distance that a further piece must save; signals are 0 to 1
 cdef double CYCLE_COST_MAX = 0.5     # of the variance: a step that fits worse is left out
@@ -30,6 +30,8 @@ cdef double PCIE_BYTES_MIN = 2e7     # a second: less is no data
 cdef double QUIET_MAX = 0.3          # of the most traffic: forward
 cdef double BUSY_MIN = 0.5           # backward
 cdef double MIXED_SECONDS = 0.3      # GPM's readings are means of 0.2 s, and steps differ
+cdef double PART_SECONDS_MIN = 0.5   # a shorter part is two readings of GPM, and both are mixtures
+cdef double PART_BINS_MIN = 2.5
 cdef double OPTIMIZER_MAX = 0.2      # of the step
 
 PARTS = ("data_loading", "forward", "backward", "optimizer")
@@ -155,6 +157,7 @@ cdef double _scale(Fold *fold, int s, double least) noexcept nogil:
     cdef double[BINS_MAX] ordered
     cdef double value, top
     cdef int i, k
+    ordered[0] = 0
     for i in range(fold.bins):
         value = fold.means[s][i]
         if isnan(value):
@@ -239,7 +242,7 @@ cdef int _label(const Piece *piece, bint has_nvlink) noexcept nogil:
     cdef int s
     for s in range(SIGNALS):
         mean[s] = piece.means[s]
-    if mean[SM_ACTIVE] < 0.3 and mean[TENSOR] < 0.25 and mean[UTILIZATION] < 0.6:
+    if mean[SM_ACTIVE] < 0.3 and mean[TENSOR] < 0.25 and mean[UTILIZATION] < 0.4:
         return STALL
     if mean[TENSOR] >= 0.5:
         if not has_nvlink or QUIET_MAX < mean[NVLINK] < BUSY_MIN:
@@ -343,7 +346,7 @@ cdef double _begun_before(const Fold *fold, const Piece *quiet, const Piece *bus
     return n - best_cut if near < 0.5 * far else 0
 
 
-cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_top, double *found) noexcept nogil:
+cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_top, double bin_seconds, double *found) noexcept nogil:
     """Write the shares of the parts, NaN where they are not separated, and how plain the difference is that separates them."""
     cdef int bins = fold.bins, i, before, after, at, stalls = 0, memories = 0, quiets = 0, busies = 0, others = 0, quiet_at = 0, memory_at = 0
     cdef double stalled = 0, data = 0, elsewhere = 0, plain = 1.0, ratio, early, forward, backward
@@ -388,6 +391,11 @@ cdef void _name(const Fold *fold, const Piece *pieces, int count, double pcie_to
                 found[2] = backward / bins
                 plain = fmin(plain, pieces[at].means[NVLINK] - pieces[quiet_at].means[NVLINK])
     found[4] = plain
+    for i in range(4):
+        if found[i] * bins < PART_BINS_MIN or found[i] * bins * bin_seconds < PART_SECONDS_MIN:
+            found[i] = NAN
+    if isnan(found[1]) or isnan(found[2]):
+        found[1] = found[2] = NAN
 
 
 def split(const float[:, ::1] signals not None, double seconds_per_sample, double step_seconds):
@@ -417,7 +425,7 @@ def split(const float[:, ::1] signals not None, double seconds_per_sample, doubl
             for i in range(count):
                 pieces[i].label = _label(&pieces[i], nvlink_top > 0)
             count = _joined(pieces, count, max(1, <int>(MIXED_SECONDS * fold.bins / step_seconds)))
-            _name(&fold, pieces, count, pcie_top, found)
+            _name(&fold, pieces, count, pcie_top, step_seconds / fold.bins, found)
     if isnan(found[0]) and isnan(found[1]) and isnan(found[3]):
         return NAN, NAN, NAN, NAN, 0.0
     return found[0], found[1], found[2], found[3], explained * found[4]
