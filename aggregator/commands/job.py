@@ -42,10 +42,12 @@ from .job_queries import (
     quoted,
 )
 from .job_story import (
+    STEP_PARTS,
     clock,
     forecast_line,
     lost_by_cause,
     make_timeline,
+    parts_text,
     printable,
     run_line,
     seconds_of,
@@ -64,6 +66,12 @@ NAME_CHARACTERS_MAX = 512
 ENDINGS = (".svg", ".png")
 _SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+#: A part is shown where most GPUs with a step have it.
+_PARTS_SQL = ", ".join(
+    f"if(2 * count(g.step_{part}_ratio) >= count(g.step_seconds), median(g.step_{part}_ratio), NULL) AS step_{part}_ratio"
+    for part in STEP_PARTS
+)
 
 Ask = Callable[[str], list[dict[str, Any]]]
 
@@ -149,7 +157,8 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         f"SELECT host, state, action, words FROM ops.advisories WHERE host IN ({hosts}) AND action IS NOT NULL LIMIT 5"
     )
     step = ask(
-        "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds "
+        "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds, "
+        f"{_PARTS_SQL}, median(g.step_parts_confidence_ratio) AS step_parts_confidence_ratio "
         "FROM readings.gpu_fast_10s AS g JOIN ops.job_members AS m ON g.host = m.host AND g.device = m.gpu "
         f"WHERE m.job = {name}"
     )
@@ -228,7 +237,7 @@ def _headline(story: dict[str, Any]) -> str:
         f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}"
     )
     if story.get("step_seconds"):
-        words += f"; a step takes {story['step_seconds']:.3g} s"
+        words += f"; a step takes {story['step_seconds']:.3g} s{parts_text(story)}"
     if story.get("checkpoint_seconds"):
         words += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
     return printable(words)

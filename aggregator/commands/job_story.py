@@ -196,6 +196,22 @@ def run_line(run: Row) -> str:
     return f"{line}; it runs at {100 * run['pace_ratio']:.0f} % of the pace of {count} {runs}{interval}{slow}"
 
 
+#: Parts of a step, as columns of `gpu_fast_10s` name them: `step_PART_ratio`.
+STEP_PARTS = ("data_loading", "forward", "backward", "optimizer")
+
+
+def parts_text(step: Row) -> str:
+    """Return the parts of the step that are told apart, in parentheses; "" for none."""
+    parts = [
+        f"{part.replace('_', ' ')} {100 * share:.0f} %"
+        for part in STEP_PARTS
+        if (share := step.get(f"step_{part}_ratio")) is not None
+    ]
+    confidence = step.get("step_parts_confidence_ratio")
+    sure = "" if confidence is None else f"; {100 * confidence:.0f} % sure"
+    return f" ({', '.join(parts)}{sure})" if parts else ""
+
+
 #: Of the horizons of `ops.job_forecast`, the one whose power is shown.
 POWER_HORIZON_SECONDS = 60
 

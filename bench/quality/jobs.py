@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_jobs.md"
 PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
-SECTIONS = ("stragglers", "periods", "forecasts", "cpu_gang")
+SECTIONS = ("stragglers", "periods", "step_parts", "forecasts", "cpu_gang")
 
 
 def main() -> int:

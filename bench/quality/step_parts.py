@@ -142,7 +142,15 @@ def run(
     return rows
 
 
-HEADINGS = ("job", "part", "can be told", "said", "median error, of the step", "wrong", "confidence, median")
+HEADINGS = (
+    "job",
+    "part",
+    "can be told",
+    "said",
+    "median error, of the step",
+    "wrong",
+    "confidence, median",
+)
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
