@@ -1,6 +1,6 @@
 """What each running job is expected to do: a forecaster for each, fed once a second, asked some at a time.
 
-A second costs some passes over the arrays of all GPUs and a call for each job; see `python -m bench.forecasts`. Belongs to the
+A second costs some passes over the arrays of all GPUs and a call for each job; see `python -m bench fingerprints`. Belongs to the
 fleet's thread; no I/O.
 """
 

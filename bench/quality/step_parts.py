@@ -1,6 +1,6 @@
 """The parts of a job's step: `ext.step_parts` on traces of a timeline at 10 ms, whose parts are known.
 
-A step of 2 to 20 s loads data (no kernel, PCIe), goes forward and backward (twice as long, within a fifth; gradients move over NVLink
+A step loads data (no kernel, PCIe), goes forward and backward (twice as long, within a fifth; gradients move over NVLink
 from the first eighth of it on), waits for the rest of the exchange, and optimizes (bound by memory). Lengths differ from
 step to step by up to 2 %. Readings come as a driver gives them: power ten times a second, delayed; utilization and GPM in turns, 1 % are
 lost. The period is the one that is estimated from them, not the true one. Beside it stand jobs in which some parts cannot be told apart, and there
@@ -27,8 +27,8 @@ SECONDS, RATE, FINE_SECONDS = 120.0, 10.0, 0.01
 RUNS = 40
 POWER, UTILIZATION, SM, TENSOR, MEMORY, PCIE, NVLINK = range(7)
 LOADING, FORWARD, BACKWARD, OPTIMIZER = range(4)
-#: Steps are told apart by their length, seconds.
-BANDS = ((2.0, 5.0), (5.0, 20.0))
+#: Lengths of steps, seconds: of which nothing is to be said, and of which parts are.
+SHORT_SECONDS, LONG_SECONDS = (2.0, 5.0), (5.0, 20.0)
 #: Kind of job -> parts that can be told apart in it.
 KINDS: dict[str, tuple[int, ...]] = {
     "data parallel": (LOADING, FORWARD, BACKWARD, OPTIMIZER),
@@ -155,10 +155,9 @@ HEADINGS = (
 
 def section(seed: int, progress: Callable[..., None]) -> str:
     """Return the part of the page about the parts of a step."""
-    tables: list[str] = []
-    for band in BANDS:
-        rows = run(seed, band, lambda share: progress("parts of a step", share))
-        tables += [f"Steps of {band[0]:g} to {band[1]:g} s:", "", table(HEADINGS, rows), ""]
+    short = run(seed, SHORT_SECONDS, lambda share: progress("parts of short steps", share))
+    said = sum(int(row[3].split()[0]) for row in short)
+    rows = run(seed, LONG_SECONDS, lambda share: progress("parts of a step", share))
     return "\n".join(
         [
             "## The parts of a step", "", "    python -m bench.quality.step_parts", "",
@@ -166,7 +165,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             f"*Wrong*: off by more than {100 * STEP_SHARE_MAX:.0f} % of the step and {100 * OWN_SHARE_MAX:.0f} % of the part. The two recordings of H100s have",
             "no log of parts and no GPM: nothing is said of them. Of steps shorter than 5 s nothing is said: when limits were set (seed 1),",
             "two of five shares of data loading in steps of 2 to 5 s were wrong.", "",
-            *tables,
+            f"Steps of 2 to 5 s: {said} of {RUNS * len(short):,} parts were said. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
         ]
     )  # fmt: skip
 
