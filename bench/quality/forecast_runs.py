@@ -10,6 +10,7 @@ between its 2nd and 98th percentile for 2 s or longer, and the state of a second
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite, nan
@@ -156,14 +157,14 @@ def workloads(seed: int, count: int) -> list[KnownRun]:
     drawn = generate(seed, 40 * count, 1)
     found: list[KnownRun] = []
     for values, label in zip(drawn.values, drawn.label, strict=True):
-        at = dict(zip(NUMBERS, values, strict=True))
+        at: dict[str, float] = dict(zip(NUMBERS, values.tolist(), strict=True))
         interval = at["checkpoint_interval_seconds"]
         if len(found) < count and 40 <= interval <= 400 and isfinite(at["compute_ratio"]):
             found.append(_workload(random, at, CLASSES[label]))
     return found
 
 
-def _workload(random: np.random.Generator, at: dict[str, float], name: str) -> KnownRun:
+def _workload(random: np.random.Generator, at: Mapping[str, float], name: str) -> KnownRun:
     count = WORKLOAD_SECONDS
     mix = np.array([at["compute_ratio"], at["wait_ratio"], at["host_stall_ratio"], 0.0, 0.0])
     shares = random.dirichlet(np.maximum(mix / mix.sum(), 1e-3) * 30, count)
