@@ -410,7 +410,7 @@ def split(const float[:, ::1] signals not None, double seconds_per_sample, doubl
         raise ValueError(f"{seconds_per_sample} seconds a sample: expected 0.001 to 3600")
     for i in range(5):
         found[i] = NAN
-    if not step_seconds >= STEP_SECONDS_MIN or step_seconds / seconds_per_sample < BINS_MIN or n < 1:
+    if not step_seconds >= STEP_SECONDS_MIN or not BINS_MIN <= step_seconds / seconds_per_sample <= n:
         return NAN, NAN, NAN, NAN, 0.0
     with nogil:
         explained = 0
