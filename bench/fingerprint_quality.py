@@ -146,12 +146,16 @@ class Searched(NamedTuple):
     users: list[str]
     workloads: list[int]
 
-    def index(self) -> RunIndex:
+    def indexed(self) -> RunIndex:
         """Return an index of all."""
         index = RunIndex()
         for fingerprint, user in zip(self.fingerprints, self.users, strict=True):
             index.add(fingerprint, user)
         return index
+
+    def part(self, first: int) -> Searched:
+        """Return every second run, from *first* on."""
+        return Searched(self.fingerprints[first::2], self.users[first::2], self.workloads[first::2])
 
     def taken_for_known(self, index: RunIndex) -> int:
         """Return how many of these, none of whose workloads is in *index*, find a run of theirs."""
@@ -184,7 +188,7 @@ class Found(NamedTuple):
 
 def reruns(all_runs: Searched, which: Sequence[int]) -> Found:
     """Search each run of *which* among all others."""
-    index, missed, wrong = all_runs.index(), 0, 0
+    index, missed, wrong = all_runs.indexed(), 0, 0
     for at in which:
         found = index.same_workload(
             all_runs.fingerprints[at], 1, user=all_runs.users[at], without=(at,)
@@ -205,7 +209,7 @@ def similarity_section() -> list[str]:
             known = searched(runs)
             found = reruns(known, np.flatnonzero(runs.label == label)[::2].tolist())
             total = Found(*(a + b for a, b in zip(total, found, strict=True)))
-            new_known += of_class.taken_for_known(known.index())
+            new_known += of_class.taken_for_known(known.indexed())
             new_count += len(of_class.users)
         lines.append(_similarity_row(name, total, new_known, new_count))
     for with_users in (True, False):
@@ -225,11 +229,11 @@ def _families_rows(*, with_users: bool) -> list[str]:
         slow = reruns(known, which[runs.slowdown[which] >= 0.1].tolist())
         total = Found(*(a + b for a, b in zip(total, found, strict=True)))
         slow_total = Found(*(a + b for a, b in zip(slow_total, slow, strict=True)))
-        new_known += new.taken_for_known(known.index())
+        new_known += new.taken_for_known(known.indexed())
         new_count += len(new.users)
         several = searched_families(generate_families(seed + 2000, 300, 2, 1), with_users=with_users)  # fmt: skip
-        first = Searched(*(each[0::2] for each in several))
-        variant_known += Searched(*(each[1::2] for each in several)).taken_for_known(first.index())
+        first = several.part(0)
+        variant_known += several.part(1).taken_for_known(first.indexed())
         variant_count += len(first.users)
     users = "users known" if with_users else "no users"
     return [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from math import isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ class RunAssessment:
     verdict: RunVerdict
     #: Its hosts on which other workloads were slow, too.
     slow_hosts: tuple[str, ...] = ()
+    #: Seconds between two checkpoints of the earlier runs of its workload, NaN if none is known.
+    earlier_checkpoint_interval_seconds: float = nan
 
     @property
     def is_seen(self) -> bool:
@@ -145,6 +148,8 @@ class RunHistory:
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
         comparable = [one for one in same if is_comparable(one, summary.fingerprint)]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
+        intervals = [one.value("checkpoint_interval_seconds") for one in same]
+        intervals = [one for one in intervals if isfinite(one) and one > 0]
         self._put(
             KnownRun(
                 summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job, summary.user_id,
@@ -159,6 +164,7 @@ class RunHistory:
         return RunAssessment(
             summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
             classify(summary.fingerprint), pace, verdict, slow_hosts if verdict is RunVerdict.SLOW_HOST else (),
+            median(intervals) if intervals else nan,
         )  # fmt: skip
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_jobs.md"
 PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
-SECTIONS = ("stragglers", "pipeline_gangs", "periods", "phase_forecasts", "cpu_gang")
+SECTIONS = (
+    "stragglers", "pipeline_gangs", "periods", "step_parts", "phase_forecasts", "forecasts", "cpu_gang",
+)  # fmt: skip
 
 
 def marked(name: str, text: str) -> str:

@@ -203,10 +203,12 @@ def test_a_host_on_which_several_workloads_are_slow_is_watched(runs: Runs) -> No
     runs.store.in_transaction(lambda connection: put_runs(connection, rows))
     restart(runs)
     runs.world.run(2)
-    slow, other = (runs.world.score(host) for host in runs.world.hosts)
-    (evidence,) = (one for one in slow.evidence if one.signal == "runs.slow_host")
-    assert slow.state.name == "WATCH" and slow.relative_speed == pytest.approx(0.8, abs=0.02)
-    assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.message
+    slow_host, other = (runs.world.score(host) for host in runs.world.hosts)
+    (evidence,) = (one for one in slow_host.evidence if one.signal == "runs.slow_host")
+    assert slow_host.state.name == "WATCH" and slow_host.relative_speed == pytest.approx(
+        0.8, abs=0.02
+    )
+    assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.words
     assert not any(one.signal == "runs.slow_host" for one in other.evidence)
     runs.close()
 
