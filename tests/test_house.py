@@ -53,7 +53,7 @@ LAYERS = {
         "declared query",
         "fleet",
         "declared_reload ingest scoring",
-        "advisories permits recordings runs",
+        "advisories decisions permits recordings runs",
         "service",
         "monitoring",
         "judge_loop",

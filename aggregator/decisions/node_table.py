@@ -90,7 +90,9 @@ def node_table(
     relative = columns.relative_speed.astype(np.float64)
     if needs is not None:
         # Of a host that computes nothing now it says what is known to be slow, and nothing of its spread.
-        known = 1.0 / (1.0 + expected_slowdowns(needs, snapshot.component_speeds).astype(np.float64))
+        known = 1.0 / (
+            1.0 + expected_slowdowns(needs, snapshot.component_speeds).astype(np.float64)
+        )
     else:
         with np.errstate(invalid="ignore"):
             least = snapshot.component_speeds.astype(np.float64).min(axis=1)

@@ -42,7 +42,9 @@ class PlacementChoice:
     gpu_masks: Bytes
     backups: Indexes
     backups_wanted: int
-    strands: tuple[tuple[Tier | None, int, int], ...]  #: tier (None: anywhere), nodes before and after
+    strands: tuple[
+        tuple[Tier | None, int, int], ...
+    ]  #: tier (None: anywhere), nodes before and after
     gap_gpu_hours: float
 
 
@@ -180,7 +182,7 @@ def poisson_quantile(mean: float, share: float) -> int:
     from math import exp
 
     if mean > 700.0:  # exp would be 0: the normal distribution
-        return round(mean + 1.645 * mean**0.5)
+        return int(mean + 1.645 * mean**0.5 + 0.5)
     count, term = 0, exp(-mean)
     total = term
     while total < share and count < 10_000:
@@ -196,9 +198,9 @@ def backups_for(table: NodeTable, pool: Eligible, nodes: Indexes, wanted: int) -
     chosen[nodes] = True
     at = pool.nodes
     arena_of = pool.arenas[np.flatnonzero(at == nodes[0])[0]] if (at == nodes[0]).any() else 0
-    rest = at[~chosen[at] & (pool.arenas == arena_of)]
+    rest: Indexes = at[~chosen[at] & (pool.arenas == arena_of)]
     if not wanted or not rest.size:
-        return rest[:0]
+        return np.zeros(0, dtype=np.intp)
     leaves = table.facts.domains.ids[Tier.LEAF.row]
     apart = ~np.isin(leaves[rest], leaves[nodes]) | (leaves[rest] < 0)
     order = np.lexsort((np.arange(rest.size), table.hazard[rest], apart))
@@ -258,9 +260,7 @@ def answer(
     stranded = None
     if needs.stranded_gpu_rate:
         # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
-        lost_nodes = max(
-            0, before.get(Tier.LEAF, before[None]) - after.get(Tier.LEAF, after[None])
-        )
+        lost_nodes = max(0, before.get(Tier.LEAF, before[None]) - after.get(Tier.LEAF, after[None]))
         hours = lost_nodes * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
         stranded = declared(hours, f"the largest gang of one leaf is {lost_nodes} nodes smaller")
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
@@ -307,5 +307,48 @@ def evaluate_nodes(
     fit = usable(table, candidates, replace(needs, score_min=0.0))
     fit[nodes] = True
     pool = eligible(table, fit, GangRequirements(needs.nodes))
-    bound, _, _ = find(table, pool, GangRequirements(needs.nodes), lost, steps_max=0, subsets_max=0.0)
+    bound, _, _ = find(
+        table, pool, GangRequirements(needs.nodes), lost, steps_max=0, subsets_max=0.0
+    )
     return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
+
+
+def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
+    """Return what of *needs* nodes that the caller chose do not hold to, in their rank order."""
+    found: list[str] = []
+    domains = table.facts.domains
+    if out := int(table.excluded[nodes].sum()):
+        found.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
+    below = table.snapshot.columns.score[nodes] < np.float32(needs.score_min)
+    if below.any():
+        found.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
+    if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
+        found.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
+    if needs.within is not None:
+        ids = domains.ids[needs.within.row][nodes]
+        if (ids < 0).any() or np.unique(ids).size > 1:
+            found.append(f"the nodes are not within one {needs.within.title}")
+    if needs.same_rails:
+        rails = domains.rails[nodes]
+        if (rails < 0).any() or np.unique(rails).size > 1:
+            found.append("the nodes are not of the same rails")
+    if needs.segment_nodes > 1 and needs.segment_tier is not None:
+        ids = domains.ids[needs.segment_tier.row][nodes]
+        apart = nodes.size % needs.segment_nodes or (ids < 0).any()
+        if (
+            apart
+            or (ids.reshape(-1, needs.segment_nodes) != ids[:: needs.segment_nodes, None]).any()
+        ):
+            found.append(
+                f"segments of {needs.segment_nodes} nodes are not each within one {needs.segment_tier.title}"
+            )
+    if needs.spread_over is not None:
+        ids = domains.ids[needs.spread_over.row][nodes]
+        if (ids < 0).any() or np.bincount(ids).max() > needs.spread_nodes_max:
+            found.append(
+                f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
+            )
+    hazard = float(table.hazard[nodes].sum())
+    if hazard > needs.hazard_sum_max:
+        found.append(f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}")
+    return found

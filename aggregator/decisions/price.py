@@ -39,7 +39,11 @@ COMMUNICATION_SHARE = (0.20, 0.05, 0.45)
 #: 7.9 h of MTTF at 1,024 GPUs leave beside 6.5 faults per 1,000 node-days (Kokolis et al., 2024).
 SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 #: Minutes (assumed): 90 % intervals of large training.
-DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (2.0, 0.2, 15.0), (1.0, 0.1, 10.0), (10.0, 2.0, 40.0)
+DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
+    (2.0, 0.2, 15.0),
+    (1.0, 0.1, 10.0),
+    (10.0, 2.0, 40.0),
+)
 CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
 #: Of a node, median with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
 REPAIR_HOURS = (20.0, 0.5, 311.0)
@@ -141,7 +145,9 @@ def lost_time(
     if not isnan(needs.communication_share):
         communication = declared(needs.communication_share, "communication_share of the request")
     elif communication is None:
-        communication = assumed(*COMMUNICATION_SHARE, "no fingerprint tells how much it communicates")
+        communication = assumed(
+            *COMMUNICATION_SHARE, "no fingerprint tells how much it communicates"
+        )
     repair = (
         assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
         if isnan(needs.repair_hours)
@@ -168,9 +174,7 @@ def topology_factor(members: Members, communication: Quantity) -> Quantity:
     """Return by what the speed of a gang is multiplied for the tiers that it spans."""
     longer = [0.0, 0.0, 0.0]
     told: list[str] = []
-    for tier, domains, unknown in zip(
-        PRICED_TIERS, members.domains, members.unknown, strict=True
-    ):
+    for tier, domains, unknown in zip(PRICED_TIERS, members.domains, members.unknown, strict=True):
         shares = crossing_shares(domains, unknown)
         for at, (share, penalty) in enumerate(zip(shares, CROSSING[tier], strict=True)):
             longer[at] += share * penalty
@@ -285,7 +289,9 @@ def price(
     for tier, rate in (preferences or {}).items():
         at = PRICED_TIERS.index(tier)
         count = members.domains[at] + (members.unknown[at] > 0)
-        each = declared(rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first")
+        each = declared(
+            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
+        )
         parts.append(PricePart(f"preference for one {tier.title}", each))
     if stranded_gpu_hours is not None:
         parts.append(PricePart("stranded GPUs", stranded_gpu_hours))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from math import exp, isnan
 
@@ -54,7 +54,9 @@ def snapshot_of(nodes: Sequence[Node], degraded: str = "") -> Judgement:
         if node.rails:
             rail_ids[at] = rails.setdefault(node.rails, len(rails))
     facts = NodeFacts(
-        NodeDomains((1, count, 1), ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails)),
+        NodeDomains(
+            (1, count, 1), ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails)
+        ),
         np.array([node.gpus for node in nodes], dtype=np.int32),
         np.full(count, 3.0, dtype=np.float32),
         np.full(count, 3.0, dtype=np.float32),
@@ -100,7 +102,9 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
     found += [f"{one.name} is no candidate" for one in members if not one.free]
     out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
     found += [f"{one.name} is {one.state.name}" for one in members if one.state in out]
-    found += [f"{one.name} has {one.gpus} GPUs" for one in members if one.gpus < needs.gpus_per_node]
+    found += [
+        f"{one.name} has {one.gpus} GPUs" for one in members if one.gpus < needs.gpus_per_node
+    ]
     found += [
         f"{one.name} is below the floor"
         for one in members
@@ -129,7 +133,9 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
     return found
 
 
-def holds_for_some_order(nodes: Sequence[Node], chosen: Iterable[int], needs: GangRequirements) -> bool:
+def holds_for_some_order(
+    nodes: Sequence[Node], chosen: Iterable[int], needs: GangRequirements
+) -> bool:
     """Whether some rank order of *chosen* breaks nothing: whole segments are a matter of counts."""
     tier = needs.segment_tier
     order = sorted(chosen, key=lambda at: nodes[at].place(tier)) if tier else list(chosen)

@@ -18,7 +18,6 @@ from gangline.aggregator.model import HealthState
 from tests.aggregator.decisions.fleets import (
     Node,
     cheapest,
-    holds_for_some_order,
     snapshot_of,
     table_of,
     violations,
@@ -28,7 +27,12 @@ from tests.aggregator.decisions.fleets import (
 SLACK = 1e-9
 HAZARDS = (1e-5, 1.8e-4, 1.8e-4, 5e-4, 2e-3, 5e-2)
 SPEEDS = (1.0, 1.0, 1.0, 0.99, 0.97, 0.9)
-STATES = (*[HealthState.HEALTHY] * 6, HealthState.UNHEALTHY, HealthState.STALE, HealthState.MAINTENANCE)
+STATES = (
+    *[HealthState.HEALTHY] * 6,
+    HealthState.UNHEALTHY,
+    HealthState.STALE,
+    HealthState.MAINTENANCE,
+)
 
 
 @st.composite
@@ -48,9 +52,14 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
         )  # fmt: skip
         nodes.append(
             Node(
-                f"h{at}", draw(st.sampled_from(HAZARDS)) * (1.0 + at / 1000.0),
-                draw(st.sampled_from(SPEEDS)), draw(st.sampled_from(STATES)),
-                draw(st.sampled_from((8, 8, 8, 4))), places, f"rails{leaf}", draw(st.integers(0, 7)) > 0,
+                f"h{at}",
+                draw(st.sampled_from(HAZARDS)) * (1.0 + at / 1000.0),
+                draw(st.sampled_from(SPEEDS)),
+                draw(st.sampled_from(STATES)),
+                draw(st.sampled_from((8, 8, 8, 4))),
+                places,
+                f"rails{leaf}",
+                draw(st.integers(0, 7)) > 0,
             )  # fmt: skip
         )
     return nodes
@@ -68,7 +77,9 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
         hours=draw(st.sampled_from((1.0, 24.0, 500.0))),
         within=draw(st.sampled_from((None, None, Tier.SPINE, Tier.LEAF, Tier.RACK))),
         segment_nodes=segment,
-        segment_tier=draw(st.sampled_from((Tier.RACK, Tier.LEAF, Tier.NVLINK_DOMAIN))) if segment > 1 else None,
+        segment_tier=draw(st.sampled_from((Tier.RACK, Tier.LEAF, Tier.NVLINK_DOMAIN)))
+        if segment > 1
+        else None,
         same_rails=draw(st.sampled_from((False, False, True))),
         spread_over=spread,
         spread_nodes_max=draw(st.integers(1, 4)) if spread else 0,
@@ -78,7 +89,9 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
     )
 
 
-def planned(nodes: list[Node], needs: GangRequirements, **options: Any) -> list[planner.PlacementChoice]:
+def planned(
+    nodes: list[Node], needs: GangRequirements, **options: Any
+) -> list[planner.PlacementChoice]:
     table, candidates = table_of(nodes)
     return planner.plan(table, candidates, needs, **options)
 
@@ -175,12 +188,16 @@ def test_names_and_their_order_decide_nothing(
     order = data.draw(st.permutations(range(len(nodes))))
     other = [
         replace(
-            nodes[at], name=f"x{at}", rails=f"{nodes[at].rails}'",
+            nodes[at],
+            name=f"x{at}",
+            rails=f"{nodes[at].rails}'",
             places=tuple(name and f"{name[0]}{9 - int(name[1])}" for name in nodes[at].places),
         )  # fmt: skip
         for at in order
     ]
-    mine, theirs = (planned(each, needs, options_max=8, subsets_max=subsets_max) for each in (nodes, other))
+    mine, theirs = (
+        planned(each, needs, options_max=8, subsets_max=subsets_max) for each in (nodes, other)
+    )
     assert [one.price.total.value for one in mine] == pytest.approx(
         [one.price.total.value for one in theirs], rel=1e-9
     )
@@ -199,7 +216,9 @@ def test_what_is_not_known_widens_the_price() -> None:
     )  # fmt: skip
     everyone = Candidates(np.ones(8, dtype=bool))
     known, unknown = (
-        planner.plan(node_table(replace(snapshot_of(well), facts=each)), everyone, GangRequirements(4))[0]
+        planner.plan(
+            node_table(replace(snapshot_of(well), facts=each)), everyone, GangRequirements(4)
+        )[0]
         for each in (facts, silent)
     )
     for name in ("total", "survival", "speed"):
