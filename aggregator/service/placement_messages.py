@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
     return GangRequirements(
         nodes=gang.nodes,
         gpus_per_node=gang.gpus_per_node,
-        hours=24.0 if length != length else length,
+        hours=24.0 if isnan(length) else length,
         **_invariants(gang.invariants, gang.nodes),
         score_min=gang.node_score_min,
         survival_min=gang.survival_min,

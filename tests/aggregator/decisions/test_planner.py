@@ -60,7 +60,7 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
                 places,
                 f"rails{leaf}",
                 draw(st.integers(0, 7)) > 0,
-            )  # fmt: skip
+            )
         )
     return nodes
 
@@ -192,7 +192,7 @@ def test_names_and_their_order_decide_nothing(
             name=f"x{at}",
             rails=f"{nodes[at].rails}'",
             places=tuple(name and f"{name[0]}{9 - int(name[1])}" for name in nodes[at].places),
-        )  # fmt: skip
+        )
         for at in order
     ]
     mine, theirs = (
