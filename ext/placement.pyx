@@ -9,6 +9,7 @@ its own) bounds what any answer can cost.
 """
 
 from libc.math cimport INFINITY
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
@@ -19,7 +20,11 @@ cdef enum:
     POOL_MAX = 64     # solutions that are compared
     SPEEDS_MAX = 16
     CUTOFFS_MAX = 5
+    LEVELS_TRIED = 2
     BUCKETS = 1024
+    HAZARD_BUCKETS = 512  # sixteen in each doubling
+    SMALL = 256       # nodes: of fewer, sums are sorted for
+    STEPS_OF_A_SWAP = 32
     SWAP_GROUPS = 24  # that a segment is taken from, and given to
 
 TIERS_COUNT = TIERS
@@ -86,13 +91,22 @@ cdef struct Work:
     int *inside[TIERS]    # members, by domain, while segments are swapped
     Solution now
     int stamp
-    int *rows_sorted
+    int *sizes
     double *values
     # what was found
     Solution pool[POOL_MAX]
     int pool_count
     double bound
     double best
+    # of the arena's least speeds, the highest first
+    int level_count
+    double levels[SPEEDS_MAX + 1]
+    double tops[SPEEDS_MAX + 1]
+    double least[SPEEDS_MAX + 1]   # no more than the sum of the least hazards among the nodes that are as fast
+    int level_of[BUCKETS]
+    double speed_low, speed_scale
+    int *hazard_counts             # by hazard, cumulated over the levels
+    double *hazard_sums
 
 
 cdef double _crossing(int domains, int unknown) noexcept nogil:
@@ -118,11 +132,6 @@ cdef double _price(const Terms *terms, double speed, double hazard, const int *d
 
 cdef int _by_place(const void *a, const void *b) noexcept nogil:
     cdef int x = (<const int *>a)[0], y = (<const int *>b)[0]
-    return (x > y) - (x < y)
-
-
-cdef int _by_value(const void *a, const void *b) noexcept nogil:
-    cdef double x = (<const double *>a)[0], y = (<const double *>b)[0]
     return (x > y) - (x < y)
 
 
@@ -438,24 +447,16 @@ cdef int _by_rank(const void *a, const void *b) noexcept nogil:
     return (x.place > y.place) - (x.place < y.place)
 
 
-cdef bint _healthiest(Work *work) noexcept nogil:
+cdef bint _healthiest(Work *work, int speed_level) noexcept nogil:
     """Take the segments of the least hazard. False: there is no memory."""
     cdef int level = work.level if work.segment > 1 else TIERS - 1
     cdef int g, i, j, count = 0, begin, total = 0, size
-    cdef Ranked *ranked = <Ranked *>malloc(work.size * sizeof(Ranked))
-    cdef Segment *segments = <Segment *>malloc(work.size * sizeof(Segment))
+    cdef Ranked *ranked
+    cdef Segment *segments
     cdef double value
     _clear(work)
-    if ranked == NULL or segments == NULL:
-        free(ranked)
-        free(segments)
-        return False
-    if work.segment == 1 and not work.spread_max:  # no order needed but of the last
-        for i in range(work.size):
-            if _allowed(work, i):
-                work.values[total] = work.hazards[work.rows[i]]
-                total += 1
-        value = _nth(work.values, total, work.nodes - 1)
+    if work.segment == 1 and not work.spread_max:  # no order is needed
+        value = _nth_hazard(work, speed_level, work.nodes - 1)
         for i in range(work.size):
             if _allowed(work, i) and work.hazards[work.rows[i]] < value:
                 _choose(work, i)
@@ -464,9 +465,13 @@ cdef bint _healthiest(Work *work) noexcept nogil:
                 break
             if _allowed(work, i) and work.hazards[work.rows[i]] == value:
                 _choose(work, i)
+        return True
+    ranked = <Ranked *>malloc(work.size * sizeof(Ranked))
+    segments = <Segment *>malloc(work.size * sizeof(Segment))
+    if ranked == NULL or segments == NULL:
         free(ranked)
         free(segments)
-        return True
+        return False
     for g in range(work.groups[level]):
         begin = total
         for i in range(work.begin[level][g], work.begin[level][g + 1]):
@@ -628,7 +633,7 @@ cdef bint _improve(Work *work) noexcept nogil:
             for b in range(found % (2 * SWAP_GROUPS + 1)):
                 if work.steps_left <= 0:
                     break
-                work.steps_left -= 2 * work.segment
+                work.steps_left -= STEPS_OF_A_SWAP * work.segment
                 if _worst_of(work, level, sources[a].group, out) < work.segment or _best_of(work, level, targets[b].group, come) < work.segment:
                     continue
                 price = _tried(work, out, come)
@@ -659,34 +664,37 @@ cdef bint _improve(Work *work) noexcept nogil:
 
 cdef void _least_domains(Work *work) noexcept nogil:
     """Find of each tier in how few domains the gang could be, were that all that is asked of it."""
-    cdef int tier, i, domain, need, count, widest
+    cdef int tier, i, domain, need, size, widest
+    cdef const int *domains
+    cdef int *inside
     for tier in range(TIERS):
+        work.least_domains[tier] = 0
+        if work.terms.crossing[tier] == 0.0 and work.terms.preference[tier] == 0.0:
+            continue
+        domains, inside = work.domains[tier], work.inside[tier]
         need, widest = work.nodes, 0
-        work.stamp += 1
         for i in range(work.size):
-            domain = work.domains[tier][work.rows[i]]
+            domain = domains[work.rows[i]]
             if domain < 0:
                 need -= 1
             else:
-                if work.stamps[tier][domain] != work.stamp:
-                    work.stamps[tier][domain] = work.stamp
-                    work.rows_sorted[domain] = 0
-                work.rows_sorted[domain] += 1
-        count = 0
+                inside[domain] += 1
+                if inside[domain] > widest:
+                    widest = inside[domain]
+        memset(work.sizes, 0, (widest + 1) * sizeof(int))
         for i in range(work.size):
-            domain = work.domains[tier][work.rows[i]]
-            if domain >= 0 and work.stamps[tier][domain] == work.stamp:
-                work.stamps[tier][domain] = work.stamp - 1
-                work.values[count] = -<double>work.rows_sorted[domain]
-                count += 1
-        work.stamp += 1
-        qsort(work.values, count, sizeof(double), _by_value)
-        work.least_domains[tier] = 0
-        for i in range(count):
-            if need <= 0:
-                break
-            need += <int>work.values[i]
-            work.least_domains[tier] += 1
+            domain = domains[work.rows[i]]
+            if domain >= 0 and inside[domain]:
+                work.sizes[inside[domain]] += 1
+                inside[domain] = 0
+        size = widest
+        while need > 0 and size > 0:
+            i = (need + size - 1) // size
+            if i > work.sizes[size]:
+                i = work.sizes[size]
+            work.least_domains[tier] += i
+            need -= i * size
+            size -= 1
 
 
 cdef double _optimistic(Work *work, double speed, double hazard) noexcept nogil:
@@ -713,8 +721,8 @@ cdef double _least_hazard(Work *work, double speed_min) noexcept nogil:
     return total * (1.0 - 1e-12)  # the order of additions moves the last digits
 
 
-cdef int _speed_levels(Work *work, double *levels, double *tops) noexcept nogil:
-    """Write the least speeds to try, the highest first, and what the slowest member has at most where it has not the one before."""
+cdef void _speed_levels(Work *work) noexcept nogil:
+    """Find the least speeds to try, the highest first, and what the slowest member has at most where it has not the one before."""
     cdef int counts[BUCKETS]
     cdef double lows[BUCKETS]
     cdef double highs[BUCKETS]
@@ -725,6 +733,7 @@ cdef int _speed_levels(Work *work, double *levels, double *tops) noexcept nogil:
         low = value if value < low else low
         high = value if value > high else high
     scale = (BUCKETS - 1) / (high - low) if high > low else 0.0
+    work.speed_low, work.speed_scale = low, scale
     memset(counts, 0, sizeof(counts))
     for i in range(work.size):
         value = work.speeds[work.rows[i]]
@@ -737,23 +746,84 @@ cdef int _speed_levels(Work *work, double *levels, double *tops) noexcept nogil:
     b = BUCKETS - 1
     while above + counts[b] < work.nodes:  # too few are that fast
         above += counts[b]
+        work.level_of[b] = 0
         b -= 1
     for i in range(b + 1):
         filled += counts[i] > 0
     at = 0
     while b >= 0:
+        work.level_of[b] = found
         if counts[b]:
             top = highs[b] if highs[b] > top else top
             # Of more levels than there is room for, evenly many are left out; the last stays.
             if at == 0 or at == filled - 1 or filled <= SPEEDS_MAX or (
                 at * (SPEEDS_MAX - 1) // filled != (at - 1) * (SPEEDS_MAX - 1) // filled
             ):
-                levels[found], tops[found] = lows[b], top
+                work.levels[found], work.tops[found] = lows[b], top
                 found += 1
                 top = -INFINITY
             at += 1
         b -= 1
-    return found
+    work.level_count = found
+
+
+cdef inline int _hazard_bucket(double hazard) noexcept nogil:
+    """Return the bucket of a hazard by exponent and four bits: the order of buckets is that of hazards."""
+    cdef uint64_t bits
+    memcpy(&bits, &hazard, sizeof(bits))
+    cdef long at = <long>(bits >> 48) - ((1023 - 24) << 4)  # from 2 ** -24
+    return 0 if at < 0 else HAZARD_BUCKETS - 1 if at >= HAZARD_BUCKETS else <int>at
+
+
+cdef void _sum_by_level(Work *work) noexcept nogil:
+    """Count hazards by level and bucket, cumulated from the fastest nodes on, and bound the sum of the least of each level."""
+    cdef int i, level, at, row, need, size = work.level_count * HAZARD_BUCKETS
+    cdef double total
+    if work.size <= SMALL:
+        for level in range(work.level_count):
+            work.least[level] = _least_hazard(work, work.levels[level])
+        return
+    memset(work.hazard_counts, 0, size * sizeof(int))
+    memset(work.hazard_sums, 0, size * sizeof(double))
+    for i in range(work.size):
+        row = work.rows[i]
+        level = work.level_of[<int>((work.speeds[row] - work.speed_low) * work.speed_scale)]
+        at = level * HAZARD_BUCKETS + _hazard_bucket(work.hazards[row])
+        work.hazard_counts[at] += 1
+        work.hazard_sums[at] += work.hazards[row]
+    for i in range(HAZARD_BUCKETS, size):
+        work.hazard_counts[i] += work.hazard_counts[i - HAZARD_BUCKETS]
+        work.hazard_sums[i] += work.hazard_sums[i - HAZARD_BUCKETS]
+    for level in range(work.level_count):
+        need, total, at = work.nodes, 0.0, level * HAZARD_BUCKETS
+        while need > 0 and at < (level + 1) * HAZARD_BUCKETS:
+            if work.hazard_counts[at] <= need:
+                total += work.hazard_sums[at]
+                need -= work.hazard_counts[at]
+            else:  # those of one bucket differ by a sixteenth at most, but in the first, where they may be anything
+                if at % HAZARD_BUCKETS and at % HAZARD_BUCKETS < HAZARD_BUCKETS - 1:
+                    total += need * (work.hazard_sums[at] / work.hazard_counts[at]) * (16.0 / 17.0)
+                need = 0
+            at += 1
+        work.least[level] = total * (1.0 - 1e-12)
+
+
+cdef double _nth_hazard(Work *work, int level, int nth) noexcept nogil:
+    """Return the *nth* smallest hazard, from 0, of the nodes of a level."""
+    cdef int i, row, at = level * HAZARD_BUCKETS, count = 0
+    if work.size > SMALL:
+        while nth >= work.hazard_counts[at]:
+            nth -= work.hazard_counts[at]
+            at += 1
+        at -= level * HAZARD_BUCKETS
+    for i in range(work.size):
+        row = work.rows[i]
+        if work.speeds[row] >= work.levels[level] and (
+            work.size <= SMALL or _hazard_bucket(work.hazards[row]) == at
+        ):
+            work.values[count] = work.hazards[row]
+            count += 1
+    return _nth(work.values, count, nth)
 
 
 # ----------------------------------------------------------------------
@@ -817,58 +887,75 @@ cdef bint _try_all(Work *work) noexcept nogil:
 
 cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
     """Search one arena. False: there is no memory."""
-    cdef double levels[SPEEDS_MAX + 1]
-    cdef double tops[SPEEDS_MAX + 1]
-    cdef double cutoffs[CUTOFFS_MAX]
-    cdef double bound = INFINITY, optimistic, least, value
-    cdef int count, i, j, k, cuts, total
+    cdef double optimistic, tried
+    cdef double promise[SPEEDS_MAX + 1]
+    cdef int i, level, tries, left
     _build(work)
     _least_domains(work)
     work.speed_min, work.cutoff = -INFINITY, INFINITY
     if not exhaustive and _count(work) < work.nodes:
         return True
-    count = _speed_levels(work, levels, tops)
-    least = _least_hazard(work, -INFINITY)
-    for i in range(count):
-        optimistic = _optimistic(work, tops[i], _least_hazard(work, levels[i]))
-        bound = optimistic if optimistic < bound else bound
-    if bound < work.bound:
-        work.bound = bound
+    _speed_levels(work)
+    _sum_by_level(work)
+    for i in range(work.level_count):
+        optimistic = _optimistic(work, work.tops[i], work.least[i])
+        work.bound = optimistic if optimistic < work.bound else work.bound
+        promise[i] = _optimistic(work, work.levels[i], work.least[i])
     if exhaustive:
         return _try_all(work)
-    for i in range(count):
-        if work.options_max == 1 and i and _optimistic(work, tops[i], least) >= work.best:
+    # The most promising levels first; where only the price counts, and there is much to try, not more than a few.
+    tries = LEVELS_TRIED if work.options_max == 1 and work.size > SMALL else work.level_count
+    left = work.level_count
+    while left > 0 and (tries > 0 or work.pool_count == 0):
+        level = 0
+        for i in range(work.level_count):
+            if promise[i] < promise[level]:
+                level = i
+        tried = promise[level]
+        promise[level] = INFINITY
+        left -= 1
+        if work.least[level] > work.hazard_max:
             continue
-        work.speed_min, work.cutoff = levels[i], INFINITY
+        if work.options_max == 1 and (
+            tried >= work.best or _optimistic(work, work.tops[level], work.least[level]) >= work.best
+        ):
+            continue
+        work.speed_min, work.cutoff = work.levels[level], INFINITY
         if _count(work) < work.nodes:
             continue
-        if not _healthiest(work) or not _offer(work):
+        tries -= 1
+        if not _try_level(work, level):
             return False
-        # Cut-offs of the hazard: none, and what leaves out the worst of those that are not needed.
-        total = 0
-        for j in range(work.size):
-            if _allowed(work, j):
-                work.values[total] = work.hazards[work.rows[j]]
-                total += 1
-        cutoffs[0] = INFINITY
-        cuts = 1
-        for j in range(1, CUTOFFS_MAX):
-            k = total - 1 - (total - work.nodes) * j // (CUTOFFS_MAX - 1)
-            value = _nth(work.values, total, k)
-            if value < cutoffs[cuts - 1]:
-                cutoffs[cuts] = value
-                cuts += 1
-        for j in range(cuts):
-            work.cutoff = cutoffs[j]
-            if j and _count(work) < work.nodes:
-                break
-            if not _pack(work):
-                continue
-            if not _offer(work):
-                return False
-            if work.steps_left > 0 and (not _improve(work) or not _offer(work)):
-                return False
     _clear(work)
+    return True
+
+
+cdef bint _try_level(Work *work, int level) noexcept nogil:
+    """Search among the nodes of one level. False: there is no memory."""
+    cdef double cutoff, before = INFINITY
+    cdef int j, k, total = work.counted[work.size]
+    cdef int step = CUTOFFS_MAX - 2 if work.options_max == 1 and work.size > SMALL else 1
+    if not _healthiest(work, level) or not _offer(work):
+        return False
+    j = 0
+    while j < CUTOFFS_MAX:
+        # Cut-offs of the hazard: none, and what leaves out the worst of those that are not needed.
+        if j:
+            k = total - 1 - (total - work.nodes) * j // (CUTOFFS_MAX - 1)
+            cutoff = _nth_hazard(work, level, k)
+            if cutoff >= before:
+                j += step
+                continue
+            before = work.cutoff = cutoff
+            if _count(work) < work.nodes:
+                return True
+        j += step
+        if not _pack(work):
+            continue
+        if not _offer(work):
+            return False
+        if work.steps_left > 0 and (not _improve(work) or not _offer(work)):
+            return False
     return True
 
 
@@ -890,11 +977,13 @@ cdef bint _reserve(Work *work, int size, const int *domain_counts, int spread_co
     work.chosen = <unsigned char *>calloc(size + 1, 1)
     work.spread_used = <int *>calloc(spread_count + 1, sizeof(int))
     work.children = <Child *>malloc((TIERS + 1) * (size + 1) * sizeof(Child))
-    work.rows_sorted = <int *>malloc((widest + 1) * sizeof(int))
+    work.sizes = <int *>malloc((widest + 1) * sizeof(int))
     work.values = <double *>malloc((widest + 1) * sizeof(double))
+    work.hazard_counts = <int *>malloc((SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(int))
+    work.hazard_sums = <double *>malloc((SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(double))
     return (
         good and work.rows and work.counted and work.summed and work.members and work.chosen
-        and work.spread_used and work.children and work.rows_sorted and work.values
+        and work.spread_used and work.children and work.sizes and work.values and work.hazard_counts and work.hazard_sums
     )
 
 
@@ -913,8 +1002,10 @@ cdef void _release(Work *work) noexcept nogil:
     free(work.chosen)
     free(work.spread_used)
     free(work.children)
-    free(work.rows_sorted)
+    free(work.sizes)
     free(work.values)
+    free(work.hazard_counts)
+    free(work.hazard_sums)
     for level in range(work.pool_count):
         free(work.pool[level].nodes)
 
@@ -959,7 +1050,8 @@ def search(
     int arena_count, const int[::1] spread not None, int spread_count, int spread_max, int nodes, int segment_nodes,
     int segment_level, double hazard_max, const double[::1] terms not None, int options_max, long steps_max, double subsets_max,
 ):
-    cdef int count = hazards.shape[0], tier, i, j, found
+    cdef int count = hazards.shape[0], tier, i
+    cdef int[:, ::1] copied
     cdef Work work
     cdef bint good
     if count == 0 or nodes < 1 or nodes > count:
@@ -990,9 +1082,9 @@ def search(
             raise MemoryError("no memory for the search")
         members = np.empty((work.pool_count, nodes), dtype=np.int32)
         measures = np.empty((work.pool_count, 3 + 2 * TIERS))
+        copied = members
         for i in range(work.pool_count):
-            for j in range(nodes):
-                members[i, j] = work.pool[i].nodes[j]
+            memcpy(&copied[i, 0], work.pool[i].nodes, nodes * sizeof(int))
             measures[i, :3] = work.pool[i].price, work.pool[i].hazard, work.pool[i].speed
             for tier in range(TIERS):
                 measures[i, 3 + tier] = work.pool[i].domains[tier]

@@ -157,7 +157,7 @@ def plan_text(
     else:
         certain = "nothing fits" if reply.proven else "no plan was found, which proves nothing here"
         lines.append(
-            f"{certain}: these constraints are in conflict, and without any one of them it fits"
+            f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
         for one in reply.blockers:
             lines += _blocker_lines(one)

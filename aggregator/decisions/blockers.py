@@ -36,11 +36,11 @@ REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 @dataclass(frozen=True, slots=True)
 class ChangedRequest:
-    """A request with some constraints changed. `added`: candidates that are added."""
+    """A request with some constraints changed. `added`: candidates that are added; `repaired`: nodes that are out now."""
 
     needs: GangRequirements
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    repaired: bool = False
+    repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     changes: tuple[str, ...] = ()
 
 
@@ -89,11 +89,18 @@ class _Request:
 
     def table_for(self, changed: ChangedRequest) -> NodeTable:
         """Return the nodes; repaired, those that are out are as the others are in the middle."""
-        if not changed.repaired:
+        if not changed.repaired.size:
             return self.table
         if self._repaired is None:
             self._repaired = _as_repaired(self.table)
-        return self._repaired
+        out = self.table.excluded.copy()
+        out[changed.repaired] = False
+        return replace(self._repaired, excluded=out)
+
+    def repairable(self) -> Indexes:
+        """Return the nodes that are out and still there, those of the least hazard first."""
+        out = np.flatnonzero(self.table.excluded & ~self.table.snapshot.columns.ended)
+        return np.asarray(out[np.argsort(self.table.hazard[out], kind="stable")])
 
     def candidates_for(self, changed: ChangedRequest) -> Candidates:
         """Return who may be chosen."""
@@ -131,7 +138,7 @@ class _Request:
         if constraint == CANDIDATES:
             return replace(changed, added=self.occupied())
         if constraint == STATES:
-            return replace(changed, repaired=True)
+            return replace(changed, repaired=self.repairable())
         removed: Mapping[str, GangRequirements] = {
             NODES: replace(needs, nodes=needs.segment_nodes),
             GPUS: replace(needs, gpus_per_node=1),
@@ -156,7 +163,7 @@ class _Request:
         asked_for = {
             NODES: needs.nodes > 1,
             CANDIDATES: self.occupied().size > 0,
-            STATES: bool(self.table.excluded.any()),
+            STATES: self.repairable().size > 0,
             GPUS: needs.gpus_per_node != 1,
             WITHIN: needs.within is not None,
             SEGMENTS: needs.segment_nodes > 1,
@@ -181,7 +188,6 @@ def _as_repaired(table: NodeTable) -> NodeTable:
     return replace(
         table,
         snapshot=replace(snapshot, columns=snapshot.columns._replace(score=score)),
-        excluded=snapshot.columns.ended.copy(),
         _orders={},
         **columns,
     )
@@ -289,7 +295,7 @@ def _restored(
         if one == CANDIDATES:
             changed = replace(changed, added=np.zeros(0, dtype=np.intp))
         elif one == STATES:
-            changed = replace(changed, repaired=False)
+            changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
         else:
             needs = replace(needs, **{name: getattr(asked_for, name) for name in fields[one]})
     return request.without(out, replace(changed, needs=needs))
@@ -303,8 +309,12 @@ def _mildest(
     if constraint == CANDIDATES:
         return _given_up(request, base)
     if constraint == STATES:
-        changed = replace(base, repaired=True, changes=(*base.changes, "wait for repairs"))
-        return [changed] if request.fits(changed) else []
+        changes = *base.changes, "wait for repairs"
+        return _fewest(
+            request,
+            request.repairable(),
+            lambda nodes: replace(base, repaired=nodes, changes=changes),
+        )
     if constraint == FLOOR:
         return _lower_floor(request, base)
     if constraint == SURVIVAL:
@@ -463,19 +473,32 @@ def _given_up(request: _Request, base: ChangedRequest) -> list[ChangedRequest]:
         if node in occupied:
             jobs.setdefault(job, []).append(node)
     smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
+    hazard = request.table.hazard
     for job, nodes in smallest:
-        changed = replace(
-            base, added=np.array(sorted(nodes), dtype=np.intp),
-            changes=(*base.changes, f"job {job} gives up nodes"),
-        )  # fmt: skip
-        if request.fits(changed):
-            return [changed]
-    changed = replace(
-        base,
-        added=request.occupied(),
-        changes=(*base.changes, "nodes that are no candidates become free"),
+        words = f"job {job} gives up"
+        found = _fewest(
+            request,
+            np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
+            lambda few, words=words: replace(base, added=few, changes=(*base.changes, words)),  # type: ignore[misc]
+        )
+        if found:
+            return found
+    others = request.occupied()
+    return _fewest(
+        request,
+        others[np.argsort(hazard[others], kind="stable")],
+        lambda few: replace(base, added=few, changes=(*base.changes, "others give up")),
     )
-    return [changed] if request.fits(changed) else []
+
+
+def _fewest(
+    request: _Request, nodes: Indexes, change: Callable[[Indexes], ChangedRequest]
+) -> list[ChangedRequest]:
+    """Return the change with the fewest of *nodes*, the first of them, that fits."""
+    less = _largest(
+        1, nodes.size, lambda less: request.fits(change(nodes[: nodes.size + 1 - less]))
+    )
+    return [change(nodes[: nodes.size + 1 - less])] if less else []
 
 
 # ----------------------------------------------------------------------
@@ -517,22 +540,25 @@ def _priced(request: _Request, changed: ChangedRequest) -> PlanRelaxation | None
                 ),
             )
         )
-        changes = [f"{one} ({taken})" if "give" in one or "free" in one else one for one in changes]
+        changes = [
+            f"{one} {taken} nodes" if one.endswith(("gives up", "give up")) else one
+            for one in changes
+        ]
     start = None
-    if changed.repaired:
-        out = int(request.table.excluded.sum())
-        needed = int(request.table.excluded[option.nodes].sum())
+    if changed.repaired.size:
+        out, needed = request.repairable().size, changed.repaired.size
         median = (
             REPAIR_HOURS[0] if isnan(request.needs.repair_hours) else request.needs.repair_hours
         )
-        start = repair_wait_hours(out, max(needed, 1), median)
+        start = repair_wait_hours(out, needed, median)
         changes = [
             f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
             if one == "wait for repairs" else one
             for one in changes
         ]  # fmt: skip
     price = with_parts(option.price, extra)
-    return PlanRelaxation("; ".join(changes), changed.needs, changed.added, price, start)
+    added = np.unique(np.concatenate((changed.added, changed.repaired)))
+    return PlanRelaxation("; ".join(changes), changed.needs, added, price, start)
 
 
 def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:

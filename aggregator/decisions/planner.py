@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
@@ -17,7 +17,7 @@ from .requirements import PRICED_TIERS, GangRequirements, Tier
 
 OPTIONS_MAX = 8
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
-STEPS_MAX, SUBSETS_MAX = 400_000, 4000.0
+STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
 #: Nodes that stand by, at most.
 BACKUPS_MAX = 64
 
@@ -156,16 +156,23 @@ def find(
 # From members to an answer.
 
 
-def members_of(table: NodeTable, nodes: Indexes) -> Members:
-    """Return what the price is computed from."""
-    ids = table.facts.domains.ids
+def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
+    """Return how many domains of each priced tier *nodes* span, and how many of them are in none that is known."""
     domains, unknown = [], []
     for tier in PRICED_TIERS:
-        found = ids[tier.row][nodes]
-        known = found[found >= 0]
-        domains.append(int(np.unique(known).size))
-        unknown.append(int(found.size - known.size))
-    measured = int(table.measured[nodes].sum())
+        found = table.facts.domains.ids[tier.row][nodes]
+        counts = np.bincount(found + 1, minlength=1)
+        domains.append(int(np.count_nonzero(counts[1:])))
+        unknown.append(int(counts[0]))
+    return domains, unknown
+
+
+def members_of(
+    table: NodeTable, nodes: Indexes, spans: tuple[Sequence[int], Sequence[int]] | None = None
+) -> Members:
+    """Return what the price is computed from. *spans*: as `spans_of` returns them."""
+    domains, unknown = spans or spans_of(table, nodes)
+    measured = int(np.count_nonzero(table.measured[nodes]))
     source = QuantitySource.MEASURED if measured == nodes.size else QuantitySource.ASSUMED
     evidence = f"speed of now measured on {measured} of {nodes.size} nodes"
     if table.workload_source:
@@ -192,29 +199,33 @@ def poisson_quantile(mean: float, share: float) -> int:
     return count
 
 
-def backups_for(table: NodeTable, pool: Eligible, nodes: Indexes, wanted: int) -> Indexes:
-    """Return up to *wanted* nodes to stand by: of leaves in use first, then the healthiest."""
-    chosen = np.zeros(len(table), dtype=bool)
-    chosen[nodes] = True
-    at = pool.nodes
-    arena_of = pool.arenas[np.flatnonzero(at == nodes[0])[0]] if (at == nodes[0]).any() else 0
-    rest: Indexes = at[~chosen[at] & (pool.arenas == arena_of)]
+def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) -> Indexes:
+    """Return up to *wanted* of *rest* to stand by for *nodes*: of leaves in use first, then the healthiest."""
     if not wanted or not rest.size:
         return np.zeros(0, dtype=np.intp)
     leaves = table.facts.domains.ids[Tier.LEAF.row]
-    apart = ~np.isin(leaves[rest], leaves[nodes]) | (leaves[rest] < 0)
-    order = np.lexsort((np.arange(rest.size), table.hazard[rest], apart))
-    return np.asarray(rest[order[:wanted]])
+    used = np.zeros(len(table.facts.domains.names[Tier.LEAF.row]) + 1, dtype=bool)
+    used[leaves[nodes] + 1] = True
+    used[0] = False  # where a leaf is not known, two such are not in one
+    hazards = table.hazard[rest]
+    hazards = np.where(used[leaves[rest] + 1], hazards, hazards + 1e6)
+    if wanted < rest.size:
+        near = np.flatnonzero(hazards <= np.partition(hazards, wanted - 1)[wanted - 1])
+        rest, hazards = rest[near], hazards[near]
+    return np.asarray(rest[np.argsort(hazards, kind="stable")[:wanted]])
 
 
-def largest_gangs(table: NodeTable, free: Flags) -> dict[Tier | None, int]:
-    """Return the most free nodes of one domain, by tier; None: anywhere."""
-    found: dict[Tier | None, int] = {None: int(free.sum())}
+def strands_of(
+    table: NodeTable, free: Indexes, nodes: Indexes
+) -> dict[Tier | None, tuple[int, int]]:
+    """Return the most free nodes of one domain, by tier (None: anywhere), before *nodes* are taken and after."""
+    found: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
     for tier in PRICED_TIERS:
-        ids = table.facts.domains.ids[tier.row][free]
-        ids = ids[ids >= 0]
-        if table.facts.domains.names[tier.row]:
-            found[tier] = int(np.bincount(ids).max()) if ids.size else 0
+        if count := len(table.facts.domains.names[tier.row]):
+            ids = table.facts.domains.ids[tier.row]
+            before = np.bincount(ids[free] + 1, minlength=count + 1)[1:]
+            after = before - np.bincount(ids[nodes] + 1, minlength=count + 1)[1:]
+            found[tier] = int(before.max(initial=0)), int(after.max(initial=0))
     return found
 
 
@@ -248,28 +259,34 @@ def answer(
     lost: LostTime,
     nodes: Indexes,
     bound: float,
+    spans: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> PlacementChoice:
-    """Return what *nodes*, in rank order, come to."""
-    members = members_of(table, nodes)
-    chosen = np.zeros(len(table), dtype=bool)
-    chosen[nodes] = True
-    free = np.zeros(len(table), dtype=bool)
-    free[pool.nodes] = True
-    before, after = largest_gangs(table, free), largest_gangs(table, free & ~chosen)
-    strands = tuple((tier, count, after[tier]) for tier, count in before.items())
+    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them."""
+    members = members_of(table, nodes, spans)
+    at = pool.nodes
+    is_chosen = np.zeros(len(table), dtype=bool)
+    is_chosen[nodes] = True
+    rest = at[~is_chosen[at]]
+    if pool.arena_count > 1:
+        is_first = at == nodes[0]
+        rest = at[~is_chosen[at] & (pool.arenas == pool.arenas[is_first].max(initial=-1))]
+    strands = strands_of(table, at, nodes)
     stranded = None
     if needs.stranded_gpu_rate:
         # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
-        lost_nodes = max(0, before.get(Tier.LEAF, before[None]) - after.get(Tier.LEAF, after[None]))
-        hours = lost_nodes * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
-        stranded = declared(hours, f"the largest gang of one leaf is {lost_nodes} nodes smaller")
+        before, after = strands.get(Tier.LEAF, strands[None])
+        hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
+        stranded = declared(
+            hours, f"the largest gang of one leaf is {before - after} nodes smaller"
+        )
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
     mean = float(members.hazard.sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
     return PlacementChoice(
         nodes, cost, tuple(members.domains), tuple(members.unknown),
-        gpu_masks(table, candidates, nodes, needs), backups_for(table, pool, nodes, wanted), wanted,
-        strands, max(0.0, cost.total.value - bound),
+        gpu_masks(table, candidates, nodes, needs), backups_for(table, rest, nodes, wanted), wanted,
+        tuple((tier, before, after) for tier, (before, after) in strands.items()),
+        max(0.0, cost.total.value - bound),
     )  # fmt: skip
 
 
@@ -286,12 +303,21 @@ def plan(
     """Return up to *options_max* answers, the cheapest first; none where nothing fits."""
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     pool = eligible(table, usable(table, candidates, needs), needs)
-    bound, found, _ = find(
+    bound, found, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
     )  # fmt: skip
-    answers = [answer(table, candidates, pool, needs, lost, each, bound) for each in found]
+    answers = [
+        answer(table, candidates, pool, needs, lost, nodes, bound, _spans(measure))
+        for nodes, measure in zip(found, measures, strict=True)
+    ]
     return sorted(answers, key=lambda one: one.price.total.value)
+
+
+def _spans(measure: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Return domains and unknown of a measure of the search."""
+    count = len(PRICED_TIERS)
+    return [int(one) for one in measure[3 : 3 + count]], [int(one) for one in measure[3 + count :]]
 
 
 def evaluate_nodes(

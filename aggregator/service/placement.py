@@ -70,9 +70,19 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
         )
-        await self._run(
-            lambda: _plan(reply, request, table, candidates, needs, communication, options_max)
-        )
+        if options_max == 1 and not self._plans:
+            # No slower than the way to a thread and back.
+            _add_options(reply, request, table, candidates, needs, communication, 1)
+        else:
+            await self._run(
+                lambda: _add_options(
+                    reply, request, table, candidates, needs, communication, options_max
+                )
+            )
+        if not reply.options:
+            await self._run(
+                lambda: _add_blockers(reply, request, table, candidates, needs, communication)
+            )
         reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
         return reply
 
@@ -164,7 +174,7 @@ def decision_id(request: placement_pb2.PlanPlacementRequest, snapshot: Judgement
     return f"d{digest.hexdigest()}"
 
 
-def _plan(
+def _add_options(
     reply: placement_pb2.PlanPlacementResponse,
     request: placement_pb2.PlanPlacementRequest,
     table: NodeTable,
@@ -173,12 +183,21 @@ def _plan(
     communication: Quantity | None,
     options_max: int,
 ) -> None:
-    """Put options into *reply*, or blockers."""
+    """Put up to *options_max* options into *reply*."""
     options = planner.plan(table, candidates, needs, communication, options_max=options_max)
     for option in options:
         reply.options.append(messages.option_message(table, option, explain=request.explain))
-    if options:
-        return
+
+
+def _add_blockers(
+    reply: placement_pb2.PlanPlacementResponse,
+    request: placement_pb2.PlanPlacementRequest,
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None,
+) -> None:
+    """Put into *reply* why nothing fits."""
     found = blockers.find_blockers(table, candidates, needs, communication)
     reply.proven = found.is_proven
     for one in found.blockers:
@@ -189,7 +208,7 @@ def _plan(
             relaxation = blocker.relaxations.add(change=each.change)
             relaxation.gang.CopyFrom(request.gang)
             messages.apply_change(relaxation.gang, each.needs)
-            relaxation.added_node_index.extend(each.added_nodes.tolist())
+            relaxation.added_node_index.extend(sorted(each.added_nodes.tolist()))
             relaxation.price.CopyFrom(messages.price_message(each.price, explain=request.explain))
             relaxation.survival.CopyFrom(
                 messages.estimate_message(each.price.survival, explain=request.explain)

@@ -27,6 +27,7 @@ from ..decisions.requirements import (
 from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from .score import BITMAP_BYTES_MAX
+from .score_messages import packed
 from .validation import check_text
 
 TENANT_CHARACTERS_MAX, REQUEST_ID_CHARACTERS_MAX = 128, 128
@@ -300,7 +301,7 @@ def option_message(
         gap_gpu_hours_max=option.gap_gpu_hours if isfinite(option.gap_gpu_hours) else 0.0,
         violations=violations,
     )
-    reply.node_index.extend(option.nodes.tolist())
+    reply.MergeFromString(packed(placement_pb2.PlacementOption, {"node_index": option.nodes}))
     reply.spare_node_index.extend(option.backups.tolist())
     names = table.facts.domains.names
     for tier, domains, unknown in zip(PRICED_TIERS, option.domains, option.unknown, strict=True):
