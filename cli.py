@@ -44,6 +44,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "what a job does, its pace, and who slows it",
     ),
+    "plan": (
+        ".aggregator.commands.plan",
+        "aggregator",
+        "where a gang runs best, and what that costs",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

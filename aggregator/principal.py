@@ -108,6 +108,10 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "ScoreNodes": _SCHEDULERS,
         "WatchNodeScores": _SCHEDULERS,
     },
+    "gangline.v1.PlacementService": {
+        "PlanPlacement": _SCHEDULERS,
+        "EvaluatePlacement": _SCHEDULERS,
+    },
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,

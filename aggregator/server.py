@@ -59,6 +59,7 @@ from .service.grpc_server import (
     ADVISORY,
     OUTCOME,
     PERMIT,
+    PLACEMENT,
     QUERY,
     RECORDING,
     SCORE,
@@ -67,6 +68,7 @@ from .service.grpc_server import (
     serve_on,
 )
 from .service.outcome import OutcomeService
+from .service.placement import PlacementService
 from .service.query import QueryService
 from .service.recording import RecordingService
 from .service.score import ScoreService
@@ -290,6 +292,7 @@ class Aggregator:
         self._services = {
             TELEMETRY: self._telemetry,
             SCORE: ScoreService(self.snapshot_holder),
+            PLACEMENT: PlacementService(self.snapshot_holder),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
@@ -388,7 +391,9 @@ class Aggregator:
         self._monitor_thread.start()
         for name in ("", TELEMETRY, QUERY):
             await self._health.set(name, _SERVING)
-        await self._health.set(SCORE, _SERVING if self.snapshot_holder.snapshot else _NOT_SERVING)
+        has_snapshot = self.snapshot_holder.snapshot is not None
+        for name in (SCORE, PLACEMENT):
+            await self._health.set(name, _SERVING if has_snapshot else _NOT_SERVING)
         self._tasks = [
             asyncio.create_task(self.judge_loop.run()),
             asyncio.create_task(self.access_control.watch()),

@@ -115,6 +115,7 @@ ARGUMENTS = {
     "declared": ["check", "hosts.toml"],
     "evaluate": ["hazard"],
     "permit": ["show"],
+    "plan": ["--nodes", "2"],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],

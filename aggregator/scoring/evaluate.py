@@ -23,6 +23,7 @@ from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
+from .node_facts import NodeFacts, node_domains, node_facts
 from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
@@ -218,6 +219,7 @@ class Judgement(Snapshot):
     #: (hosts, components): what is left of each (`scoring/components.py`).
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
+    facts: NodeFacts = field(default_factory=NodeFacts)
 
 
 def evaluate(
@@ -295,6 +297,12 @@ def evaluate(
         model=host_inputs.model,
         component_speeds=component_speeds(
             host_inputs.relative_speed, host_inputs.last_received_ns > 0, observed
+        ),
+        facts=node_facts(
+            hosts,
+            node_domains(
+                fleet.declared, names, fleet.epoch, same_epoch.facts.domains if same_epoch else None
+            ),
         ),
     )
 

@@ -14,6 +14,7 @@ from ...contract.wire import (
     advisory_pb2,
     outcome_pb2,
     permit_pb2,
+    placement_pb2,
     query_pb2,
     recording_pb2,
     score_pb2,
@@ -23,6 +24,7 @@ from ...contract.wire.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from ...contract.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_server
 from ...contract.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
 from ...contract.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
+from ...contract.wire.placement_pb2_grpc import add_PlacementServiceServicer_to_server
 from ...contract.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ...contract.wire.recording_pb2_grpc import add_RecordingServiceServicer_to_server
 from ...contract.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
@@ -74,7 +76,7 @@ def _name(file: Any) -> str:
 TELEMETRY, SCORE, PERMIT = _name(telemetry_pb2), _name(score_pb2), _name(permit_pb2)
 ADVISORY, OUTCOME = _name(advisory_pb2), _name(outcome_pb2)
 QUERY, ADMIN = _name(query_pb2), _name(admin_pb2)
-RECORDING = _name(recording_pb2)
+RECORDING, PLACEMENT = _name(recording_pb2), _name(placement_pb2)
 
 #: Service -> what puts one on a server.
 _ADD: Mapping[str, Callable[[Any, Any], None]] = {
@@ -86,6 +88,7 @@ _ADD: Mapping[str, Callable[[Any, Any], None]] = {
     QUERY: add_QueryServiceServicer_to_server,
     ADMIN: add_AdminServiceServicer_to_server,
     RECORDING: add_RecordingServiceServicer_to_server,
+    PLACEMENT: add_PlacementServiceServicer_to_server,
 }
 
 

@@ -340,7 +340,9 @@ class ScoreService(ScoreServiceServicer):
         if not 0.0 <= floor <= 1.0:  # also refuses NaN
             raise InvalidArgument("score_floor", f"{floor}, expected 0 to 1")
         hours = _hours(request)
-        workload = _workload(snapshot, request.workload) if request.HasField("workload") else None
+        workload = (
+            requested_workload(snapshot, request.workload) if request.HasField("workload") else None
+        )
         if floor or request.node_bitmap or workload:
             chosen = _selected(snapshot, request.node_bitmap)
             return score_messages.columns_message(
@@ -422,7 +424,7 @@ def _is_full(view: int) -> bool:
     return view == score_pb2.FULL
 
 
-def _workload(snapshot: Judgement, workload: score_pb2.Workload) -> RequestedWorkload:
+def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> RequestedWorkload:
     """Return what is known of a workload. Raises InvalidArgument, NotFound."""
     by_shares = workload.HasField("shares")
     if bool(workload.job) == by_shares:

@@ -1,4 +1,4 @@
-"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService from the snapshots that the aggregator hands over.
+"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService and PlacementService from the snapshots that the aggregator hands over.
 
 A process of its own, for in the aggregator's answers wait: for a judgement of all hosts, for frames that are read,
 for Python's lock. The service, its logins and its refusals are the same code. Nothing of the store is opened here.
@@ -32,7 +32,8 @@ from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
-from .grpc_server import SCORE, make_server, serve_on
+from .grpc_server import PLACEMENT, SCORE, make_server, serve_on
+from .placement import PlacementService
 from .score import ScoreService
 from .shared_snapshot import NameDictionary, snapshot_of
 
@@ -67,7 +68,9 @@ class ScoreServer:
         """Serve until the control socket ends. Raises RuntimeError when it cannot listen."""
         config, at = self._settings.config, self._settings
         server = make_server(config, self._access_control, self._calls)
-        serve_on(server, {SCORE: ScoreService(self)}, self._health)
+        serve_on(
+            server, {SCORE: ScoreService(self), PLACEMENT: PlacementService(self)}, self._health
+        )
         port = self._access_control.bind(server, f"{at.address}:{at.port}")
         self._access_control.watch_ports([port])
         await self._set_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -79,7 +82,7 @@ class ScoreServer:
         await server.stop(GRACE_SECONDS)
 
     async def _set_serving(self, status: Any) -> None:
-        for name in ("", SCORE):
+        for name in ("", SCORE, PLACEMENT):
             await self._health.set(name, status)
 
     async def _listen(self) -> None:

@@ -1,0 +1,386 @@
+"""`gangline plan`: where a gang runs best, what that costs, and where nothing fits, what stands in its way."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...cli import json_object
+from ...contract.wire import placement_pb2 as wire
+from ...contract.wire import score_pb2
+from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .connection import (
+    FAILED,
+    OK,
+    CommandError,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+from .permit import seconds_of
+
+#: A plan of a large fleet with blockers takes longer than a score.
+DEADLINE_SECONDS = 20.0
+TIERS = ("nvlink-domain", "rack", "leaf", "spine", "core", "power-domain", "cooling-domain")
+REPLY_BYTES_MAX = 64 << 20
+#: Of a file with names of hosts.
+HOSTS_FILE_BYTES_MAX = 16 << 20
+NAMES_CHARACTERS = 96
+
+
+def main(arguments: list[str]) -> int:
+    """Print a plan. 1: nothing fits, or refused; 3: no aggregator answers."""
+    options = _parser().parse_args(arguments)
+    return guarded("plan", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    connection_options = read_connection_options(options)
+    with open_channel(
+        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    ) as channel:
+        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            dictionary = scores.GetNodeDictionary(
+                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+            )
+            if options.evaluate:
+                request = wire.EvaluatePlacementRequest(
+                    gang=_gang(options),
+                    dictionary_version=dictionary.version,
+                    node_index=_indexes(dictionary, options.evaluate.split(",")),
+                    explain=options.explain,
+                )
+                request.gang.nodes = 0
+                reply = placement.EvaluatePlacement(request, timeout=DEADLINE_SECONDS)
+            else:
+                reply = placement.PlanPlacement(
+                    _plan_request(options, dictionary), timeout=DEADLINE_SECONDS
+                )
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
+    if options.json:
+        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
+        print(json_object(fields))
+    elif options.evaluate:
+        print("\n".join(option_lines(reply.option, dictionary.names, explain=options.explain)))
+    else:
+        print(plan_text(reply, dictionary.names, explain=options.explain))
+    return OK if options.evaluate or reply.options else FAILED
+
+
+def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
+    request = wire.PlanPlacementRequest(
+        gang=_gang(options), options_max=options.options, explain=options.explain
+    )
+    if options.candidates:
+        names = _names_of_file(Path(options.candidates))
+        bitmap = bytearray(-(-len(dictionary.names) // 8))
+        for index in _indexes(dictionary, names):
+            bitmap[index // 8] |= 1 << index % 8
+        request.candidates.node_bitmap = bytes(bitmap)
+        request.candidates.dictionary_version = dictionary.version
+    return request
+
+
+def _names_of_file(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > HOSTS_FILE_BYTES_MAX:
+            raise CommandError(f"{path}: expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB", FAILED)
+        return path.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {error}; expected a file of host names", FAILED) from error
+
+
+def _indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
+    known = {name: at for at, name in enumerate(dictionary.names)}
+    found: list[int] = []
+    for name in names:
+        if name not in known:
+            raise CommandError(
+                f"{name[:100]!r}: no host of that name has registered; see gangline hosts", FAILED
+            )
+        found.append(known[name])
+    return found
+
+
+def _gang(options: argparse.Namespace) -> wire.GangRequirements:
+    gang = wire.GangRequirements(
+        nodes=options.nodes,
+        gpus_per_node=options.gpus_per_node,
+        node_score_min=options.score_min,
+        survival_min=options.survival_min,
+        invariants=wire.PlacementInvariants(
+            within=_tier(options.within), same_rails=options.same_rails
+        ),
+    )
+    gang.length.FromSeconds(options.length)
+    if options.segments:
+        gang.invariants.segment_nodes, tier = options.segments
+        gang.invariants.segment_tier = _tier(tier)
+    if options.spread:
+        gang.invariants.spread_nodes_max, tier = options.spread
+        gang.invariants.spread_over = _tier(tier)
+    if options.job:
+        gang.workload.job = options.job
+    return gang
+
+
+def _tier(name: str) -> Any:
+    return TIERS.index(name) + 1 if name else 0
+
+
+# ----------------------------------------------------------------------
+# As text.
+
+
+def plan_text(
+    reply: wire.PlanPlacementResponse, names: Sequence[str], *, explain: bool = False
+) -> str:
+    """Return a plan, or what stands in its way."""
+    lines: list[str] = []
+    if reply.degraded:
+        lines.append(f"degraded: {reply.degraded_reason}")
+    if reply.options:
+        lines += [_options_table(reply.options), ""]
+        lines += option_lines(reply.options[0], names, explain=explain)
+    else:
+        certain = "nothing fits" if reply.proven else "no plan was found, which proves nothing here"
+        lines.append(
+            f"{certain}. These constraints conflict; below each: changes after which the gang fits"
+        )
+        for one in reply.blockers:
+            lines += _blocker_lines(one)
+    lines.append(
+        f"decision {reply.decision_id}, snapshot {reply.score_version}, "
+        f"{reply.solve_time.ToNanoseconds() / 1e6:.1f} ms; candidates: {reply.candidates_source}"
+    )
+    return "\n".join(lines)
+
+
+def _options_table(options: Sequence[wire.PlacementOption]) -> str:
+    heads = (
+        "OPTION",
+        "LOST GPU-H",
+        "90 %",
+        "GOODPUT",
+        "SURVIVAL",
+        "SPEED",
+        "TOPOLOGY",
+        "SPANS",
+        "AT MOST BETTER BY",
+    )
+    rows = [heads]
+    for at, one in enumerate(options, 1):
+        total = one.price.total_gpu_hours
+        spans = ", ".join(
+            f"{each.domains} {_title(each.tier)}" for each in one.spanned if each.domains
+        )
+        rows.append(
+            (
+                str(at), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
+                f"{one.goodput.value:.3f}", f"{one.survival.value:.3f}", f"{one.speed.value:.3f}",
+                f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
+            )
+        )  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def option_lines(
+    option: wire.PlacementOption, names: Sequence[str], *, explain: bool = False
+) -> list[str]:
+    """Return one option in full: its price in parts, its nodes, who stands by, what it strands."""
+    lines = [f"lost GPU-hours {option.price.total_gpu_hours.value:.1f}, of these:"]
+    for part in option.price.parts:
+        hours = part.gpu_hours
+        source = wire.EstimateSource.Name(hours.source).rpartition("_")[2].lower()
+        line = (
+            f"  {hours.value:10.1f}  {part.name} ({hours.lower:.1f} to {hours.upper:.1f}, {source})"
+        )
+        lines.append(f"{line}: {hours.evidence}" if explain and hours.evidence else line)
+    lines.append(f"{len(option.node_index)} nodes in rank order:")
+    lines += _wrapped(fold_names([names[at] for at in option.node_index]))
+    found = [names[at] for at in option.spare_node_index]
+    lines.append(
+        f"spares: {len(found)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
+    )
+    lines += _wrapped(fold_names(found)) if found else []
+    for one in option.strands:
+        where = f"within one {_title(one.tier)}" if one.tier else "anywhere"
+        lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
+    lines += [f"does not hold: {each}" for each in option.violations]
+    return lines
+
+
+def _blocker_lines(blocker: wire.Blocker) -> list[str]:
+    lines = [f"- {blocker.constraint}: {blocker.message}"]
+    for one in blocker.relaxations:
+        total = one.price.total_gpu_hours
+        start = (
+            f"starts in {one.start_p50.seconds / 3600:.1f} h"
+            if one.HasField("start_p50")
+            else "starts now"
+        )
+        lines.append(
+            f"    {one.change}: {start}, survival {one.survival.value:.3f}, "
+            f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"
+        )
+    if not blocker.relaxations:
+        lines.append("    no change of it helps")
+    return lines
+
+
+def _title(tier: int) -> str:
+    return TIERS[tier - 1] if 0 < tier <= len(TIERS) else str(tier)
+
+
+def fold_names(names: Sequence[str]) -> list[str]:
+    """Return names with runs folded, in their order: gpu-[001-004] for gpu-001, gpu-002, gpu-003, gpu-004."""
+    found: list[tuple[str, str, str]] = []  # prefix, first and last number; "" without one
+    for name in names:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match is None:
+            found.append((name, "", ""))
+            continue
+        prefix, number = match[1], match[2]
+        if found and found[-1][0] == prefix and len(found[-1][2]) == len(number):
+            before = found[-1][2]
+            if before and int(number) == int(before) + 1:
+                found[-1] = prefix, found[-1][1], number
+                continue
+        found.append((prefix, number, number))
+    return [
+        f"{prefix}[{first}-{last}]" if first != last else f"{prefix}{first}"
+        for prefix, first, last in found
+    ]
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    lines, line = list[str](), "  "
+    for name in names:
+        if len(line) + len(name) > NAMES_CHARACTERS and line.strip():
+            lines.append(line.rstrip())
+            line = "  "
+        line += f"{name} "
+    return [*lines, line.rstrip()]
+
+
+# ----------------------------------------------------------------------
+# Options.
+
+
+def _count_and_tier(text: str) -> tuple[int, str]:
+    number, colon, tier = text.partition(":")
+    if not (
+        colon and number.isascii() and number.isdecimal() and len(number) <= 6 and tier in TIERS
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected NODES:TIER, as 4:rack; TIER is one of {', '.join(TIERS)}"
+        )
+    return int(number), tier
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 0 to 1")
+    return value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 1 to 999999")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline plan",
+        description="Where a gang runs best, by health, speed and topology, priced in GPU-hours that are lost. It "
+        "starts nothing. Where nothing fits it names the constraints in conflict, and the change of each that helps.",
+        epilog="exit codes: 0 a plan, 1 nothing fits, or refused, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_options(parser)
+    add = parser.add_argument
+    add("--nodes", type=_count, default=1, metavar="N", help="how many (default 1)")
+    add("--gpus-per-node", type=_count, default=0, metavar="N", help="default: whole nodes")
+    add(
+        "--for",
+        dest="length",
+        type=seconds_of,
+        default=86_400,
+        metavar="24h",
+        help="length of the job (default 24h)",
+    )
+    add(
+        "--job",
+        default="",
+        metavar="NAME",
+        help="it is as this job was: each node's own speed for it",
+    )
+    add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
+    add(
+        "--segments",
+        type=_count_and_tier,
+        metavar="N:TIER",
+        help="segments of N nodes, each in one domain of TIER",
+    )
+    add(
+        "--same-rails", action="store_true", help="all nodes have the same leaf switch on each rail"
+    )
+    add(
+        "--spread",
+        type=_count_and_tier,
+        metavar="N:TIER",
+        help="no more than N nodes in one domain of TIER",
+    )
+    add(
+        "--score-min",
+        type=_share,
+        default=0.0,
+        metavar="S",
+        help="floor of each node's score over 8 hours",
+    )
+    add(
+        "--survival-min",
+        type=_share,
+        default=0.0,
+        metavar="P",
+        help="floor of the gang's survival of its length",
+    )
+    add(
+        "--candidates",
+        metavar="FILE",
+        help="names of hosts that may be chosen; default: those on which no job is seen",
+    )
+    add(
+        "--options",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="up to N plans, none better than another in all (at most 8)",
+    )
+    add(
+        "--evaluate",
+        metavar="HOST,HOST",
+        help="the price of these hosts, in this order, in place of a plan",
+    )
+    add("--explain", action="store_true", help="what each part of the price was computed from")
+    return parser

@@ -1,0 +1,1 @@
+"""Decisions: which nodes, at what price. Pure functions over the snapshot; nothing here acts."""

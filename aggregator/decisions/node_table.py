@@ -1,0 +1,218 @@
+"""Nodes as the search takes them: numbers with their intervals, domains, and an order that no name decides.
+
+Made once for each snapshot and workload. Groups of the tree of domains lie together; which of them comes first is decided
+by what is in them, so that an answer stays the same where nodes or domains are renamed or come in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fingerprints.sensitivity import SPEED_MIN, WorkloadNeeds, expected_slowdowns
+from ..counter_deltas import Codes, Flags, Floats, Indexes
+from ..model import HealthState
+from ..scoring.evaluate import Judgement
+from ..scoring.node_facts import NodeFacts
+from ..scoring.results import EXCLUDED
+from ..scoring.score import SPEED_UNKNOWN
+from .requirements import PRICED_TIERS, Tier
+
+#: Speed of a node that reports and computes nothing now: 0.5 % of hosts are 10 % slow, the others spread by 2 to 3 %
+#: (assumed, `design`: public figures of same-model GPUs). With its 90 % interval.
+SPEED_IDLE = (0.99, 0.94, 1.03)
+#: Speed of a node of which nothing is known now, with the interval that its score has (assumed).
+SPEED_SILENT = (0.90, *SPEED_UNKNOWN)
+
+_TREE_ROWS = [tier.row for tier in PRICED_TIERS]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOrder:
+    """An order of all nodes. `tree` and `domains` are in it: (levels, nodes), the widest first."""
+
+    nodes: Indexes  # node indexes, in order
+    tree: Codes
+    domains: Codes
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """Columns by node index, of one snapshot and one workload."""
+
+    snapshot: Judgement
+    hazard: Floats
+    hazard_lower: Floats
+    hazard_upper: Floats
+    speed: Floats
+    speed_lower: Floats
+    speed_upper: Floats
+    measured: Flags  #: a speed of now is
+    excluded: Flags  #: UNHEALTHY, out, or ended
+    workload_source: str = ""
+    _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict["Tier | None", TreeOrder])
+
+    def __len__(self) -> int:
+        return int(self.hazard.size)
+
+    @property
+    def facts(self) -> NodeFacts:
+        """Places and GPUs."""
+        return self.snapshot.facts
+
+    @cached_property
+    def domain_counts(self) -> Codes:
+        """How many domains there are of each priced tier."""
+        return np.array([len(self.facts.domains.names[row]) for row in _TREE_ROWS], dtype=np.int32)
+
+    def order(self, segment_tier: Tier | None) -> TreeOrder:
+        """Return the order in which whole segments of *segment_tier* are found; None: there are none."""
+        if segment_tier not in self._orders:
+            self._orders[segment_tier] = _order(self, segment_tier)
+        return self._orders[segment_tier]
+
+
+def node_table(
+    snapshot: Judgement,
+    needs: WorkloadNeeds | None = None,
+    workload_source: str = "",
+    excluded: Flags | None = None,
+) -> NodeTable:
+    """Return the nodes of *snapshot* as a workload of *needs* meets them. *excluded*: by default, who is so now."""
+    columns, facts = snapshot.columns, snapshot.facts
+    count = columns.hazard_per_hour.size
+    hazard = columns.hazard_per_hour.astype(np.float64)
+    reach = facts.speed_reach
+    measured = np.isfinite(reach)
+    relative = columns.relative_speed.astype(np.float64)
+    if needs is not None:
+        # Of a host that computes nothing now it says what is known to be slow, and nothing of its spread.
+        known = 1.0 / (
+            1.0 + expected_slowdowns(needs, snapshot.component_speeds).astype(np.float64)
+        )
+    else:
+        with np.errstate(invalid="ignore"):
+            least = snapshot.component_speeds.astype(np.float64).min(axis=1)
+        known = np.where(np.isfinite(relative), relative, least)
+    told = np.isfinite(known) & facts.is_reporting
+    speed = np.where(told, np.where(measured, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
+    broken = (columns.state == HealthState.UNHEALTHY) & ~np.isfinite(known)
+    speed = np.maximum(np.where(broken, SPEED_MIN, speed), SPEED_MIN)
+    half = np.where(measured, reach, 0.0)
+    lower = np.where(measured, speed - half, known * SPEED_IDLE[1])
+    upper = np.where(measured, speed + half, known * SPEED_IDLE[2])
+    lower = np.where(told, lower, np.minimum(SPEED_SILENT[1], speed))
+    upper = np.where(told, upper, SPEED_SILENT[2])
+    out = excluded_now(snapshot) if excluded is None else excluded
+    assert facts.gpus.size == count
+    return NodeTable(
+        snapshot, hazard, hazard / facts.hazard_down, hazard * facts.hazard_up, speed,
+        np.clip(lower, 0.0, speed), np.maximum(upper, speed), measured, out, workload_source,
+    )  # fmt: skip
+
+
+def excluded_now(snapshot: Judgement) -> Flags:
+    """Say which nodes are out of the question as *snapshot* has them."""
+    columns = snapshot.columns
+    states = [int(state) for state in EXCLUDED]
+    return np.asarray(np.isin(columns.state, states) | columns.ended, dtype=bool)
+
+
+def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Flags:
+    """Say the same; while degraded, only of those who were so *before* it: (dictionary version, flags)."""
+    now = excluded_now(snapshot)
+    if not snapshot.degraded_reason or before is None or before[0] != snapshot.dictionary_version:
+        return now
+    known = np.zeros(now.size, dtype=bool)
+    known[: before[1].size] = before[1]
+    # A simulated host that ended is no longer there, whatever else is degraded.
+    return np.asarray((now & known) | snapshot.columns.ended, dtype=bool)
+
+
+# ----------------------------------------------------------------------
+# An order without names: groups by a hash of what is in them, nodes by hazard and speed.
+
+_Hashes = NDArray[np.uint64]
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _mixed(values: _Hashes) -> _Hashes:
+    """Scatter bits (splitmix64)."""
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    return np.asarray(values ^ (values >> np.uint64(31)))
+
+
+def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
+    domains = table.facts.domains.ids[_TREE_ROWS]
+    tree = domains if segment_tier is None else _nested(domains, PRICED_TIERS.index(segment_tier))
+    groups = _groups(tree)
+    value = _mixed(table.hazard.view(np.uint64) + _mixed(table.speed.view(np.uint64)))
+    # Who shares power with whom is a part of what a node is: spreading over it asks for it.
+    for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
+        ids = table.facts.domains.ids[row]
+        if ids.size and ids.max() >= 0:
+            value = _mixed(value + _sums(value, ids + 1)[ids + 1])
+    hashes: list[_Hashes] = []
+    for level in range(len(PRICED_TIERS) - 1, -1, -1):
+        sums = _sums(value, groups[level])
+        hashes.insert(0, sums)
+        value = _mixed(value + sums[groups[level]])
+    rank = np.zeros(len(table), dtype=np.int64)
+    for level, sums in enumerate(hashes):
+        # Of each group the rank of the group that it is in, then its own hash, then its number.
+        parents = np.zeros(sums.size, dtype=np.int64)
+        parents[groups[level]] = rank
+        by = np.lexsort((np.arange(sums.size), sums, parents))
+        ranks = np.empty(sums.size, dtype=np.int64)
+        ranks[by] = np.arange(sums.size)
+        rank = ranks[groups[level]]
+    nodes = np.lexsort((value, -table.speed, table.hazard, rank))
+    return TreeOrder(
+        nodes,
+        np.ascontiguousarray(tree[:, nodes], dtype=np.int32),
+        np.ascontiguousarray(domains[:, nodes], dtype=np.int32),
+    )
+
+
+def _groups(tree: Codes) -> list[NDArray[np.int64]]:
+    """Return the number of each node's group at each level: nodes of one group are of one at all wider levels."""
+    found: list[NDArray[np.int64]] = []
+    before = np.zeros(tree.shape[1], dtype=np.int64)
+    for ids in tree:
+        width = int(ids.max(initial=-1)) + 2
+        _, numbers = np.unique(before * width + ids + 1, return_inverse=True)
+        before = np.asarray(numbers, dtype=np.int64).reshape(-1)
+        found.append(before)
+    return found
+
+
+def _sums(values: _Hashes, groups: NDArray[np.int64]) -> _Hashes:
+    """Return the sum of *values* of each group, modulo 2**64: the order does not matter."""
+    sums = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.uint64)
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if order.size else order
+    if order.size:
+        sums[ordered[starts]] = np.add.reduceat(values[order], starts)
+    return sums
+
+
+def _nested(domains: Codes, level: int) -> Codes:
+    """Return *domains* so that each of *level* lies in one of each wider level: the one that most of its nodes are in."""
+    tree = domains.copy()
+    ids = domains[level]
+    inside = ids >= 0
+    for wider in range(level):
+        width = int(domains[wider].max(initial=-1)) + 2
+        pairs, counts = np.unique(
+            ids[inside].astype(np.int64) * width + domains[wider][inside] + 1, return_counts=True
+        )
+        by = np.lexsort((pairs, counts))  # of each domain the most frequent comes last
+        parents = np.full(int(ids.max(initial=-1)) + 1, -1, dtype=np.int32)
+        parents[pairs[by] // width] = pairs[by] % width - 1
+        tree[wider][inside] = parents[ids[inside]]
+    return tree

@@ -1,0 +1,380 @@
+"""From what a gang asks for to the best sets of nodes: who may take part, the search, and what each answer comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+
+import numpy as np
+
+from ...ext.placement import search
+from ..counter_deltas import Bytes, Codes, Flags, Indexes
+from .node_table import NodeTable, TreeOrder
+from .price import GangPrice, LostTime, Members, lost_time, price
+from .quantity import Quantity, QuantitySource, declared
+from .requirements import PRICED_TIERS, GangRequirements, Tier
+
+OPTIONS_MAX = 8
+#: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
+STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
+#: Nodes that stand by, at most.
+BACKUPS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Who may be chosen. `gpus`: a byte a node of which some GPUs are free, bit g for its g-th; None: nodes are whole."""
+
+    nodes: Flags
+    gpus: Mapping[int, int] = field(default_factory=dict[int, int])
+    source: str = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementChoice:
+    """One answer. `nodes` in rank order; `gpu_masks` a byte a node, empty for whole nodes."""
+
+    nodes: Indexes
+    price: GangPrice
+    domains: tuple[int, ...]
+    unknown: tuple[int, ...]
+    gpu_masks: Bytes
+    backups: Indexes
+    backups_wanted: int
+    strands: tuple[
+        tuple[Tier | None, int, int], ...
+    ]  #: tier (None: anywhere), nodes before and after
+    gap_gpu_hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Who takes part in one search, in its order."""
+
+    order: TreeOrder
+    rows: Indexes  # places in the order
+    arenas: Codes
+    arena_count: int
+    spread: Codes
+    spread_count: int
+
+    @property
+    def nodes(self) -> Indexes:
+        """Their node indexes."""
+        return self.order.nodes[self.rows]
+
+
+def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
+    """Say which nodes may take part: a candidate, not excluded, healthy enough, with GPUs enough."""
+    healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
+    return np.asarray(
+        candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs), dtype=bool
+    )
+
+
+def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
+    """Say which nodes have the GPUs that are asked for. Whole nodes: as many as most nodes have, none of them in use."""
+    gpus = table.facts.gpus
+    if needs.gpus_per_node == 0:
+        whole = gpus == gpus_of(table, needs)
+        whole[list(candidates.gpus)] = False
+        return np.asarray(whole, dtype=bool)
+    free = gpus.copy()
+    for node, mask in candidates.gpus.items():
+        free[node] = mask.bit_count()
+    return np.asarray(free >= needs.gpus_per_node, dtype=bool)
+
+
+def gpus_of(table: NodeTable, needs: GangRequirements) -> int:
+    """Return the GPUs of a member: as asked for, or what most nodes of the fleet have."""
+    if needs.gpus_per_node:
+        return needs.gpus_per_node
+    counts = np.bincount(table.facts.gpus, minlength=2)
+    return int(np.argmax(counts[1:])) + 1
+
+
+def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
+    """Return the nodes *fit*, with the group that all members must share and what they are spread over."""
+    domains = table.facts.domains
+    order = table.order(needs.segment_tier if needs.segment_nodes > 1 else None)
+    kept = fit.copy()
+    arena = np.zeros(len(table), dtype=np.int32)
+    arena_count = 1
+    if needs.within is not None:
+        ids = domains.ids[needs.within.row]
+        kept &= ids >= 0
+        arena, arena_count = ids, max(len(domains.names[needs.within.row]), 1)
+    if needs.same_rails:
+        kept &= domains.rails >= 0
+        arena = arena * max(domains.rails_count, 1) + domains.rails
+        arena_count *= max(domains.rails_count, 1)
+    if needs.segment_nodes > 1 and needs.segment_tier is not None:
+        kept &= domains.ids[needs.segment_tier.row] >= 0
+    spread, spread_count = np.zeros(len(table), dtype=np.int32), 1
+    if needs.spread_over is not None:
+        spread = domains.ids[needs.spread_over.row]
+        kept &= spread >= 0
+        spread_count = max(len(domains.names[needs.spread_over.row]), 1)
+    rows = np.flatnonzero(kept[order.nodes])
+    at = order.nodes[rows]
+    return Eligible(
+        order, rows, np.ascontiguousarray(arena[at], dtype=np.int32), arena_count,
+        np.ascontiguousarray(spread[at], dtype=np.int32), spread_count,
+    )  # fmt: skip
+
+
+def find(
+    table: NodeTable,
+    pool: Eligible,
+    needs: GangRequirements,
+    lost: LostTime,
+    *,
+    options_max: int = 1,
+    steps_max: int = STEPS_MAX,
+    subsets_max: float = SUBSETS_MAX,
+) -> tuple[float, list[Indexes], list[list[float]]]:
+    """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first."""
+    if needs.nodes > pool.rows.size:
+        return inf, [], []
+    order, rows = pool.order, pool.rows
+    at = pool.nodes
+    segments = needs.segment_nodes > 1 and needs.segment_tier is not None
+    bound, members, measures = search(
+        table.hazard[at], table.speed[at], np.take(order.tree, rows, axis=1), np.take(order.domains, rows, axis=1),
+        table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
+        needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
+        needs.segment_nodes if segments else 1,
+        PRICED_TIERS.index(needs.segment_tier) if segments and needs.segment_tier else -1,
+        needs.hazard_sum_max, lost.terms(needs.preferences), options_max, steps_max, subsets_max,
+    )  # fmt: skip
+    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[:options_max]
+    return bound, [at[members[one]] for one in by], [measures[one].tolist() for one in by]
+
+
+# ----------------------------------------------------------------------
+# From members to an answer.
+
+
+def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
+    """Return how many domains of each priced tier *nodes* span, and how many of them are in none that is known."""
+    domains, unknown = [], []
+    for tier in PRICED_TIERS:
+        found = table.facts.domains.ids[tier.row][nodes]
+        counts = np.bincount(found + 1, minlength=1)
+        domains.append(int(np.count_nonzero(counts[1:])))
+        unknown.append(int(counts[0]))
+    return domains, unknown
+
+
+def members_of(
+    table: NodeTable, nodes: Indexes, spans: tuple[Sequence[int], Sequence[int]] | None = None
+) -> Members:
+    """Return what the price is computed from. *spans*: as `spans_of` returns them."""
+    domains, unknown = spans or spans_of(table, nodes)
+    measured = int(np.count_nonzero(table.measured[nodes]))
+    source = QuantitySource.MEASURED if measured == nodes.size else QuantitySource.ASSUMED
+    evidence = f"speed of now measured on {measured} of {nodes.size} nodes"
+    if table.workload_source:
+        evidence += f"; as a workload feels it: {table.workload_source}"
+    return Members(
+        table.hazard[nodes], table.hazard_lower[nodes], table.hazard_upper[nodes], table.speed[nodes],
+        table.speed_lower[nodes], table.speed_upper[nodes], domains, unknown, source, evidence,
+        f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
+    )  # fmt: skip
+
+
+def poisson_quantile(mean: float, share: float) -> int:
+    """Return the least count that is not exceeded with probability *share*."""
+    from math import exp
+
+    if mean > 700.0:  # exp would be 0: the normal distribution
+        return int(mean + 1.645 * mean**0.5 + 0.5)
+    count, term = 0, exp(-mean)
+    total = term
+    while total < share and count < 10_000:
+        count += 1
+        term *= mean / count
+        total += term
+    return count
+
+
+def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) -> Indexes:
+    """Return up to *wanted* of *rest* to stand by for *nodes*: of leaves in use first, then the healthiest."""
+    if not wanted or not rest.size:
+        return np.zeros(0, dtype=np.intp)
+    leaves = table.facts.domains.ids[Tier.LEAF.row]
+    used = np.zeros(len(table.facts.domains.names[Tier.LEAF.row]) + 1, dtype=bool)
+    used[leaves[nodes] + 1] = True
+    used[0] = False  # where a leaf is not known, two such are not in one
+    hazards = table.hazard[rest]
+    hazards = np.where(used[leaves[rest] + 1], hazards, hazards + 1e6)
+    if wanted < rest.size:
+        near = np.flatnonzero(hazards <= np.partition(hazards, wanted - 1)[wanted - 1])
+        rest, hazards = rest[near], hazards[near]
+    return np.asarray(rest[np.argsort(hazards, kind="stable")[:wanted]])
+
+
+def strands_of(
+    table: NodeTable, free: Indexes, nodes: Indexes
+) -> dict[Tier | None, tuple[int, int]]:
+    """Return the most free nodes of one domain, by tier (None: anywhere), before *nodes* are taken and after."""
+    found: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
+    for tier in PRICED_TIERS:
+        if count := len(table.facts.domains.names[tier.row]):
+            ids = table.facts.domains.ids[tier.row]
+            before = np.bincount(ids[free] + 1, minlength=count + 1)[1:]
+            after = before - np.bincount(ids[nodes] + 1, minlength=count + 1)[1:]
+            found[tier] = int(before.max(initial=0)), int(after.max(initial=0))
+    return found
+
+
+def gpu_masks(
+    table: NodeTable, candidates: Candidates, nodes: Indexes, needs: GangRequirements
+) -> Bytes:
+    """Return which GPUs of each node, a byte each; empty for whole nodes. An aligned group is taken where one is free."""
+    count = gpus_of(table, needs)
+    gpus = table.facts.gpus[nodes]
+    if needs.gpus_per_node == 0 or ((gpus == count).all() and not candidates.gpus):
+        return np.zeros(0, dtype=np.uint8)
+    masks = np.zeros(nodes.size, dtype=np.uint8)
+    for at, node in enumerate(nodes.tolist()):
+        free = candidates.gpus.get(node, (1 << min(int(gpus[at]), 8)) - 1)
+        block = (1 << count) - 1
+        starts = range(0, 8 - count + 1, count if count & (count - 1) == 0 else 1)
+        aligned = [block << start for start in starts if free & (block << start) == block << start]
+        single = 0
+        for bit in range(8):
+            if free >> bit & 1 and single.bit_count() < count:
+                single |= 1 << bit
+        masks[at] = aligned[0] if aligned else single
+    return masks
+
+
+def answer(
+    table: NodeTable,
+    candidates: Candidates,
+    pool: Eligible,
+    needs: GangRequirements,
+    lost: LostTime,
+    nodes: Indexes,
+    bound: float,
+    spans: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> PlacementChoice:
+    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them."""
+    members = members_of(table, nodes, spans)
+    at = pool.nodes
+    is_chosen = np.zeros(len(table), dtype=bool)
+    is_chosen[nodes] = True
+    rest = at[~is_chosen[at]]
+    if pool.arena_count > 1:
+        is_first = at == nodes[0]
+        rest = at[~is_chosen[at] & (pool.arenas == pool.arenas[is_first].max(initial=-1))]
+    strands = strands_of(table, at, nodes)
+    stranded = None
+    if needs.stranded_gpu_rate:
+        # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
+        before, after = strands.get(Tier.LEAF, strands[None])
+        hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
+        stranded = declared(
+            hours, f"the largest gang of one leaf is {before - after} nodes smaller"
+        )
+    cost = price(members, lost, needs.hours, needs.preferences, stranded)
+    mean = float(members.hazard.sum()) * lost.repair_hours.value
+    wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
+    return PlacementChoice(
+        nodes, cost, tuple(members.domains), tuple(members.unknown),
+        gpu_masks(table, candidates, nodes, needs), backups_for(table, rest, nodes, wanted), wanted,
+        tuple((tier, before, after) for tier, (before, after) in strands.items()),
+        max(0.0, cost.total.value - bound),
+    )  # fmt: skip
+
+
+def plan(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None = None,
+    *,
+    options_max: int = 1,
+    steps_max: int = STEPS_MAX,
+    subsets_max: float = SUBSETS_MAX,
+) -> list[PlacementChoice]:
+    """Return up to *options_max* answers, the cheapest first; none where nothing fits."""
+    lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
+    pool = eligible(table, usable(table, candidates, needs), needs)
+    bound, found, measures = find(
+        table, pool, needs, lost,
+        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+    )  # fmt: skip
+    answers = [
+        answer(table, candidates, pool, needs, lost, nodes, bound, _spans(measure))
+        for nodes, measure in zip(found, measures, strict=True)
+    ]
+    return sorted(answers, key=lambda one: one.price.total.value)
+
+
+def _spans(measure: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Return domains and unknown of a measure of the search."""
+    count = len(PRICED_TIERS)
+    return [int(one) for one in measure[3 : 3 + count]], [int(one) for one in measure[3 + count :]]
+
+
+def evaluate_nodes(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    nodes: Indexes,
+    communication: Quantity | None = None,
+) -> PlacementChoice:
+    """Return what nodes that the caller chose come to, in the caller's order. Its bound is that of all candidates."""
+    needs = replace(needs, nodes=int(nodes.size))
+    lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
+    fit = usable(table, candidates, replace(needs, score_min=0.0))
+    fit[nodes] = True
+    pool = eligible(table, fit, GangRequirements(needs.nodes))
+    bound, _, _ = find(
+        table, pool, GangRequirements(needs.nodes), lost, steps_max=0, subsets_max=0.0
+    )
+    return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
+
+
+def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
+    """Return what of *needs* nodes that the caller chose do not hold to, in their rank order."""
+    found: list[str] = []
+    domains = table.facts.domains
+    if out := int(table.excluded[nodes].sum()):
+        found.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
+    below = table.snapshot.columns.score[nodes] < np.float32(needs.score_min)
+    if below.any():
+        found.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
+    if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
+        found.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
+    if needs.within is not None:
+        ids = domains.ids[needs.within.row][nodes]
+        if (ids < 0).any() or np.unique(ids).size > 1:
+            found.append(f"the nodes are not within one {needs.within.title}")
+    if needs.same_rails:
+        rails = domains.rails[nodes]
+        if (rails < 0).any() or np.unique(rails).size > 1:
+            found.append("the nodes are not of the same rails")
+    if needs.segment_nodes > 1 and needs.segment_tier is not None:
+        ids = domains.ids[needs.segment_tier.row][nodes]
+        apart = nodes.size % needs.segment_nodes or (ids < 0).any()
+        if (
+            apart
+            or (ids.reshape(-1, needs.segment_nodes) != ids[:: needs.segment_nodes, None]).any()
+        ):
+            found.append(
+                f"segments of {needs.segment_nodes} nodes are not each within one {needs.segment_tier.title}"
+            )
+    if needs.spread_over is not None:
+        ids = domains.ids[needs.spread_over.row][nodes]
+        if (ids < 0).any() or np.bincount(ids).max() > needs.spread_nodes_max:
+            found.append(
+                f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
+            )
+    hazard = float(table.hazard[nodes].sum())
+    if hazard > needs.hazard_sum_max:
+        found.append(f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}")
+    return found

@@ -1,0 +1,307 @@
+"""What a gang on given nodes costs, in GPU-hours.
+
+    useful = GPUs x hours x v x (1 - lost)
+    v      = speed of the slowest member x topology factor
+    lost   = interruptions per hour x (detect + decide + restart + interval / 2) + share spent on writing checkpoints
+
+The price is what is not useful of GPUs x hours, in parts that sum to it. `lost` is the first-order term of Young and Daly
+(A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals add too, as
+if all erred together: the error of a model is common to all hosts. Interruptions that do not grow with the gang are a term
+of their own: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
+Crossing a tier makes communication take longer. By how much is assumed until outcomes measure it: of even traffic among d
+domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isnan
+
+import numpy as np
+
+from ..counter_deltas import Floats
+from .quantity import Quantity, QuantitySource, assumed, declared, weakest
+from .requirements import PRICED_TIERS, GangRequirements, Tier
+
+#: By how much longer communication takes where it crosses a tier, with 90 % intervals (assumed: oversubscription of 2:1 at
+#: a spine, none at a leaf, and NVLink against RDMA; congestion of shared clusters costs 28 to 46 %).
+CROSSING: Mapping[Tier, tuple[float, float, float]] = {
+    Tier.CORE: (0.30, 0.0, 1.0),
+    Tier.SPINE: (0.20, 0.0, 0.6),
+    Tier.LEAF: (0.10, 0.0, 0.3),
+    Tier.RACK: (0.02, 0.0, 0.1),
+    Tier.NVLINK_DOMAIN: (0.05, 0.0, 0.5),
+}
+#: Share of a step that communication is exposed for (assumed).
+COMMUNICATION_SHARE = (0.20, 0.05, 0.45)
+#: Interruptions per hour of a gang of more than one node that do not grow with its size (assumed). The upper end is what
+#: 7.9 h of MTTF at 1,024 GPUs leave beside 6.5 faults per 1,000 node-days (Kokolis et al., 2024).
+SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
+#: Minutes (assumed): 90 % intervals of large training.
+DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
+    (2.0, 0.2, 15.0),
+    (1.0, 0.1, 10.0),
+    (10.0, 2.0, 40.0),
+)
+CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
+#: Of a node, median with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
+REPAIR_HOURS = (20.0, 0.5, 311.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """What the request decides of a price, whichever nodes are chosen."""
+
+    gross_gpu_hours: float
+    per_interruption_hours: Quantity
+    checkpoint_share: Quantity
+    shared_hazard: Quantity
+    communication: Quantity
+    repair_hours: Quantity
+
+    @property
+    def overhead(self) -> float:
+        """Share of the time that is lost whichever nodes are chosen."""
+        return (
+            self.checkpoint_share.value
+            + self.shared_hazard.value * self.per_interruption_hours.value
+        )
+
+    def terms(self, preferences: Mapping[Tier, float]) -> Floats:
+        """Return them as `ext.placement.search` takes them."""
+        share = self.communication.value
+        head = [self.gross_gpu_hours, self.overhead, self.per_interruption_hours.value]
+        crossing = [share * CROSSING[tier][0] for tier in PRICED_TIERS]
+        return np.array(head + crossing + [preferences.get(tier, 0.0) for tier in PRICED_TIERS])
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The chosen nodes, a value each; and of each priced tier how many domains they span, and how many are of none known."""
+
+    hazard: Floats
+    hazard_lower: Floats
+    hazard_upper: Floats
+    speed: Floats
+    speed_lower: Floats
+    speed_upper: Floats
+    domains: Sequence[int]
+    unknown: Sequence[int]
+    speed_source: QuantitySource = QuantitySource.ASSUMED
+    speed_evidence: str = ""
+    hazard_evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PricePart:
+    """A part of a price, in GPU-hours."""
+
+    name: str
+    gpu_hours: Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class GangPrice:
+    """A price, its parts, and the factors that it is made of."""
+
+    total: Quantity
+    parts: tuple[PricePart, ...]
+    survival: Quantity
+    speed: Quantity
+    topology: Quantity
+    goodput: Quantity  #: useful share of GPUs x hours
+
+
+def lost_time(
+    needs: GangRequirements, gpus: int, communication: Quantity | None = None
+) -> LostTime:
+    """Return what *needs* decide. *gpus*: of the whole gang. *communication*: share of a step, of the workload."""
+    detect = _hours("detect", needs.detect_hours, DETECT_MINUTES)
+    decide = _hours("decide", needs.decide_hours, DECIDE_MINUTES)
+    restart = _hours("restart", needs.restart_hours, RESTART_MINUTES)
+    interval = _hours(
+        "checkpoint interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES
+    )
+    write = _hours("checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES)
+    parts = (detect, decide, restart)
+    lost = Quantity(
+        sum(each.value for each in parts) + interval.value / 2.0,
+        sum(each.lower for each in parts) + interval.lower / 2.0,
+        sum(each.upper for each in parts) + interval.upper / 2.0,
+        weakest(each.source for each in (*parts, interval)),
+        "; ".join(each.evidence for each in (*parts, interval)),
+    )
+    share = Quantity(
+        min(write.value / interval.value, 1.0),
+        min(write.lower / interval.upper, 1.0),
+        min(write.upper / interval.lower, 1.0),
+        weakest((write.source, interval.source)),
+        write.evidence,
+    )
+    shared = assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
+    if needs.nodes == 1:
+        shared = assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
+    if not isnan(needs.communication_share):
+        communication = declared(needs.communication_share, "communication_share of the request")
+    elif communication is None:
+        communication = assumed(
+            *COMMUNICATION_SHARE, "no fingerprint tells how much it communicates"
+        )
+    repair = (
+        assumed(*REPAIR_HOURS, "median repair of 400 nodes over 348 days")
+        if isnan(needs.repair_hours)
+        else declared(needs.repair_hours, "repair of the request")
+    )
+    return LostTime(gpus * needs.hours, lost, share, shared, communication, repair)
+
+
+def _hours(name: str, given: float, minutes: tuple[float, float, float]) -> Quantity:
+    if not isnan(given):
+        return declared(given, f"{name} {given * 60.0:g} min (request)")
+    value, lower, upper = (each / 60.0 for each in minutes)
+    return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
+
+
+def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
+    """Return the share of even traffic that crosses among *domains*, with its interval: of *unknown* nodes any may be apart."""
+    lower = 1.0 - 1.0 / max(domains, 1)
+    upper = 1.0 - 1.0 / max(domains + unknown, 1)
+    return 0.5 * (lower + upper), lower, upper
+
+
+def topology_factor(members: Members, communication: Quantity) -> Quantity:
+    """Return by what the speed of a gang is multiplied for the tiers that it spans."""
+    longer = [0.0, 0.0, 0.0]
+    told: list[str] = []
+    for tier, domains, unknown in zip(PRICED_TIERS, members.domains, members.unknown, strict=True):
+        shares = crossing_shares(domains, unknown)
+        for at, (share, penalty) in enumerate(zip(shares, CROSSING[tier], strict=True)):
+            longer[at] += share * penalty
+        if domains > 1:
+            told.append(f"{domains} {tier.title}s")
+        if unknown:
+            told.append(f"{tier.title} of {unknown} nodes not known")
+    shares = communication.value, communication.lower, communication.upper
+    value, upper, lower = (
+        1.0 / (1.0 + share * each) for share, each in zip(shares, longer, strict=True)
+    )
+    evidence = f"{', '.join(told) or 'one domain of each tier'}; cost of crossing assumed"
+    return assumed(value, lower, upper, evidence)
+
+
+def gang_speed(members: Members) -> Quantity:
+    """Return the speed of the slowest member."""
+    return Quantity(
+        float(members.speed.min()),
+        float(np.minimum(members.speed_lower, members.speed).min()),
+        float(np.maximum(members.speed_upper, members.speed).min()),
+        members.speed_source,
+        members.speed_evidence,
+    )
+
+
+def hazard_sum(members: Members) -> Quantity:
+    """Return the interruptions per hour that the members cause."""
+    total = float(members.hazard.sum())
+    return Quantity(
+        total,
+        min(float(members.hazard_lower.sum()), total),
+        max(float(members.hazard_upper.sum()), total),
+        QuantitySource.MEASURED,
+        members.hazard_evidence,
+    )
+
+
+def survival(hazard: Quantity, shared: Quantity, hours: float) -> Quantity:
+    """Return P(no interruption over *hours*) of a gang."""
+    value, upper, lower = (
+        exp(-(own + other) * hours)
+        for own, other in (
+            (hazard.value, shared.value),
+            (hazard.lower, shared.lower),
+            (hazard.upper, shared.upper),
+        )
+    )
+    return Quantity(value, lower, upper, QuantitySource.ASSUMED, hazard.evidence)
+
+
+def price(
+    members: Members,
+    lost: LostTime,
+    hours: float,
+    preferences: Mapping[Tier, float] | None = None,
+    stranded_gpu_hours: Quantity | None = None,
+) -> GangPrice:
+    """Return what a gang of *members* costs over *hours*. The parts sum to the total."""
+    gross, speed, hazard = lost.gross_gpu_hours, gang_speed(members), hazard_sum(members)
+    topology = topology_factor(members, lost.communication)
+    per, write, shared = lost.per_interruption_hours, lost.checkpoint_share, lost.shared_hazard
+    pace = speed.value * topology.value
+    shares = [write.value, hazard.value * per.value, shared.value * per.value]
+    scale = min(1.0, 1.0 / max(sum(shares), 1e-300))  # no more than all of it is lost
+    low = min(1.0, write.lower + (hazard.lower + shared.lower) * per.lower)
+    high = min(1.0, write.upper + (hazard.upper + shared.upper) * per.upper)
+    useful = Quantity(
+        pace * (1.0 - scale * sum(shares)),
+        speed.lower * topology.lower * (1.0 - high),
+        speed.upper * topology.upper * (1.0 - low),
+        weakest((speed.source, topology.source, per.source)),
+        f"{gross:g} GPU-hours",
+    )
+
+    def lost_to(name: str, share: float, lower: float, upper: float, of: Quantity) -> PricePart:
+        low_share, high_share = min(lower, scale * share), max(min(upper, 1.0), scale * share)
+        value = Quantity(
+            gross * pace * scale * share,
+            gross * pace * low_share,
+            gross * pace * high_share,
+            of.source,
+            of.evidence,
+        )
+        return PricePart(name, value)
+
+    parts = [
+        PricePart(
+            "slowest member",
+            Quantity(
+                gross * (1.0 - speed.value),
+                gross * (1.0 - speed.upper),
+                gross * (1.0 - speed.lower),
+                speed.source,
+                speed.evidence,
+            ),
+        ),
+        PricePart(
+            "topology",
+            Quantity(
+                gross * speed.value * (1.0 - topology.value),
+                gross * speed.value * (1.0 - topology.upper),
+                gross * speed.value * (1.0 - topology.lower),
+                topology.source,
+                topology.evidence,
+            ),
+        ),
+        lost_to("checkpoint writes", shares[0], write.lower, write.upper, write),
+        lost_to("interruptions by members", shares[1], hazard.lower * per.lower, hazard.upper * per.upper, hazard),
+        lost_to("shared interruptions", shares[2], shared.lower * per.lower, shared.upper * per.upper, shared),
+    ]  # fmt: skip
+    for tier, rate in (preferences or {}).items():
+        at = PRICED_TIERS.index(tier)
+        count = members.domains[at] + (members.unknown[at] > 0)
+        each = declared(
+            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
+        )
+        parts.append(PricePart(f"preference for one {tier.title}", each))
+    if stranded_gpu_hours is not None:
+        parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
+    extra = sum(each.gpu_hours.value for each in parts[5:])
+    total = Quantity(
+        sum(each.gpu_hours.value for each in parts),
+        gross * (1.0 - useful.upper) + extra,
+        gross * (1.0 - useful.lower) + extra,
+        useful.source,
+        useful.evidence,
+    )
+    survives = survival(hazard, shared, hours)
+    return GangPrice(total, tuple(parts), survives, speed, topology, useful)

@@ -1,0 +1,85 @@
+"""What a gang asks for: its size, what must hold of its nodes, what is preferred, and what a lost hour is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import inf, nan
+
+from ..scoring.node_facts import DOMAIN_FIELDS
+
+
+class Tier(IntEnum):
+    """Tier of the wire (`contract/wire/placement.proto`)."""
+
+    NVLINK_DOMAIN = 1
+    RACK = 2
+    LEAF = 3
+    SPINE = 4
+    CORE = 5
+    POWER_DOMAIN = 6
+    COOLING_DOMAIN = 7
+
+    @property
+    def row(self) -> int:
+        """Its row in `NodeDomains.ids`."""
+        return DOMAIN_FIELDS.index(self.name.lower())
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return self.name.lower().replace("_", " ").replace("nvlink", "NVLink")
+
+
+#: Of which crossing has a price, the widest first: as the search has them.
+PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)
+
+#: Limits of a request.
+NODES_MAX = 100_000
+GPUS_PER_NODE_MAX = 64
+HOURS_MAX = 8760.0
+SEGMENT_NODES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GangRequirements:
+    """A gang, checked by `service/placement_messages.py`. Hours are NaN where nobody said: the price assumes them then."""
+
+    nodes: int
+    gpus_per_node: int = 0  #: 0: all that a node has
+    hours: float = 24.0
+    #: Invariants. None, 1, False, 0: not asked for.
+    within: Tier | None = None
+    segment_nodes: int = 1
+    segment_tier: Tier | None = None
+    same_rails: bool = False
+    spread_over: Tier | None = None
+    spread_nodes_max: int = 0
+    #: Health: of each node over 8 hours, and of the gang over its hours.
+    score_min: float = 0.0
+    survival_min: float = 0.0
+    #: What an interruption costs, in hours.
+    detect_hours: float = nan
+    decide_hours: float = nan
+    restart_hours: float = nan
+    checkpoint_interval_hours: float = nan
+    checkpoint_write_hours: float = nan
+    repair_hours: float = nan
+    #: Of a step, exposed; NaN: of the workload, or assumed.
+    communication_share: float = nan
+    #: GPU-hours for each domain of a tier after the first.
+    preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])
+    #: GPU-hours that a stranded GPU costs per hour; 0: it does not count.
+    stranded_gpu_rate: float = 0.0
+    #: Parallelism, in GPUs; 0: nobody said.
+    tensor_parallel: int = 0
+    pipeline_parallel: int = 0
+    data_parallel: int = 0
+
+    @property
+    def hazard_sum_max(self) -> float:
+        """Of all members, per hour, so that the gang survives as asked; infinite where nothing is asked."""
+        from math import log
+
+        return -log(self.survival_min) / self.hours if self.survival_min > 0.0 else inf

@@ -1,0 +1,88 @@
+"""What a decision needs of each node beside its score: where it is, how many GPUs it has, and how sure its numbers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..counter_deltas import Codes, Flags
+from ..declared.model import NOWHERE, Declared
+from .results import Hosts
+from .score import SPREAD_SILENT, Z90
+
+Singles = NDArray[np.float32]
+#: Fields of a host's place, the widest first. Of the first five, crossing has a price.
+DOMAIN_FIELDS = (
+    "core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDomains:
+    """Domains of all nodes, numbered from 0 as they come up; -1 where nobody said. Made when a place or a node is new."""
+
+    key: tuple[int, int, int] = (0, 0, 0)
+    ids: Codes = field(
+        default_factory=lambda: np.zeros((len(DOMAIN_FIELDS), 0), dtype=np.int32)
+    )  # by DOMAIN_FIELDS and node index
+    names: tuple[tuple[str, ...], ...] = ((),) * len(DOMAIN_FIELDS)
+    rails: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    rails_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Columns by node index. Immutable."""
+
+    domains: NodeDomains = field(default_factory=NodeDomains)
+    gpus: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    #: Factors down and up to the 90 % interval of the hazard.
+    hazard_down: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    hazard_up: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    #: Half of the 90 % interval of the relative speed; NaN where no speed is measured now.
+    speed_reach: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+
+def node_domains(
+    declared: Declared, names: Sequence[str], epoch: int, previous: NodeDomains | None = None
+) -> NodeDomains:
+    """Return the domains of the nodes *names*; *previous* where nothing changed since."""
+    key = epoch, len(names), declared.places_version
+    if previous is not None and previous.key == key:
+        return previous
+    numbers: list[dict[str, int]] = [{} for _ in DOMAIN_FIELDS]
+    rails: dict[tuple[str, ...], int] = {}
+    ids = np.full((len(DOMAIN_FIELDS), len(names)), -1, dtype=np.int32)
+    rail_ids = np.full(len(names), -1, dtype=np.int32)
+    for node, name in enumerate(names):
+        place = declared.places.get(name, NOWHERE)
+        if place is NOWHERE:
+            continue
+        for row, attribute in enumerate(DOMAIN_FIELDS):
+            if domain := getattr(place, attribute):
+                ids[row, node] = numbers[row].setdefault(domain, len(numbers[row]))
+        if place.rails:
+            rail_ids[node] = rails.setdefault(place.rails, len(rails))
+    return NodeDomains(key, ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails))
+
+
+def node_facts(hosts: Hosts, domains: NodeDomains) -> NodeFacts:
+    """Return the facts of all *hosts*."""
+    inputs = hosts.inputs
+    down = np.where(inputs.is_reporting, inputs.spread, SPREAD_SILENT).astype(np.float32)
+    up = down.copy()
+    for node, host in hosts.computed_scores.items():
+        low, high = host.hazard_interval
+        if host.hazard_per_hour > 0.0 and low > 0.0 and high > 0.0:  # not of before a restart
+            down[node], up[node] = host.hazard_per_hour / low, high / host.hazard_per_hour
+        else:
+            down[node] = up[node] = SPREAD_SILENT
+    measured = np.isfinite(inputs.relative_speed) & inputs.is_reporting
+    reach = np.where(measured, Z90 * inputs.speed_error, np.nan).astype(np.float32)
+    return NodeFacts(
+        domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy()
+    )

@@ -1,0 +1,219 @@
+"""PlacementService: where a gang runs best. Every answer comes from the last snapshot, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+from ...contract.wire import placement_pb2
+from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
+from ...fingerprints.sensitivity import NETWORK, NVLINK
+from ..counter_deltas import Flags
+from ..decisions import blockers, planner
+from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
+from ..decisions.planner import Candidates
+from ..decisions.quantity import Quantity, QuantitySource
+from ..decisions.requirements import GangRequirements
+from ..errors import ResourceExhausted, ServiceUnavailable
+from ..scoring.evaluate import Judgement
+from . import placement_messages as messages
+from .score import SnapshotSource, requested_workload
+from .validation import check_text
+
+#: Workloads whose view of the nodes is remembered, for as long as the snapshot is the last.
+TABLES_MAX = 16
+#: Plans that run or wait at one time; a scheduler that sends more is to wait.
+PLANS_MAX, RETRY_SECONDS = 16, 1.0
+#: Of a workload's share of communication, up and down: fingerprints count bytes, not what they overlap with (assumed).
+SHARE_INTERVAL = (0.5, 1.5)
+
+T = TypeVar("T")
+
+
+class PlacementService(PlacementServiceServicer):
+    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge.
+
+    Plans run in a thread, one at a time: the search holds no GIL, so that scores are answered meanwhile.
+    """
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+        self._tables_of: Judgement | None = None
+        self._tables: OrderedDict[bytes, tuple[NodeTable, Quantity | None]] = OrderedDict()
+        #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
+        self._excluded: tuple[int, Flags] | None = None
+        self._lock = asyncio.Lock()
+        self._plans = 0
+
+    async def PlanPlacement(
+        self, request: placement_pb2.PlanPlacementRequest, context: Any
+    ) -> placement_pb2.PlanPlacementResponse:
+        """Return options, or what stands in their way. Raises InvalidArgument, NotFound, FailedPrecondition,
+        ServiceUnavailable, ResourceExhausted."""
+        began = time.perf_counter()
+        snapshot = self._snapshot()
+        check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
+        options_max = messages.options_max_of(request.options_max)
+        needs = messages.requirements_of(request.gang)
+        candidates = messages.candidates_of(request.candidates, snapshot)
+        table, communication = self._table(snapshot, request.gang)
+        reply = placement_pb2.PlanPlacementResponse(
+            decision_id=decision_id(request, snapshot),
+            score_version=snapshot.version,
+            dictionary_version=snapshot.dictionary_version,
+            allocation_version=request.candidates.allocation_version,
+            candidates_source=candidates.source,
+            degraded=bool(snapshot.degraded_reason),
+            degraded_reason=snapshot.degraded_reason,
+        )
+        if options_max == 1 and not self._plans:
+            # No slower than the way to a thread and back.
+            _add_options(reply, request, table, candidates, needs, communication, 1)
+        else:
+            await self._run(
+                lambda: _add_options(
+                    reply, request, table, candidates, needs, communication, options_max
+                )
+            )
+        if not reply.options:
+            await self._run(
+                lambda: _add_blockers(reply, request, table, candidates, needs, communication)
+            )
+        reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
+        return reply
+
+    async def EvaluatePlacement(
+        self, request: placement_pb2.EvaluatePlacementRequest, context: Any
+    ) -> placement_pb2.EvaluatePlacementResponse:
+        """Return the price of nodes that the caller chose. Raises as PlanPlacement does."""
+        snapshot = self._snapshot()
+        nodes = messages.nodes_of(request, snapshot)
+        gang = placement_pb2.GangRequirements()
+        gang.CopyFrom(request.gang)
+        gang.nodes = nodes.size
+        needs = messages.requirements_of(gang)
+        candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
+        table, communication = self._table(snapshot, gang)
+        option, violations = await self._run(
+            lambda: (
+                planner.evaluate_nodes(table, candidates, needs, nodes, communication),
+                planner.violations(table, needs, nodes),
+            )
+        )
+        return placement_pb2.EvaluatePlacementResponse(
+            option=messages.option_message(
+                table, option, explain=request.explain, violations=violations
+            ),
+            score_version=snapshot.version,
+            dictionary_version=snapshot.dictionary_version,
+            degraded=bool(snapshot.degraded_reason),
+            degraded_reason=snapshot.degraded_reason,
+        )
+
+    def _snapshot(self) -> Judgement:
+        snapshot = self._source.snapshot
+        if not isinstance(snapshot, Judgement):
+            raise ServiceUnavailable(
+                "no snapshot yet: the first one comes within seconds of the start"
+            )
+        return snapshot
+
+    def _table(
+        self, snapshot: Judgement, gang: placement_pb2.GangRequirements
+    ) -> tuple[NodeTable, Quantity | None]:
+        """Return the nodes as this workload meets them, and its share of communication."""
+        if self._tables_of is not snapshot:
+            excluded = excluded_since(snapshot, self._excluded)
+            if not snapshot.degraded_reason:
+                self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
+            self._tables_of, self._tables = snapshot, OrderedDict()
+            self._tables[b""] = node_table(snapshot, excluded=excluded), None
+        plain, _ = self._tables[b""]
+        if not gang.HasField("workload"):
+            return plain, None
+        key = gang.workload.SerializeToString(deterministic=True)
+        made = self._tables.get(key)
+        if made is None:
+            needs, source = requested_workload(snapshot, gang.workload)
+            share = needs.bound[NETWORK] + needs.bound[NVLINK]
+            by_job = bool(gang.workload.job)
+            communication = Quantity(
+                share, share * SHARE_INTERVAL[0], min(share * SHARE_INTERVAL[1], 1.0),
+                QuantitySource.MEASURED if by_job else QuantitySource.DECLARED,
+                f"share of a step bound by network and NVLink: {source}",
+            )  # fmt: skip
+            made = (
+                node_table(snapshot, needs, source, plain.excluded), communication
+            )  # fmt: skip
+            self._tables[key] = made
+            while len(self._tables) > TABLES_MAX:
+                self._tables.pop(next(each for each in self._tables if each))
+        return made
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._plans >= PLANS_MAX:
+            raise ResourceExhausted(
+                f"{PLANS_MAX} plans run or wait already; send one after another", RETRY_SECONDS
+            )
+        self._plans += 1
+        try:
+            async with self._lock:
+                return await asyncio.to_thread(work)
+        finally:
+            self._plans -= 1
+
+
+def decision_id(request: placement_pb2.PlanPlacementRequest, snapshot: Judgement) -> str:
+    """Return the name of a decision: of the same request about the same snapshot it is the same."""
+    digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
+    digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
+    return f"d{digest.hexdigest()}"
+
+
+def _add_options(
+    reply: placement_pb2.PlanPlacementResponse,
+    request: placement_pb2.PlanPlacementRequest,
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None,
+    options_max: int,
+) -> None:
+    """Put up to *options_max* options into *reply*."""
+    options = planner.plan(table, candidates, needs, communication, options_max=options_max)
+    for option in options:
+        reply.options.append(messages.option_message(table, option, explain=request.explain))
+
+
+def _add_blockers(
+    reply: placement_pb2.PlanPlacementResponse,
+    request: placement_pb2.PlanPlacementRequest,
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None,
+) -> None:
+    """Put into *reply* why nothing fits."""
+    found = blockers.find_blockers(table, candidates, needs, communication)
+    reply.proven = found.is_proven
+    for one in found.blockers:
+        blocker = reply.blockers.add(
+            constraint=one.constraint, message=one.message, nodes_excluded=one.nodes_excluded
+        )
+        for each in one.relaxations:
+            relaxation = blocker.relaxations.add(change=each.change)
+            relaxation.gang.CopyFrom(request.gang)
+            messages.apply_change(relaxation.gang, each.needs)
+            relaxation.added_node_index.extend(sorted(each.added_nodes.tolist()))
+            relaxation.price.CopyFrom(messages.price_message(each.price, explain=request.explain))
+            relaxation.survival.CopyFrom(
+                messages.estimate_message(each.price.survival, explain=request.explain)
+            )
+            if each.start_hours is not None:
+                median, late = each.start_hours
+                relaxation.start_p50.FromNanoseconds(round(median * 3600e9))
+                relaxation.start_p90.FromNanoseconds(round(late * 3600e9))

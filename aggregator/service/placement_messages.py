@@ -1,0 +1,330 @@
+"""Plans as the wire has them: a request checked field by field, and answers as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, isnan, nan
+from typing import Any
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import placement_pb2
+from ..counter_deltas import Flags, Indexes
+from ..decisions.node_table import NodeTable
+from ..decisions.planner import OPTIONS_MAX, Candidates, PlacementChoice
+from ..decisions.price import GangPrice
+from ..decisions.quantity import Quantity
+from ..decisions.requirements import (
+    GPUS_PER_NODE_MAX,
+    HOURS_MAX,
+    NODES_MAX,
+    PRICED_TIERS,
+    SEGMENT_NODES_MAX,
+    GangRequirements,
+    Tier,
+)
+from ..errors import FailedPrecondition, InvalidArgument
+from ..scoring.evaluate import Judgement
+from .score import BITMAP_BYTES_MAX
+from .score_messages import packed
+from .validation import check_text
+
+TENANT_CHARACTERS_MAX, REQUEST_ID_CHARACTERS_MAX = 128, 128
+WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
+#: Exchange rates and preferences above this are a mistake, in GPU-hours.
+RATE_MAX = 1e9
+#: Of a node of which only some GPUs are free: a mask is a byte.
+SHARED_GPUS_MAX = 8
+
+# ----------------------------------------------------------------------
+# Requests. Each error names the field, what it is, and what would be right.
+
+
+def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
+    """Return what a gang asks for, without its workload. Raises InvalidArgument."""
+    _check_range("gang.nodes", gang.nodes, 1, NODES_MAX)
+    _check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
+    _check_real("gang.node_score_min", gang.node_score_min, 1.0)
+    _check_real(
+        "gang.gpu_hours_per_stranded_gpu_hour", gang.gpu_hours_per_stranded_gpu_hour, RATE_MAX
+    )
+    if not 0.0 <= gang.survival_min < 1.0:
+        raise InvalidArgument("gang.survival_min", f"{gang.survival_min:g}, expected 0 to below 1")
+    if gang.HasField("communication_share"):
+        _check_real("gang.communication_share", gang.communication_share, 1.0)
+    check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
+    for name in ("tensor", "pipeline", "data"):
+        _check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
+    length = _hours(gang, "length", 60.0, YEAR_SECONDS)
+    return GangRequirements(
+        nodes=gang.nodes,
+        gpus_per_node=gang.gpus_per_node,
+        hours=24.0 if isnan(length) else length,
+        **_invariants(gang.invariants, gang.nodes),
+        score_min=gang.node_score_min,
+        survival_min=gang.survival_min,
+        detect_hours=_hours(gang, "detect", 0.0, WEEK_SECONDS),
+        decide_hours=_hours(gang, "decide", 0.0, WEEK_SECONDS),
+        restart_hours=_hours(gang, "restart", 0.0, WEEK_SECONDS),
+        checkpoint_interval_hours=_hours(gang, "checkpoint_interval", 1.0, WEEK_SECONDS),
+        checkpoint_write_hours=_hours(gang, "checkpoint_write", 0.0, WEEK_SECONDS),
+        repair_hours=_hours(gang, "repair", 0.0, YEAR_SECONDS),
+        communication_share=gang.communication_share
+        if gang.HasField("communication_share")
+        else nan,
+        preferences=_preferences(gang.preferences),
+        stranded_gpu_rate=gang.gpu_hours_per_stranded_gpu_hour,
+        tensor_parallel=gang.groups.tensor,
+        pipeline_parallel=gang.groups.pipeline,
+        data_parallel=gang.groups.data,
+    )
+
+
+def _invariants(asked_for: placement_pb2.PlacementInvariants, nodes: int) -> dict[str, Any]:
+    prefix = "gang.invariants"
+    segment = asked_for.segment_nodes
+    if segment > 1:
+        _check_range(f"{prefix}.segment_nodes", segment, 0, SEGMENT_NODES_MAX)
+        if nodes % segment:
+            raise InvalidArgument(
+                f"{prefix}.segment_nodes",
+                f"{segment} does not divide the {nodes} nodes; expected a divisor, or nodes = "
+                f"{max(nodes // segment, 1) * segment}",
+            )
+    tier = _tier(f"{prefix}.segment_tier", asked_for.segment_tier, priced=True)
+    if (tier is None) != (segment <= 1):
+        raise InvalidArgument(
+            f"{prefix}.segment_tier",
+            "expected together with segment_nodes of 2 or more: the one says how many, the other in which domain",
+        )
+    spread = _tier(f"{prefix}.spread_over", asked_for.spread_over)
+    if (spread is None) != (asked_for.spread_nodes_max == 0):
+        raise InvalidArgument(
+            f"{prefix}.spread_nodes_max",
+            "expected together with spread_over: no more than so many nodes in one domain of it",
+        )
+    if spread is not None:
+        _check_range(f"{prefix}.spread_nodes_max", asked_for.spread_nodes_max, 1, NODES_MAX)
+    return {
+        "within": _tier(f"{prefix}.within", asked_for.within),
+        "segment_nodes": max(segment, 1),
+        "segment_tier": tier,
+        "same_rails": asked_for.same_rails,
+        "spread_over": spread,
+        "spread_nodes_max": asked_for.spread_nodes_max,
+    }
+
+
+def _preferences(asked_for: Sequence[placement_pb2.TierPreference]) -> dict[Tier, float]:
+    found: dict[Tier, float] = {}
+    for at, one in enumerate(asked_for):
+        field = f"gang.preferences[{at}]"
+        tier = _tier(f"{field}.tier", one.tier, priced=True)
+        if tier is None:
+            raise InvalidArgument(
+                f"{field}.tier", "unspecified, expected TIER_NVLINK_DOMAIN to TIER_CORE"
+            )
+        if tier in found:
+            raise InvalidArgument(
+                f"{field}.tier", f"TIER_{tier.name} is there twice; expected one preference a tier"
+            )
+        _check_real(f"{field}.gpu_hours_per_domain", one.gpu_hours_per_domain, RATE_MAX)
+        found[tier] = one.gpu_hours_per_domain
+    return found
+
+
+def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
+    if value == 0:
+        return None
+    known = [int(tier) for tier in (PRICED_TIERS if priced else Tier)]
+    if value not in known:
+        names = (
+            "TIER_NVLINK_DOMAIN to TIER_CORE"
+            if priced
+            else "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
+        )
+        raise InvalidArgument(field, f"{value}, expected {names}, or unspecified")
+    return Tier(value)
+
+
+def _check_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(field, f"{value}, expected {low} to {high}")
+
+
+def _check_real(field: str, value: float, high: float) -> None:
+    if not 0.0 <= value <= high:  # also refuses NaN
+        raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
+
+
+def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: float) -> float:
+    """Return a duration of *gang* in hours, NaN where it is not set."""
+    if not gang.HasField(name):
+        return nan
+    duration: Duration = getattr(gang, name)
+    seconds = duration.seconds + duration.nanos / 1e9
+    if not low <= seconds <= high:
+        raise InvalidArgument(f"gang.{name}", f"{seconds:.10g} s, expected {low:.0f} to {high:.0f}")
+    return seconds / 3600.0
+
+
+def options_max_of(value: int) -> int:
+    """Return how many options are asked for; 1 for 0. Raises InvalidArgument."""
+    _check_range("options_max", value, 0, OPTIONS_MAX)
+    return value or 1
+
+
+def check_epoch(field: str, version: int, snapshot: Judgement) -> None:
+    """Raise FailedPrecondition for node indexes of another epoch."""
+    if version not in (0, snapshot.dictionary_version):
+        raise FailedPrecondition(
+            f"{field} {version}: node indexes began anew, the version is now "
+            f"{snapshot.dictionary_version}; call GetNodeDictionary again"
+        )
+
+
+def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Candidates:
+    """Return who may be chosen. Raises InvalidArgument, FailedPrecondition."""
+    check_epoch("candidates.dictionary_version", message.dictionary_version, snapshot)
+    count = len(snapshot.names)
+    if message.node_bitmap:
+        nodes, source = _bitmap(message.node_bitmap, count), "the request's node_bitmap"
+    else:
+        nodes = np.ones(count, dtype=bool)
+        nodes[[node for node in snapshot.jobs if node < count]] = False
+        source = (
+            f"no allocation was given: the {int(nodes.sum())} nodes on which no agent reports a job; "
+            "what is allocated and not started yet is not known"
+        )
+    shared = message.shared_node_index
+    if len(shared) != len(message.shared_gpu_mask):
+        raise InvalidArgument(
+            "candidates.shared_gpu_mask",
+            f"{len(message.shared_gpu_mask)} bytes for {len(shared)} of shared_node_index, expected one each",
+        )
+    gpus: dict[int, int] = {}
+    for node, mask in zip(shared, message.shared_gpu_mask, strict=True):
+        _check_range("candidates.shared_node_index", node, 0, count - 1)
+        has = int(snapshot.facts.gpus[node])
+        if node in gpus:
+            raise InvalidArgument(
+                "candidates.shared_node_index", f"{node} is there twice; expected each once"
+            )
+        if has > SHARED_GPUS_MAX or mask >= 1 << has:
+            raise InvalidArgument(
+                "candidates.shared_gpu_mask",
+                f"{mask:#x} for node {node} of {has} GPUs; expected bits below {min(has, SHARED_GPUS_MAX)}, "
+                f"and nodes of at most {SHARED_GPUS_MAX} GPUs",
+            )
+        gpus[node] = mask
+        nodes[node] = mask > 0
+    return Candidates(nodes, gpus, source)
+
+
+def _bitmap(bitmap: bytes, count: int) -> Flags:
+    if len(bitmap) > BITMAP_BYTES_MAX:
+        raise InvalidArgument(
+            "candidates.node_bitmap", f"{len(bitmap)} bytes, expected at most {BITMAP_BYTES_MAX}"
+        )
+    bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+    if bits[count:].any():
+        beyond = count + int(np.flatnonzero(bits[count:])[0])
+        raise InvalidArgument(
+            "candidates.node_bitmap",
+            f"index {beyond} is set, expected below {count}, the number of nodes",
+        )
+    nodes = np.zeros(count, dtype=bool)
+    size = min(count, bits.size)
+    nodes[:size] = bits[:size]
+    return nodes
+
+
+def nodes_of(message: placement_pb2.EvaluatePlacementRequest, snapshot: Judgement) -> Indexes:
+    """Return the nodes that the caller chose. Raises InvalidArgument, FailedPrecondition."""
+    check_epoch("dictionary_version", message.dictionary_version, snapshot)
+    nodes = np.array(message.node_index, dtype=np.intp)
+    count = len(snapshot.names)
+    if not 1 <= nodes.size <= NODES_MAX:
+        raise InvalidArgument("node_index", f"{nodes.size} nodes, expected 1 to {NODES_MAX}")
+    if nodes.max() >= count:
+        raise InvalidArgument(
+            "node_index", f"{nodes.max()}, expected below {count}, the number of nodes"
+        )
+    if np.unique(nodes).size != nodes.size:
+        raise InvalidArgument("node_index", "a node is there twice, expected each once")
+    if message.gang.nodes not in (0, nodes.size):
+        raise InvalidArgument(
+            "gang.nodes", f"{message.gang.nodes}, expected {nodes.size}, as in node_index, or 0"
+        )
+    return nodes
+
+
+# ----------------------------------------------------------------------
+# Answers.
+
+
+def estimate_message(one: Quantity, *, explain: bool) -> placement_pb2.Estimate:
+    """Return a number for the wire."""
+    source: Any = int(one.source)
+    return placement_pb2.Estimate(
+        value=one.value, lower=one.lower, upper=one.upper, source=source,
+        evidence=one.evidence if explain else "",
+    )  # fmt: skip
+
+
+def price_message(price: GangPrice, *, explain: bool) -> placement_pb2.PlacementPrice:
+    """Return a price for the wire."""
+    return placement_pb2.PlacementPrice(
+        total_gpu_hours=estimate_message(price.total, explain=explain),
+        parts=[
+            placement_pb2.PlacementPricePart(
+                name=part.name, gpu_hours=estimate_message(part.gpu_hours, explain=explain)
+            )
+            for part in price.parts
+        ],
+    )
+
+
+def option_message(
+    table: NodeTable, option: PlacementChoice, *, explain: bool, violations: Sequence[str] = ()
+) -> placement_pb2.PlacementOption:
+    """Return an option for the wire."""
+    reply = placement_pb2.PlacementOption(
+        gpu_mask=option.gpu_masks.tobytes(),
+        spares_wanted=option.backups_wanted,
+        survival=estimate_message(option.price.survival, explain=explain),
+        speed=estimate_message(option.price.speed, explain=explain),
+        topology_factor=estimate_message(option.price.topology, explain=explain),
+        goodput=estimate_message(option.price.goodput, explain=explain),
+        price=price_message(option.price, explain=explain),
+        gap_gpu_hours_max=option.gap_gpu_hours if isfinite(option.gap_gpu_hours) else 0.0,
+        violations=violations,
+    )
+    reply.MergeFromString(packed(placement_pb2.PlacementOption, {"node_index": option.nodes}))
+    reply.spare_node_index.extend(option.backups.tolist())
+    names = table.facts.domains.names
+    for tier, domains, unknown in zip(PRICED_TIERS, option.domains, option.unknown, strict=True):
+        if names[tier.row]:
+            reply.spanned.add(tier=_number(tier), domains=domains, unknown_nodes=unknown)
+    for each, before, after in option.strands:
+        reply.strands.add(tier=_number(each), nodes_before=before, nodes_after=after)
+    return reply
+
+
+def _number(tier: Tier | None) -> Any:
+    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    return 0 if tier is None else int(tier)
+
+
+def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) -> None:
+    """Put changed requirements into the message that they came in."""
+    gang.nodes, gang.gpus_per_node = needs.nodes, needs.gpus_per_node
+    gang.node_score_min, gang.survival_min = needs.score_min, needs.survival_min
+    invariants = gang.invariants
+    invariants.within = _number(needs.within)
+    invariants.segment_nodes = needs.segment_nodes if needs.segment_nodes > 1 else 0
+    invariants.segment_tier = _number(needs.segment_tier)
+    invariants.same_rails = needs.same_rails
+    invariants.spread_over = _number(needs.spread_over)
+    invariants.spread_nodes_max = needs.spread_nodes_max

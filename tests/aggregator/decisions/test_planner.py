@@ -1,0 +1,241 @@
+"""Plans keep what is promised of them: a checker that knows nothing of the search, and all subsets of small fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.node_table import node_table
+from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.model import HealthState
+from tests.aggregator.decisions.fleets import (
+    Node,
+    cheapest,
+    snapshot_of,
+    table_of,
+    violations,
+)
+
+#: Of a price, by which sums in another order may differ.
+SLACK = 1e-9
+HAZARDS = (1e-5, 1.8e-4, 1.8e-4, 5e-4, 2e-3, 5e-2)
+SPEEDS = (1.0, 1.0, 1.0, 0.99, 0.97, 0.9)
+STATES = (
+    *[HealthState.HEALTHY] * 6,
+    HealthState.UNHEALTHY,
+    HealthState.STALE,
+    HealthState.MAINTENANCE,
+)
+
+
+@st.composite
+def fleets(draw: Any, most: int = 10) -> list[Node]:
+    """Return a fleet of a few leaves and racks; racks may lie across leaves, places may be missing."""
+    count = draw(st.integers(2, most))
+    nested = draw(st.booleans())
+    nodes = []
+    for at in range(count):
+        rack = draw(st.integers(0, 3))
+        leaf = rack // 2 if nested else draw(st.integers(0, 2))
+        spine = leaf // 2 if nested else draw(st.integers(0, 1))
+        known = draw(st.integers(0, 11)) > 0
+        places = (
+            "", f"s{spine}", f"l{leaf}" if known else "", f"r{rack}", f"n{rack}" if known else "",
+            f"p{draw(st.integers(0, 2))}", "",
+        )  # fmt: skip
+        nodes.append(
+            Node(
+                f"h{at}",
+                draw(st.sampled_from(HAZARDS)) * (1.0 + at / 1000.0),
+                draw(st.sampled_from(SPEEDS)),
+                draw(st.sampled_from(STATES)),
+                draw(st.sampled_from((8, 8, 8, 4))),
+                places,
+                f"rails{leaf}",
+                draw(st.integers(0, 7)) > 0,
+            )
+        )
+    return nodes
+
+
+@st.composite
+def gangs(draw: Any, most: int = 8) -> GangRequirements:
+    """Return what a gang may ask for."""
+    segment = draw(st.sampled_from((1, 1, 2, 3)))
+    nodes = segment * draw(st.integers(1, max(1, most // segment)))
+    spread = draw(st.sampled_from((None, None, Tier.POWER_DOMAIN, Tier.RACK)))
+    return GangRequirements(
+        nodes,
+        gpus_per_node=draw(st.sampled_from((4, 8))),
+        hours=draw(st.sampled_from((1.0, 24.0, 500.0))),
+        within=draw(st.sampled_from((None, None, Tier.SPINE, Tier.LEAF, Tier.RACK))),
+        segment_nodes=segment,
+        segment_tier=draw(st.sampled_from((Tier.RACK, Tier.LEAF, Tier.NVLINK_DOMAIN)))
+        if segment > 1
+        else None,
+        same_rails=draw(st.sampled_from((False, False, True))),
+        spread_over=spread,
+        spread_nodes_max=draw(st.integers(1, 4)) if spread else 0,
+        score_min=draw(st.sampled_from((0.0, 0.0, 0.99))),
+        survival_min=draw(st.sampled_from((0.0, 0.0, 0.5))),
+        communication_share=draw(st.sampled_from((0.0, 0.3))),
+    )
+
+
+def planned(
+    nodes: list[Node], needs: GangRequirements, **options: Any
+) -> list[planner.PlacementChoice]:
+    table, candidates = table_of(nodes)
+    return planner.plan(table, candidates, needs, **options)
+
+
+@pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
+@given(nodes=fleets(), needs=gangs())
+def test_a_plan_is_whole_or_there_is_none(
+    nodes: list[Node], needs: GangRequirements, subsets_max: float
+) -> None:
+    """Slurm gave 17 + 17 + 2 nodes for three segments of 12: each option holds to every invariant, in its rank order."""
+    for option in planned(nodes, needs, options_max=8, subsets_max=subsets_max):
+        assert violations(nodes, option.nodes.tolist(), needs) == []
+        assert not set(option.backups.tolist()) & set(option.nodes.tolist())
+        assert option.price.total.value == pytest.approx(
+            sum(part.gpu_hours.value for part in option.price.parts)
+        )
+        for each in (option.price.survival, option.price.speed, option.price.goodput):
+            assert each.lower <= each.value <= each.upper
+
+
+@given(nodes=fleets(), needs=gangs())
+def test_what_trying_all_finds_is_found(nodes: list[Node], needs: GangRequirements) -> None:
+    """A gang that waits beside free nodes that would hold it is a bug: to twelve nodes every plan is found, at its price."""
+    best = cheapest(nodes, needs)
+    found = planned(nodes, needs)
+    assert bool(found) == (best is not None)
+    if best is not None:
+        cost = found[0].price.total.value
+        assert cost == pytest.approx(best, rel=1e-6)
+        assert cost - found[0].gap_gpu_hours <= best * (1 + SLACK) + SLACK
+
+
+def is_crosscut(needs: GangRequirements) -> bool:
+    """Whether segments meet a spread, or a survival the speed and the domains: then the search itself is no proof."""
+    return (needs.spread_over is not None and needs.segment_nodes > 1) or needs.survival_min > 0.0
+
+
+@given(nodes=fleets(12), needs=gangs())
+def test_the_search_is_within_its_bound(nodes: list[Node], needs: GangRequirements) -> None:
+    """Large fleets cannot be tried: the search alone finds what there is, and no plan is better by more than it says."""
+    best = cheapest(nodes, needs)
+    found = planned(nodes, needs, subsets_max=0.0)
+    if best is None:
+        assert found == []
+    elif found:
+        cost = found[0].price.total.value
+        assert cost >= best * (1 - 1e-6) - SLACK
+        assert cost - found[0].gap_gpu_hours <= best * (1 + 1e-6) + SLACK
+    else:
+        assert is_crosscut(needs)
+
+
+def relaxations(needs: GangRequirements) -> list[GangRequirements]:
+    """Return the same with one constraint less, each."""
+    return [
+        replace(needs, within=None),
+        replace(needs, same_rails=False),
+        replace(needs, segment_nodes=1, segment_tier=None),
+        replace(needs, spread_over=None, spread_nodes_max=0),
+        replace(needs, score_min=0.0),
+        replace(needs, survival_min=0.0),
+    ]
+
+
+@pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
+@given(nodes=fleets(9), needs=gangs(), data=st.data())
+def test_more_room_is_never_worse(
+    nodes: list[Node], needs: GangRequirements, data: st.DataObject, subsets_max: float
+) -> None:
+    """One more candidate, or one constraint less, and a worse price: nobody could trust either. Within the stated bound."""
+    before = planned(nodes, needs, subsets_max=subsets_max)
+    if not before:
+        return
+    cost = before[0].price.total.value
+    if data.draw(st.booleans()):
+        another = data.draw(fleets(2))[0]
+        after = planned([*nodes, another], needs, subsets_max=subsets_max)
+    else:
+        less = data.draw(st.sampled_from(relaxations(needs)))
+        after = planned(nodes, less, subsets_max=subsets_max)
+    if not after:
+        assert subsets_max == 0.0 and is_crosscut(needs)
+        return
+    slack = after[0].gap_gpu_hours if subsets_max == 0.0 else 0.0
+    assert after[0].price.total.value <= cost * (1 + 1e-6) + slack + SLACK
+
+
+@pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
+@given(nodes=fleets(12), needs=gangs(), data=st.data())
+def test_names_and_their_order_decide_nothing(
+    nodes: list[Node], needs: GangRequirements, data: st.DataObject, subsets_max: float
+) -> None:
+    """Two replicas of a scheduler list the same nodes in two orders: they get the same plan."""
+    order = data.draw(st.permutations(range(len(nodes))))
+    other = [
+        replace(
+            nodes[at],
+            name=f"x{at}",
+            rails=f"{nodes[at].rails}'",
+            places=tuple(name and f"{name[0]}{9 - int(name[1])}" for name in nodes[at].places),
+        )
+        for at in order
+    ]
+    mine, theirs = (
+        planned(each, needs, options_max=8, subsets_max=subsets_max) for each in (nodes, other)
+    )
+    assert [one.price.total.value for one in mine] == pytest.approx(
+        [one.price.total.value for one in theirs], rel=1e-9
+    )
+    for one, another in zip(mine, theirs, strict=True):
+        chosen = sorted(nodes[at].hazard for at in one.nodes)
+        assert chosen == sorted(other[at].hazard for at in another.nodes)
+
+
+def test_what_is_not_known_widens_the_price() -> None:
+    """STALE and UNKNOWN counted as well would win over nodes that are known to be well."""
+    well = [Node(f"h{at}") for at in range(8)]
+    facts = snapshot_of(well).facts
+    silent = replace(
+        facts, is_reporting=np.zeros(8, dtype=bool), speed_reach=np.full(8, np.nan, dtype=np.float32),
+        hazard_up=np.full(8, 100.0, dtype=np.float32), hazard_down=np.full(8, 100.0, dtype=np.float32),
+    )  # fmt: skip
+    everyone = Candidates(np.ones(8, dtype=bool))
+    known, unknown = (
+        planner.plan(
+            node_table(replace(snapshot_of(well), facts=each)), everyone, GangRequirements(4)
+        )[0]
+        for each in (facts, silent)
+    )
+    for name in ("total", "survival", "speed"):
+        one, other = getattr(known.price, name), getattr(unknown.price, name)
+        assert other.upper - other.lower > one.upper - one.lower
+    assert unknown.price.speed.value < 1.0
+    assert unknown.price.total.value > known.price.total.value
+
+
+def test_while_degraded_nobody_is_excluded_by_news_of_that_time() -> None:
+    """A broken switch before the aggregator makes half of the fleet UNHEALTHY: plans go on with those of before."""
+    from gangline.aggregator.decisions.node_table import excluded_now, excluded_since
+
+    nodes = [Node("a", state=HealthState.UNHEALTHY), Node("b"), Node("c")]
+    before = 7, excluded_now(snapshot_of(nodes))
+    worse = [replace(node, state=HealthState.UNHEALTHY) for node in nodes]
+    degraded = snapshot_of(worse, degraded="half of the fleet fell silent at once")
+    assert excluded_since(degraded, before).tolist() == [True, False, False]
+    assert excluded_since(snapshot_of(worse), before).tolist() == [True, True, True]
+    assert excluded_since(degraded, (6, before[1])).tolist() == [True, True, True]

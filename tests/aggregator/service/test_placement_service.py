@@ -1,0 +1,321 @@
+"""PlacementService over a judged fleet: what a scheduler gets, and what it is told where it asks for what cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    ServiceUnavailable,
+)
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.service import placement
+from gangline.aggregator.service.placement import PlacementService
+from gangline.contract.wire import placement_pb2 as wire
+from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
+from gangline.contract.wire.score_pb2 import ComponentShares, Workload
+from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.aggregator.service.test_score_process import GUARD_SECONDS, answer, handed_over, running
+from tests.worlds import World, gpu_of
+
+
+@dataclass
+class SnapshotStandIn:
+    snapshot: Judgement | None = None
+
+
+def placed_world(hosts: int = 8) -> World:
+    """Return hosts in two leaves, two racks each; the fourth has a fatal XID."""
+    world = World(hosts, 2)
+    places = {
+        f"h{at}": HostPlacement(
+            rack=f"r{at // 2}", leaf=f"leaf-{at // 4}", spine="spine-0", power_domain=f"pdu-{at % 2}",
+            rails=(f"leaf-{at // 4}",),
+        )
+        for at in range(hosts)
+    }  # fmt: skip
+    world.fleet.declared = replace(NOTHING, places=places, places_version=1)
+    world.run(8)
+    world.event(world.hosts[3], 95, gpu_of(world.hosts[3], 0))
+    return world
+
+
+def gang(nodes: int = 2, **fields: Any) -> wire.GangRequirements:
+    return wire.GangRequirements(nodes=nodes, **fields)
+
+
+def plan(
+    snapshot: Judgement | None, request: wire.PlanPlacementRequest
+) -> wire.PlanPlacementResponse:
+    return asyncio.run(PlacementService(SnapshotStandIn(snapshot)).PlanPlacement(request, None))
+
+
+def everyone(count: int) -> wire.PlacementCandidates:
+    return wire.PlacementCandidates(
+        node_bitmap=np.packbits(np.ones(count, dtype=bool), bitorder="little").tobytes()
+    )
+
+
+def test_a_plan_of_a_judged_fleet() -> None:
+    """From frames to nodes: the leaf without the broken host is chosen, whole racks together, and the price adds up."""
+    snapshot = placed_world().run(20)
+    assert snapshot.columns.state[3] == HealthState.UNHEALTHY
+    request = wire.PlanPlacementRequest(
+        gang=gang(4, invariants=wire.PlacementInvariants(
+            within=wire.TIER_LEAF, segment_nodes=2, segment_tier=wire.TIER_RACK)),
+        candidates=everyone(8), options_max=8, explain=True,
+    )  # fmt: skip
+    reply = plan(snapshot, request)
+    (option, *_) = reply.options
+    assert sorted(option.node_index) == [4, 5, 6, 7]
+    assert [at // 2 for at in option.node_index] in ([2, 2, 3, 3], [3, 3, 2, 2])
+    total = sum(part.gpu_hours.value for part in option.price.parts)
+    assert option.price.total_gpu_hours.value == pytest.approx(total)
+    assert 0 < option.goodput.value <= 1 and option.goodput.lower < option.goodput.upper
+    assert (
+        option.topology_factor.source == wire.ESTIMATE_ASSUMED and option.topology_factor.evidence
+    )
+    spanned = {one.tier: one.domains for one in option.spanned}
+    assert spanned[wire.TIER_LEAF] == 1 and spanned[wire.TIER_RACK] == 2
+    assert {one.tier: (one.nodes_before, one.nodes_after) for one in option.strands}[
+        wire.TIER_LEAF
+    ] == (4, 3)
+    assert not reply.blockers and reply.decision_id == plan(snapshot, request).decision_id
+    assert reply.decision_id != plan(replace(snapshot, version=99), request).decision_id
+
+
+def test_the_process_that_answers_schedulers_answers_the_same(tmp_path: Path) -> None:
+    """Plans come from the score process too, from the snapshot that it was handed."""
+    snapshot = placed_world().run(20)
+    request = wire.PlanPlacementRequest(gang=gang(3), candidates=everyone(8), options_max=4)
+    expected = plan(handed_over(snapshot), request)
+
+    async def scenario() -> Any:
+        async with running(tmp_path, snapshot) as one:
+            await answer(one)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            planned = await stub.PlanPlacement(request, timeout=GUARD_SECONDS)
+            priced = await stub.EvaluatePlacement(
+                wire.EvaluatePlacementRequest(node_index=planned.options[0].node_index),
+                timeout=GUARD_SECONDS,
+            )
+            await channel.close()
+            return planned, priced
+
+    reply, priced = asyncio.run(scenario())
+    reply.ClearField("solve_time")
+    expected.ClearField("solve_time")
+    assert reply == expected
+    cost = reply.options[0].price.total_gpu_hours.value
+    assert priced.option.price.total_gpu_hours.value == pytest.approx(cost)
+
+
+def test_nothing_fits_is_an_answer() -> None:
+    """`16 free GPUs start no 16-GPU job`: status OK, which constraints, and a change that is taken as it is."""
+    snapshot = placed_world().run(20)
+    request = wire.PlanPlacementRequest(
+        gang=gang(4, invariants=wire.PlacementInvariants(within=wire.TIER_RACK)),
+        candidates=everyone(8),
+    )
+    reply = plan(snapshot, request)
+    assert not reply.options and reply.proven
+    told = {one.constraint: one for one in reply.blockers}
+    assert set(told) == {"gang.nodes", "gang.invariants.within"}
+    change = told["gang.invariants.within"].relaxations[0]
+    assert change.change == "within one rack -> one leaf" and change.price.total_gpu_hours.value > 0
+    again = wire.PlanPlacementRequest(gang=change.gang, candidates=request.candidates)
+    assert plan(snapshot, again).options
+
+
+def test_without_an_allocation_the_answer_says_whose_word_it_is() -> None:
+    """Nobody told who is free: those that run a job are left out, and the answer says what is not known."""
+    nodes = [Node("a", job="81"), Node("b"), Node("c")]
+    reply = plan(snapshot_of(nodes), wire.PlanPlacementRequest(gang=gang(2)))
+    assert sorted(reply.options[0].node_index) == [1, 2]
+    assert "2 nodes on which no agent reports a job" in reply.candidates_source
+
+
+def test_free_gpus_of_a_shared_node_are_chosen() -> None:
+    """Half a node is free: its free half is what the job gets, aligned."""
+    candidates = wire.PlacementCandidates(
+        node_bitmap=b"\x00",
+        shared_node_index=[0, 1],
+        shared_gpu_mask=bytes([0b11110001, 0b00000011]),
+    )
+    reply = plan(snapshot_of([Node("a"), Node("b")]), wire.PlanPlacementRequest(
+        gang=gang(1, gpus_per_node=4), candidates=candidates))  # fmt: skip
+    assert list(reply.options[0].node_index) == [0] and reply.options[0].gpu_mask == bytes(
+        [0b11110000]
+    )
+
+
+def test_a_workload_meets_its_own_speed_of_each_node() -> None:
+    """Work that is bound by memory does not mind a low clock: the slow node costs it nothing."""
+    snapshot = snapshot_of([Node("a"), Node("b")])
+    speeds = snapshot.component_speeds.copy()
+    speeds[0, 0] = 0.5  # of its SM clock
+    snapshot = replace(snapshot, component_speeds=speeds)
+    speed = {}
+    for name, shares in (
+        ("compute", ComponentShares(compute=1.0)),
+        ("memory", ComponentShares(memory=1.0)),
+    ):
+        reply = plan(
+            snapshot, wire.PlanPlacementRequest(gang=gang(2, workload=Workload(shares=shares)))
+        )
+        speed[name] = reply.options[0].speed.value
+    assert speed["memory"] == pytest.approx(1.0) and speed["compute"] == pytest.approx(0.5)
+
+
+def test_the_caller_is_told_what_its_own_nodes_break() -> None:
+    """A scheduler that chose by itself learns the price, and what does not hold."""
+    nodes = [Node(f"h{at}", places=("", "", f"l{at // 2}", "", "", "", "")) for at in range(4)]
+    nodes[2] = replace(nodes[2], state=HealthState.UNHEALTHY)
+    service = PlacementService(SnapshotStandIn(snapshot_of(nodes)))
+    request = wire.EvaluatePlacementRequest(
+        gang=gang(0, invariants=wire.PlacementInvariants(within=wire.TIER_LEAF)), node_index=[2, 1]
+    )
+    option = asyncio.run(service.EvaluatePlacement(request, None)).option
+    assert list(option.node_index) == [2, 1]
+    assert list(option.violations) == [
+        "1 nodes are UNHEALTHY, in maintenance, or gone", "the nodes are not within one leaf",
+    ]  # fmt: skip
+
+
+def invariants(**fields: Any) -> Callable[[wire.PlanPlacementRequest], None]:
+    return lambda request: request.gang.invariants.MergeFrom(wire.PlacementInvariants(**fields))
+
+
+def of_gang(**fields: Any) -> Callable[[wire.PlanPlacementRequest], None]:
+    def change(request: wire.PlanPlacementRequest) -> None:
+        for name, value in fields.items():
+            setattr(request.gang, name, value)
+
+    return change
+
+
+def seconds(name: str, value: float) -> Callable[[wire.PlanPlacementRequest], None]:
+    return lambda request: getattr(request.gang, name).FromNanoseconds(round(value * 1e9))
+
+
+def candidates(**fields: Any) -> Callable[[wire.PlanPlacementRequest], None]:
+    return lambda request: request.candidates.MergeFrom(wire.PlacementCandidates(**fields))
+
+
+def preference(*ones: tuple[int, float]) -> Callable[[wire.PlanPlacementRequest], None]:
+    def change(request: wire.PlanPlacementRequest) -> None:
+        for tier, hours in ones:
+            request.gang.preferences.add(tier=tier, gpu_hours_per_domain=hours)  # type: ignore[arg-type]
+
+    return change
+
+
+def workload(request: wire.PlanPlacementRequest) -> None:
+    request.gang.workload.job = "nobody"
+
+
+REFUSED: list[tuple[str, Callable[[wire.PlanPlacementRequest], None]]] = [
+    ("gang.nodes: 0, expected 1 to 100000", of_gang(nodes=0)),
+    ("gang.nodes: 100001, expected 1 to 100000", of_gang(nodes=100_001)),
+    ("gang.gpus_per_node: 65, expected 0 to 64", of_gang(gpus_per_node=65)),
+    ("gang.node_score_min: 1.5, expected 0 to 1", of_gang(node_score_min=1.5)),
+    ("gang.node_score_min: nan, expected 0 to 1", of_gang(node_score_min=nan)),
+    ("gang.survival_min: 1, expected 0 to below 1", of_gang(survival_min=1.0)),
+    ("gang.communication_share: -0.1, expected 0 to 1", of_gang(communication_share=-0.1)),
+    ("gang.gpu_hours_per_stranded_gpu_hour: nan", of_gang(gpu_hours_per_stranded_gpu_hour=nan)),
+    ("gang.tenant: 129 characters, at most 128", of_gang(tenant="x" * 129)),
+    ("gang.length: 59 s, expected 60 to 31536000", seconds("length", 59)),
+    ("gang.restart: 604801 s, expected 0 to 604800", seconds("restart", 604_801)),
+    ("gang.checkpoint_interval: 0 s, expected 1 to 604800", seconds("checkpoint_interval", 0)),
+    ("gang.invariants.within: 9, expected TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN", invariants(within=9)),
+    ("gang.invariants.segment_nodes: 3 does not divide the 4 nodes; expected a divisor, or nodes = 3",
+     invariants(segment_nodes=3, segment_tier=wire.TIER_RACK)),
+    ("gang.invariants.segment_tier: expected together with segment_nodes", invariants(segment_nodes=2)),
+    ("gang.invariants.segment_tier: 6, expected TIER_NVLINK_DOMAIN to TIER_CORE",
+     invariants(segment_nodes=2, segment_tier=wire.TIER_POWER_DOMAIN)),
+    ("gang.invariants.spread_nodes_max: expected together with spread_over", invariants(spread_nodes_max=2)),
+    ("gang.preferences[1].tier: TIER_LEAF is there twice", preference((3, 1.0), (3, 2.0))),
+    ("gang.preferences[0].tier: unspecified", preference((0, 1.0))),
+    ("gang.preferences[0].gpu_hours_per_domain: -1, expected 0 to 1e+09", preference((3, -1.0))),
+    ("candidates.node_bitmap: index 4 is set, expected below 4", candidates(node_bitmap=b"\x1f")),
+    ("candidates.node_bitmap: 1048577 bytes, expected at most 1048576", candidates(node_bitmap=bytes((1 << 20) + 1))),
+    ("candidates.shared_gpu_mask: 0 bytes for 1 of shared_node_index, expected one each", candidates(shared_node_index=[1])),
+    ("candidates.shared_node_index: 4, expected 0 to 3", candidates(shared_node_index=[4], shared_gpu_mask=b"\x01")),
+    ("candidates.shared_node_index: 1 is there twice", candidates(shared_node_index=[1, 1], shared_gpu_mask=b"\x01\x01")),
+    ("options_max: 9, expected 0 to 8", lambda request: setattr(request, "options_max", 9)),
+    ("request_id: 129 characters", lambda request: setattr(request, "request_id", "x" * 129)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "change"), REFUSED, ids=[one[0][:40] for one in REFUSED])
+def test_what_a_request_may_not_be(
+    message: str, change: Callable[[wire.PlanPlacementRequest], None]
+) -> None:
+    """Each field has its limit; the error names the field, what it is, and what would be right."""
+    request = wire.PlanPlacementRequest(gang=gang(4))
+    change(request)
+    with pytest.raises(InvalidArgument) as refused:
+        plan(snapshot_of([Node(f"h{at}") for at in range(4)]), request)
+    assert str(refused.value).startswith(message)
+
+
+def test_what_cannot_be_answered_yet() -> None:
+    """No snapshot, indexes of another epoch, a job that nobody knows: each has its own status."""
+    snapshot, request = snapshot_of([Node("a")]), wire.PlanPlacementRequest(gang=gang(1))
+    with pytest.raises(ServiceUnavailable):
+        plan(None, request)
+    other = wire.PlanPlacementRequest(gang=gang(1))
+    other.candidates.dictionary_version = 6
+    with pytest.raises(FailedPrecondition, match="the version is now 7"):
+        plan(snapshot, other)
+    workload(request)
+    with pytest.raises(NotFound):
+        plan(snapshot, request)
+
+
+@pytest.mark.parametrize(
+    ("message", "nodes"),
+    [
+        ("0 nodes, expected 1 to", []),
+        ("4, expected below 4", [4]),
+        ("a node is there twice", [1, 1]),
+    ],
+)
+def test_which_nodes_cannot_be_priced(message: str, nodes: list[int]) -> None:
+    """An index of another fleet must not price a node that the caller did not mean."""
+    service = PlacementService(SnapshotStandIn(snapshot_of([Node(f"h{at}") for at in range(4)])))
+    with pytest.raises(InvalidArgument, match=message):
+        asyncio.run(
+            service.EvaluatePlacement(wire.EvaluatePlacementRequest(node_index=nodes), None)
+        )
+
+
+def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that sends a thousand plans at once is told to wait, and memory does not grow."""
+    monkeypatch.setattr(placement, "PLANS_MAX", 2)
+    service = PlacementService(SnapshotStandIn(snapshot_of([Node("a")])))
+
+    async def scenario() -> list[Any]:
+        calls = [
+            service.PlanPlacement(wire.PlanPlacementRequest(gang=gang(1)), None) for _ in range(5)
+        ]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    replies = asyncio.run(scenario())
+    assert sum(isinstance(one, ResourceExhausted) for one in replies) == 3
+    assert all(one.options for one in replies if not isinstance(one, Exception))
