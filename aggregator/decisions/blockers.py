@@ -160,7 +160,7 @@ class _Request:
     def active(self) -> list[str]:
         """Return the constraints that ask for anything."""
         needs = self.needs
-        asked_for = {
+        requested = {
             NODES: needs.nodes > 1,
             CANDIDATES: self.occupied().size > 0,
             STATES: self.repairable().size > 0,
@@ -172,7 +172,7 @@ class _Request:
             SURVIVAL: needs.survival_min > 0.0,
             FLOOR: needs.score_min > 0.0,
         }
-        return [one for one in CONSTRAINTS if asked_for[one]]
+        return [one for one in CONSTRAINTS if requested[one]]
 
 
 def _as_repaired(table: NodeTable) -> NodeTable:
@@ -224,8 +224,8 @@ def find_blockers(
     request = _Request(table, candidates, needs, communication)
     active = request.active()
 
-    def conflicts(kept: Sequence[str]) -> bool:
-        return not request.fits(request.without([one for one in active if one not in kept]))
+    def conflicts(chosen: Sequence[str]) -> bool:
+        return not request.fits(request.without([one for one in active if one not in chosen]))
 
     conflict = quick_xplain(active, conflicts) if active else []
     blockers = [
@@ -285,7 +285,7 @@ def _restored(
     request: _Request, changed: ChangedRequest, back: Sequence[str], out: Sequence[str]
 ) -> ChangedRequest:
     """Return *changed* with the constraints *back* as they were asked for, and those *out* removed."""
-    needs, asked_for = changed.needs, request.needs
+    needs, requested = changed.needs, request.needs
     fields: dict[str, tuple[str, ...]] = {
         NODES: ("nodes",), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
         WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
@@ -297,7 +297,7 @@ def _restored(
         elif one == STATES:
             changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
         else:
-            needs = replace(needs, **{name: getattr(asked_for, name) for name in fields[one]})
+            needs = replace(needs, **{name: getattr(requested, name) for name in fields[one]})
     return request.without(out, replace(changed, needs=needs))
 
 
@@ -514,15 +514,15 @@ def _priced(request: _Request, changed: ChangedRequest) -> PlanRelaxation | None
         return None
     option, changes = options[0], list(changed.changes)
     extra: list[PricePart] = []
-    asked_for = request.needs.nodes * planner.gpus_of(request.table, request.needs)
+    requested = request.needs.nodes * planner.gpus_of(request.table, request.needs)
     placed = changed.needs.nodes * planner.gpus_of(request.table, changed.needs)
-    if placed < asked_for:
-        hours = (asked_for - placed) * request.needs.hours
+    if placed < requested:
+        hours = (requested - placed) * request.needs.hours
         extra.append(
             PricePart(
                 "GPUs not placed",
                 Quantity(
-                    hours, hours, hours, QuantitySource.DECLARED, f"{asked_for - placed} GPUs"
+                    hours, hours, hours, QuantitySource.DECLARED, f"{requested - placed} GPUs"
                 ),
             )
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -29,7 +29,8 @@ from gangline.contract.wire import placement_pb2 as wire
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.score_pb2 import ComponentShares, Workload
 from tests.aggregator.decisions.fleets import Node, snapshot_of
-from tests.aggregator.service.test_score_process import GUARD_SECONDS, answer, handed_over, running
+from tests.aggregator.service.test_score_process import answer, handed_over, running
+from tests.processes import GUARD_SECONDS
 from tests.worlds import World, gpu_of
 
 
@@ -220,7 +221,7 @@ def candidates(**fields: Any) -> Callable[[wire.PlanPlacementRequest], None]:
 def preference(*ones: tuple[int, float]) -> Callable[[wire.PlanPlacementRequest], None]:
     def change(request: wire.PlanPlacementRequest) -> None:
         for tier, hours in ones:
-            request.gang.preferences.add(tier=tier, gpu_hours_per_domain=hours)  # type: ignore[arg-type]
+            request.gang.preferences.add(tier=cast(Any, tier), gpu_hours_per_domain=hours)
 
     return change
 
@@ -312,7 +313,8 @@ def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> list[Any]:
         calls = [
-            service.PlanPlacement(wire.PlanPlacementRequest(gang=gang(1)), None) for _ in range(5)
+            service.PlanPlacement(wire.PlanPlacementRequest(gang=gang(1), options_max=2), None)
+            for _ in range(5)
         ]
         return await asyncio.gather(*calls, return_exceptions=True)
 
