@@ -2,12 +2,14 @@
 
 *Checkpoint state*: by seconds; positive where half of the second or more is checkpoint. *As reported*: the share that the agent
 sends at that second, which cannot know a cadence before the third checkpoint. *In the end*: the segments as they stand when the
-run ends, which call earlier ones so, too. The tracker's answer to nothing but samples at 10 Hz; periods are sought as the agent does.
+run ends, which call earlier ones so, too. Both see only
+samples at 10 Hz. *evaluation*: runs whose pauses are evaluations, with few checkpoints: what is called one there is wrong.
 
 *The next checkpoint*: every ten seconds the tracker states when it begins (`next_checkpoint_seconds`) and the probability p
 that it does within a tenth of the interval of that moment. It states no other probability; of these two follows one for any window,
 with p spread evenly over that tenth to both sides and the rest over the whole interval. Beside it, at the same moments:
-persistence (what is now will be), the interval alone with certainty (the last begin and one interval), and the base rate.
+persistence (what is now will be), the interval alone (the tracker's moment, which is the last begin and an interval, with
+certainty), and the base rate of its interval. Windows longer than the interval hold no question.
 """
 
 from __future__ import annotations
