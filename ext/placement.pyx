@@ -72,6 +72,8 @@ cdef struct Work:
     # of the arena
     int size
     int *rows
+    double *hazard        # by place in the arena, as all below
+    double *speed
     int *group[TIERS]     # by place in the arena
     int *begin[TIERS]     # by group; one more at the end
     int *capacity[TIERS]
@@ -82,6 +84,7 @@ cdef struct Work:
     int *counted          # allowed nodes before each place
     double *summed        # their hazard
     int *members          # places, in the order in which they were taken
+    bint is_listed        # they are in order, and `chosen` knows nothing of them
     int taken
     unsigned char *chosen
     int *spread_used
@@ -130,11 +133,6 @@ cdef double _price(const Terms *terms, double speed, double hazard, const int *d
     return terms.gross * (1.0 - speed / (1.0 + longer) * (1.0 - lost)) + preference
 
 
-cdef int _by_place(const void *a, const void *b) noexcept nogil:
-    cdef int x = (<const int *>a)[0], y = (<const int *>b)[0]
-    return (x > y) - (x < y)
-
-
 cdef int _by_capacity(const void *a, const void *b) noexcept nogil:
     """Order children: the roomiest first, the healthiest of those, and then as they lie."""
     cdef const Child *x = <const Child *>a
@@ -177,12 +175,13 @@ cdef double _nth(double *values, int count, int nth) noexcept nogil:
 # The tree of one arena: the nodes of one domain that all members must share, or all there are.
 
 cdef void _build(Work *work) noexcept nogil:
-    cdef int level, i, row, before, wide
+    cdef int level, i, row, before
     cdef bint differs
     for level in range(TIERS):
         work.groups[level] = 0
     for i in range(work.size):
         row = work.rows[i]
+        work.hazard[i], work.speed[i] = work.hazards[row], work.speeds[row]
         differs = i == 0
         for level in range(TIERS):
             if i and not differs:
@@ -197,22 +196,18 @@ cdef void _build(Work *work) noexcept nogil:
 
 
 cdef inline bint _allowed(const Work *work, int place) noexcept nogil:
-    cdef int row = work.rows[place]
-    return work.speeds[row] >= work.speed_min and work.hazards[row] <= work.cutoff
+    return (work.speed[place] >= work.speed_min) & (work.hazard[place] <= work.cutoff)
 
 
 cdef int _count(Work *work) noexcept nogil:
     """Count what is allowed, and what of it whole segments can take; return that of all."""
-    cdef int i, level, g, total, child
+    cdef int i, level, g, total, child, allowed
     work.counted[0] = 0
     work.summed[0] = 0.0
     for i in range(work.size):
-        if _allowed(work, i):
-            work.counted[i + 1] = work.counted[i] + 1
-            work.summed[i + 1] = work.summed[i] + work.hazards[work.rows[i]]
-        else:
-            work.counted[i + 1] = work.counted[i]
-            work.summed[i + 1] = work.summed[i]
+        allowed = _allowed(work, i)  # added in any case: branches that nobody can predict cost more
+        work.counted[i + 1] = work.counted[i] + allowed
+        work.summed[i + 1] = work.summed[i] + allowed * work.hazard[i]
     for level in range(TIERS - 1, -1, -1):
         for g in range(work.groups[level]):
             total = work.counted[work.begin[level][g + 1]] - work.counted[work.begin[level][g]]
@@ -326,23 +321,31 @@ cdef void _clear(Work *work) noexcept nogil:
 
 cdef void _measure(Work *work, Solution *found) noexcept nogil:
     """Fill in what the members, in order of their places, come to."""
-    cdef int tier, i, domain, row
+    cdef int tier, i, domain, place, before
+    cdef const int *domains
+    cdef int *stamps
     found.hazard = 0.0
     found.speed = INFINITY
     for tier in range(TIERS):
         found.domains[tier] = found.unknown[tier] = 0
     work.stamp += 1
     for i in range(work.nodes):
-        row = work.rows[work.members[i]]
-        found.hazard += work.hazards[row]
-        if work.speeds[row] < found.speed:
-            found.speed = work.speeds[row]
-        for tier in range(TIERS):
-            domain = work.domains[tier][row]
+        place = work.members[i]
+        found.hazard += work.hazard[place]
+        if work.speed[place] < found.speed:
+            found.speed = work.speed[place]
+    for tier in range(TIERS):
+        before = -1
+        domains, stamps = work.domains[tier], work.stamps[tier]
+        for i in range(work.nodes):
+            domain = domains[work.rows[work.members[i]]]
+            if domain == before and domain >= 0:
+                continue
+            before = domain
             if domain < 0:
                 found.unknown[tier] += 1
-            elif work.stamps[tier][domain] != work.stamp:
-                work.stamps[tier][domain] = work.stamp
+            elif stamps[domain] != work.stamp:
+                stamps[domain] = work.stamp
                 found.domains[tier] += 1
     found.price = _price(&work.terms, found.speed, found.hazard, found.domains, found.unknown)
 
@@ -358,20 +361,29 @@ cdef bint _dominates(const Solution *a, const Solution *b) noexcept nogil:
     return True
 
 
+cdef void _sort_members(Work *work) noexcept nogil:
+    """Put the members in the order of their places."""
+    cdef int i, count = 0
+    for i in range(work.size):
+        work.members[count] = i
+        count += work.chosen[i]
+
+
 cdef bint _offer(Work *work) noexcept nogil:
     """Remember the members as a solution, unless another is as good. False: there is no memory."""
     cdef Solution found
     cdef int i, kept = 0, worst
     if work.taken != work.nodes:
         return True
-    qsort(work.members, work.taken, sizeof(int), _by_place)
+    if not work.is_listed:
+        _sort_members(work)
     _measure(work, &found)
     if found.hazard > work.hazard_max:
         return True
     for i in range(work.pool_count):
         if _dominates(&work.pool[i], &found):
             return True
-    if work.options_max == 1 and found.price > work.best:
+    if work.options_max <= 1 and found.price > work.best:
         return True
     found.nodes = <int *>malloc(work.nodes * sizeof(int))
     if found.nodes == NULL:
@@ -458,12 +470,13 @@ cdef bint _healthiest(Work *work, int speed_level) noexcept nogil:
     if work.segment == 1 and not work.spread_max:  # no order is needed
         value = _nth_hazard(work, speed_level, work.nodes - 1)
         for i in range(work.size):
-            if _allowed(work, i) and work.hazards[work.rows[i]] < value:
-                _choose(work, i)
+            work.chosen[i] = _allowed(work, i) & (work.hazard[i] < value)
+            work.taken += work.chosen[i]
+        _sort_members(work)
         for i in range(work.size):
             if work.taken == work.nodes:
                 break
-            if _allowed(work, i) and work.hazards[work.rows[i]] == value:
+            if _allowed(work, i) and work.hazard[i] == value:
                 _choose(work, i)
         return True
     ranked = <Ranked *>malloc(work.size * sizeof(Ranked))
@@ -476,7 +489,7 @@ cdef bint _healthiest(Work *work, int speed_level) noexcept nogil:
         begin = total
         for i in range(work.begin[level][g], work.begin[level][g + 1]):
             if _allowed(work, i):
-                ranked[total].hazard, ranked[total].place = work.hazards[work.rows[i]], i
+                ranked[total].hazard, ranked[total].place = work.hazard[i], i
                 total += 1
         qsort(ranked + begin, total - begin, sizeof(Ranked), _by_rank)
         size = (total - begin) // work.segment
@@ -543,7 +556,7 @@ cdef void _move(Work *work, const int *places, int by) noexcept nogil:
             work.inside[tier][domain] += by
             if work.inside[tier][domain] == (by > 0):
                 work.now.domains[tier] += by
-        work.now.hazard += by * work.hazards[row]
+        work.now.hazard += by * work.hazard[places[i]]
 
 
 cdef double _tried(Work *work, const int *out, const int *come) noexcept nogil:
@@ -553,8 +566,8 @@ cdef double _tried(Work *work, const int *out, const int *come) noexcept nogil:
     _move(work, out, -1)
     _move(work, come, 1)
     for i in range(work.segment):
-        if work.speeds[work.rows[come[i]]] < speed:
-            speed = work.speeds[work.rows[come[i]]]
+        if work.speed[come[i]] < speed:
+            speed = work.speed[come[i]]
         if work.spread_max and work.spread_used[work.spread[work.rows[come[i]]]] > work.spread_max:
             return INFINITY
     return _price(&work.terms, speed, work.now.hazard, work.now.domains, work.now.unknown)
@@ -589,13 +602,13 @@ cdef int _candidates(Work *work, int level, int *places, Candidate *sources, Can
         if used and _worst_of(work, level, g, places) == work.segment:
             hazard = 0.0
             for i in range(work.segment):
-                hazard += work.hazards[work.rows[places[i]]]
+                hazard += work.hazard[places[i]]
             _insert(lists[0], &count[0], used, g)
             _insert(lists[1], &count[1], -hazard, g)
         if _best_of(work, level, g, places) == work.segment:
             hazard = 0.0
             for i in range(work.segment):
-                hazard += work.hazards[work.rows[places[i]]]
+                hazard += work.hazard[places[i]]
             _insert(lists[2], &count[2], hazard, g)
             if used:
                 _insert(lists[3], &count[3], hazard, g)
@@ -609,7 +622,7 @@ cdef int _candidates(Work *work, int level, int *places, Candidate *sources, Can
 cdef bint _improve(Work *work) noexcept nogil:
     """Swap segments between groups while that lowers the price and there are steps left. False: there is no memory."""
     cdef int level = work.level if work.segment > 1 else TIERS - 1
-    cdef int a, b, i, tier, row, rounds = 0, found, place, count
+    cdef int a, b, i, tier, row, found
     cdef Candidate sources[2 * SWAP_GROUPS]
     cdef Candidate targets[2 * SWAP_GROUPS]
     cdef int *out = <int *>malloc(2 * work.segment * sizeof(int))
@@ -639,23 +652,20 @@ cdef bint _improve(Work *work) noexcept nogil:
                 price = _tried(work, out, come)
                 if price < work.now.price - 1e-12 * work.terms.gross and work.now.hazard <= work.hazard_max:
                     for i in range(work.segment):
-                        if work.speeds[work.rows[come[i]]] < work.now.speed:
-                            work.now.speed = work.speeds[work.rows[come[i]]]
+                        if work.speed[come[i]] < work.now.speed:
+                            work.now.speed = work.speed[come[i]]
                     work.now.price = price
                     better = True
                 else:
                     _move(work, come, -1)
                     _move(work, out, 1)
     free(out)
-    count = 0
-    for place in range(work.size):
-        if work.chosen[place]:
-            work.members[count] = place
-            count += 1
-            row = work.rows[place]
-            for tier in range(TIERS):
-                if work.domains[tier][row] >= 0:
-                    work.inside[tier][work.domains[tier][row]] = 0
+    _sort_members(work)
+    for i in range(work.taken):
+        row = work.rows[work.members[i]]
+        for tier in range(TIERS):
+            if work.domains[tier][row] >= 0:
+                work.inside[tier][work.domains[tier][row]] = 0
     return True
 
 
@@ -710,8 +720,8 @@ cdef double _least_hazard(Work *work, double speed_min) noexcept nogil:
     cdef int i, count = 0
     cdef double total = 0.0, last
     for i in range(work.size):
-        if work.speeds[work.rows[i]] >= speed_min:
-            work.values[count] = work.hazards[work.rows[i]]
+        if work.speed[i] >= speed_min:
+            work.values[count] = work.hazard[i]
             count += 1
     if count < work.nodes:
         return INFINITY
@@ -729,14 +739,14 @@ cdef void _speed_levels(Work *work) noexcept nogil:
     cdef int i, b, found = 0, above = 0, filled = 0, at
     cdef double low = INFINITY, high = -INFINITY, value, scale, top = -INFINITY
     for i in range(work.size):
-        value = work.speeds[work.rows[i]]
+        value = work.speed[i]
         low = value if value < low else low
         high = value if value > high else high
     scale = (BUCKETS - 1) / (high - low) if high > low else 0.0
     work.speed_low, work.speed_scale = low, scale
     memset(counts, 0, sizeof(counts))
     for i in range(work.size):
-        value = work.speeds[work.rows[i]]
+        value = work.speed[i]
         b = <int>((value - low) * scale)
         if counts[b] == 0 or value < lows[b]:
             lows[b] = value
@@ -777,7 +787,7 @@ cdef inline int _hazard_bucket(double hazard) noexcept nogil:
 
 cdef void _sum_by_level(Work *work) noexcept nogil:
     """Count hazards by level and bucket, cumulated from the fastest nodes on, and bound the sum of the least of each level."""
-    cdef int i, level, at, row, need, size = work.level_count * HAZARD_BUCKETS
+    cdef int i, level, at, need, size = work.level_count * HAZARD_BUCKETS
     cdef double total
     if work.size <= SMALL:
         for level in range(work.level_count):
@@ -786,11 +796,10 @@ cdef void _sum_by_level(Work *work) noexcept nogil:
     memset(work.hazard_counts, 0, size * sizeof(int))
     memset(work.hazard_sums, 0, size * sizeof(double))
     for i in range(work.size):
-        row = work.rows[i]
-        level = work.level_of[<int>((work.speeds[row] - work.speed_low) * work.speed_scale)]
-        at = level * HAZARD_BUCKETS + _hazard_bucket(work.hazards[row])
+        level = work.level_of[<int>((work.speed[i] - work.speed_low) * work.speed_scale)]
+        at = level * HAZARD_BUCKETS + _hazard_bucket(work.hazard[i])
         work.hazard_counts[at] += 1
-        work.hazard_sums[at] += work.hazards[row]
+        work.hazard_sums[at] += work.hazard[i]
     for i in range(HAZARD_BUCKETS, size):
         work.hazard_counts[i] += work.hazard_counts[i - HAZARD_BUCKETS]
         work.hazard_sums[i] += work.hazard_sums[i - HAZARD_BUCKETS]
@@ -810,18 +819,17 @@ cdef void _sum_by_level(Work *work) noexcept nogil:
 
 cdef double _nth_hazard(Work *work, int level, int nth) noexcept nogil:
     """Return the *nth* smallest hazard, from 0, of the nodes of a level."""
-    cdef int i, row, at = level * HAZARD_BUCKETS, count = 0
+    cdef int i, at = level * HAZARD_BUCKETS, count = 0
     if work.size > SMALL:
         while nth >= work.hazard_counts[at]:
             nth -= work.hazard_counts[at]
             at += 1
         at -= level * HAZARD_BUCKETS
     for i in range(work.size):
-        row = work.rows[i]
-        if work.speeds[row] >= work.levels[level] and (
-            work.size <= SMALL or _hazard_bucket(work.hazards[row]) == at
+        if work.speed[i] >= work.levels[level] and (
+            work.size <= SMALL or _hazard_bucket(work.hazard[i]) == at
         ):
-            work.values[count] = work.hazards[row]
+            work.values[count] = work.hazard[i]
             count += 1
     return _nth(work.values, count, nth)
 
@@ -857,6 +865,7 @@ cdef bint _try_all(Work *work) noexcept nogil:
     cdef int i, j, n = work.nodes
     cdef bint holds
     work.taken = n
+    work.is_listed = True
     for i in range(n):
         work.members[i] = i
     while True:
@@ -872,6 +881,7 @@ cdef bint _try_all(Work *work) noexcept nogil:
                 work.spread_used[work.spread[work.rows[work.members[i]]]] = 0
         if holds and not _offer(work):
             work.taken = 0
+            work.is_listed = False
             return False
         i = n - 1
         while i >= 0 and work.members[i] == work.size - n + i:
@@ -882,6 +892,7 @@ cdef bint _try_all(Work *work) noexcept nogil:
         for j in range(i + 1, n):
             work.members[j] = work.members[j - 1] + 1
     work.taken = 0
+    work.is_listed = False
     return True
 
 
@@ -895,8 +906,19 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
     work.speed_min, work.cutoff = -INFINITY, INFINITY
     if not exhaustive and _count(work) < work.nodes:
         return True
+    if work.options_max == 0 and not exhaustive and work.pool_count == 0:
+        if _pack(work) and not _offer(work):
+            return False
     _speed_levels(work)
     _sum_by_level(work)
+    if work.options_max == 0 and not exhaustive:
+        # Only whether anything fits is asked: the least hazards of all nodes tell.
+        level = work.level_count - 1
+        work.speed_min = work.levels[level]
+        if work.pool_count == 0 and (_count(work) < work.nodes or not _healthiest(work, level) or not _offer(work)):
+            return False
+        _clear(work)
+        return True
     for i in range(work.level_count):
         optimistic = _optimistic(work, work.tops[i], work.least[i])
         work.bound = optimistic if optimistic < work.bound else work.bound
@@ -959,55 +981,80 @@ cdef bint _try_level(Work *work, int level) noexcept nogil:
     return True
 
 
-cdef bint _reserve(Work *work, int size, const int *domain_counts, int spread_count) noexcept nogil:
+#: The memory of the last search, for the next: fresh pages cost more than the search itself. Of 10,000 nodes 4 MB.
+cdef char *_memory = NULL
+cdef size_t _memory_bytes = 0
+cdef bint _memory_is_used = False
+
+
+cdef size_t _lay_out(Work *work, char *memory, int size, const int *domain_counts, int spread_count) noexcept nogil:
+    """Put all arrays into *memory*; return how many bytes they need. NULL: only count."""
+    cdef size_t at = 0
     cdef int level, widest = size
-    cdef bint good = True
-    work.rows = <int *>malloc(size * sizeof(int))
     for level in range(TIERS):
-        work.group[level] = <int *>malloc(size * sizeof(int))
-        work.begin[level] = <int *>malloc((size + 1) * sizeof(int))
-        work.capacity[level] = <int *>malloc(size * sizeof(int))
-        work.stamps[level] = <int *>calloc(domain_counts[level] + 1, sizeof(int))
         widest = domain_counts[level] if domain_counts[level] > widest else widest
-        work.inside[level] = <int *>calloc(domain_counts[level] + 1, sizeof(int))
-        good = good and work.inside[level] and work.group[level] and work.begin[level] and work.capacity[level] and work.stamps[level]
-    work.counted = <int *>malloc((size + 1) * sizeof(int))
-    work.summed = <double *>malloc((size + 1) * sizeof(double))
-    work.members = <int *>malloc((size + 1) * sizeof(int))
-    work.chosen = <unsigned char *>calloc(size + 1, 1)
-    work.spread_used = <int *>calloc(spread_count + 1, sizeof(int))
-    work.children = <Child *>malloc((TIERS + 1) * (size + 1) * sizeof(Child))
-    work.sizes = <int *>malloc((widest + 1) * sizeof(int))
-    work.values = <double *>malloc((widest + 1) * sizeof(double))
-    work.hazard_counts = <int *>malloc((SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(int))
-    work.hazard_sums = <double *>malloc((SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(double))
-    return (
-        good and work.rows and work.counted and work.summed and work.members and work.chosen
-        and work.spread_used and work.children and work.sizes and work.values and work.hazard_counts and work.hazard_sums
-    )
+        work.group[level] = <int *>_piece(memory, &at, size * sizeof(int))
+        work.begin[level] = <int *>_piece(memory, &at, (size + 1) * sizeof(int))
+        work.capacity[level] = <int *>_piece(memory, &at, size * sizeof(int))
+        work.stamps[level] = <int *>_piece(memory, &at, (domain_counts[level] + 1) * sizeof(int))
+        work.inside[level] = <int *>_piece(memory, &at, (domain_counts[level] + 1) * sizeof(int))
+        if memory != NULL:
+            memset(work.stamps[level], 0, (domain_counts[level] + 1) * sizeof(int))
+            memset(work.inside[level], 0, (domain_counts[level] + 1) * sizeof(int))
+    work.rows = <int *>_piece(memory, &at, size * sizeof(int))
+    work.hazard = <double *>_piece(memory, &at, size * sizeof(double))
+    work.speed = <double *>_piece(memory, &at, size * sizeof(double))
+    work.counted = <int *>_piece(memory, &at, (size + 1) * sizeof(int))
+    work.summed = <double *>_piece(memory, &at, (size + 1) * sizeof(double))
+    work.members = <int *>_piece(memory, &at, (size + 1) * sizeof(int))
+    work.chosen = <unsigned char *>_piece(memory, &at, size + 1)
+    work.spread_used = <int *>_piece(memory, &at, (spread_count + 1) * sizeof(int))
+    work.children = <Child *>_piece(memory, &at, (TIERS + 1) * (size + 1) * sizeof(Child))
+    work.sizes = <int *>_piece(memory, &at, (widest + 1) * sizeof(int))
+    work.values = <double *>_piece(memory, &at, (widest + 1) * sizeof(double))
+    work.hazard_counts = <int *>_piece(memory, &at, (SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(int))
+    work.hazard_sums = <double *>_piece(memory, &at, (SPEEDS_MAX + 1) * HAZARD_BUCKETS * sizeof(double))
+    if memory != NULL:
+        memset(work.chosen, 0, size + 1)
+        memset(work.spread_used, 0, (spread_count + 1) * sizeof(int))
+    return at
 
 
-cdef void _release(Work *work) noexcept nogil:
-    cdef int level
-    for level in range(TIERS):
-        free(work.group[level])
-        free(work.begin[level])
-        free(work.capacity[level])
-        free(work.stamps[level])
-        free(work.inside[level])
-    free(work.rows)
-    free(work.counted)
-    free(work.summed)
-    free(work.members)
-    free(work.chosen)
-    free(work.spread_used)
-    free(work.children)
-    free(work.sizes)
-    free(work.values)
-    free(work.hazard_counts)
-    free(work.hazard_sums)
-    for level in range(work.pool_count):
-        free(work.pool[level].nodes)
+cdef inline char *_piece(char *memory, size_t *at, size_t size_bytes) noexcept nogil:
+    """Return the next piece, which begins on a multiple of 16 bytes."""
+    cdef char *piece = memory + at[0] if memory != NULL else NULL
+    at[0] += (size_bytes + 15) & ~<size_t>15
+    return piece
+
+
+cdef char *_reserve(Work *work, int size, const int *domain_counts, int spread_count):
+    """Return memory in which all arrays are: that of the last search, unless another has it. NULL: there is none."""
+    global _memory, _memory_bytes, _memory_is_used
+    cdef size_t needed = _lay_out(work, NULL, size, domain_counts, spread_count)
+    cdef char *memory
+    if _memory_is_used:
+        memory = <char *>malloc(needed)
+    else:
+        if needed > _memory_bytes:
+            free(_memory)
+            _memory = <char *>malloc(needed)
+            _memory_bytes = needed if _memory != NULL else 0
+        memory = _memory
+        _memory_is_used = memory != NULL
+    if memory != NULL:
+        _lay_out(work, memory, size, domain_counts, spread_count)
+    return memory
+
+
+cdef void _release(Work *work, char *memory):
+    global _memory_is_used
+    cdef int i
+    if memory == _memory:
+        _memory_is_used = False
+    else:
+        free(memory)
+    for i in range(work.pool_count):
+        free(work.pool[i].nodes)
 
 
 cdef bint _search(Work *work, const int *arenas, int arena_count, double subsets_max) noexcept nogil:
@@ -1038,6 +1085,8 @@ cdef bint _search(Work *work, const int *arenas, int arena_count, double subsets
             memcpy(work.rows, order + i, size * sizeof(int))
             if not _solve(work, subsets <= subsets_max):
                 good = False
+                break
+            if work.options_max == 0 and work.pool_count:
                 break
     free(begin)
     free(order)
@@ -1073,11 +1122,12 @@ def search(
     for tier in range(TIERS):
         work.terms.crossing[tier], work.terms.preference[tier] = terms[3 + tier], terms[3 + TIERS + tier]
         work.domains[tier], work.tree[tier] = &domains[tier, 0], &tree[tier, 0]
-    with nogil:
-        good = _reserve(&work, count, &domain_counts[0], spread_count)
-        if good:
-            good = _search(&work, &arenas[0], arena_count, subsets_max)
+    cdef char *memory = _reserve(&work, count, &domain_counts[0], spread_count)
+    if memory == NULL:
+        raise MemoryError("no memory for the search")
     try:
+        with nogil:
+            good = _search(&work, &arenas[0], arena_count, subsets_max)
         if not good:
             raise MemoryError("no memory for the search")
         members = np.empty((work.pool_count, nodes), dtype=np.int32)
@@ -1091,4 +1141,4 @@ def search(
                 measures[i, 3 + TIERS + tier] = work.pool[i].unknown[tier]
         return work.bound, members, measures
     finally:
-        _release(&work)
+        _release(&work, memory)

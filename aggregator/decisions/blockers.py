@@ -121,7 +121,7 @@ class _Request:
         fit = planner.usable(table, candidates, changed.needs)
         pool = planner.eligible(table, fit, changed.needs)
         lost = lost_time(changed.needs, changed.needs.nodes)
-        return bool(planner.find(table, pool, changed.needs, lost, steps_max=0)[1])
+        return bool(planner.find(table, pool, changed.needs, lost, options_max=0, steps_max=0)[1])
 
     def without(
         self, constraints: Iterable[str], base: ChangedRequest | None = None

@@ -148,7 +148,7 @@ def find(
         PRICED_TIERS.index(needs.segment_tier) if segments and needs.segment_tier else -1,
         needs.hazard_sum_max, lost.terms(needs.preferences), options_max, steps_max, subsets_max,
     )  # fmt: skip
-    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[:options_max]
+    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[: options_max or 1]
     return bound, [at[members[one]] for one in by], [measures[one].tolist() for one in by]
 
 
