@@ -149,7 +149,21 @@ def find(
         needs.hazard_sum_max, lost.terms(needs.preferences), options_max, steps_max, subsets_max,
     )  # fmt: skip
     by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[: options_max or 1]
-    return bound, [at[members[one]] for one in by], [measures[one].tolist() for one in by]
+    return (
+        bound,
+        [_in_rank_order(pool, members[one]) for one in by],
+        [measures[one].tolist() for one in by],
+    )
+
+
+def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
+    """Return the nodes of *members*, places in *pool*, group by group of the tree, and in each as the dictionary has them."""
+    rows = pool.rows[members]
+    tree = np.take(pool.order.tree, rows, axis=1)
+    is_new = (tree[:, 1:] != tree[:, :-1]).any(axis=0)
+    groups = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(is_new)))
+    count = pool.order.nodes.size
+    return np.asarray(np.sort(groups * count + pool.order.nodes[rows]) % count)
 
 
 # ----------------------------------------------------------------------
