@@ -20,7 +20,8 @@ cdef enum:
     POOL_MAX = 64     # solutions that are compared
     SPEEDS_MAX = 16
     CUTOFFS_MAX = 5
-    LEVELS_TRIED = 2
+    LEVELS_TRIED = 2  # of large fleets, where one option is asked for
+    LEVELS_OF_OPTIONS = 6
     BUCKETS = 1024
     HAZARD_BUCKETS = 512  # sixteen in each doubling
     SMALL = 256       # nodes: of fewer, sums are sorted for
@@ -904,7 +905,7 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
     _build(work)
     _least_domains(work)
     work.speed_min, work.cutoff = -INFINITY, INFINITY
-    if not exhaustive and _count(work) < work.nodes:
+    if work.options_max >= 0 and not exhaustive and _count(work) < work.nodes:
         return True
     if work.options_max == 0 and not exhaustive and work.pool_count == 0:
         if _pack(work) and not _offer(work):
@@ -923,10 +924,14 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
         optimistic = _optimistic(work, work.tops[i], work.least[i])
         work.bound = optimistic if optimistic < work.bound else work.bound
         promise[i] = _optimistic(work, work.levels[i], work.least[i])
+    if work.options_max < 0:
+        return True
     if exhaustive:
         return _try_all(work)
     # The most promising levels first; where only the price counts, and there is much to try, not more than a few.
-    tries = LEVELS_TRIED if work.options_max == 1 and work.size > SMALL else work.level_count
+    tries = work.level_count
+    if work.size > SMALL:
+        tries = LEVELS_TRIED if work.options_max == 1 else LEVELS_OF_OPTIONS
     left = work.level_count
     while left > 0 and (tries > 0 or work.pool_count == 0):
         level = 0

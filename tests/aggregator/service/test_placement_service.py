@@ -31,7 +31,8 @@ from gangline.contract.wire import placement_pb2 as wire
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.score_pb2 import ComponentShares, Workload
 from tests.aggregator.decisions.fleets import Node, snapshot_of
-from tests.aggregator.service.test_score_process import GUARD_SECONDS, answer, handed_over, running
+from tests.aggregator.service.test_score_process import answer, handed_over, running
+from tests.processes import GUARD_SECONDS
 from tests.worlds import World, gpu_of
 
 
@@ -222,7 +223,7 @@ def candidates(**fields: Any) -> Callable[[wire.PlanPlacementRequest], None]:
 def preference(*ones: tuple[int, float]) -> Callable[[wire.PlanPlacementRequest], None]:
     def change(request: wire.PlanPlacementRequest) -> None:
         for tier, hours in ones:
-            request.gang.preferences.add(tier=tier, gpu_hours_per_domain=hours)  # type: ignore[arg-type]
+            request.gang.preferences.add(tier=tier, gpu_hours_per_domain=hours)
 
     return change
 
