@@ -67,10 +67,19 @@ async def _move(aggregator: Aggregator) -> None:
             judging.move(aggregator.fleet, second)
 
 
+def _declared_places(folder: Path, hosts: int) -> str:
+    """Write where the hosts are: racks of 8, leaves of 32, spines of 512, power domains of 16; return the file."""
+    path = folder / "places.csv"
+    rows = [f"host-{at:05d},r{at // 8},l{at // 32},s{at // 512},p{at // 16}" for at in range(hosts)]
+    path.write_text("\n".join(["host,rack,leaf,spine,power_domain", *rows, ""]))
+    return str(path)
+
+
 @contextmanager
-def _made(hosts: int) -> Iterator[Aggregator]:
+def _made(hosts: int, *, places: bool = False) -> Iterator[Aggregator]:
     with tempfile.TemporaryDirectory() as folder:
         config = AggregatorConfig(
+            declared=_declared_places(Path(folder), hosts) if places else "",
             listen="127.0.0.1:0",
             listen_scores="127.0.0.1:0",
             data=Path(folder),
@@ -84,8 +93,8 @@ def _made(hosts: int) -> Iterator[Aggregator]:
         yield made
 
 
-async def _scores(hosts: int) -> None:
-    with _made(hosts) as aggregator:
+async def _scores(hosts: int, *, places: bool = False) -> None:
+    with _made(hosts, places=places) as aggregator:
         await aggregator.start()
         assert aggregator.scores is not None
         while not aggregator.scores.version:
@@ -133,8 +142,12 @@ def main() -> None:
     parser.add_argument("role", choices=["scores", "echo"])
     parser.add_argument("--hosts", type=int, default=10_000)
     parser.add_argument("--bytes", type=int, default=0)
+    parser.add_argument("--places", action="store_true")
     options = parser.parse_args()
-    asyncio.run(_scores(options.hosts) if options.role == "scores" else _echo(options.bytes))
+    if options.role == "scores":
+        asyncio.run(_scores(options.hosts, places=options.places))
+    else:
+        asyncio.run(_echo(options.bytes))
 
 
 if __name__ == "__main__":

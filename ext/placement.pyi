@@ -34,7 +34,8 @@ def search(
     number; 0: any. Segments are whole within a group of level *segment_level*. *hazard_max*: of the sum of the members'.
     *terms*: GPU-hours; share of the time lost to what the nodes do not decide; hours lost per interruption; by tier, the
     share that a step takes longer where all traffic crosses it; by tier, GPU-hours for each domain after the first.
-    *options_max* 1: only the price counts. *steps_max*: of work spent on swaps. *subsets_max*: where there are no more,
+    *options_max* 1: only the price counts; 0: any choice will do, and the bound is none;
+    -1: only the bound is asked for. *steps_max*: of work spent on swaps. *subsets_max*: where there are no more,
     each is tried. Members are rows of the columns; measures are price, hazard, speed, domains and unknown by tier.
     Raises ValueError, MemoryError.
     """

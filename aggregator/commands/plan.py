@@ -184,7 +184,9 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
     for at, one in enumerate(options, 1):
         total = one.price.total_gpu_hours
         spans = ", ".join(
-            f"{each.domains} {_title(each.tier)}" for each in one.spanned if each.domains
+            f"{each.domains} {_title(each.tier, each.domains)}"
+            for each in one.spanned
+            if each.domains
         )
         rows.append(
             (
@@ -244,8 +246,9 @@ def _blocker_lines(blocker: wire.Blocker) -> list[str]:
     return lines
 
 
-def _title(tier: int) -> str:
-    return TIERS[tier - 1] if 0 < tier <= len(TIERS) else str(tier)
+def _title(tier: int, count: int = 1) -> str:
+    title = TIERS[tier - 1] if 0 < tier <= len(TIERS) else str(tier)
+    return title if count == 1 else "leaves" if title == "leaf" else f"{title}s"
 
 
 def fold_names(names: Sequence[str]) -> list[str]:

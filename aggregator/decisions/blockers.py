@@ -1,58 +1,35 @@
-"""Why nothing fits: a minimal set of constraints in conflict, and for each the mildest change after which the gang fits.
+"""Why nothing fits: a minimal set of constraints in conflict, and for each the changes that help.
 
-QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether something fits. A change is tried on the whole
-request; where others are in the way too, it comes with the fewest that help.
+QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether something fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import comb, exp, isnan, log
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..counter_deltas import Indexes
 from . import planner
 from .node_table import NodeTable
 from .planner import Candidates
-from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
-from .quantity import Quantity, QuantitySource, assumed
-from .requirements import PRICED_TIERS, GangRequirements, Tier
-
-CANDIDATES, STATES = "candidates", "node states"
-NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
-FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
-WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
-RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
-#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is told.
-CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
-
-#: Jobs that are tried for giving up nodes, and values of a survival between two that are.
-JOBS_MAX, SURVIVAL_STEPS = 32, 12
-#: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
-REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedRequest:
-    """A request with some constraints changed. `added`: candidates that are added; `repaired`: nodes that are out now."""
-
-    needs: GangRequirements
-    added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    changes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRelaxation:
-    """A change after which it fits, and the price of the best plan then."""
-
-    change: str
-    needs: GangRequirements
-    added_nodes: Indexes
-    price: GangPrice
-    start_hours: tuple[float, float] | None  #: median and p90; None: now
+from .quantity import Quantity
+from .relaxations import (
+    CANDIDATES,
+    FLOOR,
+    GPUS,
+    NODES,
+    RAILS,
+    SEGMENTS,
+    SPREAD,
+    STATES,
+    SURVIVAL,
+    WITHIN,
+    BlockedRequest,
+    PlanRelaxation,
+    relaxations_of,
+)
+from .requirements import GangRequirements, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,126 +48,6 @@ class PlanBlockers:
 
     blockers: tuple[PlanBlocker, ...]
     is_proven: bool
-
-
-class _Request:
-    """One request of which nothing fits, and whether changed ones do."""
-
-    def __init__(
-        self,
-        table: NodeTable,
-        candidates: Candidates,
-        needs: GangRequirements,
-        communication: Quantity | None,
-    ) -> None:
-        self.table, self.candidates, self.needs = table, candidates, needs
-        self.communication = communication
-        self._repaired: NodeTable | None = None
-
-    def table_for(self, changed: ChangedRequest) -> NodeTable:
-        """Return the nodes; repaired, those that are out are as the others are in the middle."""
-        if not changed.repaired.size:
-            return self.table
-        if self._repaired is None:
-            self._repaired = _as_repaired(self.table)
-        out = self.table.excluded.copy()
-        out[changed.repaired] = False
-        return replace(self._repaired, excluded=out)
-
-    def repairable(self) -> Indexes:
-        """Return the nodes that are out and still there, those of the least hazard first."""
-        out = np.flatnonzero(self.table.excluded & ~self.table.snapshot.columns.ended)
-        return np.asarray(out[np.argsort(self.table.hazard[out], kind="stable")])
-
-    def candidates_for(self, changed: ChangedRequest) -> Candidates:
-        """Return who may be chosen."""
-        if not changed.added.size:
-            return self.candidates
-        nodes = self.candidates.nodes.copy()
-        nodes[changed.added] = True
-        gpus = {
-            node: mask
-            for node, mask in self.candidates.gpus.items()
-            if node not in set(changed.added.tolist())
-        }
-        return Candidates(nodes, gpus, self.candidates.source)
-
-    def fits(self, changed: ChangedRequest) -> bool:
-        """Say whether a plan is found."""
-        table, candidates = self.table_for(changed), self.candidates_for(changed)
-        fit = planner.usable(table, candidates, changed.needs)
-        pool = planner.eligible(table, fit, changed.needs)
-        lost = lost_time(changed.needs, changed.needs.nodes)
-        return bool(planner.find(table, pool, changed.needs, lost, steps_max=0)[1])
-
-    def without(
-        self, constraints: Iterable[str], base: ChangedRequest | None = None
-    ) -> ChangedRequest:
-        """Return the request with these constraints removed."""
-        changed = base or ChangedRequest(self.needs)
-        # The size comes last: the least is a whole segment.
-        for one in sorted(constraints, key=lambda each: each == NODES):
-            changed = self._without(one, changed)
-        return changed
-
-    def _without(self, constraint: str, changed: ChangedRequest) -> ChangedRequest:
-        needs = changed.needs
-        if constraint == CANDIDATES:
-            return replace(changed, added=self.occupied())
-        if constraint == STATES:
-            return replace(changed, repaired=self.repairable())
-        removed: Mapping[str, GangRequirements] = {
-            NODES: replace(needs, nodes=needs.segment_nodes),
-            GPUS: replace(needs, gpus_per_node=1),
-            FLOOR: replace(needs, score_min=0.0),
-            SURVIVAL: replace(needs, survival_min=0.0),
-            WITHIN: replace(needs, within=None),
-            SEGMENTS: replace(needs, segment_nodes=1, segment_tier=None),
-            RAILS: replace(needs, same_rails=False),
-            SPREAD: replace(needs, spread_over=None, spread_nodes_max=0),
-        }
-        return replace(changed, needs=removed[constraint])
-
-    def occupied(self) -> Indexes:
-        """Return the nodes that are no candidates, or only with some of their GPUs."""
-        others = ~self.candidates.nodes
-        others[list(self.candidates.gpus)] = True
-        return np.flatnonzero(others)
-
-    def active(self) -> list[str]:
-        """Return the constraints that ask for anything."""
-        needs = self.needs
-        requested = {
-            NODES: needs.nodes > 1,
-            CANDIDATES: self.occupied().size > 0,
-            STATES: self.repairable().size > 0,
-            GPUS: needs.gpus_per_node != 1,
-            WITHIN: needs.within is not None,
-            SEGMENTS: needs.segment_nodes > 1,
-            RAILS: needs.same_rails,
-            SPREAD: needs.spread_over is not None,
-            SURVIVAL: needs.survival_min > 0.0,
-            FLOOR: needs.score_min > 0.0,
-        }
-        return [one for one in CONSTRAINTS if requested[one]]
-
-
-def _as_repaired(table: NodeTable) -> NodeTable:
-    out, well = table.excluded, ~table.excluded
-    columns = {}
-    for name in ("hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper"):
-        values = getattr(table, name).copy()
-        values[out] = np.median(values[well]) if well.any() else values.min(initial=1.0)
-        columns[name] = values
-    snapshot = table.snapshot
-    score = snapshot.columns.score.copy()
-    score[out] = np.median(score[well]) if well.any() else 1.0
-    return replace(
-        table,
-        snapshot=replace(snapshot, columns=snapshot.columns._replace(score=score)),
-        _orders={},
-        **columns,
-    )
 
 
 def quick_xplain(
@@ -221,7 +78,7 @@ def find_blockers(
     communication: Quantity | None = None,
 ) -> PlanBlockers:
     """Return why *needs* do not fit: no plan was found for them."""
-    request = _Request(table, candidates, needs, communication)
+    request = BlockedRequest(table, candidates, needs, communication)
     active = request.active()
 
     def conflicts(chosen: Sequence[str]) -> bool:
@@ -233,7 +90,7 @@ def find_blockers(
             one,
             _message(request, one),
             _excluded_count(request, one),
-            _relaxations(request, one, active),
+            relaxations_of(request, one, active),
         )
         for one in conflict
     ]
@@ -245,368 +102,10 @@ def find_blockers(
 
 
 # ----------------------------------------------------------------------
-# Changes: the mildest of a constraint, with as few others as it takes.
-
-
-def _relaxations(
-    request: _Request, constraint: str, active: Sequence[str]
-) -> tuple[PlanRelaxation, ...]:
-    """Return the changes of *constraint* after which the whole request fits, the cheapest first."""
-    removed = [constraint]
-    if not request.fits(request.without(removed)):
-        # Others are in the way too: all of these, but for those that can stay.
-        others = [one for one in reversed(active) if one != constraint]
-        removed += others
-        if not request.fits(request.without(removed)):
-            return ()
-        for one in reversed(others):
-            fewer = [each for each in removed if each != one]
-            if request.fits(request.without(fewer)):
-                removed = fewer
-    found: list[PlanRelaxation] = []
-    removed.sort(key=lambda one: one == NODES)  # segments first: the size is made of them
-    rest = removed[1:]
-    for first in _mildest(request, removed[0], request.without(rest), rest):
-        changed = first
-        # One after the other comes back as far as it goes; those after it are removed meanwhile.
-        for at, one in enumerate(rest):
-            base = _restored(request, changed, rest[at:], rest[at + 1 :])
-            milder = _mildest(request, one, base, rest[at + 1 :])
-            changed = milder[0] if milder else request.without([one, *rest[at + 1 :]], base)
-        relaxation = _priced(request, changed)
-        if relaxation is not None:
-            found.append(relaxation)
-    return tuple(
-        sorted(found, key=lambda one: (one.start_hours is not None, one.price.total.value))
-    )
-
-
-def _restored(
-    request: _Request, changed: ChangedRequest, back: Sequence[str], out: Sequence[str]
-) -> ChangedRequest:
-    """Return *changed* with the constraints *back* as they were asked for, and those *out* removed."""
-    needs, requested = changed.needs, request.needs
-    fields: dict[str, tuple[str, ...]] = {
-        NODES: ("nodes",), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
-        WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
-        SPREAD: ("spread_over", "spread_nodes_max"),
-    }  # fmt: skip
-    for one in back:
-        if one == CANDIDATES:
-            changed = replace(changed, added=np.zeros(0, dtype=np.intp))
-        elif one == STATES:
-            changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
-        else:
-            needs = replace(needs, **{name: getattr(requested, name) for name in fields[one]})
-    return request.without(out, replace(changed, needs=needs))
-
-
-def _mildest(
-    request: _Request, constraint: str, base: ChangedRequest, removed: Sequence[str]
-) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* after which *base* fits, of which *removed* are removed."""
-    needs = base.needs
-    if constraint == CANDIDATES:
-        return _given_up(request, base)
-    if constraint == STATES:
-        changes = *base.changes, "wait for repairs"
-        return _fewest(
-            request,
-            request.repairable(),
-            lambda nodes: replace(base, repaired=nodes, changes=changes),
-        )
-    if constraint == FLOOR:
-        return _lower_floor(request, base)
-    if constraint == SURVIVAL:
-        return _lower_survival(request, base)
-    if constraint == NODES:
-        step = needs.segment_nodes
-        count = _largest(
-            1, (needs.nodes - 1) // step,
-            lambda size: request.fits(replace(base, needs=replace(needs, nodes=size * step))),
-        )  # fmt: skip
-        values = (
-            [(replace(needs, nodes=count * step), f"{needs.nodes} -> {count * step} nodes")]
-            if count
-            else []
-        )
-        return _first_that_fit(request, base, values)
-    if constraint == SPREAD:
-        over = needs.spread_over
-        count = needs.nodes + 1 - _largest(
-            1, needs.nodes - needs.spread_nodes_max,
-            lambda less: request.fits(
-                replace(base, needs=replace(needs, spread_nodes_max=needs.nodes + 1 - less))
-            ),
-        )  # fmt: skip
-        title = over.title if over else ""
-        change = f"at most {needs.spread_nodes_max} -> {count} nodes in one {title}"
-        return _first_that_fit(request, base, [
-            (replace(needs, spread_nodes_max=count), change),
-            (replace(needs, spread_over=None, spread_nodes_max=0), f"any number of nodes in one {title}"),
-        ])  # fmt: skip
-    if constraint == SEGMENTS:
-        found = [
-            each
-            for values in _smaller_segments(needs)
-            for each in _first_that_fit(request, base, values, sized=NODES in removed)
-        ]
-        none = replace(needs, segment_nodes=1, segment_tier=None)
-        values = [(none, f"no segments of {needs.segment_nodes} nodes")]
-        return found or _first_that_fit(request, base, values, sized=NODES in removed)
-    return _first_that_fit(
-        request, base, _steps(constraint, needs, planner.gpus_of(request.table, needs))
-    )
-
-
-def _steps(
-    constraint: str, needs: GangRequirements, gpus: int
-) -> list[tuple[GangRequirements, str]]:
-    """Return ever milder values of a constraint, with words."""
-    if constraint == RAILS:
-        return [(replace(needs, same_rails=False), "any rails")]
-    if constraint == GPUS:
-        return [
-            (replace(needs, gpus_per_node=count), f"{gpus} -> {count} GPUs per node")
-            for count in range(gpus - 1 if needs.gpus_per_node else gpus, 0, -1)
-        ]
-    tier = needs.within
-    title = tier.title if tier else ""
-    wider = [each for each in reversed(PRICED_TIERS) if tier in PRICED_TIERS and each > (tier or 0)]
-    return [
-        *(
-            (replace(needs, within=each), f"within one {title} -> one {each.title}")
-            for each in wider
-        ),
-        (replace(needs, within=None), f"within one {title} -> anywhere"),
-    ]
-
-
-def _smaller_segments(
-    needs: GangRequirements,
-) -> tuple[list[tuple[GangRequirements, str]], list[tuple[GangRequirements, str]]]:
-    """Return ever milder segments: as many nodes of a wider tier, and fewer nodes of the same."""
-    segment, tier = needs.segment_nodes, needs.segment_tier
-    title = tier.title if tier else ""
-    return [
-        (
-            replace(needs, segment_tier=each),
-            f"segments of {segment} within a {title} -> a {each.title}",
-        )
-        for each in reversed(PRICED_TIERS)
-        if each > (tier or 0)
-    ], [
-        (replace(needs, segment_nodes=each), f"segments of {segment} -> {each} nodes in a {title}")
-        for each in range(segment - 1, 1, -1)
-        if segment % each == 0 and needs.nodes % each == 0
-    ]
-
-
-def _first_that_fit(
-    request: _Request,
-    base: ChangedRequest,
-    values: Sequence[tuple[GangRequirements, str]],
-    *,
-    sized: bool = False,
-) -> list[ChangedRequest]:
-    """Return the first that fits. *sized*: of any size, the least being a whole segment."""
-    for each, change in values:
-        needs = replace(each, nodes=each.segment_nodes) if sized else each
-        changed = replace(base, needs=needs, changes=(*base.changes, change))
-        if request.fits(changed):
-            return [changed]
-    return []
-
-
-def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest from *low* to *high* that holds, 0 for none; where one holds, so do all below."""
-    if high < low or not holds(low):
-        return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _lower_floor(request: _Request, base: ChangedRequest) -> list[ChangedRequest]:
-    scores = np.unique(request.table_for(base).snapshot.columns.score)
-    floors = [float(one) for one in scores[scores < np.float32(base.needs.score_min)]]
-
-    def changed(at: int) -> ChangedRequest:
-        floor = floors[at - 1]
-        words = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
-        return replace(
-            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, words)
-        )
-
-    at = _largest(1, len(floors), lambda one: request.fits(changed(one)))
-    return [changed(at)] if at else []
-
-
-def _lower_survival(request: _Request, base: ChangedRequest) -> list[ChangedRequest]:
-    def changed(survival: float) -> ChangedRequest:
-        words = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
-        return replace(
-            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, words)
-        )
-
-    low, high = 0.0, base.needs.survival_min
-    if not request.fits(changed(0.0)):
-        return []
-    for _ in range(SURVIVAL_STEPS):
-        middle = (low + high) / 2.0
-        if request.fits(changed(middle)):
-            low = middle
-        else:
-            high = middle
-    return [changed(low)]
-
-
-def _given_up(request: _Request, base: ChangedRequest) -> list[ChangedRequest]:
-    """Return what fits once one job gives up its nodes, or else all that are no candidates are free."""
-    occupied = set(request.occupied().tolist())
-    jobs: dict[str, list[int]] = {}
-    for node, job in request.table.snapshot.jobs.items():
-        if node in occupied:
-            jobs.setdefault(job, []).append(node)
-    smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
-    hazard = request.table.hazard
-    for job, nodes in smallest:
-        words = f"job {job} gives up"
-        found = _fewest(
-            request,
-            np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, words=words: replace(base, added=few, changes=(*base.changes, words)),  # type: ignore[misc]
-        )
-        if found:
-            return found
-    others = request.occupied()
-    return _fewest(
-        request,
-        others[np.argsort(hazard[others], kind="stable")],
-        lambda few: replace(base, added=few, changes=(*base.changes, "others give up")),
-    )
-
-
-def _fewest(
-    request: _Request, nodes: Indexes, change: Callable[[Indexes], ChangedRequest]
-) -> list[ChangedRequest]:
-    """Return the change with the fewest of *nodes*, the first of them, that fits."""
-    less = _largest(
-        1, nodes.size, lambda less: request.fits(change(nodes[: nodes.size + 1 - less]))
-    )
-    return [change(nodes[: nodes.size + 1 - less])] if less else []
-
-
-# ----------------------------------------------------------------------
-# What a change costs.
-
-
-def _priced(request: _Request, changed: ChangedRequest) -> PlanRelaxation | None:
-    table = request.table_for(changed)
-    options = planner.plan(
-        table, request.candidates_for(changed), changed.needs, request.communication, steps_max=0
-    )
-    if not options:
-        return None
-    option, changes = options[0], list(changed.changes)
-    extra: list[PricePart] = []
-    requested = request.needs.nodes * planner.gpus_of(request.table, request.needs)
-    placed = changed.needs.nodes * planner.gpus_of(request.table, changed.needs)
-    if placed < requested:
-        hours = (requested - placed) * request.needs.hours
-        extra.append(
-            PricePart(
-                "GPUs not placed",
-                Quantity(
-                    hours, hours, hours, QuantitySource.DECLARED, f"{requested - placed} GPUs"
-                ),
-            )
-        )
-    if changed.added.size:
-        taken = int(np.isin(option.nodes, changed.added).sum())
-        hours = taken * planner.gpus_of(table, changed.needs) * request.needs.hours
-        extra.append(
-            PricePart(
-                "taken from others",
-                assumed(
-                    0.5 * hours,
-                    0.0,
-                    hours,
-                    f"{taken} nodes; how long they would be in use nobody said",
-                ),
-            )
-        )
-        changes = [
-            f"{one} {taken} nodes" if one.endswith(("gives up", "give up")) else one
-            for one in changes
-        ]
-    start = None
-    if changed.repaired.size:
-        out, needed = request.repairable().size, changed.repaired.size
-        median = (
-            REPAIR_HOURS[0] if isnan(request.needs.repair_hours) else request.needs.repair_hours
-        )
-        start = repair_wait_hours(out, needed, median)
-        changes = [
-            f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
-            if one == "wait for repairs" else one
-            for one in changes
-        ]  # fmt: skip
-    price = with_parts(option.price, extra)
-    added = np.unique(np.concatenate((changed.added, changed.repaired)))
-    return PlanRelaxation("; ".join(changes), changed.needs, added, price, start)
-
-
-def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
-    """Return *price* with more parts."""
-    if not parts:
-        return price
-    value, lower, upper = (
-        getattr(price.total, name) + sum(getattr(one.gpu_hours, name) for one in parts)
-        for name in ("value", "lower", "upper")
-    )
-    total = replace(price.total, value=value, lower=lower, upper=upper)
-    return replace(price, total=total, parts=(*price.parts, *parts))
-
-
-def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float, float]:
-    """Return median and p90 of the hours until *needed* of *out* nodes are repaired: lognormal, each on its own."""
-
-    def quantile(share: float) -> float:
-        low, high = 0.0, 1.0
-        for _ in range(50):  # the probability that one is repaired at which so many of all are
-            middle = (low + high) / 2.0
-            at_least = sum(
-                comb(out, count) * middle**count * (1.0 - middle) ** (out - count)
-                for count in range(needed, out + 1)
-            )
-            low, high = (middle, high) if at_least < share else (low, middle)
-        return exp(
-            log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile((low + high) / 2.0)
-        )
-
-    if out > 500:  # the order statistic's own median is as near
-        middle = (needed - 0.3) / (out + 0.4)
-        hours = exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(middle))
-        return hours, hours
-    return quantile(0.5), quantile(0.9)
-
-
-def _normal_quantile(share: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(min(max(share, 1e-12), 1.0 - 1e-12))
-
-
-# ----------------------------------------------------------------------
 # Words.
 
 
-def _excluded_count(request: _Request, constraint: str) -> int:
+def _excluded_count(request: BlockedRequest, constraint: str) -> int:
     table, needs, ids = request.table, request.needs, request.table.facts.domains.ids
     tiers = {WITHIN: needs.within, SEGMENTS: needs.segment_tier, SPREAD: needs.spread_over}
     if constraint == CANDIDATES:
@@ -623,7 +122,7 @@ def _excluded_count(request: _Request, constraint: str) -> int:
     return int((ids[tier.row] < 0).sum()) if isinstance(tier, Tier) else 0
 
 
-def _message(request: _Request, constraint: str) -> str:
+def _message(request: BlockedRequest, constraint: str) -> str:
     needs, table = request.needs, request.table
     count, total = _excluded_count(request, constraint), len(table)
     usable = int(planner.usable(table, request.candidates, needs).sum())

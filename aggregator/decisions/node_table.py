@@ -64,6 +64,14 @@ class NodeTable:
         return self.snapshot.facts
 
     @cached_property
+    def numbers(self) -> Floats:
+        """Hazards and speeds with their intervals, as `Members` has them: (6, nodes)."""
+        return np.stack(
+            (self.hazard, self.hazard_lower, self.hazard_upper,
+             self.speed, self.speed_lower, self.speed_upper)
+        )  # fmt: skip
+
+    @cached_property
     def domain_counts(self) -> Codes:
         """How many domains there are of each priced tier."""
         return np.array([len(self.facts.domains.names[row]) for row in _TREE_ROWS], dtype=np.int32)

@@ -18,6 +18,8 @@ from .requirements import PRICED_TIERS, GangRequirements, Tier
 OPTIONS_MAX = 8
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
 STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
+#: Of a larger gang a tenth of that, where one option is asked for.
+LARGE_NODES = 1024
 #: Nodes that stand by, at most.
 BACKUPS_MAX = 64
 
@@ -148,8 +150,22 @@ def find(
         PRICED_TIERS.index(needs.segment_tier) if segments and needs.segment_tier else -1,
         needs.hazard_sum_max, lost.terms(needs.preferences), options_max, steps_max, subsets_max,
     )  # fmt: skip
-    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[:options_max]
-    return bound, [at[members[one]] for one in by], [measures[one].tolist() for one in by]
+    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[: options_max or 1]
+    return (
+        bound,
+        [_in_rank_order(pool, members[one]) for one in by],
+        [measures[one].tolist() for one in by],
+    )
+
+
+def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
+    """Return the nodes of *members*, places in *pool*, group by group of the tree, and in each as the dictionary has them."""
+    rows = pool.rows[members]
+    tree = np.take(pool.order.tree, rows, axis=1)
+    is_new = (tree[:, 1:] != tree[:, :-1]).any(axis=0)
+    groups = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(is_new)))
+    count = pool.order.nodes.size
+    return np.asarray(np.sort(groups * count + pool.order.nodes[rows]) % count)
 
 
 # ----------------------------------------------------------------------
@@ -172,14 +188,16 @@ def members_of(
 ) -> Members:
     """Return what the price is computed from. *spans*: as `spans_of` returns them."""
     domains, unknown = spans or spans_of(table, nodes)
+    columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
     source = QuantitySource.MEASURED if measured == nodes.size else QuantitySource.ASSUMED
     evidence = f"speed of now measured on {measured} of {nodes.size} nodes"
     if table.workload_source:
         evidence += f"; as a workload feels it: {table.workload_source}"
+    hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
     return Members(
-        table.hazard[nodes], table.hazard_lower[nodes], table.hazard_upper[nodes], table.speed[nodes],
-        table.speed_lower[nodes], table.speed_upper[nodes], domains, unknown, source, evidence,
+        hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper,
+        domains, unknown, source, evidence,
         f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
     )  # fmt: skip
 
@@ -303,6 +321,8 @@ def plan(
     """Return up to *options_max* answers, the cheapest first; none where nothing fits."""
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     pool = eligible(table, usable(table, candidates, needs), needs)
+    if options_max == 1 and needs.nodes > LARGE_NODES:
+        steps_max //= 10  # who asks for one option of a large gang wants it soon
     bound, found, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
@@ -334,7 +354,13 @@ def evaluate_nodes(
     fit[nodes] = True
     pool = eligible(table, fit, GangRequirements(needs.nodes))
     bound, _, _ = find(
-        table, pool, GangRequirements(needs.nodes), lost, steps_max=0, subsets_max=0.0
+        table,
+        pool,
+        GangRequirements(needs.nodes),
+        lost,
+        options_max=-1,
+        steps_max=0,
+        subsets_max=0.0,
     )
     return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
 

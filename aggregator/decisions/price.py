@@ -179,7 +179,7 @@ def topology_factor(members: Members, communication: Quantity) -> Quantity:
         for at, (share, penalty) in enumerate(zip(shares, CROSSING[tier], strict=True)):
             longer[at] += share * penalty
         if domains > 1:
-            told.append(f"{domains} {tier.title}s")
+            told.append(f"{domains} {tier.plural}")
         if unknown:
             told.append(f"{tier.title} of {unknown} nodes not known")
     shares = communication.value, communication.lower, communication.upper

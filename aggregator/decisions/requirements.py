@@ -31,6 +31,11 @@ class Tier(IntEnum):
         """Its name in a sentence."""
         return self.name.lower().replace("_", " ").replace("nvlink", "NVLink")
 
+    @property
+    def plural(self) -> str:
+        """The name of several."""
+        return "leaves" if self is Tier.LEAF else f"{self.title}s"
+
 
 #: Of which crossing has a price, the widest first: as the search has them.
 PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)

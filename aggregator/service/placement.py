@@ -98,12 +98,8 @@ class PlacementService(PlacementServiceServicer):
         needs = messages.requirements_of(gang)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self._table(snapshot, gang)
-        option, violations = await self._run(
-            lambda: (
-                planner.evaluate_nodes(table, candidates, needs, nodes, communication),
-                planner.violations(table, needs, nodes),
-            )
-        )
+        option = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
+        violations = planner.violations(table, needs, nodes)
         return placement_pb2.EvaluatePlacementResponse(
             option=messages.option_message(
                 table, option, explain=request.explain, violations=violations

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from gangline.aggregator.decisions import blockers, planner
-from gangline.aggregator.decisions.blockers import find_blockers, quick_xplain, repair_wait_hours
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions import relaxations as blockers
+from gangline.aggregator.decisions.blockers import find_blockers, quick_xplain
+from gangline.aggregator.decisions.relaxations import repair_wait_hours
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from tests.aggregator.decisions.fleets import Node, cheapest, table_of, violations

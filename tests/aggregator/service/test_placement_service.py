@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import nan
@@ -321,3 +323,30 @@ def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = asyncio.run(scenario())
     assert sum(isinstance(one, ResourceExhausted) for one in replies) == 3
     assert all(one.options for one in replies if not isinstance(one, Exception))
+
+
+def test_the_client_on_the_page_works(tmp_path: Path) -> None:
+    """Whoever copies the client from docs/placement.md gets a plan, and where nothing fits takes the cheapest change."""
+    page = (Path(placement.__file__).parents[2] / "docs/placement.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    snapshot = snapshot_of(
+        [Node(f"h{at}", places=("", "", "", f"r{at // 4}", "", "", "")) for at in range(8)]
+    )
+
+    async def client(nodes: int, port: int) -> str:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, cwd="/",
+            env={**os.environ, "GANGLINE_AGGREGATOR": f"127.0.0.1:{port}", "NODES": str(nodes)},
+        )  # fmt: skip
+        out, _ = await asyncio.wait_for(child.communicate(), GUARD_SECONDS)
+        assert child.returncode == 0
+        return out.decode()
+
+    async def scenario() -> list[str]:
+        async with running(tmp_path, snapshot) as one:
+            await answer(one)
+            return [await client(nodes, one.port) for nodes in (8, 12)]
+
+    fits, does_not = asyncio.run(scenario())
+    assert fits.startswith("8 nodes, ") and "slowest member" in fits
+    assert "gang.nodes | 12 -> 8 nodes" in does_not and "8 nodes, " in does_not

@@ -1,0 +1,136 @@
+"""Plans for 4,096 of 10,000 nodes, timed at the client, against an echo that takes and returns as many bytes.
+
+The server is that of `score_nodes`: an aggregator whose scores and plans a process of its own answers, with declared racks,
+leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate, so that both meet the same machine. All
+idle; then with 10,000 hosts judged each second beside rows of GPUs that are ingested. Further: eight options, a gang that
+does not fit with its changes priced, and the price of nodes that the caller chose.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+
+import grpc
+
+from bench.measure import Result, percentile
+from bench.score_nodes import GPU_ROWS_PER_SECOND, HOSTS, LOAD_SECONDS, Call, _call, _child
+from bench.score_server import ECHO
+from gangline.contract.wire import placement_pb2 as wire
+
+NODES = 4096
+CALLS, WARM_UP_CALLS = 400, 20
+LOADED_SECONDS = 10.0
+PLAN = "/gangline.v1.PlacementService/PlanPlacement"
+EVALUATE = "/gangline.v1.PlacementService/EvaluatePlacement"
+#: What is asked for: against the echo, and of the other calls in seconds at the client.
+IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
+OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX = 0.015, 0.002
+
+
+def _requests() -> dict[str, bytes]:
+    """Return a request of each kind, serialised."""
+    everyone = wire.PlacementCandidates(node_bitmap=b"\xff" * (HOSTS // 8))
+    whole = wire.GangRequirements(nodes=NODES, gpus_per_node=8)
+    within = wire.GangRequirements(nodes=NODES, gpus_per_node=8, node_score_min=0.99)
+    within.invariants.within = wire.TIER_SPINE
+    within.invariants.segment_nodes, within.invariants.segment_tier = 16, wire.TIER_LEAF
+    return {
+        "one": wire.PlanPlacementRequest(gang=whole, candidates=everyone).SerializeToString(),
+        "eight": wire.PlanPlacementRequest(gang=whole, candidates=everyone, options_max=8).SerializeToString(),
+        "blockers": wire.PlanPlacementRequest(gang=within, candidates=everyone).SerializeToString(),
+    }  # fmt: skip
+
+
+def _seconds(call: Call, request: bytes) -> float:
+    begin = time.perf_counter()
+    call(request)
+    return time.perf_counter() - begin
+
+
+def _alternate(
+    plan: Call, echo: Call, request: bytes, seconds: float
+) -> tuple[list[float], list[float]]:
+    """Return what calls of each took, one first in one round and the other in the next."""
+    ours, theirs, at, end = list[float](), list[float](), 0, time.monotonic() + seconds
+    for _ in range(WARM_UP_CALLS):
+        plan(request), echo(request)
+    while time.monotonic() < end or at < CALLS:
+        pairs = [(ours, plan), (theirs, echo)]
+        for found, call in pairs[:: 1 if at % 2 == 0 else -1]:
+            found.append(_seconds(call, request))
+        at += 1
+    return ours, theirs
+
+
+def _rows(ours: list[float], theirs: list[float], what: str, wanted: str) -> list[Result]:
+    peer = "echo of as many bytes"
+    return [
+        Result(f"PlanPlacement p{round(share * 100)} at the client", percentile(ours, share) * 1e6, "us", peer,
+               percentile(theirs, share) * 1e6, f"{what}; {len(ours)} calls{wanted if share > 0.9 else ''}")
+        for share in (0.5, 0.99)
+    ]  # fmt: skip
+
+
+def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Result:
+    for _ in range(5):
+        call(request)
+    found = [_seconds(call, request) for _ in range(CALLS // 4)]
+    notes = f"{what}; {len(found)} calls; p50 {percentile(found, 0.5) * 1e3:.2f} ms"
+    return Result(name, percentile(found, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
+
+
+def run(seed: int) -> list[Result]:
+    """Return p50 and p99 of a plan, idle and loaded, and of the other calls idle."""
+    requests, results = _requests(), list[Result]()
+    with ExitStack() as stack:
+        stdin, address = stack.enter_context(
+            _child("score_server", "scores", "--hosts", str(HOSTS), "--places")
+        )
+        found = json.loads(address.readline())
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{found['port']}"))
+        plan, evaluate = _call(channel, PLAN), _call(channel, EVALUATE)
+        answer = plan(requests["one"])
+        option = wire.PlanPlacementResponse.FromString(answer).options[0]
+        assert len(option.node_index) == NODES
+        blocked = wire.PlanPlacementResponse.FromString(plan(requests["blockers"]))
+        assert blocked.blockers and not blocked.options
+        _, echo_address = stack.enter_context(
+            _child("score_server", "echo", "--bytes", str(len(answer)))
+        )
+        port = json.loads(echo_address.readline())["port"]
+        echo = _call(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")), ECHO)
+        size = f"{NODES} of {HOSTS} nodes, {len(answer)} bytes"
+        ours, theirs = _alternate(plan, echo, requests["one"], 0.0)
+        results += _rows(
+            ours, theirs, f"{size}; idle otherwise", f"; wanted: at most {IDLE_RATIO:g}"
+        )
+        chosen = wire.EvaluatePlacementRequest(
+            gang=wire.GangRequirements(gpus_per_node=8), node_index=option.node_index
+        ).SerializeToString()
+        results += [
+            _other("PlanPlacement of 8 options, p99", plan, requests["eight"], OPTIONS_SECONDS_MAX, size),
+            _other("blockers, each with priced changes, p99", plan, requests["blockers"], OPTIONS_SECONDS_MAX,
+                   f"{len(blocked.blockers)} constraints in conflict"),
+            _other("EvaluatePlacement, p99", evaluate, chosen, EVALUATE_SECONDS_MAX, size),
+        ]  # fmt: skip
+        stdin.write("judge\n")
+        stdin.flush()
+        load = ("--address", f"127.0.0.1:{found['whole']}", "--seed", str(seed),
+                "--rows-per-second", str(GPU_ROWS_PER_SECOND), "--seconds", str(LOAD_SECONDS))  # fmt: skip
+        with _child("gpu_rows", *load) as (go, told):
+            told.readline()  # connected
+            go.write("go\n")
+            go.flush()
+            told.readline()
+            ours, theirs = _alternate(plan, echo, requests["one"], LOADED_SECONDS)
+        over = sum(one > LOADED_SECONDS_MAX for one in ours) / len(ours)
+        what = f"{size}; judged each second, {GPU_ROWS_PER_SECOND} rows/s beside it"
+        results += _rows(
+            ours,
+            theirs,
+            what,
+            f"; beyond {LOADED_SECONDS_MAX * 1e3:g} ms {over:.2%}, wanted: none of p99",
+        )
+    return results
