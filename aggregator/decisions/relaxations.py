@@ -142,7 +142,7 @@ class BlockedRequest:
     def active(self) -> list[str]:
         """Return the constraints that ask for anything."""
         needs = self.needs
-        asked_for = {
+        requested = {
             NODES: needs.nodes > 1,
             CANDIDATES: self.occupied().size > 0,
             STATES: self.repairable().size > 0,
@@ -154,7 +154,7 @@ class BlockedRequest:
             SURVIVAL: needs.survival_min > 0.0,
             FLOOR: needs.score_min > 0.0,
         }
-        return [one for one in CONSTRAINTS if asked_for[one]]
+        return [one for one in CONSTRAINTS if requested[one]]
 
 
 def _as_repaired(table: NodeTable) -> NodeTable:
@@ -216,7 +216,7 @@ def _restored(
     request: BlockedRequest, changed: ChangedRequest, back: Sequence[str], out: Sequence[str]
 ) -> ChangedRequest:
     """Return *changed* with the constraints *back* as they were asked for, and those *out* removed."""
-    needs, asked_for = changed.needs, request.needs
+    needs, requested = changed.needs, request.needs
     fields: dict[str, tuple[str, ...]] = {
         NODES: ("nodes",), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
         WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
@@ -228,7 +228,7 @@ def _restored(
         elif one == STATES:
             changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
         else:
-            needs = replace(needs, **{name: getattr(asked_for, name) for name in fields[one]})
+            needs = replace(needs, **{name: getattr(requested, name) for name in fields[one]})
     return request.without(out, replace(changed, needs=needs))
 
 
@@ -368,9 +368,9 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 
     def changed(at: int) -> ChangedRequest:
         floor = floors[at - 1]
-        words = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
+        text = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
         return replace(
-            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, words)
+            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, text)
         )
 
     at = _largest(1, len(floors), lambda one: request.fits(changed(one)))
@@ -379,9 +379,9 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 
 def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     def changed(survival: float) -> ChangedRequest:
-        words = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
+        text = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
         return replace(
-            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, words)
+            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, text)
         )
 
     low, high = 0.0, base.needs.survival_min
@@ -406,11 +406,11 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
     smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
     hazard = request.table.hazard
     for job, nodes in smallest:
-        words = f"job {job} gives up"
+        text = f"job {job} gives up"
         found = _fewest(
             request,
             np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, words=words: replace(base, added=few, changes=(*base.changes, words)),  # type: ignore[misc]
+            lambda few, text=text: replace(base, added=few, changes=(*base.changes, text)),  # type: ignore[misc]
         )
         if found:
             return found
@@ -445,15 +445,15 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
         return None
     option, changes = options[0], list(changed.changes)
     extra: list[PricePart] = []
-    asked_for = request.needs.nodes * planner.gpus_of(request.table, request.needs)
+    requested = request.needs.nodes * planner.gpus_of(request.table, request.needs)
     placed = changed.needs.nodes * planner.gpus_of(request.table, changed.needs)
-    if placed < asked_for:
-        hours = (asked_for - placed) * request.needs.hours
+    if placed < requested:
+        hours = (requested - placed) * request.needs.hours
         extra.append(
             PricePart(
                 "GPUs not placed",
                 Quantity(
-                    hours, hours, hours, QuantitySource.DECLARED, f"{asked_for - placed} GPUs"
+                    hours, hours, hours, QuantitySource.DECLARED, f"{requested - placed} GPUs"
                 ),
             )
         )

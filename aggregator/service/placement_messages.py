@@ -81,9 +81,9 @@ def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
     )
 
 
-def _invariants(asked_for: placement_pb2.PlacementInvariants, nodes: int) -> dict[str, Any]:
+def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dict[str, Any]:
     prefix = "gang.invariants"
-    segment = asked_for.segment_nodes
+    segment = requested.segment_nodes
     if segment > 1:
         _check_range(f"{prefix}.segment_nodes", segment, 0, SEGMENT_NODES_MAX)
         if nodes % segment:
@@ -92,33 +92,33 @@ def _invariants(asked_for: placement_pb2.PlacementInvariants, nodes: int) -> dic
                 f"{segment} does not divide the {nodes} nodes; expected a divisor, or nodes = "
                 f"{max(nodes // segment, 1) * segment}",
             )
-    tier = _tier(f"{prefix}.segment_tier", asked_for.segment_tier, priced=True)
+    tier = _tier(f"{prefix}.segment_tier", requested.segment_tier, priced=True)
     if (tier is None) != (segment <= 1):
         raise InvalidArgument(
             f"{prefix}.segment_tier",
             "expected together with segment_nodes of 2 or more: the one says how many, the other in which domain",
         )
-    spread = _tier(f"{prefix}.spread_over", asked_for.spread_over)
-    if (spread is None) != (asked_for.spread_nodes_max == 0):
+    spread = _tier(f"{prefix}.spread_over", requested.spread_over)
+    if (spread is None) != (requested.spread_nodes_max == 0):
         raise InvalidArgument(
             f"{prefix}.spread_nodes_max",
             "expected together with spread_over: no more than so many nodes in one domain of it",
         )
     if spread is not None:
-        _check_range(f"{prefix}.spread_nodes_max", asked_for.spread_nodes_max, 1, NODES_MAX)
+        _check_range(f"{prefix}.spread_nodes_max", requested.spread_nodes_max, 1, NODES_MAX)
     return {
-        "within": _tier(f"{prefix}.within", asked_for.within),
+        "within": _tier(f"{prefix}.within", requested.within),
         "segment_nodes": max(segment, 1),
         "segment_tier": tier,
-        "same_rails": asked_for.same_rails,
+        "same_rails": requested.same_rails,
         "spread_over": spread,
-        "spread_nodes_max": asked_for.spread_nodes_max,
+        "spread_nodes_max": requested.spread_nodes_max,
     }
 
 
-def _preferences(asked_for: Sequence[placement_pb2.TierPreference]) -> dict[Tier, float]:
+def _preferences(requested: Sequence[placement_pb2.TierPreference]) -> dict[Tier, float]:
     found: dict[Tier, float] = {}
-    for at, one in enumerate(asked_for):
+    for at, one in enumerate(requested):
         field = f"gang.preferences[{at}]"
         tier = _tier(f"{field}.tier", one.tier, priced=True)
         if tier is None:
