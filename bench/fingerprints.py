@@ -1,4 +1,4 @@
-"""Runs of jobs: a second of 1,024 hosts in 200 jobs, and the earlier runs most like one of 100,000."""
+"""Runs of jobs: a second of 1,024 hosts in 200 jobs, their forecasts, and the earlier runs most like one of 100,000."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from bench.measure import Result
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.runs.accumulator import RunAccumulator
+from gangline.aggregator.runs.forecasts import RunForecasts
 from gangline.contract.wire import telemetry_pb2
 from gangline.fingerprints.fingerprint import Fingerprint, features_of
 from gangline.fingerprints.generated import generate
@@ -17,6 +18,9 @@ from gangline.fingerprints.similarity import RunIndex
 
 RUNS, TURNS = 100_000, 21
 HOSTS, GPUS, JOBS = 1024, 8, 200
+#: Seconds of a job that writes a checkpoint of five seconds each minute, and those of them that are measured.
+FORECAST_SECONDS, FORECAST_SECONDS_MEASURED = 420, 40
+FORECAST_BUDGET_SECONDS = 0.030
 SEARCH_BUDGET_SECONDS, SECOND_BUDGET_SECONDS = 0.010, 0.010
 
 
@@ -72,6 +76,44 @@ def _fleet() -> Fleet:
     return fleet
 
 
+def _forecasts(seed: int) -> list[Result]:
+    """Measure the forecasts of all jobs each second: some of them are due in each."""
+    fleet, accumulator, forecasts = _fleet(), RunAccumulator(), RunForecasts()
+    random = np.random.default_rng(seed)
+    fast = fleet.tables["gpu_fast_1s"]
+    count = fast.devices.count
+    accumulator.advance(fleet, 1)
+    ours, floor = [], []
+    jobs = np.arange(count) % JOBS
+    phase = random.integers(0, 60, HOSTS)[np.arange(count) // GPUS % JOBS]
+    for second in range(1, FORECAST_SECONDS):
+        saves = (second + phase) % 60 < 5
+        work = np.clip(0.8 + 0.05 * random.standard_normal(count), 0, 1)
+        shares = {"compute": np.where(saves, 0.0, work), "wait": np.where(saves, 0.0, 1 - work),
+                  "host_stall": np.zeros(count), "checkpoint": saves.astype(float), "idle": np.zeros(count)}  # fmt: skip
+        for name, values in shares.items():
+            fast._bits[fast.column[f"{name}_ratio"], :count] = values.astype(np.float64).view(np.uint64)  # fmt: skip
+        fast._boottime_ns[:] = second
+        now_ns = second * 1_000_000_000
+        begin = time.process_time()
+        forecasts.step(fleet, accumulator, now_ns)
+        ours.append(time.process_time() - begin)
+        rows = [fast.gauge(f"{name}_ratio") for name in shares] * 2
+        begin = time.process_time()
+        for row in rows:
+            np.bincount(jobs, row)
+        floor.append(time.process_time() - begin)
+    assert len(forecasts) == JOBS and all(row["reason"] == "" for row in forecasts.rows())
+    measured = ours[-FORECAST_SECONDS_MEASURED:]
+    return [
+        Result(
+            f"forecasts: a second of {HOSTS} hosts x {GPUS} GPUs in {JOBS} jobs", float(np.mean(measured)) * 1e3, "ms",
+            "ten sums by job in numpy", float(np.median(floor)) * 1e3,
+            f"budget {FORECAST_BUDGET_SECONDS * 1e3:.0f} ms; the longest {max(measured) * 1e3:.0f} ms; each job every 10 s",
+        )
+    ]  # fmt: skip
+
+
 def _second(seed: int) -> list[Result]:
     fleet, accumulator = _fleet(), RunAccumulator()
     first = _seconds(lambda: accumulator.advance(fleet, 1))
@@ -93,5 +135,5 @@ def _second(seed: int) -> list[Result]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure both."""
-    return [_search(seed), *_second(seed)]
+    """Measure all."""
+    return [_search(seed), *_second(seed), *_forecasts(seed)]

@@ -13,6 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
+from bench.quality import step_parts
 from gangline.agent.collectors.gpu_fast import (
     COLUMN_NAMES,
     PERIOD_NS,
@@ -26,6 +29,7 @@ from gangline.ext.nvml import Nvml, Sweep
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
 from gangline.ext.phases import JOB_COLUMNS, SECOND_COLUMNS, SIGNALS, PhaseTracker, SampleHistory
+from gangline.ext.step_parts import split
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Scenario, gpus
 
@@ -37,6 +41,8 @@ SECONDS = 1200
 #: What the issue allows: CPU over what the ring costs, and memory.
 MICROSECONDS_MAX, PSS_BYTES_MAX = 150.0, 2_000_000
 REPEATS = 3
+#: The same of the parts of a step.
+PARTS_MICROSECONDS_MAX, PARTS_REPEATS = 20.0, 100
 
 
 class PhaseLoad:
@@ -114,6 +120,20 @@ def _period_seconds(load: PhaseLoad) -> float | None:
     return (time.thread_time_ns() - began) / GPUS / 1e9
 
 
+def _parts_seconds(seed: int) -> float:
+    """Return the CPU seconds of one look for the parts of a step, of the last two minutes of one GPU; the longest of three lengths."""
+    found: list[float] = []
+    for period in (5.0, 8.0, 20.0):
+        draw = np.random.default_rng(seed)
+        fine, _ = step_parts.timeline(draw, "data parallel", period)
+        signals = step_parts.sampled(draw, fine, has_gpm=True).data
+        began = time.thread_time_ns()
+        for _ in range(PARTS_REPEATS):
+            split(signals, PERIOD_NS / 1e9, period)
+        found.append((time.thread_time_ns() - began) / PARTS_REPEATS / 1e9)
+    return max(found)
+
+
 def run(seed: int) -> list[Result]:
     """Measure both, the best of three: what another process on the machine takes is not of either."""
     with tempfile.TemporaryDirectory() as name:
@@ -135,6 +155,7 @@ def run(seed: int) -> list[Result]:
         finally:
             nvml.close()
     samples, seconds = min(spent)
+    parts = _parts_seconds(seed)
     period = _period_seconds(loads[0])
     over = (samples - copied + seconds + SECONDS * (period or 0) / PERIOD_TURNS) / SECONDS
     looked = "no estimator of periods in this build" if period is None else f"{1e6 * period:.0f} us"
@@ -147,6 +168,10 @@ def run(seed: int) -> list[Result]:
         Result(
             "the ring with phases", 1e6 * (samples + seconds) / SECONDS, "us/s", "the ring that only copies",
             1e6 * copied / SECONDS,
+        ),
+        Result(
+            "parts of a step, of 8 GPUs", 1e6 * parts / PERIOD_TURNS, "us/s", "target", PARTS_MICROSECONDS_MAX,
+            f"one GPU each {PERIOD_TURNS} s: {1e6 * parts:.0f} us, where the step is 5 s or longer",
         ),
         Result("phases of 8 GPUs: memory", memory / 1e6, "MB PSS", "target", PSS_BYTES_MAX / 1e6),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import exp, isfinite, log, sqrt
 from typing import NamedTuple
 
@@ -21,26 +22,27 @@ SPREAD_PRIOR, PRIOR_RUNS = 0.02, 4
 SLOWER_RATIO_MAX = 0.97
 #: Earlier runs beyond this many add nothing: the nearest count.
 EARLIER_RUNS_MAX = 32
-#: The normal quantile of a 90 % interval.
-_Z = 1.6449
+#: Normal quantiles: of a 90 % interval, and of the budget for false alarms: of runs that are as before 1 % are said to be slower.
+_Z, _Z_VERDICT = 1.6449, 2.3263
 #: Of a slowdown, the part that more waiting explains: above, someone was waited for; below, the work itself took longer.
 WAITING_EXPLAINS_MIN, WAITING_EXPLAINS_MAX = 0.5, 0.25
 #: A host is slow over so many workloads, and in so many runs, or nothing is said of it.
 WORKLOADS_MIN, RUNS_OF_HOST_MIN = 2, 3
+#: Hosts that are looked at: those that were in slow runs the most often.
+CANDIDATES_MAX = 128
 
 
 class PaceComparison(NamedTuple):
-    """Pace over that of earlier runs, with a 90 % interval; 1: as before. `runs`: earlier runs that it is from."""
+    """Pace over that of earlier runs, with a 90 % interval; 1: as before. `runs`: earlier runs that it is from.
+
+    `is_slower`: beyond what runs differ by, but for one healthy run in a hundred.
+    """
 
     ratio: float
     lower: float
     upper: float
     runs: int
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether the run is slower than its history beyond what runs differ by."""
-        return self.ratio <= SLOWER_RATIO_MAX and self.upper < 1.0
+    is_slower: bool = False
 
 
 def pace_of(fingerprint: Fingerprint) -> float:
@@ -68,14 +70,22 @@ def compare_pace(pace: float, earlier: Iterable[float]) -> PaceComparison | None
     spread = 1.4826 * float(np.median(np.abs(logs - center)))
     freedom = PRIOR_RUNS + runs - 1
     variance = (PRIOR_RUNS * SPREAD_PRIOR**2 + (runs - 1) * spread**2) / freedom
-    reach = student_quantile(freedom) * sqrt(variance * (1.0 + 1.0 / runs))
+    deviation = sqrt(variance * (1.0 + 1.0 / runs))
+    reach = student_quantile(freedom) * deviation
     difference = log(pace) - center
-    return PaceComparison(exp(difference), exp(difference - reach), exp(difference + reach), runs)
+    is_slower = difference <= log(SLOWER_RATIO_MAX) and (
+        difference + student_quantile(freedom, _Z_VERDICT) * deviation < 0
+    )
+    return PaceComparison(
+        exp(difference), exp(difference - reach), exp(difference + reach), runs, is_slower
+    )
 
 
-def student_quantile(freedom: int) -> float:
-    """Return the 95 % quantile of Student's t, by the Cornish-Fisher expansion; below 1 % off from 4 degrees on."""
-    z = _Z
+def student_quantile(freedom: int, z: float = _Z) -> float:
+    """Return the quantile of Student's t that is *z* for a normal one (default: 95 %), by the Cornish-Fisher expansion.
+
+    Below 1 % off from 4 degrees on at 95 %, 4 % at 99 %.
+    """
     first = (z**3 + z) / (4 * freedom)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return z + first + second
@@ -156,21 +166,39 @@ class HostDrift:
 def drifting_hosts(runs: Sequence[RunPace]) -> list[HostDrift]:
     """Return the hosts on which runs of two workloads or more were slow, while the same workloads without them were not.
 
-    A host that is only ever in runs with the same others cannot be told from these, and none is named.
+    *runs*: oldest first. A host whose newest run was as fast as others is well again. One that is only ever in runs with the
+    same others cannot be told from these, and none is named.
     """
     usable = [one for one in runs if isfinite(one.ratio) and one.ratio > 0]
     of_host: dict[str, list[int]] = {}
+    slow_workloads: dict[str, set[str]] = {}
     for at, run in enumerate(usable):
+        is_slow = run.ratio <= SLOWER_RATIO_MAX
         for host in set(run.hosts):
             of_host.setdefault(host, []).append(at)
+            if is_slow:
+                slow_workloads.setdefault(host, set()).add(run.workload)
     members = {host: frozenset(places) for host, places in of_host.items()}
     alike: dict[frozenset[int], int] = {}
     for places in members.values():
         alike[places] = alike.get(places, 0) + 1
+    # Most hosts are in no slow run: only the others are looked at, those in slow runs the most often first.
+    candidates = [
+        host
+        for host, workloads in slow_workloads.items()
+        if len(workloads) >= WORKLOADS_MIN
+        and alike[members[host]] == 1
+        and usable[of_host[host][-1]].ratio <= SLOWER_RATIO_MAX
+    ]
+    slow_share = {
+        host: float(np.mean([usable[at].ratio <= SLOWER_RATIO_MAX for at in members[host]]))
+        for host in candidates
+    }
+    candidates.sort(key=lambda host: (-slow_share[host], host))
     found = [
         drift
-        for host, places in members.items()
-        if alike[places] == 1 and (drift := _host_drift(host, places, usable)) is not None
+        for host in candidates[:CANDIDATES_MAX]
+        if (drift := _host_drift(host, members[host], usable)) is not None
     ]
     found.sort(key=lambda one: one.ratio)
     # What the slowest explains is no fault of those that ran beside it.
@@ -215,25 +243,44 @@ def _host_drift(
     )  # fmt: skip
 
 
-def kind_of_drift(
+class RunVerdict(StrEnum):
+    """What earlier runs say of a run."""
+
+    NEVER_SEEN = "never seen"
+    #: Its step is not known, or no earlier run was on as many GPUs of the same model.
+    NOT_COMPARABLE = "not comparable"
+    AS_BEFORE = "as before"
+    #: A host is among its own on which other workloads were slow, too.
+    SLOW_HOST = "slower: a host"
+    #: It does other work in each step than it did.
+    WORKLOAD_CHANGED = "slower: the workload changed"
+    #: It waits more, or computes longer for the same: which host or what else is to blame is not known from runs.
+    SLOWER = "slower"
+
+
+def verdict_of(
     comparison: PaceComparison | None,
     now: Fingerprint,
     earlier: Sequence[Fingerprint],
     drifting: Iterable[str],
     hosts: Iterable[str],
-) -> str:
-    """Return what changed: "none", "host", "workload", or "unknown".
+) -> RunVerdict:
+    """Return what *earlier* runs of the same workload say of a run.
 
     *drifting*: hosts of `drifting_hosts`; *hosts*: those of the run.
     """
-    if comparison is None or not comparison.is_slower:
-        return "none"
+    if not earlier:
+        return RunVerdict.NEVER_SEEN
+    if comparison is None:
+        return RunVerdict.NOT_COMPARABLE
+    if not comparison.is_slower:
+        return RunVerdict.AS_BEFORE
     if set(drifting) & set(hosts):
-        return "host"
+        return RunVerdict.SLOW_HOST
     part = waiting_explains(comparison, now, earlier)
     # Hosts that are slow alike do the same work at less power or traffic; a workload that changed moved its levels.
     levels = {"compute_power_ratio", "wait_power_ratio", "tensor_ratio", "memory_bandwidth_ratio"}
     moved = any(one.name in levels for one in movements(now, earlier))
     if isfinite(part) and part <= WAITING_EXPLAINS_MAX and moved:
-        return "workload"
-    return "unknown"
+        return RunVerdict.WORKLOAD_CHANGED
+    return RunVerdict.SLOWER

@@ -184,7 +184,7 @@ class GangModel:
             1 - np.minimum(self._gang_max(lost, 0.0), 0.95)
         )
         hangs = self._gang_max(effects.hangs.astype(np.float64), 0.0) > 0
-        writing = self._is_writing(now)
+        writing = self._is_writing(now) & ~hangs  # all ranks meet before a checkpoint
         runs = (self.at_work & ~hangs & ~writing)[:, None]
         compute = np.where(runs, need / period[:, None], 0.0)
         sends = np.where(runs, (exchange / period)[:, None], 0.0) * np.ones(GPUS)

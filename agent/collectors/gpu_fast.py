@@ -12,6 +12,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from math import isnan
 
 from ...contract.block import Block
 from ...contract.nvml_fields import fields_of
@@ -30,6 +31,7 @@ from ...ext.phases import (
     PhaseTracker,
     SampleHistory,
 )
+from ...ext.step_parts import PARTS, split
 from ..collector import NoData
 from ..hardware.files import Roots
 from .nvml_session import NvmlGpu, NvmlSession, session_of
@@ -208,6 +210,8 @@ class Samples:
 _SAMPLES: weakref.WeakKeyDictionary[NvmlSession, Samples] = weakref.WeakKeyDictionary()
 _SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
 _JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
+#: Shares of the parts of a step, and how sure they are.
+_PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
 _STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
 
 
@@ -237,6 +241,7 @@ class StepPeriods:
         self._signals = array("f", bytes(4 * len(self._columns) * PERIOD_SAMPLES))
         self._row = 0
         self.found: dict[int, tuple[float, float]] = {}  # row -> seconds and confidence
+        self.parts: dict[int, tuple[float, ...]] = {}  # row -> shares of PARTS, and confidence
 
     def estimate_next(self, state: Callable[[int], tuple[str, float]]) -> int | None:
         """Find the period of the next row, and return that row; None: there is no estimator. Never raises."""
@@ -244,6 +249,7 @@ class StepPeriods:
             return None
         row, self._row = self._row, (self._row + 1) % self._history.rows
         self.found.pop(row, None)
+        self.parts.pop(row, None)
         if state(row)[0] == "idle":
             return row
         length = min(self._history.length, PERIOD_SAMPLES)
@@ -254,14 +260,16 @@ class StepPeriods:
             )
         shaped = memory[: len(self._columns) * length].cast("B")
         try:
-            seconds, confidence = self._estimate(
-                shaped.cast("f", (len(self._columns), length)), PERIOD_NS / SECOND_NS
-            )
+            signals = shaped.cast("f", (len(self._columns), length))
+            seconds, confidence = self._estimate(signals, PERIOD_NS / SECOND_NS)
+            parts = split(signals, PERIOD_NS / SECOND_NS, seconds)
         except Exception:
             log.exception("no period of row %d", row, extra={"cause": "gpu_fast.period"})
             return row
         if seconds > 0:  # NaN: it abstains
             self.found[row] = seconds, confidence
+        if parts[-1] > 0:
+            self.parts[row] = parts
         return row
 
 
@@ -377,6 +385,11 @@ class GpuFastJobs:
             step = samples.steps.found.get(row)
             for column, value in zip(_STEP_INDEXES, step or (None, None), strict=True):
                 block.put_float(column, row, value)
+            parts = samples.steps.parts.get(row)
+            for column, value in zip(
+                _PARTS_INDEXES, parts or (None,) * len(_PARTS_INDEXES), strict=True
+            ):
+                block.put_float(column, row, None if value is None or isnan(value) else value)
         return (block,)
 
     def exclude(self, devices: frozenset[str]) -> None:

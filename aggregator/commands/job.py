@@ -42,9 +42,12 @@ from .job_queries import (
     quoted,
 )
 from .job_story import (
+    STEP_PARTS,
     clock,
+    forecast_line,
     lost_by_cause,
     make_timeline,
+    parts_text,
     printable,
     run_line,
     seconds_of,
@@ -63,6 +66,12 @@ NAME_CHARACTERS_MAX = 512
 ENDINGS = (".svg", ".png")
 _SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+#: A part is shown where most GPUs with a step have it.
+_PARTS_SQL = ", ".join(
+    f"if(2 * count(g.step_{part}_ratio) >= count(g.step_seconds), median(g.step_{part}_ratio), NULL) AS step_{part}_ratio"
+    for part in STEP_PARTS
+)
 
 Ask = Callable[[str], list[dict[str, Any]]]
 
@@ -148,17 +157,24 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         f"SELECT host, state, action, words FROM ops.advisories WHERE host IN ({hosts}) AND action IS NOT NULL LIMIT 5"
     )
     step = ask(
-        "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds "
+        "SELECT median(g.step_seconds) AS step_seconds, median(g.checkpoint_interval_seconds) AS checkpoint_seconds, "
+        f"{_PARTS_SQL}, median(g.step_parts_confidence_ratio) AS step_parts_confidence_ratio "
         "FROM readings.gpu_fast_10s AS g JOIN ops.job_members AS m ON g.host = m.host AND g.device = m.gpu "
         f"WHERE m.job = {name}"
     )
     run = ask(
         "SELECT workload_class, class_confidence, earlier_runs, pace_ratio, pace_ratio_lower, pace_ratio_upper, "
-        f"slower_than_before FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
+        f"slower_than_before, verdict, slow_hosts FROM ops.runs WHERE job = {name} ORDER BY begun DESC LIMIT 1"
+    )
+    forecast = ask(
+        "SELECT *, ops.taken() AS now FROM ops.job_forecast "
+        f"WHERE job = {name} AND source = (SELECT any_value(source) FROM ops.job_forecast WHERE job = {name}) "
+        "ORDER BY horizon_seconds"
     )
     return {
         "job": jobs[0],
         "run": run[0] if run else None,
+        "forecast": forecast,
         **(step[0] if step else {}),
         "phases": phases,
         "pace": pace,
@@ -221,7 +237,7 @@ def _headline(story: dict[str, Any]) -> str:
         f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}"
     )
     if story.get("step_seconds"):
-        words += f"; a step takes {story['step_seconds']:.3g} s"
+        words += f"; a step takes {story['step_seconds']:.3g} s{parts_text(story)}"
     if story.get("checkpoint_seconds"):
         words += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
     return printable(words)
@@ -233,7 +249,8 @@ def _notes(story: dict[str, Any]) -> list[str]:
     if len(stragglers) > STRAGGLERS_MAX:
         notes.append(f"{len(stragglers) - STRAGGLERS_MAX} more in ops.stragglers")
     notes = notes or ["No host is known to hold it up."]
-    return notes + ([run_line(story["run"])] if story["run"] else [])
+    notes += [run_line(story["run"])] if story["run"] else []
+    return notes + ([forecast_line(story["forecast"])] if story["forecast"] else [])
 
 
 def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:

@@ -189,11 +189,76 @@ def run_line(run: Row) -> str:
     if run["pace_ratio"] is None:
         return f"{line}; {count} {runs} of it, none to compare the pace with"
     slow = ", slower than before" if run["slower_than_before"] else ""
+    if run["slow_hosts"]:
+        names = [printable(str(host)) for host in run["slow_hosts"]]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        slow += f": on {', '.join(names[:3])}{more} other workloads were slow, too"
+    elif run["verdict"] == "slower: the workload changed":
+        slow += ": each step is more work than it was"
     bounds = run["pace_ratio_lower"], run["pace_ratio_upper"]
     interval = (
         "" if None in bounds else f" (90 % interval {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f})"
     )
     return f"{line}; it runs at {100 * run['pace_ratio']:.0f} % of the pace of {count} {runs}{interval}{slow}"
+
+
+#: Parts of a step, as columns of `gpu_fast_10s` name them: `step_PART_ratio`.
+STEP_PARTS = ("data_loading", "forward", "backward", "optimizer")
+
+
+def parts_text(step: Row) -> str:
+    """Return the parts of the step that are told apart, in parentheses; "" for none."""
+    parts = [
+        f"{part.replace('_', ' ')} {100 * share:.0f} %"
+        for part in STEP_PARTS
+        if (share := step.get(f"step_{part}_ratio")) is not None
+    ]
+    confidence = step.get("step_parts_confidence_ratio")
+    sure = "" if confidence is None else f"; {100 * confidence:.0f} % sure"
+    return f" ({', '.join(parts)}{sure})" if parts else ""
+
+
+#: Of the horizons of `ops.job_forecast`, the one whose power is shown.
+POWER_HORIZON_SECONDS = 60
+
+
+def forecast_line(forecast: Sequence[Row]) -> str:
+    """Return what the job is expected to do next, from its rows of `ops.job_forecast`, the nearest horizon first."""
+    first = forecast[0]
+    if first["reason"]:
+        return f"Next: not known yet ({first['reason']})"
+    parts = [
+        part
+        for name, words in (("checkpoint", "checkpoint"), ("host_stall", "host stall"))
+        if (part := _onset_text(first, name, words))
+    ]
+    if not parts:
+        parts.append(f"no checkpoint is predicted ({first['checkpoint_reason']})")
+    at = min(forecast, key=lambda row: abs(row["horizon_seconds"] - POWER_HORIZON_SECONDS))
+    if at["power_watts"] is not None:
+        low, high = _watts_text(at["power_watts_lower"]), _watts_text(at["power_watts_upper"])
+        parts.append(
+            f"power in {at['horizon_seconds']:.0f} s {_watts_text(at['power_watts'])} (90 %: {low} to {high})"
+        )
+    return "Next: " + ", ".join(parts)
+
+
+def _onset_text(row: Row, name: str, words: str) -> str:
+    """Return when the next one begins, seconds from now; "" where that is not known."""
+    times = [row[f"next_{name}_{part}"] for part in ("at", "from", "until")]
+    if None in times:
+        return ""
+    now = seconds_of(row["now"])
+    at, begin, end = (max(0.0, seconds_of(time) - now) for time in times)
+    probability = 100 * row[f"next_{name}_probability"]
+    return f"{words} in {at:.0f} s (90 %: {begin:.0f} to {end:.0f} s, {probability:.0f} % sure of the cadence)"
+
+
+def _watts_text(watts: float) -> str:
+    for unit, size in (("MW", 1e6), ("kW", 1e3)):
+        if watts >= size:
+            return f"{watts / size:.3g} {unit}"
+    return f"{watts:.0f} W"
 
 
 def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...contract.signals import TABLES
 from ...ext.intake import Received
+from ...fingerprints.history import HostDrift
 from ..counter_deltas import Codes, Flags, Indexes, Times, capacity_for, grown
 from ..declared.drift import DriftDetector
 from ..declared.model import NOTHING
@@ -204,6 +205,8 @@ class Fleet:
         self.evictions = Evictions(self._tables)
         #: By node index, (rule, device) of what counts against hosts, as judged last.
         self.active_symptoms: Mapping[int, Mapping[tuple[str, str], Any]] = {}
+        #: By name, hosts on which runs of several workloads were slower than earlier ones (`runs.run_history`).
+        self.drifting_hosts: Mapping[str, HostDrift] = {}
         self.identity = DeviceIdentities(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])

@@ -363,7 +363,8 @@ class GangMonitor:
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
         """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
 
-        And how many of the host's GPUs its gang's job holds, -1 likewise.
+        And how many of the host's GPUs its gang's job holds, -1 likewise. Where jobs share all of their hosts, these are the
+        first one's: each runs beside as much as the others do. Of the other jobs the GPUs are compared, and no hosts.
         """
         gang, gpus_held = np.full(hosts, -1, dtype=np.intp), np.full(hosts, -1, dtype=np.intp)
         twice = np.zeros(hosts, dtype=bool)
@@ -372,6 +373,7 @@ class GangMonitor:
         # Beside a job of several hosts a process of nobody's, or a shell, makes no host another job's.
         self.jobs.sort(key=lambda job: len(job.gpus) == 1)
         in_several = np.zeros(hosts, dtype=bool)
+        neighbors = _jobs_of_hosts(self.jobs)
         for place, job in enumerate(self.jobs):
             # Hosts that hold fewer GPUs for it than the others do another share of the work.
             counts = list(job.gpus.values())
@@ -385,7 +387,11 @@ class GangMonitor:
             at = np.fromiter(full_hosts, np.intp, len(full_hosts))
             if len(job.gpus) == 1 and in_several[at].any():
                 continue
-            in_several[at] = len(job.gpus) > 1
+            is_several = len(job.gpus) > 1
+            alike = is_several and len({neighbors[host] for host in full_hosts}) == 1
+            if alike and (gang[at] >= 0).all():
+                continue
+            in_several[at] = is_several
             twice[at] |= gang[at] >= 0
             gang[at], code[at], gpus_held[at] = place, before[1], gpus_usual
         self._members = members
@@ -641,6 +647,16 @@ class GangMonitor:
             busy_change=self._busy.hosts, gpu_change=self._busy.gpus, by_power=self._busy.by_power,
             gap_change=self._gap_changes.change(self._group, len(self.jobs)), gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
+
+
+def _jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
+    """Return the places of the jobs of several hosts that each host is in."""
+    found: dict[int, set[int]] = {}
+    for place, job in enumerate(jobs):
+        if len(job.gpus) > 1:
+            for host in job.gpus:
+                found.setdefault(host, set()).add(place)
+    return {host: frozenset(places) for host, places in found.items()}
 
 
 def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:

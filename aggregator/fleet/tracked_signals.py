@@ -55,7 +55,7 @@ TRACKED_COUNTERS = frozenset(
     }
 )
 
-#: What fingerprints of runs are made from beside what rules read (`aggregator/runs/accumulator.py`).
+#: What fingerprints and forecasts of runs are made from beside what rules read (`aggregator/runs/`).
 RUN_SIGNALS = frozenset(
     {
         "gpu_fast.checkpoint_interval_seconds",
@@ -66,7 +66,10 @@ RUN_SIGNALS = frozenset(
         "gpu_fast.idle_ratio",
         "gpu_fast.memory_bandwidth_ratio",
         "gpu_fast.nvlink_received_bytes_per_second",
+        "gpu_fast.next_checkpoint_seconds",
         "gpu_fast.nvlink_transmitted_bytes_per_second",
+        "gpu_fast.phase_confidence_ratio",
+        "gpu_fast.power_mean_watts",
         "gpu_fast.step_confidence_ratio",
         "gpu_fast.step_seconds",
         "gpu_fast.wait_ratio",

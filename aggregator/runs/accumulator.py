@@ -178,6 +178,16 @@ class RunAccumulator:
         """Return the keys of the runs that run."""
         return list(self._active)
 
+    @property
+    def active_runs(self) -> Mapping[int, ActiveRun]:
+        """The runs that run, by number."""
+        return {self._number[key]: run for key, run in self._active.items()}
+
+    def rows_of_runs(self) -> tuple[Indexes, Indexes, Indexes]:
+        """Return of each GPU that a run holds: its row, its row among what is sampled fast (-1: none), its run's number."""
+        held = np.flatnonzero(self._row_run >= 0)
+        return held, self._fast_row[held], self._row_run[held]
+
     # Which GPU computes for which run ------------------------------------------------------------
 
     def _fit(self, capacity: int) -> None:
@@ -337,28 +347,11 @@ class RunAccumulator:
 
     def _sample_hosts(self, fleet: Fleet, rows: Indexes) -> None:
         """Add what the hosts of the GPUs in *rows* do: CPU, waiting for disks, bytes of NICs for each GPU."""
-        host = fleet.devices["gpu"].host
-        table = fleet.tables["host_1s"]
-        cpu, io = (np.full(len(fleet), np.nan) for _ in range(2))
-        of = table.devices.host
-        cpu[of] = table.gauge("cpu_user_ratio") + table.gauge("cpu_system_ratio")
-        io[of] = table.gauge("pressure_io_some_ratio")
-        self._add(_AT["host_cpu_ratio"], rows, cpu[host[rows]])
-        self._add(_AT["disk_pressure_ratio"], rows, io[host[rows]])
-        ports = fleet.tables["rdma_1s"]
-        if not ports.devices.count:
-            return
-        traffic = sum(
-            (ports.recent(name, np.zeros(ports.devices.count))
-            for name in ("received_bytes", "transmitted_bytes")),
-            start=np.zeros(ports.devices.count),
-        )  # fmt: skip
-        of = ports.devices.host
-        bytes_ = np.bincount(of, traffic / FAST_SECONDS, minlength=len(fleet))
-        has_ports = np.bincount(of, minlength=len(fleet)) > 0
-        gpus = np.maximum(np.bincount(host, minlength=len(fleet)), 1)
-        each = np.where(has_ports, bytes_ / gpus, np.nan)
-        self._add(_AT["nic_bytes_per_second"], rows, each[host[rows]])
+        of = fleet.devices["gpu"].host[rows]
+        cpu, disks = host_pressures(fleet)
+        self._add(_AT["host_cpu_ratio"], rows, cpu[of])
+        self._add(_AT["disk_pressure_ratio"], rows, disks[of])
+        self._add(_AT["nic_bytes_per_second"], rows, nic_bytes_per_gpu(fleet)[of])
 
     def _fresh(self, table: DeviceTable) -> Flags:
         """Say which rows were read since they were last asked for."""
@@ -388,6 +381,31 @@ class RunAccumulator:
             run.run_id, run.key, run.job, run.source, run.user_id, run.begun_ns, max(now_ns, run.begun_ns), ended_ns,
             float(counts[_SEEN]), fingerprint, run.hosts, run.simulated,
         )  # fmt: skip
+
+
+def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:
+    """Return the share of its cores that each host uses, and of the time in which tasks wait for disks; NaN: not read."""
+    cpu, disks = (np.full(len(fleet), np.nan) for _ in range(2))
+    table = fleet.tables["host_1s"]
+    of = table.devices.host
+    cpu[of] = table.gauge("cpu_user_ratio") + table.gauge("cpu_system_ratio")
+    disks[of] = table.gauge("pressure_io_some_ratio")
+    return cpu, disks
+
+
+def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
+    """Return the bytes a second of the ports of each host, for each of its GPUs; NaN without ports."""
+    ports = fleet.tables["rdma_1s"]
+    traffic = sum(
+        (ports.recent(name, np.zeros(ports.devices.count))
+        for name in ("received_bytes", "transmitted_bytes")),
+        start=np.zeros(ports.devices.count),
+    )  # fmt: skip
+    of = ports.devices.host
+    bytes_ = np.bincount(of, traffic / FAST_SECONDS, minlength=len(fleet))
+    has_ports = np.bincount(of, minlength=len(fleet)) > 0
+    gpus = np.maximum(np.bincount(fleet.devices["gpu"].host, minlength=len(fleet)), 1)
+    return np.where(has_ports, bytes_ / gpus, np.nan)
 
 
 def resumed(summary: RunSummary) -> ActiveRun:

@@ -7,13 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from math import nan
+from math import isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...fingerprints.fingerprint import Fingerprint, FingerprintVersionError, decode
-from ...fingerprints.history import PaceComparison, compare_pace, is_comparable, pace_of
+from ...fingerprints.history import (
+    HostDrift,
+    PaceComparison,
+    RunPace,
+    RunVerdict,
+    compare_pace,
+    drifting_hosts,
+    is_comparable,
+    pace_of,
+    verdict_of,
+)
 from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, needs_of
 from ...fingerprints.similarity import RUNS_MAX, RunIndex
 from ...fingerprints.workload_class import ClassEstimate, classify
@@ -21,6 +32,8 @@ from .accumulator import RunSummary
 
 #: Runs of which schedulers may ask by name: the newest.
 WORKLOADS_MAX = 2048
+#: Runs, and hosts of runs, by which hosts on which several workloads are slow are found: the newest.
+DRIFT_RUNS_MAX, DRIFT_HOSTS_MAX = 512, 65_536
 
 
 class KnownRun(NamedTuple):
@@ -31,6 +44,7 @@ class KnownRun(NamedTuple):
     begun_ns: int
     fingerprint: Fingerprint
     job: str = ""
+    user_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,11 @@ class RunAssessment:
     earlier_runs: int
     workload_class: ClassEstimate
     pace: PaceComparison | None
+    verdict: RunVerdict
+    #: Its hosts on which other workloads were slow, too.
+    slow_hosts: tuple[str, ...] = ()
+    #: Seconds between two checkpoints of the earlier runs of its workload, NaN if none is known.
+    earlier_checkpoint_interval_seconds: float = nan
 
     @property
     def is_seen(self) -> bool:
@@ -60,6 +79,7 @@ class RunAssessment:
             "workload_class": self.workload_class.name, "class_confidence": self.workload_class.confidence,
             "pace_ratio": pace.ratio if pace else nan, "pace_ratio_lower": pace.lower if pace else nan,
             "pace_ratio_upper": pace.upper if pace else nan,
+            "verdict": self.verdict.value, "slow_hosts": list(self.slow_hosts),
             "host_names": list(run.hosts), "simulated": run.simulated,
         }  # fmt: skip
 
@@ -77,6 +97,11 @@ class RunHistory:
         self.unknown_version_count = 0
         #: Rises with each run that comes or changes.
         self.version = 0
+        #: Run -> its pace against its workload's, the newest last.
+        self._paces: OrderedDict[str, RunPace] = OrderedDict()
+        self._pace_hosts = 0
+        #: Hosts on which several workloads are slow, by name (`find_drifting_hosts`).
+        self.drifting: Mapping[str, HostDrift] = {}
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -90,15 +115,29 @@ class RunHistory:
             return None
         run_id = str(row["run_id"])
         workload_id = str(row.get("workload_id") or run_id)
-        job = str(row.get("job") or "")
-        self._put(KnownRun(run_id, workload_id, int(row.get("begun") or 0), fingerprint, job))
+        job, user_id = str(row.get("job") or ""), str(row.get("user_id") or "")
+        begun_ns = int(row.get("begun") or 0)
+        self._put(KnownRun(run_id, workload_id, begun_ns, fingerprint, job, user_id))
+        ratio = row.get("pace_ratio")
+        if isinstance(ratio, float) and isfinite(ratio):
+            self._put_pace(run_id, RunPace(workload_id, ratio, tuple(row.get("host_names") or ())))
         return fingerprint
+
+    @property
+    def paces(self) -> tuple[RunPace, ...]:
+        """The runs by which hosts are looked for, oldest first."""
+        return tuple(self._paces.values())
+
+    def find_drifting_hosts(self) -> None:
+        """Look for hosts on which several workloads are slow. Of so many runs as are followed some 50 ms at most."""
+        found = drifting_hosts(self.paces)
+        self.drifting = {one.host: one for one in found}
 
     def assess(self, summary: RunSummary) -> RunAssessment:
         """Compare a run with the earlier ones, and remember it as it is now."""
         own = self._number.get(summary.run_id)
         nearest = self._index.same_workload(
-            summary.fingerprint, without=() if own is None else (own,)
+            summary.fingerprint, user=summary.user_id, without=() if own is None else (own,)
         )
         earlier = [
             (one, known)
@@ -106,20 +145,26 @@ class RunHistory:
             if (known := self._runs.get(one.run)) is not None and known.begun_ns < summary.begun_ns
         ]
         workload_id = earlier[0][1].workload_id if earlier else summary.run_id
-        same = [known for _, known in earlier if known.workload_id == workload_id]
-        paces = [
-            pace_of(known.fingerprint)
-            for known in same
-            if is_comparable(known.fingerprint, summary.fingerprint)
-        ]
+        same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
+        comparable = [one for one in same if is_comparable(one, summary.fingerprint)]
+        pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
+        intervals = [one.value("checkpoint_interval_seconds") for one in same]
+        intervals = [one for one in intervals if isfinite(one) and one > 0]
         self._put(
             KnownRun(
-                summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job
+                summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job, summary.user_id,
             )
+        )  # fmt: skip
+        if pace is not None:
+            self._put_pace(summary.run_id, RunPace(workload_id, pace.ratio, summary.hosts))
+        verdict = verdict_of(
+            pace, summary.fingerprint, comparable or same, self.drifting, summary.hosts
         )
+        slow_hosts = tuple(host for host in summary.hosts if host in self.drifting)
         return RunAssessment(
             summary, workload_id, earlier[0][0].similarity if earlier else nan, len(same),
-            classify(summary.fingerprint), compare_pace(pace_of(summary.fingerprint), paces),
+            classify(summary.fingerprint), pace, verdict, slow_hosts if verdict is RunVerdict.SLOW_HOST else (),
+            median(intervals) if intervals else nan,
         )  # fmt: skip
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
@@ -144,11 +189,19 @@ class RunHistory:
         self.version += 1
         number = self._number.get(run.run_id)
         if number is not None:
-            self._index.replace(number, run.fingerprint)
+            self._index.replace(number, run.fingerprint, run.user_id)
             self._runs[number] = run
             return
         if len(self._runs) >= self._runs_max:
             _, oldest = self._runs.popitem(last=False)
             del self._number[oldest.run_id]
-        number = self._index.add(run.fingerprint)
+        number = self._index.add(run.fingerprint, run.user_id)
         self._runs[number], self._number[run.run_id] = run, number
+
+    def _put_pace(self, run_id: str, pace: RunPace) -> None:
+        before = self._paces.pop(run_id, None)
+        self._pace_hosts += len(pace.hosts) - (len(before.hosts) if before else 0)
+        self._paces[run_id] = pace
+        while len(self._paces) > DRIFT_RUNS_MAX or self._pace_hosts > DRIFT_HOSTS_MAX:
+            _, oldest = self._paces.popitem(last=False)
+            self._pace_hosts -= len(oldest.hosts)

@@ -19,6 +19,7 @@ from ..fleet.jobs import REPORT_AGE_NS_MAX, ScheduledGang
 from ..store.rows import table, time_us
 from ..store.store import Store
 from .accumulator import RunAccumulator, RunSummary, resumed
+from .forecasts import RunForecasts, row_columns
 from .run_history import RunAssessment, RunHistory
 
 log = logging.getLogger(__name__)
@@ -31,17 +32,31 @@ ASSESSED_PER_TURN = 4
 WAITING_MAX = 20_000
 #: Rows are written this often.
 WRITE_SECONDS = 5.0
+#: Forecasts are written in place of those before this often; what an operator reads is at most so much older.
+FORECASTS_SECONDS = 10.0
 #: What schedulers may ask of jobs by name is made this often, where there is something new.
 WORKLOADS_SECONDS = 10.0
+#: Hosts on which several workloads are slow are looked for this often, where runs were compared.
+DRIFT_SECONDS = 300.0
 _SECOND_NS = 1_000_000_000
 
 _TIMES = ("begun", "time", "ended")
 _INTEGERS = ("fingerprint_version", "hosts", "gpus", "earlier_runs")
-_TEXTS = ("run_id", "job", "source", "user_id", "gpu_model", "workload_id", "workload_class")
+_TEXTS = (
+    "run_id",
+    "job",
+    "source",
+    "user_id",
+    "gpu_model",
+    "workload_id",
+    "workload_class",
+    "verdict",
+)
 _COLUMNS = (
     "run_id", "job", "source", "user_id", "begun", "time", "ended", "observed_gpu_seconds", "fingerprint_version",
     "hosts", "gpus", "gpu_model", "step_confidence", *NUMBERS, "workload_id", "similarity", "earlier_runs",
-    "workload_class", "class_confidence", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "host_names", "simulated",
+    "workload_class", "class_confidence", "pace_ratio", "pace_ratio_lower", "pace_ratio_upper", "verdict",
+    "slow_hosts", "host_names", "simulated",
 )  # fmt: skip
 
 
@@ -52,7 +67,7 @@ def _kind(column: str) -> str:
         return "int"
     if column in _TEXTS:
         return "str"
-    return {"host_names": "texts", "simulated": "bool"}.get(column, "float")
+    return {"host_names": "texts", "slow_hosts": "texts", "simulated": "bool"}.get(column, "float")
 
 
 _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
@@ -72,6 +87,24 @@ def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, 
         connection.unregister("new_runs")
 
 
+_FORECAST_COLUMNS = row_columns()
+_FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.split()]
+
+
+def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the forecasts in place of all those before. Raises duckdb.Error."""
+    cells = [
+        tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)
+        for row in rows
+    ]
+    connection.register("new_forecasts", table(_FORECAST_COLUMNS, cells))
+    try:
+        connection.execute("DELETE FROM job_forecasts")
+        connection.execute("INSERT INTO job_forecasts BY NAME FROM new_forecasts")
+    finally:
+        connection.unregister("new_forecasts")
+
+
 _STORED = f"""
 SELECT * REPLACE (epoch_ns(begun) AS begun, epoch_ns(time) AS time, epoch_ns(ended) AS ended)
 FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
@@ -87,6 +120,8 @@ class RunLog:
         self._fleet, self._store = fleet, store
         self.accumulator = RunAccumulator(gangs)
         self.history = RunHistory()
+        self.forecasts = RunForecasts()
+        self._forecasts_version, self._forecasts_ns = 0, 0
         self._due_ns: dict[str, int] = {}
         self._ended: deque[RunSummary] = deque(maxlen=WAITING_MAX)
         self._unwritten: OrderedDict[str, RunAssessment] = OrderedDict()
@@ -95,6 +130,7 @@ class RunLog:
         self._resumable: dict[str, RunSummary] = {}
         self._resumable_until_ns = 0
         self._error = ""
+        self._drift_version, self._drift_ns = 0, 0
         self._workloads, self._workloads_version, self._workloads_ns = KnownWorkloads(), -1, 0
         #: The last comparison of each run that runs, by key.
         self.latest: dict[str, RunAssessment] = {}
@@ -109,6 +145,7 @@ class RunLog:
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
         self._resumable_until_ns = now_ns + REPORT_AGE_NS_MAX
+        self._find_drifting_hosts(now_ns)
 
     def _restore_open(self, row: Mapping[str, Any]) -> None:
         run_id = str(row["run_id"])
@@ -140,6 +177,7 @@ class RunLog:
 
     def _step(self, now_ns: int) -> None:
         self.accumulator.advance(self._fleet, now_ns)
+        self.forecasts.step(self._fleet, self.accumulator, now_ns)
         self._ended.extend(self.accumulator.take_ended())
         self._end_unseen(now_ns)
         for _ in range(min(ASSESSED_PER_TURN, len(self._ended))):
@@ -148,7 +186,16 @@ class RunLog:
             self.latest.pop(summary.key, None)
             self._due_ns.pop(summary.key, None)
         self._assess_active(now_ns)
+        if self.history.version != self._drift_version and not (
+            0 <= now_ns - self._drift_ns < DRIFT_SECONDS * _SECOND_NS
+        ):
+            self._find_drifting_hosts(now_ns)
         self._write_due(now_ns)
+
+    def _find_drifting_hosts(self, now_ns: int) -> None:
+        self._drift_version, self._drift_ns = self.history.version, now_ns
+        self.history.find_drifting_hosts()
+        self._fleet.drifting_hosts = self.history.drifting
 
     def _assess_active(self, now_ns: int) -> None:
         assessed = 0
@@ -162,6 +209,7 @@ class RunLog:
                 continue
             self._due_ns[key] = now_ns + round(REPEAT_SECONDS) * _SECOND_NS
             self.latest[key] = assessment = self.history.assess(summary)
+            self.forecasts.set_prior(key, assessment.earlier_checkpoint_interval_seconds)
             self._keep(assessment)
             assessed += 1
             if assessed >= ASSESSED_PER_TURN:
@@ -183,21 +231,35 @@ class RunLog:
 
     def _write_due(self, now_ns: int) -> None:
         busy = self._task is not None and not self._task.done()
-        if busy or not self._unwritten:
+        forecasts_are_due = self._forecasts_version != self.forecasts.version and not (
+            0 <= now_ns - self._forecasts_ns < FORECASTS_SECONDS * _SECOND_NS
+        )
+        if busy or not (self._unwritten or forecasts_are_due):
             return
         if 0 <= now_ns - self._write_ns < WRITE_SECONDS * _SECOND_NS:
             return
         self._write_ns = now_ns
-        self._task = asyncio.get_running_loop().create_task(self._write())
+        if forecasts_are_due:
+            self._forecasts_ns = now_ns
+        self._task = asyncio.get_running_loop().create_task(self._write(forecasts_are_due))
 
-    async def _write(self) -> None:
+    async def _write(self, with_forecasts: bool) -> None:
         taken, self._unwritten = self._unwritten, OrderedDict()
         rows = [one.row() for one in taken.values()]
+        forecasts = self.forecasts.rows() if with_forecasts else []
+        version = self.forecasts.version
+
+        def put(connection: duckdb.DuckDBPyConnection) -> None:
+            if rows:
+                put_runs(connection, rows)
+            if with_forecasts:
+                put_forecasts(connection, forecasts)
+
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(
-                None, self._store.in_transaction, lambda connection: put_runs(connection, rows)
-            )
+            await loop.run_in_executor(None, self._store.in_transaction, put)
+            if with_forecasts:
+                self._forecasts_version = version
         except asyncio.CancelledError:  # it may be written all the same; again, it is the same row
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             raise
@@ -218,8 +280,8 @@ class RunLog:
         for summary in [*self._ended, *self.accumulator.active(now_ns)]:
             self._keep(self.history.assess(summary))
         self._ended.clear()
-        if self._unwritten:
-            await self._write()
+        if self._unwritten or self._forecasts_version != self.forecasts.version:
+            await self._write(with_forecasts=True)
 
 
 def _ended_at(summary: RunSummary, ended_ns: int) -> RunSummary:

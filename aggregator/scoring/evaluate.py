@@ -41,6 +41,7 @@ from .rules import host as rules_host
 from .rules import missing_gpus as rules_missing
 from .rules import nvlink as rules_nvlink
 from .rules import pcie as rules_pcie
+from .rules import runs as rules_runs
 from .rules.events import EVENT_KINDS
 from .rules.missing_gpus import UNREAD_KEY
 from .score import (
@@ -179,6 +180,7 @@ RULES: tuple[RuleFunction, ...] = (
     rules_gang.gapped_hosts,
     rules_gang_links.slow_links,
     rules_gang.waiting_hosts,
+    rules_runs.slow_hosts,
     rules_congestion.congested_jobs,
     rules_events.active_xids,
     rules_events.active_sxids,

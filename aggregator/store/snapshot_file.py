@@ -99,6 +99,7 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("hazard_calibration"),
     TableCopy("unavailable"),
     TableCopy("gangs"),
+    TableCopy("job_forecasts"),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),
 )
 

@@ -1,4 +1,7 @@
-"""`make evaluate`, second page: how well jobs are read, into docs/quality_jobs.md: periods, stragglers, a real gang."""
+"""`make evaluate`, second page: how well jobs are read, into docs/quality_jobs.md: stragglers in two worlds, periods, states, a real gang.
+
+`--only SECTION --write` makes one section and puts it in its place on the page, with a line that says from which commit it is.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,35 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_jobs.md"
 PUBLISHED_SEED = 25
 #: Modules of this package with `section(seed, progress) -> str`, in the order of the page.
-SECTIONS = ("stragglers", "periods", "cpu_gang")
+SECTIONS = (
+    "stragglers", "pipeline_gangs", "periods", "step_parts", "phase_forecasts", "forecasts", "cpu_gang",
+)  # fmt: skip
+
+
+def marked(name: str, text: str) -> str:
+    """Return a section between the comments that its place on the page is known by."""
+    return f"<!-- begin {name} -->\n{text}\n<!-- end {name} -->"
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """Return *page* with another text of the section *name*. Raises ValueError for a page without its place."""
+    before, begin, rest = page.partition(f"<!-- begin {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end {name} -->")
+    if not begin or not end:
+        raise ValueError(
+            f"the page has no place for {name}: make the whole page once, without --only"
+        )
+    return before + marked(name, text) + after
 
 
 def main() -> int:
     """Print one section, or write the page of all."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.jobs", description=__doc__)
     parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
-    parser.add_argument("--only", choices=SECTIONS, help="print this section; write nothing")
+    parser.add_argument("--only", choices=SECTIONS, help="make this section and print it")
+    parser.add_argument(
+        "--write", action="store_true", help="with --only: put it in its place on the page"
+    )
     options = parser.parse_args()
     made = ReportHead.now(options.seed, f"python -m bench.quality.jobs --seed {options.seed}", ROOT)
     tree = Tree(ROOT, made.commit)
@@ -31,6 +55,12 @@ def main() -> int:
         section = importlib.import_module(f".{name}", __package__).section
         texts.append(str(section(options.seed, Bar())).strip())
         print(file=sys.stderr)
+    if options.only and options.write:
+        title, _, body = texts[0].partition("\n")
+        note = f"*Made on {made.date} from commit {made.commit} by `{made.command} --only {options.only}`.*"
+        text = f"{title}\n\n{note}\n{body}"
+        PAGE.write_text(replaced(PAGE.read_text(), options.only, text))
+        return 0
     if options.only:
         print(texts[0])
         return 0
@@ -38,11 +68,11 @@ def main() -> int:
     head = [
         "# How well jobs are read", "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "Simulated worlds, recordings of others and a real gang stand apart. Limits were set on seeds 1 to 9; seed 25 is what is published.",
+        "Simulated worlds, recordings of others and a real gang are separate parts. Limits were set on seeds 1 to 9 of the first two worlds; seed 25 is what is published.",
         "The rest is in [quality](quality.md); what is measured is explained in [fingerprints](fingerprints.md) and [judging](judging.md).", "",
         *later,
     ]  # fmt: skip
-    PAGE.write_text("\n".join(head) + "\n\n".join(texts) + "\n")
+    PAGE.write_text("\n".join(head) + "\n\n".join(map(marked, SECTIONS, texts)) + "\n")
     print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

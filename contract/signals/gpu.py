@@ -184,6 +184,7 @@ Phases of a workload last tens of milliseconds; a reading a second says only whe
 _CLOCK = "nvmlDeviceGetClockInfo(SM), 10 Hz"
 _POWER = "field 186 NVML_FI_DEV_POWER_INSTANT, else nvmlDeviceGetPowerUsage, 10 Hz"
 _REASONS = "nvmlDeviceGetCurrentClocksEventReasons, 10 Hz"
+_PARTS = "agent: the last steps, folded at their period, in parts of different work"
 _PHASES = "agent, from the samples of the second (ext/phases)"
 
 GPU_FAST_SIGNALS = (
@@ -222,6 +223,11 @@ GPU_FAST_SIGNALS = (
     Signal(1342, "gpu_fast.checkpoint_duration_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds that a checkpoint of the job takes"),
     Signal(1343, "gpu_fast.next_checkpoint_seconds", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "seconds until the next checkpoint, as predicted from the ones before; missing where none is predicted"),
     Signal(1344, "gpu_fast.next_checkpoint_probability_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PHASES, "probability that it comes within a tenth of the interval of that moment"),
+    Signal(1345, "gpu_fast.step_data_loading_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which no kernel ran and data came over PCIe; missing, as the other parts, where the signals do not separate it, of steps shorter than 5 s, and without GPM"),
+    Signal(1346, "gpu_fast.step_forward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed before gradients moved over NVLink"),
+    Signal(1347, "gpu_fast.step_backward_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it computed while gradients moved over NVLink"),
+    Signal(1348, "gpu_fast.step_optimizer_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "share of the step in which it was bound by memory without tensor cores, once, after backward"),
+    Signal(1349, "gpu_fast.step_parts_confidence_ratio", Kind.GAUGE, Pace.TEN_SECONDS, _PARTS, "how sure the parts of the step are: how alike its steps are, and how plain the difference between the parts"),
 )
 
 GPU_JOB_TEXT = """Whose the processes on each GPU are, counted. Device: the GPU. Who they are in names travels as `gpu.process`."""

@@ -186,6 +186,7 @@ class Night:
     def _judge(self) -> None:
         self.seen = evaluate(self.fleet, self.now_ns, self.seen)
         self.runs.accumulator.advance(self.fleet, self.now_ns)
+        self.runs.forecasts.step(self.fleet, self.runs.accumulator, self.now_ns)
         self.store.submit_scores(self.seen, self.scores.take_changed(self.seen))
         self.store.submit_findings(self.findings.changes(self.now_ns))
 

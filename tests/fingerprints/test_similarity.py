@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from math import inf, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +13,20 @@ import pytest
 from gangline.fingerprints.fingerprint import (
     FINGERPRINT_VERSION,
     NUMBERS,
+    RESOURCES,
+    STATES,
     Fingerprint,
     FingerprintVersionError,
     decode,
-    features_of,
 )
-from gangline.fingerprints.generated import generate
-from gangline.fingerprints.similarity import RunIndex
+from gangline.fingerprints.generated import GeneratedRuns, generate
+from gangline.fingerprints.similarity import (
+    MODEL_FILE,
+    OTHER_USER_FACTOR,
+    RunIndex,
+    load_similarity,
+    workload_features,
+)
 from gangline.fingerprints.workload_class import classify
 
 RUNS = generate(3, 60, 3)
@@ -26,18 +36,25 @@ def fingerprint(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Fingerp
     return Fingerprint(tuple(values.tolist()), gpus=8, hosts=1, gpu_model="H100")
 
 
+def training(runs: GeneratedRuns) -> Fingerprint:
+    """Return a run of a training job of which everything is known."""
+    known = np.isfinite(runs.values).all(axis=1)
+    return fingerprint(runs.values[np.flatnonzero(known)[0]])
+
+
 def test_the_product_of_matrices_finds_what_a_plain_pass_finds() -> None:
     """Terms of a square that are summed apart cancel: in single precision the order could be another."""
     index = RunIndex()
     for values in RUNS.values:
         index.add(fingerprint(values))
-    features = features_of(RUNS.values)
+    features, model = workload_features(RUNS.values), load_similarity()
     for at in range(0, len(RUNS.values), 7):
         found = index.nearest(fingerprint(RUNS.values[at]), 3)
         difference = features - features[at]
         both = np.isfinite(difference).sum(axis=1)
         with np.errstate(all="ignore"):
-            plain = np.sqrt(np.nansum(difference**2, axis=1) / both)
+            squares = np.nansum(difference**2 / model.variance, axis=1)
+            plain = np.sqrt(squares / model.limits[both])
         plain[both < max(4, np.isfinite(features[at]).sum() / 2)] = inf
         assert found[0].run == at
         assert [one.distance for one in found] == pytest.approx(np.sort(plain)[:3], abs=0.02)
@@ -50,6 +67,65 @@ def test_the_oldest_run_makes_room() -> None:
     assert len(index) == 50 and numbers == list(range(len(RUNS.values)))
     assert not index.has(numbers[-51]) and index.has(numbers[-50])
     assert index.nearest(fingerprint(RUNS.values[-1]), 1)[0].run == numbers[-1]
+
+
+def test_a_run_that_waits_for_a_slow_host_is_of_the_same_workload() -> None:
+    """Three tenths slower: by its step and its shares alone it was a workload never seen, and nobody looked for the host."""
+    before = training(RUNS)
+    values = dict(zip(NUMBERS, before.values, strict=True))
+    pace = 0.7
+    at_work = [name for name in (*STATES, *RESOURCES) if name not in ("wait_ratio", "disk_pressure_ratio")]  # fmt: skip
+    slow = {**values, **{name: pace * values[name] for name in at_work}}
+    slow |= {"step_seconds": values["step_seconds"] / pace, "wait_ratio": values["wait_ratio"] + (1 - pace) * (1 - values["wait_ratio"])}  # fmt: skip
+    index = RunIndex()
+    index.add(before)
+    (found,) = index.nearest(Fingerprint(tuple(slow[name] for name in NUMBERS)), 1)
+    assert found.distance < 0.2
+
+
+def test_a_run_of_another_user_must_be_more_alike_and_none_on_other_gpus_is() -> None:
+    """Two users' jobs of one framework look alike; on another model of GPU every share is another."""
+    one = training(RUNS)
+    values = list(one.values)
+    values[NUMBERS.index("step_seconds")] *= 1.1
+    other = replace(one, values=tuple(values))
+    index = RunIndex()
+    index.add(one, "ann")
+    (own,), (unknown,), (foreign,) = (
+        index.nearest(other, 1, user=user) for user in ("ann", "", "bo")
+    )
+    assert own.distance == unknown.distance > 0
+    assert foreign.distance == pytest.approx(OTHER_USER_FACTOR * own.distance, rel=1e-4)
+    assert index.nearest(replace(other, gpu_model="A100"), 1, user="ann") == []
+    assert len(index.nearest(replace(other, gpu_model=""), 1, user="ann")) == 1
+
+
+def test_without_its_model_runs_are_compared_all_the_same(tmp_path: Path) -> None:
+    """A file of another version, cut off or planted: no crash, and plain spreads."""
+    stored = json.loads(MODEL_FILE.read_text())
+    broken = {
+        "absent": None, "cut": MODEL_FILE.read_text()[:100], "no object": "[]", "other version": json.dumps({**stored, "fingerprint_version": 99}),
+        "short": json.dumps({**stored, "limits": [1.0]}), "NaN": json.dumps({**stored, "variance": [nan] * len(NUMBERS)}),
+        "zero": json.dumps({**stored, "variance": [0.0] * len(NUMBERS)}), "text": json.dumps({**stored, "limits": "x"}),
+    }  # fmt: skip
+    for name, text in broken.items():
+        path = tmp_path / f"{name}.json"
+        if text is not None:
+            path.write_text(text)
+        model = load_similarity(path)
+        assert (model.variance == 1.0).all() and (model.limits > 0).all(), name
+
+
+@pytest.mark.slow
+def test_a_million_runs_take_the_memory_of_those_that_are_searched() -> None:
+    """A test suite submits jobs all day; the oldest make room, and nothing grows."""
+    index, values = RunIndex(runs_max=2_000), [fingerprint(one) for one in RUNS.values]
+    for at in range(1_000_000):
+        index.add(values[at % len(values)], f"user-{at}")
+        if at == 10_000:
+            before = index.memory_bytes
+    assert len(index) == 2_000 and index.memory_bytes == before
+    assert index.nearest(values[5], 1)[0].run >= 998_000
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -1.0, 1e300, 0.0])

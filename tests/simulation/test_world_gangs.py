@@ -73,6 +73,19 @@ def test_two_slow_links_of_one_gang_cost_what_the_slowest_costs() -> None:
         assert shares(domains, {0: 0.5, 1: 0.8}).pace == pytest.approx(alone.pace)
 
 
+def test_a_job_that_hangs_writes_no_checkpoint() -> None:
+    """All ranks meet before one is written: a job that stood for a night "wrote" one every ten minutes."""
+    job: Any = SimpleNamespace(number=0, **{**DRAWN, "checkpoint_every_seconds": 1.0})
+    for hangs in (0.0, 1.0):
+        gangs = GangModel([job], [np.arange(2)], np.arange(2), 1)
+        channels = HostEffects(2)
+        channels.hangs[0] = hangs
+        found = gangs.shares(
+            5.0, 5, np.ones((2, 8)), channels, Noise(1, np.arange(16).reshape(2, 8))
+        )
+        assert found.writes.any() == found.clock.writes.any() == (not hangs)
+
+
 @pytest.mark.parametrize(
     ("hosts", "last"), [(1, []), (2, [1]), (3, [2]), (4, [3]), (5, [4]), (8, [6, 7])]
 )

@@ -14,6 +14,7 @@ from gangline.aggregator.commands import job
 from gangline.aggregator.commands.connection import CommandError
 from gangline.aggregator.commands.job import jobs_text, read_story, story_text
 from gangline.aggregator.commands.job_queries import LIST_QUERY, TimeRange
+from gangline.aggregator.commands.job_story import forecast_line
 from gangline.aggregator.query import sandbox
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
@@ -27,6 +28,18 @@ def phase(at: int, host: str, compute: float) -> dict[str, Any]:
     return {
         "time": BEGIN + timedelta(seconds=10 * at), "host": host, "compute_ratio": compute, "wait_ratio": 1 - compute,
         "host_stall_ratio": 0.0, "checkpoint_ratio": None, "idle_ratio": 0.0, "source": "phases",
+    }  # fmt: skip
+
+
+def forecast(horizon: int, reason: str = "") -> dict[str, Any]:
+    """Return a row of `ops.job_forecast` of half a minute ago: a checkpoint is due in 140 s from now."""
+    now = (BEGIN + timedelta(seconds=120)).replace(tzinfo=None)
+    return {
+        "horizon_seconds": float(horizon), "now": now, "reason": reason, "checkpoint_reason": reason or None,
+        "next_checkpoint_at": now + timedelta(seconds=140), "next_checkpoint_from": now + timedelta(seconds=120),
+        "next_checkpoint_until": now + timedelta(seconds=170), "next_checkpoint_probability": 0.9,
+        "next_host_stall_at": None, "next_host_stall_from": None, "next_host_stall_until": None,
+        "power_watts": 410e3 if horizon < 300 else 290e3, "power_watts_lower": 280e3, "power_watts_upper": 421e3,
     }  # fmt: skip
 
 
@@ -51,11 +64,21 @@ def answers(query: str) -> list[dict[str, Any]]:
             {"time": BEGIN + timedelta(seconds=10 * at), "pace": 1.0 if at < SLOW_FROM else 0.8, "is_change": at == SLOW_FROM, "change_ratio": -0.2}
             for at in range(12)
         ]  # fmt: skip
+    if "AS step_seconds" in query:
+        return [
+            {
+                "step_seconds": 8.2, "checkpoint_seconds": 600.0, "step_data_loading_ratio": 0.12, "step_forward_ratio": 0.23,
+                "step_backward_ratio": 0.55, "step_optimizer_ratio": None, "step_parts_confidence_ratio": 0.94,
+            }
+        ]  # fmt: skip
+    if "FROM ops.job_forecast" in query:
+        return [forecast(horizon) for horizon in (10, 30, 60, 300)]
     if "FROM ops.runs" in query:
         return [
             {
                 "workload_class": "training", "class_confidence": 0.9, "earlier_runs": 3, "pace_ratio": 0.81,
                 "pace_ratio_lower": 0.78, "pace_ratio_upper": 0.84, "slower_than_before": True,
+                "verdict": "slower: a host", "slow_hosts": ["h\x1b3"],
             }
         ]  # fmt: skip
     if "FROM ops.stragglers" in query:
@@ -76,10 +99,28 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
     assert rows[0] == ("h2", "#" * 12), "the culprit comes first, and never waits"
     assert {line for _, line in rows[1:]} == {"#" * SLOW_FROM + "." * (12 - SLOW_FROM)}
     assert "h2: node, gang.slow_host, 20 % slow (90 % interval 18 to 22)" in text
-    runs = "81 % of the pace of 3 earlier runs (90 % interval 78 to 84), slower than before"
+    runs = "81 % of the pace of 3 earlier runs (90 % interval 78 to 84), slower than before: on h?3 other workloads were slow, too"
     assert f"workload: training (90 % sure); it runs at {runs}" in " ".join(text.split())
     assert "1.50" in text and "\x1b" not in text, "names and words are the hosts' to choose"
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_story_says_what_comes_next_and_what_a_step_is_made_of() -> None:
+    """Who is to move a job waits for its checkpoint; who is to make it faster asks where its step goes."""
+    text = " ".join(story_text(read_story(answers, "77", TimeRange()), 100, colour=False).split())
+    assert "a step takes 8.2 s (data loading 12 %, forward 23 %, backward 55 %; 94 % sure)" in text
+    onset = "checkpoint in 140 s (90 %: 120 to 170 s, 90 % sure of the cadence)"
+    assert f"Next: {onset}, power in 60 s 410 kW (90 %: 280 kW to 421 kW)" in text
+    early = [forecast(10, "40 of 60 s with known phases seen")]
+    assert forecast_line(early) == "Next: not known yet (40 of 60 s with known phases seen)"
+    without = {
+        **forecast(60),
+        "next_checkpoint_at": None,
+        "checkpoint_reason": "1 of 3 onsets seen",
+    }
+    assert forecast_line([without]).startswith(
+        "Next: no checkpoint is predicted (1 of 3 onsets seen), power"
+    )
 
 
 def test_the_list_has_a_row_for_each_job() -> None:

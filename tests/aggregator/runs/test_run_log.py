@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.runs.accumulator import RUN_SECONDS_MIN, RunAccumulator
-from gangline.aggregator.runs.run_log import RunLog
+from gangline.aggregator.runs.run_history import DRIFT_HOSTS_MAX, DRIFT_RUNS_MAX, RunHistory
+from gangline.aggregator.runs.run_log import RunLog, put_runs
 from gangline.aggregator.store.store import Store
-from tests.worlds import GPUS, START_NS, World, gpu_of, tell
+from gangline.fingerprints.fingerprint import NUMBERS, Fingerprint
+from tests.worlds import GPUS, SECOND_NS, START_NS, World, gpu_of, tell
 
 TRAINING = {"sm_active_ratio": 0.68, "tensor_active_ratio": 0.34, "compute_ratio": 0.8,
             "wait_ratio": 0.18, "host_stall_ratio": 0.02, "checkpoint_ratio": 0.0,
@@ -101,6 +104,8 @@ def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
     assert slow["pace_ratio"] == pytest.approx(2.01 / 2.5, rel=0.01)
     assert slow["pace_ratio_upper"] < 1
     assert runs.rows()["2"]["pace_ratio_upper"] > 1
+    verdicts = [runs.rows()[job]["verdict"] for job in "1234"]
+    assert verdicts == ["never seen", "as before", "never seen", "slower"]
     runs.close()
 
 
@@ -172,3 +177,65 @@ def test_a_gpu_that_changes_hands_is_counted_for_each_job_once(tmp_path: Path) -
     assert second.fingerprint.value("utilization_ratio") == pytest.approx(0.25, abs=0.02)
     assert first.observed_gpu_seconds == second.observed_gpu_seconds == 80 * GPUS
     assert first.ended_ns > START_NS
+
+
+class Row(dict[str, Any]):
+    """A row of which what is not said is not known."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def history_row(at: int, job: str, hosts: Sequence[str], ratio: float) -> Row:
+    return Row({
+        **Fingerprint((2.0, 0.8, 0.2) + (nan,) * (len(NUMBERS) - 3)).columns(),
+        "run_id": f"{job}@{at}", "job": job, "workload_id": job, "begun": at * SECOND_NS, "time": at * SECOND_NS, "ended": at * SECOND_NS, "host_names": list(hosts), "pace_ratio": ratio,
+    })  # fmt: skip
+
+
+def test_a_host_on_which_several_workloads_are_slow_is_watched(runs: Runs) -> None:
+    """It moves from job to job, slow from birth in each, and each job's owner looks in his own code."""
+    rows = []
+    for at in range(12):
+        slow = at % 2 == 0
+        hosts = ("h0", f"x{at}") if slow else ("h1", f"x{at}")
+        rows.append(history_row(at + 1, f"w{at // 2 % 3}", hosts, 0.8 if slow else 1.0))
+    runs.store.in_transaction(lambda connection: put_runs(connection, rows))
+    restart(runs)
+    runs.world.run(2)
+    slow_host, other = (runs.world.score(host) for host in runs.world.hosts)
+    (evidence,) = (one for one in slow_host.evidence if one.signal == "runs.slow_host")
+    assert slow_host.state.name == "WATCH" and slow_host.relative_speed == pytest.approx(
+        0.8, abs=0.02
+    )
+    assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.words
+    assert not any(one.signal == "runs.slow_host" for one in other.evidence)
+    runs.close()
+
+
+def test_pace_is_remembered_of_the_newest_runs_alone() -> None:
+    """A job on 4,096 hosts runs again each hour."""
+    history = RunHistory()
+    for at in range(2 * DRIFT_RUNS_MAX):
+        history.restore(history_row(at, "w", ["a", "b"], 1.0))
+    assert len(history.paces) == DRIFT_RUNS_MAX
+    names = [f"h{host}" for host in range(1024)]
+    for at in range(100):
+        history.restore(history_row(at, "big", names, 1.0))
+    assert sum(len(one.hosts) for one in history.paces) <= DRIFT_HOSTS_MAX
+
+
+def test_a_clock_that_steps_costs_no_run(runs: Runs) -> None:
+    """Back by an hour and forward again in the middle of a run: it is one run, compared and stored, and it never ends before it began."""
+    runs.run("1", TRAINING, 2.0, end=False)
+    for step_seconds in (-3600, 7200):
+        runs.log.step(runs.world.now_ns + step_seconds * 1_000_000_000)
+    runs.run("1", TRAINING, 2.0)
+    runs.run("2", TRAINING, 2.0)
+    restart(runs)
+    rows = runs.rows()
+    assert set(rows) == {"1", "2"} and rows["2"]["earlier_runs"] == 1
+    assert all(
+        row["begun"] <= row["time"] and row["begun"] <= row["ended"] for row in rows.values()
+    )
+    runs.close()

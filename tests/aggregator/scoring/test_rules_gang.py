@@ -589,6 +589,26 @@ def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms
     assert blamed(world) == [], "it healed, and its job says so"
 
 
+@pytest.mark.parametrize("gpu", [1, 6])
+def test_jobs_that_share_all_of_their_hosts_are_both_judged(gpu: int) -> None:
+    """Two jobs held four GPUs of each host: the hosts were nobody's gang, and a GPU 15 % slow was never named."""
+    world = World(hosts=8, gpus=8, spread=0.01)
+    halves = {"1001": range(4), "1002": range(4, 8)}
+    for host in world.hosts:
+        for job, gpus in halves.items():
+            tell(world, host, job, gpus=gpus)
+        compute(host, 8)
+    pass_steps(world, 12)
+    assert all_well(world)
+    for host in world.hosts:
+        for each in halves["1001" if gpu < 4 else "1002"]:
+            compute_gpu(host, each, 0.92, pace=0.92)
+    compute_gpu(world.hosts[3], gpu, 1.06, pace=0.92)
+    pass_steps(world, 6)
+    assert blamed(world) == ["h3"]
+    assert world.score(world.hosts[3]).evidence[0].device == gpu_of(world.hosts[3], gpu)
+
+
 def test_a_host_without_gpm_is_found_by_its_power_where_it_changed_alone() -> None:
     """A100s count no SM cycles: who computes longer draws more, and those who wait for it draw less."""
     world = in_large_job(with_sms=False)

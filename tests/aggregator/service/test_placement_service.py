@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -318,7 +318,8 @@ def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> list[Any]:
         calls = [
-            service.PlanPlacement(wire.PlanPlacementRequest(gang=gang(1)), None) for _ in range(5)
+            service.PlanPlacement(wire.PlanPlacementRequest(gang=gang(1), options_max=2), None)
+            for _ in range(5)
         ]
         return await asyncio.gather(*calls, return_exceptions=True)
 

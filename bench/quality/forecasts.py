@@ -1,0 +1,329 @@
+"""What comes next of a job, against what then came: state, next checkpoint and host stall, power and traffic."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.quality import forecast_runs
+from bench.quality.forecast_runs import KnownRun
+from bench.quality.markdown import number, table
+from bench.quality.progress import Bar, Progress
+from gangline.fingerprints.forecast import (
+    CHECKPOINT,
+    DEMANDS,
+    HORIZONS_SECONDS,
+    HOST_STALL,
+    STATES,
+    EventForecast,
+    JobForecaster,
+    JobSecond,
+)
+
+Floats = NDArray[np.float64]
+RECORDINGS = (
+    Path(__file__).parents[2] / "../shared/data/power/h100x8_ckpt_every_10.csv",
+    Path(__file__).parents[2] / "../shared/data/power/h100x8_ckpt_every_100.csv",
+)
+#: Seconds between two forecasts that are scored, and before the first.
+EVERY_SECONDS, FIRST_SECONDS = 10, 60
+#: Drawn workloads, and gangs of each kind.
+WORKLOADS, GANGS = 16, 3
+#: A window that is right to the second: readings are of seconds.
+RESOLUTION_SECONDS = 1.0
+#: Bounds of stated probabilities that are told apart.
+STATED = (0.0, 0.5, 0.7, 0.85, 0.95, 1.01)
+_POWER, _NIC = DEMANDS.index("power_watts"), DEMANDS.index("nic_bytes_per_second")
+KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
+
+
+@dataclass
+class Scores:
+    """What forecasts of several runs are worth. By horizon: sums of Brier scores of each predictor, and of errors."""
+
+    count: dict[int, int] = field(default_factory=lambda: dict.fromkeys(HORIZONS_SECONDS, 0))
+    abstained: int = 0
+    asked: int = 0
+    brier: dict[str, dict[int, float]] = field(default_factory=dict)
+    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins within".
+    within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
+    #: Kind of pause -> of each onset (true in 50 %, true in 90 %, width of 90 %, error), and how many came without a window.
+    windows: dict[int, list[tuple[bool, bool, float, float]]] = field(default_factory=dict)
+    unpredicted: dict[int, int] = field(default_factory=dict)
+    #: Kind -> seconds before each onset from which on every window of 90 % held it; 0: the last one did not.
+    lead: dict[int, list[float]] = field(default_factory=dict)
+    #: (stated probability, whether it came within a tenth of the interval).
+    stated: list[tuple[float, bool]] = field(default_factory=list)
+    #: (demand, horizon) -> of each forecast (error, error of persistence, error of the mean of 10 s, held, width), as shares of the mean.
+    demands: dict[tuple[int, int], list[tuple[float, float, float, bool, float]]] = field(
+        default_factory=dict
+    )
+
+    def add_brier(self, name: str, horizon: int, probabilities: Floats, state: int) -> None:
+        """Add the squared distance of *probabilities* to what came, over all states."""
+        outcome = np.eye(len(STATES))[state]
+        by_horizon = self.brier.setdefault(name, dict.fromkeys(HORIZONS_SECONDS, 0.0))
+        by_horizon[horizon] += float(((probabilities - outcome) ** 2).sum())
+
+
+PREDICTORS = ("forecast", "persistence", "period alone", "mix so far")
+
+
+def score(runs: Iterable[KnownRun]) -> Scores:
+    """Return the scores of *runs*."""
+    scores = Scores()
+    for run in runs:
+        _score_run(run, scores)
+    return scores
+
+
+def _score_run(run: KnownRun, scores: Scores) -> None:
+    forecaster = JobForecaster()
+    seen = np.zeros(len(STATES))
+    events: dict[int, list[tuple[int, EventForecast]]] = {kind: [] for kind in run.onsets}
+    last = max(HORIZONS_SECONDS)
+    hint, duration = (np.nan, np.nan), np.nan
+    known = np.isfinite(run.demands)
+    mean = np.where(known, run.demands, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    for second, summary in enumerate(run.seconds):
+        forecaster.observe(second, summary)
+        if isfinite(sum(summary.shares)):
+            seen[int(np.argmax(summary.shares))] += 1
+        if isfinite(summary.next_checkpoint_seconds):
+            hint = second + summary.next_checkpoint_seconds, summary.checkpoint_interval_seconds
+            duration = _checkpoint_seconds(run.seconds[: second + 1])
+        if second < FIRST_SECONDS or second % EVERY_SECONDS:
+            continue
+        scores.asked += 1
+        found = forecaster.forecast(second)
+        if found[0].reason:
+            scores.abstained += 1
+            continue
+        for kind, told in events.items():
+            told.append((second, found[0].checkpoint if kind == CHECKPOINT else found[0].host_stall))  # fmt: skip
+        now = int(np.argmax(summary.shares))
+        for at, horizon in enumerate(HORIZONS_SECONDS):
+            if second + horizon >= len(run.seconds):
+                continue
+            scores.count[horizon] += 1
+            state = int(run.state[second + horizon])
+            alone = _by_period(second + horizon, hint, duration, seen)
+            for name, probabilities in (
+                ("forecast", np.array(found[at].probabilities)), ("persistence", np.eye(len(STATES))[now]),
+                ("period alone", alone), ("mix so far", seen / seen.sum()),
+            ):  # fmt: skip
+                scores.add_brier(name, horizon, probabilities, state)
+            _score_demands(run, scores, second, horizon, found[at].demands, mean)
+            _score_within(run, scores, second, horizon, found[at].checkpoint.within, hint)
+    for kind, told in events.items():
+        _score_onsets(run, scores, kind, told, len(run.seconds) - last)
+
+
+def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
+    """Return how long a checkpoint took so far, in the mean."""
+    is_on = np.array([int(np.argmax(one.shares)) == CHECKPOINT for one in seconds])
+    begins = int((np.diff(np.concatenate([[0], is_on.astype(int)])) == 1).sum())
+    return float(is_on.sum() / begins) if begins else 0.0
+
+
+def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
+    """Return what the interval of checkpoints alone says: certain of it, and else of the usual state."""
+    due, interval = hint
+    usual = seen.copy()
+    usual[CHECKPOINT] = 0.0
+    is_on = isfinite(due) and interval > 0 and at >= due and (at - due) % interval < duration
+    return np.asarray(np.eye(len(STATES))[CHECKPOINT if is_on else int(np.argmax(usual))])
+
+
+def _score_within(
+    run: KnownRun, scores: Scores, second: int, horizon: int, within: float, hint: tuple[float, float]
+) -> None:  # fmt: skip
+    due, interval = hint
+    if not isfinite(within) or not isfinite(due):
+        return
+    came = any(second < onset <= second + horizon for onset in run.onsets.get(CHECKPOINT, ()))
+    while due <= second:
+        due += max(interval, 1.0)
+    alone = float(due <= second + horizon)
+    before = [onset for onset in run.onsets.get(CHECKPOINT, ()) if onset <= second]
+    base = min(1.0, horizon * len(before) / (second + 1))
+    scores.within.setdefault(horizon, []).append(
+        ((within - came) ** 2, (alone - came) ** 2, (base - came) ** 2)
+    )
+
+
+def _score_demands(
+    run: KnownRun, scores: Scores, second: int, horizon: int, found: Sequence[tuple[float, float, float]], mean: Floats
+) -> None:  # fmt: skip
+    for at in (_POWER, _NIC):
+        true, now = run.demands[second + horizon, at], run.seconds[second].demands[at]
+        middle, low, high = found[at]
+        if not (isfinite(true) and isfinite(now) and isfinite(middle) and mean[at] > 0):
+            continue
+        recent = float(
+            np.nanmean([one.demands[at] for one in run.seconds[second - 9 : second + 1]])
+        )
+        scores.demands.setdefault((at, horizon), []).append((
+            abs(middle - true) / mean[at], abs(now - true) / mean[at], abs(recent - true) / mean[at],
+            low * (1 - 1e-6) <= true <= high * (1 + 1e-6),
+            (high - low) / mean[at],
+        ))  # fmt: skip
+
+
+def _score_onsets(
+    run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
+) -> None:
+    """Score each onset by the forecast made in the middle of the interval before it, and by those up to it."""
+    windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
+    scores.unpredicted.setdefault(kind, 0)
+    before = 0.0
+    for onset in run.onsets[kind]:
+        own = [(at, one) for at, one in told if before < at <= onset - 1]
+        middle = (before + onset) / 2
+        before = onset
+        if not own:
+            continue
+        at, one = min(own, key=lambda pair: abs(pair[0] - middle))
+        if not isfinite(one.onset.seconds):
+            scores.unpredicted[kind] += 1
+            continue
+        off = onset - at
+        windows.append((
+            _holds(one.onset.window_50, off), _holds(one.onset.window_90, off),
+            one.onset.window_90[1] - one.onset.window_90[0], abs(one.onset.seconds - off),
+        ))  # fmt: skip
+        near = abs(one.onset.seconds - off) <= max(0.1 * one.interval_seconds, RESOLUTION_SECONDS)
+        scores.stated.append((one.onset.probability, near))
+        lead = 0.0
+        for at, one in reversed(own):
+            if not isfinite(one.onset.seconds) or not _holds(one.onset.window_90, onset - at):
+                break
+            lead = onset - at
+        leads.append(lead)
+
+
+def _holds(window: tuple[float, float], seconds: float) -> bool:
+    return window[0] - RESOLUTION_SECONDS <= seconds <= window[1] + RESOLUTION_SECONDS
+
+
+# The page --------------------------------------------------------------------------------------
+
+
+def _tables(scores: Scores) -> list[str]:
+    lines = [f"{scores.asked:,} forecasts, {scores.abstained:,} without an answer.", ""]
+    for part in (_brier_table, _within_table, _onsets_table, _stated_table, _demands_table):
+        if text := part(scores):
+            lines += [text, ""]
+    return lines
+
+
+def _brier_table(scores: Scores) -> str:
+    rows = [
+        [f"{horizon} s", f"{count:,}", *(f"{scores.brier[name][horizon] / count:.3f}" for name in PREDICTORS)]
+        for horizon, count in scores.count.items()
+        if count
+    ]  # fmt: skip
+    return table(("Brier score of the state in", "forecasts", *PREDICTORS), rows) if rows else ""
+
+
+def _within_table(scores: Scores) -> str:
+    rows = [
+        [f"{horizon} s", f"{len(each):,}", *(f"{mean:.3f}" for mean in np.mean(each, axis=0))]
+        for horizon, each in sorted(scores.within.items())
+    ]
+    heads = ("Brier score of a checkpoint within", "forecasts", "forecast", "period alone", "base rate")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _onsets_table(scores: Scores) -> str:
+    rows = []
+    for kind, each in scores.windows.items():
+        if not each and not scores.unpredicted[kind]:
+            continue
+        found = np.array(each, dtype=np.float64).reshape(-1, 4)
+        leads = np.array(scores.lead[kind])
+        shares, middles = [np.nan] * 2, [np.nan] * 2
+        if len(found):
+            shares, middles = found[:, :2].mean(axis=0).tolist(), np.median(found[:, 2:], axis=0).tolist()  # fmt: skip
+        rows.append([
+            KINDS[kind], str(len(found)), str(scores.unpredicted[kind]), *(_percent(share) for share in shares),
+            *(f"{number(middle)} s" for middle in middles), f"{number(float(np.median(leads)))} s" if len(leads) else "-",
+            str(int((leads == 0).sum())),
+        ])  # fmt: skip
+    heads = ("onset of", "predicted", "no prediction", "in the window of 50 %", "of 90 %", "width of 90 %, median", "error, median", "lead, median", "missed")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _stated_table(scores: Scores) -> str:
+    rows = []
+    for low, high in itertools.pairwise(STATED):
+        each = [(p, float(is_near)) for p, is_near in scores.stated if low <= p < high]
+        if each:
+            stated, came = np.mean(each, axis=0).tolist()
+            rows.append([f"{low:.2f} to {min(high, 1):.2f}", str(len(each)), f"{stated:.2f}", f"{came:.2f}"])  # fmt: skip
+    heads = ("stated probability that an onset is near its time", "onsets", "stated, mean", "came true")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _demands_table(scores: Scores) -> str:
+    rows = []
+    for (at, horizon), each in sorted(scores.demands.items()):
+        means = np.mean(np.array(each, dtype=np.float64), axis=0).tolist()
+        name = "power" if at == _POWER else "bytes of NICs"
+        rows.append([name, f"{horizon} s", f"{len(each):,}", *(_percent(mean) for mean in means)])
+    heads = ("demand", "in", "forecasts", "mean error", "of persistence", "of the mean of 10 s", "in the interval of 90 %", "its width")  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if isfinite(share) else "-"
+
+
+def section(seed: int, progress: Progress) -> str:
+    """Return the part of the page about what comes next."""
+    kinds = [(kind, at) for kind in forecast_runs.GANG_KINDS for at in range(GANGS)]
+    gangs = []
+    for number_, (kind, at) in enumerate(kinds):
+        progress(f"forecasts: {kind}", number_ / len(kinds))
+        gangs.append(forecast_runs.gang(kind, seed * 100 + at))
+    there = [path for path in RECORDINGS if path.exists()]
+    lines = [
+        "## What comes next", "", "    python -m bench.quality.forecasts", "",
+        str(forecast_runs.__doc__).split("\n\n", 1)[1].strip(), "",
+        f"A forecast is made every {EVERY_SECONDS} s from second {FIRST_SECONDS} on. *Brier score*: squared distance of the",
+        "probabilities to what came, summed over five states: 0 is perfect, 2 is certain and wrong. *Persistence*: the state",
+        "stays. *Period alone*: certain of a checkpoint where the interval that hosts learned says so, and else of the usual state.",
+        "*Mix so far*: how often each state was until now. An onset is scored once, by the forecast made in the middle of the",
+        "interval before it; windows are widened by 1 s on both sides, as readings are of seconds. *Lead*: for how long before an onset every",
+        "window of 90 % held it; *missed*: the last one did not. Errors of demands are shares of their mean over the run.", "",
+        "### Simulated gangs, through the tracker", "", *_tables(score(gangs)),
+        "### Simulated workloads, second by second", "", *_tables(score(forecast_runs.workloads(seed, WORKLOADS))),
+    ]  # fmt: skip
+    if there:
+        recorded = [forecast_runs.recording(path) for path in there]
+        lines += [
+            "### Recorded: 8 H100s that train", "",
+            f"{', '.join(f'`{path.name}`' for path in there)}: the pauses of these jobs are irregular, and few.", "",
+            *_tables(score(recorded)),
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the section."""
+    parser = argparse.ArgumentParser(prog="python -m bench.quality.forecasts", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    print(section(parser.parse_args().seed, Bar()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,435 @@
+"""States and forecasts of the agent's tracker (`ext.phases`) against the truth of the second and of the third world.
+
+*Checkpoint state*: by seconds; positive where half of the second or more is checkpoint. *As reported*: the share that the agent
+sends at that second, which cannot know a cadence before the third checkpoint. *In the end*: the segments as they stand when the
+run ends, which call earlier ones so, too. Both see only
+samples at 10 Hz. *evaluation*: runs whose pauses are evaluations, with few checkpoints: what is called one there is wrong.
+
+*The next checkpoint*: every ten seconds the tracker states when it begins (`next_checkpoint_seconds`) and the probability p
+that it does within a tenth of the interval of that moment. It states no other probability; of these two follows one for any window,
+with p spread evenly over that tenth to both sides and the rest over the whole interval. Beside it, at the same moments:
+persistence (what is now will be), the interval alone (the tracker's moment, which is the last begin and an interval, with
+certainty), and the base rate of its interval. Windows longer than the interval hold no question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.quality import bsp_world as bsp
+from bench.quality.markdown import table
+from bench.quality.pipeline_readings import RATE, DriverReadings
+from bench.quality.pipeline_scenario import GPUS, Floats, GangScenario
+from bench.quality.pipeline_world import play
+from gangline.ext.periods import estimate
+from gangline.ext.phases import SIGNALS, STATES, PhaseTracker
+
+SECOND_NS = 1_000_000_000
+CHECKPOINT = STATES.index("checkpoint")
+SECONDS, HOSTS = 900, 4
+#: GPUs of each run that are followed: the writer of a checkpoint, if there is one, and others.
+FOLLOWED = (0, 3, 17, 30)
+#: Forecasts are read as often as they are sent; windows and the horizon of a state, seconds.
+FORECAST_SECONDS = 10
+WINDOWS = (30.0, 60.0)
+HORIZON = 30.0
+#: A period is sought so often, in so many samples, as the agent does.
+PERIOD_SECONDS, PERIOD_SAMPLES = 30, 1200
+#: Segments are read so often: the tracker holds 128 of each GPU.
+SEGMENT_SECONDS = 10
+#: So many checkpoints must have been before one can be known.
+KNOWN_AFTER = 3
+PER_WORLD = 8
+
+
+class TracedGpu(NamedTuple):
+    """What one GPU's driver says at 10 Hz, and the truth."""
+
+    samples: np.ndarray  # float32 (samples, SIGNALS)
+    checkpoint: Floats  # share of each second
+    begins: Floats  # of checkpoints, seconds
+    state: Floats  # (seconds, STATES): shares; wait holds collectives
+
+
+@dataclass
+class ForecastScore:
+    """Sums over moments: squared errors by predictor, and what they are of."""
+
+    squares: dict[str, float] = field(default_factory=dict[str, float])
+    moments: int = 0
+    events: int = 0
+
+    def add(self, came: bool, **probabilities: float) -> None:
+        """Add one moment."""
+        self.moments += 1
+        self.events += came
+        for name, value in probabilities.items():
+            self.squares[name] = self.squares.get(name, 0.0) + (value - came) ** 2
+
+    def merge(self, other: ForecastScore) -> None:
+        """Add another's moments."""
+        self.moments += other.moments
+        self.events += other.events
+        for name, value in other.squares.items():
+            self.squares[name] = self.squares.get(name, 0.0) + value
+
+    def brier(self, name: str) -> str:
+        """Return the Brier score of a predictor."""
+        return f"{self.squares.get(name, 0.0) / self.moments:.3f}" if self.moments else "-"
+
+
+@dataclass
+class TrackedRun:
+    """What came of the followed GPUs of one run."""
+
+    world: str
+    has_gpm: bool
+    kind: str
+    online: list[int] = field(default_factory=lambda: [0, 0, 0])  # true and false positives, misses
+    later: list[int] = field(
+        default_factory=lambda: [0, 0, 0]
+    )  # the same, from the fourth checkpoint on
+    in_the_end: list[int] = field(default_factory=lambda: [0, 0, 0])
+    right_seconds: int = 0  # of all states: the largest share is that of the truth
+    seconds: int = 0
+    windows: dict[float, ForecastScore] = field(default_factory=dict[float, ForecastScore])
+    state: ForecastScore = field(default_factory=ForecastScore)
+    leads: list[float] = field(default_factory=list[float])
+    checkpoints: int = 0  # that could be predicted: the fourth and later
+    unstated: int = 0  # moments without a forecast
+    asked: int = 0
+
+
+PREDICTORS = ("tracker", "persistence", "interval", "base")
+
+
+def third_world(seed: int, control: str, *, has_gpm: bool) -> list[TracedGpu]:
+    """Play a run of the third world, and return the followed GPUs."""
+    scenario = GangScenario(seed, control=control, hosts=HOSTS, seconds=SECONDS, has_gpm=has_gpm)
+    record = play(scenario)
+    readings = DriverReadings(record, np.random.default_rng([seed, 9]))
+    per = record.compute.shape[0] // SECONDS
+
+    def by_second(values: np.ndarray, gpu: int) -> Floats:
+        return np.asarray(values[:, gpu].reshape(SECONDS, per).mean(axis=1), dtype=float)
+
+    found = []
+    for gpu in FOLLOWED:
+        compute, writes = by_second(record.compute, gpu), by_second(record.checkpoint, gpu)
+        stall = by_second(record.stall * (record.checkpoint < 0.5), gpu)
+        idle = by_second(record.idle, gpu)
+        wait = np.clip(1 - compute - writes - stall - idle, 0, 1)
+        state = np.column_stack([compute, wait, stall, writes, idle])
+        found.append(TracedGpu(readings.samples(gpu), writes, record.checkpoint_begins, state))
+    return found
+
+
+def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
+    """Play an episode of the second world, and return the followed GPUs."""
+    random = np.random.default_rng([seed, 11])
+    plan = bsp.Plan(kind, 0.0, hosts=HOSTS, seed=seed, seconds=SECONDS, has_gpm=has_gpm)
+    episode = bsp.play(plan)
+    found = []
+    for gpu in FOLLOWED:
+        shares = episode.shares[:, gpu // GPUS, gpu % GPUS]
+        power = episode.watts[:, gpu // GPUS, gpu % GPUS]
+        if not has_gpm:
+            power = np.convolve(power, np.ones(RATE) / RATE)[: power.size]
+        delay = episode.delay_slots + (not has_gpm)
+        power = np.concatenate([np.repeat(power[:1], delay), power[:-delay]])
+        power = power * (1 + 0.01 * random.standard_normal(power.size))
+        samples = np.full((power.size, len(SIGNALS)), np.nan, dtype=np.float32)
+        samples[:, SIGNALS.index("power_watts")] = np.round(power, 1)
+        samples[:, SIGNALS.index("sm_clock_hertz")] = 1.7e9
+        samples[:, SIGNALS.index("clock_event_reasons_flags")] = 0
+        is_writer = gpu == 0
+        resident = shares[:, (bsp.COMPUTE, bsp.WAIT, bsp.EXCHANGE)].sum(axis=1)
+        resident = resident + shares[:, bsp.CHECKPOINT] * (0.03 if is_writer else 1.0)
+        samples[1::2, SIGNALS.index("utilization_ratio")] = np.clip(resident, 0, 1)[1::2]
+        if has_gpm:
+            high, low = episode.sm_levels
+            active = shares[:, bsp.COMPUTE] * high + low * np.clip(
+                resident - shares[:, bsp.COMPUTE], 0, 1
+            )
+            samples[::2, SIGNALS.index("sm_active_ratio")] = active[::2]
+            samples[::2, SIGNALS.index("tensor_active_ratio")] = episode.work[
+                ::2, gpu // GPUS, gpu % GPUS
+            ]
+        each = shares.reshape(SECONDS, RATE, bsp.STATES).mean(axis=1)
+        writes = each[:, bsp.CHECKPOINT]
+        begins = (
+            np.flatnonzero((writes > 0) & (np.concatenate([[0.0], writes[:-1]]) == 0))
+            + 1
+            - writes[(writes > 0) & (np.concatenate([[0.0], writes[:-1]]) == 0)]
+        )
+        wait = each[:, bsp.WAIT] + each[:, bsp.EXCHANGE]
+        state = np.column_stack(
+            [each[:, bsp.COMPUTE], wait, each[:, bsp.STALL], writes, np.zeros(SECONDS)]
+        )
+        found.append(TracedGpu(samples, writes, begins, state))
+    return found
+
+
+def follow(run: TrackedRun, gpu: TracedGpu) -> None:
+    """Let a tracker follow one GPU, and add what it says to *run*."""
+    tracker = PhaseTracker(1)
+    tracker.begin_job(0)
+    times = ((np.arange(len(gpu.samples)) + 1) * (SECOND_NS // RATE)).astype(np.int64)
+    reported = np.zeros((SECONDS, len(STATES)))
+    forecasts: list[tuple[float, float, float]] = []  # when, for when, probability
+    segments: dict[int, tuple[str, int]] = {}  # by their begin: state and end, ns
+    for second in range(SECONDS):
+        at = slice(second * RATE, (second + 1) * RATE)
+        tracker.push_samples(0, times[at].data, gpu.samples[at].data)
+        shares = tracker.take_second(0)
+        reported[second] = shares[: len(STATES)] if shares is not None else math.nan
+        if second % PERIOD_SECONDS == PERIOD_SECONDS - 1:
+            last = gpu.samples[max(at.stop - PERIOD_SAMPLES, 0) : at.stop, :6]
+            known = last[:, ~np.isnan(last).all(axis=0)]
+            step, _ = estimate(np.ascontiguousarray(known.T).data, 1 / RATE)
+            tracker.set_step(0, step)
+        if second % SEGMENT_SECONDS == 0 or second == SECONDS - 1:
+            # Only the last ones are there; what they were called last counts.
+            segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
+        if second % FORECAST_SECONDS == 0:
+            _score_moment(
+                run,
+                gpu,
+                tracker.job(0, int(times[at][-1])),
+                second + 1,
+                reported[second],
+                forecasts,
+            )
+    truth = gpu.checkpoint >= 0.5
+    online = reported[:, CHECKPOINT] >= 0.5
+    _count(run.online, online, truth)
+    if gpu.begins.size > KNOWN_AFTER:
+        later = int(gpu.begins[KNOWN_AFTER])
+        _count(run.later, online[later:], truth[later:])
+    ended = np.zeros(SECONDS)
+    edges = np.arange(SECONDS + 1) * float(SECOND_NS)
+    for begin_ns, (state, end_ns) in segments.items():
+        if state == "checkpoint":
+            ended += (
+                np.clip(np.minimum(edges[1:], end_ns) - np.maximum(edges[:-1], begin_ns), 0, None)
+                / SECOND_NS
+            )
+    _count(run.in_the_end, ended >= 0.5, truth)
+    run.right_seconds += int((reported.argmax(axis=1) == gpu.state.argmax(axis=1)).sum())
+    run.seconds += SECONDS
+    _add_leads(run, gpu.begins, forecasts)
+
+
+def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
+    for at, which in enumerate((said & truth, said & ~truth, ~said & truth)):
+        counts[at] += int(which.sum())
+
+
+def window_probability(
+    seconds: float, tenth: float, probability: float, interval: float, begin: float, end: float
+) -> float:
+    """Return the probability that the next checkpoint begins within *begin* to *end* seconds from now, by what is stated."""
+    low, high = max(seconds - tenth, 0.0), max(seconds + tenth, 0.1)
+    inside = max(min(high, end) - max(low, begin), 0.0) / (high - low)
+    return min(probability * inside + (1 - probability) * min((end - begin) / interval, 1.0), 1.0)
+
+
+def _score_moment(
+    run: TrackedRun, gpu: TracedGpu, job: dict[str, float], now: float, reported: Floats,
+    forecasts: list[tuple[float, float, float]],
+) -> None:  # fmt: skip
+    if now < 60 or now + max(WINDOWS) > SECONDS:
+        return
+    run.asked += 1
+    seconds, probability = job["next_checkpoint_seconds"], job["next_checkpoint_probability_ratio"]
+    interval, duration = job["checkpoint_interval_seconds"], job["checkpoint_duration_seconds"]
+    if not all(map(math.isfinite, (seconds, probability, interval))):
+        run.unstated += 1
+        return
+    forecasts.append((now, now + seconds, probability))
+    is_writing = float(reported[CHECKPOINT] >= 0.5)
+    duration = duration if math.isfinite(duration) else 0.0
+    tenth = 0.1 * interval
+    for window in WINDOWS:
+        came = bool(((gpu.begins > now) & (gpu.begins <= now + window)).any())
+        run.windows.setdefault(window, ForecastScore()).add(
+            came, tracker=window_probability(seconds, tenth, probability, interval, 0.0, window), persistence=0.0,
+            interval=float(seconds <= window), base=min(window / interval, 1.0),
+        )  # fmt: skip
+    is_then = bool(gpu.checkpoint[min(int(now + HORIZON), SECONDS - 1)] >= 0.5)
+    at = HORIZON - duration
+    run.state.add(
+        is_then, tracker=window_probability(seconds, tenth, probability, interval, at, HORIZON), persistence=is_writing,
+        interval=float(at < seconds <= HORIZON), base=min(duration / interval, 1.0),
+    )  # fmt: skip
+
+
+def _add_leads(
+    run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
+) -> None:
+    """Add how long before each checkpoint its forecast was right, and remained so: within a tenth of the interval."""
+    for before, begin in itertools.pairwise(begins[2:]):
+        run.checkpoints += 1
+        lead = 0.0
+        for now, at, _ in sorted(forecasts, reverse=True):
+            if not before < now <= begin:
+                continue
+            if abs(at - begin) > 0.1 * (begin - before):
+                break
+            lead = begin - now
+        if lead:
+            run.leads.append(lead)
+
+
+def track(run: tuple[str, str, int, bool]) -> TrackedRun:
+    """Play one run of a world, and follow its GPUs."""
+    world, kind, seed, has_gpm = run
+    played = (third_world if world == "third" else second_world)(seed, kind, has_gpm=has_gpm)
+    found = TrackedRun(world, has_gpm, kind)
+    for gpu in played:
+        follow(found, gpu)
+    return found
+
+
+#: World and kind: with checkpoints often, seldom, and by one writer.
+RUNS = (
+    ("second", "checkpoints_often"), ("second", "checkpoints_rare"), ("third", "checkpoint_30s"),
+    ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
+)  # fmt: skip
+
+
+def _f1(counts: Sequence[int]) -> str:
+    hits, false, missed = counts
+    if not hits + missed:
+        return "-"
+    return f"{2 * hits / (2 * hits + false + missed):.2f} ({hits / max(hits + false, 1):.2f} / {hits / (hits + missed):.2f})"
+
+
+def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
+    """Return all counts of some runs together."""
+    found = TrackedRun("", True, "")
+    for one in runs:
+        for at in range(3):
+            found.online[at] += one.online[at]
+            found.later[at] += one.later[at]
+            found.in_the_end[at] += one.in_the_end[at]
+        for window, score in one.windows.items():
+            found.windows.setdefault(window, ForecastScore()).merge(score)
+        found.state.merge(one.state)
+        found.leads += one.leads
+        found.checkpoints += one.checkpoints
+        found.unstated, found.asked = found.unstated + one.unstated, found.asked + one.asked
+        found.right_seconds, found.seconds = (
+            found.right_seconds + one.right_seconds,
+            found.seconds + one.seconds,
+        )
+    return found
+
+
+STATE_HEADINGS = (
+    "world",
+    "runs",
+    "GPM",
+    "checkpoint F1 (precision / recall), as reported",
+    "from the fourth on",
+    "in the end",
+    "all five states right",
+)
+NEXT_HEADINGS = (
+    "world",
+    "runs",
+    "GPM",
+    "forecast stated",
+    "lead time s, p50 / p10",
+    "of checkpoints",
+    "within",
+    *PREDICTORS,
+    "came",
+)
+
+
+def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the rows of both tables."""
+    states, forecasts = [], []
+    for world, kind, has_gpm in dict.fromkeys((one.world, one.kind, one.has_gpm) for one in runs):
+        one = _together([o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)])
+        head = [world, kind, "yes" if has_gpm else "no"]
+        states.append(
+            [
+                *head,
+                _f1(one.online),
+                _f1(one.later),
+                _f1(one.in_the_end),
+                f"{100 * one.right_seconds / one.seconds:.0f} %",
+            ]
+        )
+        leads = sorted(one.leads)
+        lead = f"{statistics.median(leads):.0f} / {leads[len(leads) // 10]:.0f}" if leads else "-"
+        head += [
+            f"{one.asked - one.unstated} of {one.asked}",
+            lead,
+            f"{len(leads)} of {one.checkpoints}",
+        ]
+        scores = [(f"{window:.0f} s", score) for window, score in sorted(one.windows.items())]
+        for name, score in [*scores, (f"writing in {HORIZON:.0f} s", one.state)]:
+            came = f"{score.events / score.moments:.2f}" if score.moments else "-"
+            forecasts.append([*head, name, *(score.brier(p) for p in PREDICTORS), came])
+            head = [""] * len(head)
+    return states, forecasts
+
+
+def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD) -> str:
+    """Return the part of the page about states and forecasts."""
+    plans = [
+        (world, kind, 1000 * seed + number, has_gpm)
+        for world, kind in RUNS for has_gpm in (True, False) for number in range(per_world if has_gpm else per_world // 2)
+    ]  # fmt: skip
+    runs: list[TrackedRun] = []
+    with ProcessPoolExecutor() as pool:
+        for one in pool.map(track, plans):
+            runs.append(one)
+            progress("phase forecasts", len(runs) / len(plans))
+    states, forecasts = rows(runs)
+    return "\n".join([
+        "## States and the next checkpoint", "", "*Simulated.* " + str(__doc__).strip(), "",
+        f"Runs of {SECONDS} s, {len(FOLLOWED)} GPUs of each. A forecast counts for the lead time where it is within a tenth of the interval, and remains so.",
+        "Brier scores: 0 is best; *base*: what who knows only how often it comes would score.", "",
+        table(STATE_HEADINGS, states), "", table(NEXT_HEADINGS, forecasts), "",
+    ])  # fmt: skip
+
+
+def main() -> int:
+    """Print the section."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality.phase_forecasts", description=__doc__
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--per",
+        type=int,
+        default=PER_WORLD,
+        help="runs of each kind with GPM; without, half as many",
+    )
+    options = parser.parse_args()
+    print(
+        section(
+            options.seed,
+            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
+            options.per,
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,461 @@
+"""Stragglers in the third world, which the judge was not developed on: scenarios and tables of the page.
+
+`pipeline_world` says what is played, `pipeline_readings` what of it arrives, `pipeline_verdicts` who counts as named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.quality.intervals import weighted_rate
+from bench.quality.markdown import counted, table
+from bench.quality.pipeline_readings import EVIDENCE
+from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
+from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
+from bench.quality.stragglers import JUDGE_SECONDS
+from gangline.aggregator.model import Reason
+
+SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)
+#: Faults that no counter shows: only inference finds them.
+INFERRED_KINDS = ("silent_host", "silent_gpu")
+#: Reasons that name the cause of each kind.
+CAUSES: dict[str, frozenset[Reason]] = {
+    "thermal": frozenset({Reason.THERMAL_THROTTLE}),
+    "power_cap": frozenset({Reason.POWER_CAP}),
+    "silent_host": frozenset({Reason.STRAGGLER}),
+    "silent_gpu": frozenset({Reason.STRAGGLER}),
+    "pcie": frozenset({Reason.PCIE}),
+    "nic": frozenset({Reason.FABRIC, Reason.RAIL_DOWN}),
+    "host_cpu": frozenset({Reason.HOST_CPU}),
+}
+#: Runs of each cell; each control; each cell of a variation; each kind of an ablation.
+PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
+ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
+VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
+#: A fault that costs the gang less than this of its pace hides: in bubbles, behind slower parts, in the spread of the healthy.
+COST_MIN = 0.02
+#: Seconds that a healed run goes on for, and when its fault ends.
+HEALS, HEALED_SECONDS = 330.0, 660
+
+
+def scenario_of(kind: str, slowdown: float, seed: int) -> GangScenario:
+    """Return a run with one fault, at a host that the seed decides."""
+    return GangScenario(seed, (HostFault(kind, slowdown, seed * 7 % 16, gpu=seed * 3 % 8),))
+
+
+def control_of(control: str, seed: int, *, has_gpm: bool = True) -> GangScenario:
+    """Return a run without a fault."""
+    silences = ((3, 100.0, 300.0), (9, 150.0, 1e9)) if control == "agents_silent" else ()
+    return GangScenario(seed, control=control, has_gpm=has_gpm, silences=silences)
+
+
+def _varied(name: str, one: GangScenario) -> GangScenario:
+    """Return *one* as the variation *name* has it."""
+    fault = one.faults[0]
+    match name:
+        case "no GPM (A100 and older)":
+            return replace(one, has_gpm=False)
+        case "two models of GPU":
+            return replace(one, control="mixed")
+        case "slow from birth":
+            return replace(one, faults=(replace(fault, onset=0.0),))
+        case "heals after 150 s":
+            return replace(one, faults=(replace(fault, heals=HEALS),), seconds=HEALED_SECONDS)
+        case "two faults at once":
+            other = HostFault("thermal", fault.slowdown, (fault.host + 7) % 16, onset=fault.onset)
+            return replace(one, faults=(fault, other))
+        case "hosts leave or join":
+            host = fault.host % (one.hosts // 2)
+            return replace(
+                one, control="resize", faults=(replace(fault, host=host, onset=240.0),), seconds=540
+            )
+        case "two jobs share hosts":
+            host = fault.host % (one.hosts // 2)
+            return replace(
+                one, control="shared", faults=(replace(fault, host=host, gpu=fault.gpu % 4),)
+            )
+        case "clocks disagree":
+            return replace(one, control="skewed")
+        case "its agent is silent, 40 to 160 s after":
+            return replace(one, silences=((fault.host, fault.onset + 40, fault.onset + 160),))
+        case "two other agents are silent":
+            others = ((fault.host + 1) % 16, (fault.host + 5) % 16)
+            return replace(one, silences=tuple((host, 100.0, 1e9) for host in others))
+        case "nobody says which hosts are a gang":
+            return replace(one, is_attributed=False, is_reported=False)
+        case "a mixture of experts":
+            return replace(one, control="moe")
+    raise ValueError(f"no variation {name!r}, expected one of {VARIATIONS}")
+
+
+VARIATIONS = (
+    "no GPM (A100 and older)", "two models of GPU", "slow from birth", "heals after 150 s", "two faults at once",
+    "hosts leave or join", "two jobs share hosts", "clocks disagree", "its agent is silent, 40 to 160 s after",
+    "two other agents are silent", "nobody says which hosts are a gang", "a mixture of experts",
+)  # fmt: skip
+#: What never arrives, by name.
+ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
+
+
+def _without(name: str, one: GangScenario) -> GangScenario:
+    """Return *one* without a kind of evidence."""
+    if name in EVIDENCE:
+        return replace(one, withheld=frozenset({name}))
+    return replace(
+        one, is_attributed="processes" not in name, is_reported="ReportGangs" not in name
+    )
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """What a page plays, by part; seeds follow from one."""
+
+    faults: tuple[GangScenario, ...]
+    controls: tuple[GangScenario, ...]
+    varied: tuple[tuple[str, GangScenario], ...]
+    ablated: tuple[tuple[str, GangScenario], ...]
+
+    @classmethod
+    def of_seed(cls, seed: int) -> GangPlan:
+        """Return the page's plan."""
+        first = 1000 * seed
+        faults = tuple(
+            scenario_of(kind, slowdown, first + 50 * at + number)
+            for at, slowdown in enumerate(SLOWDOWNS) for kind in FAULT_KINDS for number in range(PER_CELL)
+        )  # fmt: skip
+        controls = tuple(
+            control_of(kind, first + 300 + number)
+            for kind in CONTROL_KINDS
+            for number in range(PER_CONTROL)
+        )
+        controls += tuple(control_of(kind, first + 350, has_gpm=False) for kind in CONTROL_KINDS)
+        varied = tuple(
+            (name, _varied(name, scenario_of(kind, VARIATION_SLOWDOWN, first + 400 + number)))
+            for name in VARIATIONS for kind in VARIATION_KINDS for number in range(PER_VARIATION)
+        )  # fmt: skip
+        base = [
+            one for one in faults
+            if one.faults[0].slowdown == ABLATION_SLOWDOWN and one.seed % 50 < PER_ABLATION
+        ]  # fmt: skip
+        ablated = tuple((name, _without(name, one)) for name in ABLATIONS for one in base)
+        return cls(faults, controls, varied, ablated)
+
+
+# ----------------------------------------------------------------------
+# Figures.
+
+
+def _found(outcomes: Sequence[GangOutcome]) -> list[tuple[GangOutcome, HostFault, float]]:
+    """Return each fault, and when its host was first named while it was there; NaN: never."""
+    return [
+        (one, fault, one.first_named(fault)) for one in outcomes for fault in one.scenario.faults
+    ]
+
+
+def recall(outcomes: Sequence[GangOutcome]) -> str:
+    """Return how many culprits were named, with the interval."""
+    found = _found(outcomes)
+    return counted(sum(not math.isnan(at) for _, _, at in found), len(found))
+
+
+def recall_by_cost(outcomes: Sequence[GangOutcome]) -> str:
+    """Return the recall of faults that cost the gang something, and of those that cost next to nothing."""
+    costly = [one for one in outcomes if one.pace_lost >= COST_MIN]
+    cheap = [one for one in outcomes if one.pace_lost < COST_MIN]
+    return f"{recall(costly)} where the gang loses {100 * COST_MIN:.0f} % of its pace or more; {recall(cheap)} where it loses less"
+
+
+def precision(outcomes: Sequence[GangOutcome]) -> str:
+    """Return how many of those named are to blame, with the interval."""
+    right = sum(not math.isnan(at) for _, _, at in _found(outcomes))
+    return counted(right, right + sum(len(one.wrong) for one in outcomes))
+
+
+def _delays(outcomes: Sequence[GangOutcome]) -> str:
+    delays = sorted(at - fault.onset for _, fault, at in _found(outcomes) if not math.isnan(at))
+    if not delays:
+        return "-"
+    return f"{statistics.median(delays):.0f} / {delays[math.ceil(0.95 * len(delays)) - 1]:.0f}"
+
+
+def _cause_right(outcomes: Sequence[GangOutcome]) -> str:
+    named = [(one, fault) for one, fault, at in _found(outcomes) if not math.isnan(at)]
+    return f"{sum(bool(one.reasons(f.host) & CAUSES[f.kind]) for one, f in named)} of {len(named)}"
+
+
+def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
+    """Return where the one GPU that is slow was named, and no other of its host beside it."""
+    named = [
+        (one, fault) for one, fault, at in _found(outcomes)
+        if not math.isnan(at) and fault.kind in ("silent_gpu", "pcie")
+    ]  # fmt: skip
+    if not named:
+        return "-"
+    return (
+        f"{sum(one.gpus_named(fault.host) == {fault.gpu} for one, fault in named)} of {len(named)}"
+    )
+
+
+def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
+    """Return hosts blamed falsely a node-day, and the upper bound of 95 % (of none: three over the days)."""
+    wrong, days = sum(len(one.wrong) for one in outcomes), sum(one.node_days for one in outcomes)
+    return f"{wrong} in {days:.1f} node-days: {wrong / days:.2f} a day, below {weighted_rate([1.0] * wrong, 1.0)[1] / days:.2f} at 95 %"
+
+
+def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
+    """Return the mean F1 over causes; a straggler's reason beside a named cause is no other cause."""
+    causes = set(CAUSES.values())
+    hits, named, of = (dict.fromkeys(causes, 0) for _ in range(3))
+    for one, fault, at in _found(outcomes):
+        wanted = CAUSES[fault.kind]
+        of[wanted] += 1
+        reasons = one.reasons(fault.host) if not math.isnan(at) else set[Reason]()
+        claimed = {cause for cause in causes if reasons & cause}
+        if len(claimed) > 1:
+            claimed.discard(CAUSES["silent_host"])
+        for cause in claimed:
+            named[cause] += 1
+            hits[cause] += cause == wanted
+    # F1 is 2 TP / (TP + FP + TP + FN); of a cause that nobody named it is 0.
+    return statistics.mean(2 * hits[c] / max(named[c] + of[c], 1) for c in causes if of[c])
+
+
+def _by(outcomes: Sequence[GangOutcome]) -> str:
+    rules: dict[str, int] = {}
+    for one in outcomes:
+        for host in one.scenario.culprits:
+            if host in one.verdicts:
+                for rule in {rule for rule, _ in one.verdicts[host].rules}:
+                    rules[rule] = rules.get(rule, 0) + 1
+    return ", ".join(
+        f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda x: (-x[1], x[0]))
+    )
+
+
+FAULT_HEADINGS = (
+    "kind",
+    "slowdown",
+    "pace lost",
+    "named",
+    "cause right",
+    "GPU right",
+    "others named",
+    "delay s, p50 / p95",
+    "by",
+)
+
+
+def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
+    """Return a row for each kind and slowdown."""
+    rows = []
+    for kind in FAULT_KINDS:
+        for slowdown in reversed(SLOWDOWNS):
+            those = [
+                o
+                for o in outcomes
+                if o.scenario.faults[0].kind == kind and o.scenario.faults[0].slowdown == slowdown
+            ]
+            if those:
+                lost = statistics.median(o.pace_lost for o in those)
+                rows.append([
+                    kind, f"{100 * slowdown:.0f} %", f"{100 * lost:.0f} %", recall(those), _cause_right(those), _gpu_right(those),
+                    str(sum(len(o.wrong) for o in those)), _delays(those), _by(those),
+                ])  # fmt: skip
+    return rows
+
+
+VARIED_HEADINGS = (
+    "what",
+    *VARIATION_KINDS,
+    "all",
+    "costs less than 2 %",
+    "others named",
+    "delay s, p50 / p95",
+)
+
+
+def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]:
+    """Return a row for each variation."""
+    rows = []
+    for name in dict.fromkeys(name for name, _ in varied):
+        those = [one for other, one in varied if other == name]
+        cells = []
+        for kind in VARIATION_KINDS:
+            found = [at for _, fault, at in _found(those) if fault.kind == kind]
+            cells.append(f"{sum(not math.isnan(at) for at in found)} of {len(found)}")
+        cheap, wrong = sum(o.pace_lost < COST_MIN for o in those), sum(len(o.wrong) for o in those)
+        rows.append([name, *cells, recall(those), str(cheap), str(wrong), _delays(those)])
+    return rows
+
+
+def _blamed(outcomes: Sequence[GangOutcome]) -> str:
+    """Return how many hosts were blamed, and by which rules."""
+    rules = sorted(
+        {rule for one in outcomes for host in one.wrong for rule, _ in one.verdicts[host].rules}
+    )
+    blamed = sum(len(one.wrong) for one in outcomes)
+    return f"{blamed} ({', '.join(rules)})" if blamed else "0"
+
+
+CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed, no GPM", *NAIVE)
+
+
+def control_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
+    """Return a row for each control."""
+    rows = []
+    for kind in dict.fromkeys(one.scenario.control for one in outcomes):
+        those = [one for one in outcomes if one.scenario.control == kind]
+        gpm = [one for one in those if one.scenario.has_gpm]
+        older = [one for one in those if not one.scenario.has_gpm]
+        watched = sum(not v.named for one in those for v in one.verdicts.values())
+        rows.append([
+            kind, f"{len(gpm)} + {len(older)}", str(sum(one.scenario.hosts for one in those)), _blamed(gpm), str(watched),
+            _blamed(older), *(str(sum(len(one.naive[name]) for one in those)) for name in NAIVE),
+        ])  # fmt: skip
+    return rows
+
+
+ABLATION_HEADINGS = (
+    "evidence",
+    "culprits named",
+    *FAULT_KINDS,
+    "cause right",
+    "others named",
+    "delay s, p50 / p95",
+)
+
+
+def ablation_rows(
+    base: Sequence[GangOutcome],
+    ablated: Sequence[tuple[str, GangOutcome]],
+    controls: Sequence[GangOutcome],
+) -> list[list[str]]:
+    """Return a row for all evidence, each kind of it left out, and the naive detectors, of the same runs."""
+
+    def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
+        return [
+            f"{sum(hits(o) for o in those if o.scenario.faults[0].kind == kind)} of "
+            f"{sum(o.scenario.faults[0].kind == kind for o in those)}" for kind in FAULT_KINDS
+        ]  # fmt: skip
+
+    def is_named(one: GangOutcome) -> bool:
+        return not math.isnan(one.first_named(one.scenario.faults[0]))
+
+    groups = [("all of it", list(base))]
+    groups += [(f"without {name}", [o for n, o in ablated if n == name]) for name in ABLATIONS]
+    rows = [
+        [name, recall(those), *by_kind(is_named, those), _cause_right(those), str(sum(len(o.wrong) for o in those)), _delays(those)]
+        for name, those in groups
+    ]  # fmt: skip
+    for name in NAIVE:
+
+        def is_found(one: GangOutcome, name: str = name) -> bool:
+            return one.scenario.faults[0].host in one.naive[name]
+
+        wrong = sum(len(one.naive[name] - one.scenario.culprits) for one in base)
+        in_controls = sum(len(one.naive[name]) for one in controls)
+        rows.append([
+            f"naive: {name}", counted(sum(map(is_found, base)), len(base)), *by_kind(is_found, base), "-",
+            f"{wrong}, in controls {in_controls}", "-",
+        ])  # fmt: skip
+    return rows
+
+
+def healing_text(outcomes: Sequence[GangOutcome]) -> str:
+    """Return how long after its end a fault's host was named still."""
+    times = []
+    for one, fault, at in _found(outcomes):
+        if not math.isnan(at):
+            seconds, is_over = one.healing_seconds(fault)
+            times.append(
+                f"{fault.kind} {seconds + JUDGE_SECONDS:.0f} s"
+                if is_over
+                else f"{fault.kind} more than {seconds:.0f} s"
+            )
+    return ", ".join(sorted(times)) or "no fault that healed was named"
+
+
+def section(seed: int, progress: Callable[..., None]) -> str:
+    """Return the part of the page about the third world."""
+    plan = GangPlan.of_seed(seed)
+    scenarios = [
+        *plan.faults,
+        *plan.controls,
+        *(one for _, one in plan.varied),
+        *(one for _, one in plan.ablated),
+    ]
+    outcomes = iter(judge_all(scenarios, lambda share: progress("pipeline gangs", share)))
+    faults = [next(outcomes) for _ in plan.faults]
+    controls = [next(outcomes) for _ in plan.controls]
+    varied = [(name, next(outcomes)) for name, _ in plan.varied]
+    ablated = [(name, next(outcomes)) for name, _ in plan.ablated]
+    played = [*faults, *controls, *(one for _, one in varied)]
+    by_slowdown = "; ".join(
+        f"{100 * s:.0f} %: {recall([o for o in faults if o.scenario.faults[0].slowdown == s])}"
+        for s in SLOWDOWNS
+    )
+    inferred = "; ".join(
+        f"{100 * s:.0f} %: "
+        + recall(
+            [
+                o
+                for o in faults
+                if o.scenario.faults[0].slowdown == s
+                and o.scenario.faults[0].kind in INFERRED_KINDS
+            ]
+        )
+        for s in SLOWDOWNS
+    )
+    healed = [one for name, one in varied if name.startswith("heals")]
+    base_seeds = {(one.seed, one.faults[0].kind) for _, one in plan.ablated}
+    base = [
+        o for o in faults
+        if o.scenario.faults[0].slowdown == ABLATION_SLOWDOWN and (o.scenario.seed, o.scenario.faults[0].kind) in base_seeds
+    ]  # fmt: skip
+    lines = [
+        "## Stragglers in a third world", "",
+        "*Simulated*, by a world that the judge was not developed beside (`bench/quality/pipeline_world.py`): pipeline, tensor and data parallel roles",
+        "as events at 20 ms, mixtures of experts, lognormal steps, sequences of uneven length, evaluation, power as a filtered reading with a gain error of each part.",
+        "No limit was set on it. Gangs of 16 hosts of 8 GPUs, 480 s, the cause from second 180 on. The slowdown is of the culprit's own part of a step; *pace lost*",
+        "is what the gang loses, against the same run without the fault: bubbles hide much of it. Intervals are of 90 % (Wilson); columns as in the part before.", "",
+        f"- **Precision**: {precision(played)}.",
+        f"- **Recall by slowdown**: {by_slowdown}.",
+        f"- **Recall by what it costs**: {recall_by_cost(faults)}.",
+        f"- **Recall of what no counter shows** (`silent_host`, `silent_gpu`): {inferred}.",
+        f"- **Causes**: macro F1 {causes_f1(faults):.2f}. **Delay** p50 / p95: {_delays(faults)} s. **GPU named right**: {_gpu_right(faults)}.",
+        f"- **False blame**: {_false_rate(played)}; in controls alone {_false_rate(controls)}.",
+        f"- **Healing**: still named after the fault's end for: {healing_text(healed)}.", "",
+        f"    python -m bench.quality.jobs --only pipeline_gangs --seed {seed}", "",
+        "### Faults", "", table(FAULT_HEADINGS, fault_rows(faults)), "",
+        f"### Circumstances, at {100 * VARIATION_SLOWDOWN:.0f} %", "", table(VARIED_HEADINGS, variation_rows(varied)), "",
+        "### Controls: no host is to blame (third world)", "", table(CONTROL_HEADINGS, control_rows(controls)), "",
+        f"### What each kind of evidence is worth, at {100 * ABLATION_SLOWDOWN:.0f} %", "",
+        "The same runs each time; what is left out never arrives. Naive detectors see the same readings, of the last 120 s.", "",
+        table(ABLATION_HEADINGS, ablation_rows(base, ablated, controls)), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the section."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality.pipeline_gangs", description=__doc__
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print(
+        section(
+            options.seed,
+            lambda what, share: print(f"\r{what} {100 * share:.0f} %", end="", file=sys.stderr),
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

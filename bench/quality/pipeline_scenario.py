@@ -1,0 +1,88 @@
+"""One run of the third world, as data: what is wrong with which host, what the workload does, who runs where.
+
+`pipeline_steps` plays the steps, `pipeline_world` what they make of the GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Shares = NDArray[np.float32]
+Rows = NDArray[np.intp]
+
+GPUS = 8
+SLOT_SECONDS = 0.02
+SLOTS_PER_SECOND = 50
+FOREVER = 1e9
+
+#: What can be wrong with a host.
+FAULT_KINDS = ("thermal", "power_cap", "silent_host", "silent_gpu", "pcie", "nic", "host_cpu")
+#: What a workload or a site does that is no host's fault.
+CONTROL_KINDS = (
+    "healthy", "sequence", "stages", "moe", "checkpoint_30s", "checkpoint_120s", "checkpoint_one_writer", "evaluation",
+    "stall_all", "rotating_stalls", "slow_all", "starts", "ends", "mixed", "resize", "shared", "skewed", "agents_silent",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """One thing that is wrong with one host. *slowdown*: how much longer its own part of a step takes at the fault's height."""
+
+    kind: str
+    slowdown: float
+    host: int
+    onset: float = 180.0
+    heals: float = FOREVER
+    gpu: int = 5  # of a fault of one GPU
+
+    def strength(self, seconds: Floats) -> Floats:
+        """Return how much of it is there at each of *seconds*, 0 to 1: heat and cooling take about a minute."""
+        is_on = (seconds >= self.onset) & (seconds < self.heals)
+        if self.kind != "thermal":
+            return is_on.astype(float)
+        rise = 1 - np.exp(-np.maximum(seconds - self.onset, 0) / 40.0)
+        fall = np.exp(-np.maximum(seconds - self.heals, 0) / 30.0)
+        return np.asarray(np.where(seconds >= self.onset, np.minimum(rise, 1.0) * fall, 0.0))
+
+
+@dataclass(frozen=True)
+class GangScenario:
+    """One run of the world. *control*: what the workload or the site does beside the faults; "": nothing."""
+
+    seed: int
+    faults: tuple[HostFault, ...] = ()
+    control: str = ""
+    hosts: int = 16
+    seconds: int = 480
+    onset: float = 180.0  # of what a control does
+    has_gpm: bool = True
+    is_attributed: bool = True
+    is_reported: bool = True  # by ReportGangs
+    #: Host, and from which second to which its agent is silent.
+    silences: tuple[tuple[int, float, float], ...] = ()
+    #: Evidence that never arrives: names of `pipeline_readings.EVIDENCE`.
+    withheld: frozenset[str] = frozenset()
+
+    @property
+    def culprits(self) -> frozenset[int]:
+        """The hosts with a fault."""
+        return frozenset(one.host for one in self.faults)
+
+
+@dataclass(frozen=True)
+class GangRun:
+    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor rank)."""
+
+    job_id: int
+    gpus: Rows
+    begin: float
+    end: float
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The hosts that it runs on."""
+        return tuple(sorted(set((self.gpus.ravel() // GPUS).tolist())))

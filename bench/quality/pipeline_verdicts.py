@@ -1,0 +1,293 @@
+"""Verdicts on the third world (`pipeline_world`): real frames, the real fleet and judge, in process, a second at a time.
+
+A host counts as named as in `stragglers`: DEGRADED or worse, or with evidence that costs speed. One run by itself:
+
+    python -m bench.quality.pipeline_verdicts --seed 25103 --fault silent_gpu:0.15:5:2 --no-gpm
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bench.quality.pipeline_readings import DriverReadings, HostAgent
+from bench.quality.pipeline_scenario import (
+    CONTROL_KINDS,
+    FAULT_KINDS,
+    FOREVER,
+    GPUS,
+    Floats,
+    GangRun,
+    GangScenario,
+    HostFault,
+)
+from bench.quality.pipeline_world import play, step_ends
+from bench.quality.stragglers import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.fleet.jobs import ScheduledGang
+from gangline.aggregator.ingest.frame_reader import read_frame
+from gangline.aggregator.model import HealthState, Reason
+from gangline.aggregator.scoring.evaluate import Judgement, evaluate
+
+
+@dataclass
+class HostVerdict:
+    """What was reported of one host: at which seconds it was named, and why."""
+
+    named: list[float] = field(default_factory=list)
+    watched: list[float] = field(default_factory=list)
+    #: Rule and reason, by the first second of each.
+    rules: dict[tuple[str, Reason], float] = field(default_factory=dict[tuple[str, Reason], float])
+    devices: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass
+class GangOutcome:
+    """What came of one scenario."""
+
+    scenario: GangScenario
+    verdicts: dict[int, HostVerdict] = field(default_factory=dict[int, HostVerdict])
+    naive: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    pace_lost: float = 0.0
+
+    def first_named(self, fault: HostFault) -> float:
+        """Return when the host of *fault* was first named while it had it; NaN: never."""
+        verdict = self.verdicts.get(fault.host)
+        times = verdict.named if verdict is not None else []
+        return next((t for t in times if fault.onset <= t <= fault.heals), math.nan)
+
+    def reasons(self, host: int) -> set[Reason]:
+        """Return the reasons that *host* was named for."""
+        verdict = self.verdicts.get(host)
+        return {reason for _, reason in verdict.rules} if verdict is not None else set()
+
+    def gpus_named(self, host: int) -> set[int]:
+        """Return the GPUs of *host* that were named, beside or without the host."""
+        verdict = self.verdicts.get(host)
+        found = verdict.devices if verdict is not None else {}
+        return {int(name[-12:]) for name in found if name.startswith("GPU-")}
+
+    @property
+    def wrong(self) -> list[int]:
+        """The hosts that were named and are not to blame, or not yet, or first named when their fault was over."""
+        faults = {one.host: one for one in self.scenario.faults}
+        return [
+            host for host, verdict in self.verdicts.items()
+            if verdict.named and (host not in faults or not faults[host].onset <= verdict.named[0] <= faults[host].heals)
+        ]  # fmt: skip
+
+    @property
+    def node_days(self) -> float:
+        """The days of all hosts that are not to blame."""
+        return (self.scenario.hosts - len(self.scenario.culprits)) * self.scenario.seconds / 86400.0
+
+    def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
+        """Return how long after its end the host of *fault* was named still, and whether that ended before the run did."""
+        verdict = self.verdicts.get(fault.host)
+        last = (
+            max((t for t in verdict.named if t > fault.heals), default=fault.heals)
+            if verdict
+            else fault.heals
+        )
+        return last - fault.heals, last < self.scenario.seconds - 2 * JUDGE_SECONDS
+
+
+def judge_scenario(scenario: GangScenario) -> GangOutcome:
+    """Play *scenario*, and let the judge see it, second by second, as its agents would send it."""
+    record = play(scenario)
+    random = np.random.default_rng([scenario.seed, 9])
+    readings = DriverReadings(record, random)
+    fleet, outcome, judged = Fleet(epoch=1), GangOutcome(scenario), None
+    agents = [HostAgent(readings, host, random) for host in range(scenario.hosts)]
+    running: list[GangRun] = []
+    if scenario.is_reported:
+        fleet.jobs.scheduled = lambda: [
+            ScheduledGang(
+                str(run.job_id), tuple(agents[host].name for host in run.hosts), run.gpus.size
+            )
+            for run in running
+        ]
+    for agent in agents:
+        agent.register(fleet)
+    late: dict[int, list[tuple[HostAgent, bytes]]] = {}
+    for second in range(scenario.seconds):
+        now_ns = START_NS + (second + 1) * SECOND_NS
+        _report_jobs(
+            fleet,
+            record.runs,
+            running,
+            agents,
+            second,
+            now_ns,
+            is_attributed=scenario.is_attributed,
+        )
+        for host, agent in enumerate(agents):
+            if any(
+                silent == host and begin <= second < end for silent, begin, end in scenario.silences
+            ):
+                agent.track(second)
+                continue
+            late.setdefault(second + agent.late_seconds, []).append(
+                (agent, agent.frame(second, now_ns))
+            )
+        for agent, sent in late.pop(second, ()):
+            fleet.observe(agent.name, read_frame(sent), now_ns)
+        fleet.advance(now_ns)
+        if second % JUDGE_SECONDS == 0:
+            judged = evaluate(fleet, now_ns, judged)
+            _note(outcome, judged, float(second))
+    outcome.naive = naive_verdicts(readings)
+    outcome.pace_lost = pace_lost(scenario)
+    return outcome
+
+
+def _report_jobs(
+    fleet: Fleet, runs: list[GangRun], running: list[GangRun], agents: list[HostAgent], second: int, now_ns: int,
+    *, is_attributed: bool,
+) -> None:  # fmt: skip
+    for number, run in enumerate(runs):
+        begins, ends = second == int(run.begin), second == int(run.end)
+        if begins:
+            running.append(run)
+        if ends:
+            running.remove(run)
+        if not is_attributed or not (begins or ends):
+            continue
+        for host in run.hosts:
+            for event in agents[host].processes(
+                run, number, "running" if begins else "ended", second
+            ):
+                fleet.observe_event(agents[host].name, event, now_ns, now_ns)
+
+
+def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
+    for host, tracked in judged.tracked_symptoms.items():
+        for one in tracked.values():
+            worst = one.worst
+            if (
+                not one.active
+                or worst.host_state is HealthState.HEALTHY
+                or worst.rule.name == NEW_HOST
+            ):
+                continue
+            verdict = outcome.verdicts.setdefault(host, HostVerdict())
+            reason = worst.rule.reason if worst.reason is None else worst.reason
+            verdict.watched.append(second)
+            if worst.host_state not in GRAVE and worst.speed >= 1.0:
+                continue
+            if not verdict.named or verdict.named[-1] != second:
+                verdict.named.append(second)
+            verdict.rules.setdefault((worst.rule.name, reason), second)
+            verdict.devices.setdefault(worst.device, second)
+
+
+def pace_lost(scenario: GangScenario) -> float:
+    """Return the share of its steps that the gang loses while all faults are there, against the same run without them."""
+    if not scenario.faults:
+        return 0.0
+    begin = max(one.onset for one in scenario.faults) + (
+        100 if scenario.faults[0].kind == "thermal" else 10
+    )
+    end = min([*(one.heals for one in scenario.faults), float(scenario.seconds)])
+    without = replace(scenario, faults=tuple(replace(one, slowdown=0.0) for one in scenario.faults))
+    counts = []
+    for one in (scenario, without):
+        ends = step_ends(one)
+        counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
+    return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
+
+
+#: Seconds that a naive detector takes the mean of, and its limits.
+NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+
+
+def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
+    """Return whom simpler detectors name, from the last two minutes in which the faults are there."""
+    scenario = readings.record.scenario
+    end = int(min([float(scenario.seconds), *(one.heals for one in scenario.faults)]))
+    span = slice(max(end - NAIVE_SECONDS, 0), end)
+
+    def by_host(values: Floats) -> Floats:
+        return np.asarray(
+            readings.of_second(values)[span].mean(axis=(0, 1)).reshape(-1, GPUS).mean(axis=1)
+        )
+
+    used = by_host(readings.used)
+    found = {
+        NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
+        NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
+        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # without GPM there is none
+    }
+    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in found.items()}
+
+
+def _z_scores(values: Floats) -> Floats:
+    middle = np.median(values)
+    return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
+
+
+def judge_all(
+    scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
+) -> list[GangOutcome]:
+    """Judge each, in as many processes as there are processors."""
+    found: list[GangOutcome] = []
+    with ProcessPoolExecutor() as pool:
+        for outcome in pool.map(judge_scenario, scenarios):
+            found.append(outcome)
+            progress(len(found) / len(scenarios))
+    return found
+
+
+def main() -> int:
+    """Judge one run, and print who was named: for a figure of the page that needs an explanation."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality.pipeline_verdicts", description=__doc__
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault", action="append", default=[], metavar="KIND:SLOWDOWN:HOST[:GPU]")
+    parser.add_argument("--control", choices=CONTROL_KINDS, default="")
+    parser.add_argument("--onset", type=float, default=180.0)
+    parser.add_argument("--heals", type=float, default=FOREVER)
+    parser.add_argument("--seconds", type=int, default=480)
+    parser.add_argument("--no-gpm", action="store_true")
+    parser.add_argument("--untold", action="store_true", help="neither processes nor ReportGangs")
+    options = parser.parse_args()
+    faults = []
+    for text in options.fault:
+        kind, slowdown, host, *gpu = text.split(":")
+        if kind not in FAULT_KINDS:
+            parser.error(f"no fault {kind!r}, expected one of {', '.join(FAULT_KINDS)}")
+        which = int(gpu[0]) if gpu else 5
+        faults.append(
+            HostFault(kind, float(slowdown), int(host), options.onset, options.heals, which)
+        )
+    outcome = judge_scenario(
+        GangScenario(
+            options.seed, tuple(faults), options.control, seconds=options.seconds, has_gpm=not options.no_gpm,
+            is_attributed=not options.untold, is_reported=not options.untold,
+        )
+    )  # fmt: skip
+    print(f"pace lost: {100 * outcome.pace_lost:.1f} %; naive detectors: {outcome.naive}")
+    for host, verdict in sorted(outcome.verdicts.items()):
+        rules = ", ".join(
+            f"{rule} ({reason.name}) from {at:.0f} s"
+            for (rule, reason), at in verdict.rules.items()
+        )
+        named = (
+            f"named from {verdict.named[0]:.0f} to {verdict.named[-1]:.0f} s: {rules}"
+            if verdict.named
+            else "watched only"
+        )
+        print(f"host {host} {named}; {', '.join(verdict.devices)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""A third world, that the judge never saw: gangs of pipeline, tensor and data parallel roles, as events on a timeline of 20 ms.
+
+Each micro-batch of each stage is an event (schedule 1F1B: Narayanan et al. 2021, Megatron-LM): it begins when its predecessor's
+activations are there, and ends when the slowest GPU of its tensor parallel group does. Without stages the whole gang meets at
+each micro-batch, as fully sharded training does. Then each stage reduces its gradients over its replicas, all update, and the
+next step begins. Bubbles, roles and the waiting of the victims follow from that; nobody writes them.
+
+From measurements: healthy GPUs' speeds lie 2.3 to 3.0 % apart between quartiles in compute-bound work and 0.1 % in memory-bound
+work (SGEMM, ResNet, PageRank of one cluster; the hotter part runs the lower clock); an H100 draws about 70 W idle, 150 W with a
+collective resident and 430 to 560 W while it trains. Lengths of steps are lognormal. All other ranges are assumed. It shares no
+code and no model with `bsp_world`, the simulator or the judge; `pipeline_readings` is what a driver makes of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.quality.pipeline_scenario import (
+    GPUS,
+    SLOT_SECONDS,
+    SLOTS_PER_SECOND,
+    Floats,
+    GangRun,
+    GangScenario,
+    Rows,
+    Shares,
+)
+from bench.quality.pipeline_steps import GpuParts, StepPlayer, Workload
+
+
+@dataclass
+class GangRecord:
+    """What happened, over slots and flat GPUs, and by host and slot where it is so small; the truth with it."""
+
+    scenario: GangScenario
+    runs: list[GangRun]
+    compute: Shares  # share of the slot in which it computes
+    stall: Shares  # no kernel is resident, though its job runs
+    checkpoint: Shares  # its job writes one
+    idle: Shares  # no job
+    work: Shares  # tensor cycles a second, over the most at the usual clock
+    watts: Shares  # what it draws
+    clock: Shares  # over the usual one of its part
+    port_bytes: Floats  # (slots, hosts): a second, by each port
+    congestion: Floats  # (seconds, hosts): share of the time in which ports wait for the network
+    cpu_pressure: Floats  # (seconds, hosts)
+    io_pressure: Floats  # (seconds, hosts)
+    resident_in_checkpoint: bool
+    clock_hertz: Floats  # by GPU
+    idle_watts: float
+    limit_watts: Floats  # by GPU
+    sm_levels: tuple[float, float]
+    is_older: NDArray[np.bool_]  # by host: the other model of GPU, without GPM
+    step_ends: Floats
+    checkpoint_begins: Floats
+    step_seconds: float
+
+
+def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[GangRun, Workload]]:
+    """Return who runs where, and when."""
+    everything = np.arange(scenario.hosts * GPUS)
+    end, found = float(scenario.seconds), []
+
+    def add(job: int, gpus: Rows, begin: float, end: float, load: Workload | None = None) -> None:
+        load = Workload(scenario, random, gpus.size) if load is None else load
+        shape = load.stages, gpus.size // load.tensor_ranks // load.stages, load.tensor_ranks
+        found.append((GangRun(job, gpus.reshape(shape), begin, end), load))
+
+    if scenario.control == "shared":
+        halves = everything.reshape(-1, 2, GPUS // 2)
+        add(77, halves[:, 0].ravel(), 0.0, end)
+        add(78, halves[: scenario.hosts // 2, 1].ravel(), 20.0, end)
+    elif scenario.control == "resize":
+        fewer = everything[: scenario.hosts // 2 * GPUS] if scenario.seed % 2 else everything
+        more = everything if scenario.seed % 2 else everything[: scenario.hosts // 2 * GPUS]
+        load = Workload(scenario, random, min(more.size, fewer.size))
+        add(77, fewer, 0.0, scenario.onset - 90.0, load)
+        add(77, more, scenario.onset - 60.0, end, load)
+    else:
+        begin = scenario.onset if scenario.control == "starts" else 0.0
+        add(77, everything, begin, scenario.onset if scenario.control == "ends" else end)
+    return found
+
+
+def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
+    """Return the parts and what all else is drawn from. The sizes of faults change neither."""
+    text = f"{scenario.control} {[one.kind for one in scenario.faults]}"
+    random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
+    return GpuParts(scenario, random), random
+
+
+def step_ends(scenario: GangScenario) -> Floats:
+    """Return when the steps end, seconds: of the last run that holds the first fault's GPU, or of the last run."""
+    parts, random = _begin(scenario)
+    runs = _runs(scenario, random)
+    random.uniform()
+    found: list[float] = []
+    for run, load in runs:
+        player = StepPlayer(scenario, run, load, parts, random)
+        player.play()
+        gpus = [one.host * GPUS + one.gpu for one in scenario.faults[:1]]
+        if np.isin(gpus, run.gpus).all():
+            found = player.step_ends
+    return np.array(found)
+
+
+def play(scenario: GangScenario) -> GangRecord:
+    """Play a scenario. The same scenario gives the same record."""
+    parts, random = _begin(scenario)
+    count, slots = scenario.hosts * GPUS, scenario.seconds * SLOTS_PER_SECOND
+    edges = np.asarray(np.arange(slots + 1) * SLOT_SECONDS, np.float64)
+    compute, stall, checkpoint, work, power, exchange, idle = (
+        np.zeros((slots, count), dtype=np.float32) for _ in range(7)
+    )
+    runs = _runs(scenario, random)
+    middle = edges[:-1] + SLOT_SECONDS / 2
+    idle[:] = 1.0
+    port_bytes = np.zeros((slots, scenario.hosts))
+    watts = np.zeros((slots, count), dtype=np.float32)
+    first = runs[0][1]
+    idle_watts = float(random.uniform(65.0, 85.0))
+    players = []
+    for run, load in runs:
+        player = StepPlayer(scenario, run, load, parts, random)
+        player.play()
+        players.append(player)
+        for log, into in (
+            (player.compute, compute), (player.stall, stall), (player.checkpoint, checkpoint), (player.work, work),
+            (player.power, power), (player.exchange, exchange),
+        ):  # fmt: skip
+            log.shares(edges, run.gpus, into)
+        rows = np.sort(run.gpus.ravel())
+        off = (middle < run.begin) | (middle >= run.end)
+        for values in (compute, stall, checkpoint, work, power, exchange):
+            values[np.ix_(off, rows)] = 0.0
+        idle[np.ix_(~off, rows)] = 0.0
+        work[:, rows] *= load.tensor
+        watts[:, rows] = load.compute_watts * power[:, rows]
+        waits = 1 - compute[:, rows] - stall[:, rows] - idle[:, rows]
+        watts[:, rows] += load.wait_watts * np.clip(waits, 0, 1)
+        rate = load.bytes_a_step / (load.exchange * load.step)
+        hosts = rows // GPUS
+        held = np.maximum(np.bincount(hosts, minlength=scenario.hosts), 1)
+        for host in run.hosts:
+            port_bytes[:, host] += rate * exchange[:, rows[hosts == host]].sum(axis=1) / held[host]
+    clock = parts.clock_factor(
+        np.arange(scenario.seconds, dtype=np.float64) + 0.5, first.memory_share
+    )
+    clock = np.repeat(clock, SLOTS_PER_SECOND, axis=0).astype(np.float32)
+    # A GPU that waits has room to boost, but where heat holds the clock down.
+    hot = {one.host for one in scenario.faults if one.kind == "thermal"}
+    boost = 1 + 0.02 * np.clip(1 - compute, 0, 1)
+    held_down = np.repeat([host in hot for host in range(scenario.hosts)], GPUS)
+    capped = np.where(held_down | (compute > 0.5), clock, 1.0)
+    clock = (capped * boost * parts.clock).astype(np.float32)
+    cpu, io, congestion = _host_levels(scenario, random)
+    writes = checkpoint.reshape(scenario.seconds, SLOTS_PER_SECOND, scenario.hosts, GPUS).mean(
+        axis=(1, 3)
+    )
+    writers = np.ones(scenario.hosts) if not first.one_writer else (np.arange(scenario.hosts) == 0)
+    io = io + 0.4 * writes * writers
+    hertz = np.where(np.repeat(parts.is_older, GPUS), 1.41e9, random.uniform(1.6e9, 1.9e9))
+    limit = np.where(np.repeat(parts.is_older, GPUS), 400.0, 700.0)
+    return GangRecord(
+        scenario, [run for run, _ in runs], compute, stall, checkpoint, idle, work, watts + np.float32(idle_watts), clock,
+        port_bytes, congestion, cpu, io, first.one_writer, hertz, idle_watts, limit, first.sm_levels, parts.is_older,
+        np.array(players[-1].step_ends), np.array([t for p in players for t in p.checkpoint_begins]), first.step,
+    )  # fmt: skip
+
+
+def _host_levels(
+    scenario: GangScenario, random: np.random.Generator
+) -> tuple[Floats, Floats, Floats]:
+    """Return pressure on cores and disks, and congestion of ports: (seconds, hosts)."""
+    shape = scenario.seconds, scenario.hosts
+    seconds = np.arange(scenario.seconds, dtype=np.float64) + 0.5
+    cpu = 0.01 * random.lognormal(0, 0.5, shape)
+    io = 0.005 * random.lognormal(0, 0.8, shape)
+    congestion = 0.004 * random.lognormal(0, 0.5, shape)
+    for one in scenario.faults:
+        on = one.strength(seconds)
+        if one.kind == "host_cpu":
+            cpu[:, one.host] += (
+                on * (0.1 + 1.5 * one.slowdown) * random.lognormal(0, 0.2, seconds.size)
+            )
+        elif one.kind == "nic":
+            # The port itself is slow to drain; those that send to it are held back.
+            congestion += on[:, None] * one.slowdown * 0.05
+            congestion[:, one.host] += on * one.slowdown * 0.3
+    if scenario.control == "stall_all":
+        io += 0.25 * (seconds >= scenario.onset)[:, None] * random.lognormal(0, 0.2, shape)
+    return np.clip(cpu, 0, 1), np.clip(io, 0, 1), congestion

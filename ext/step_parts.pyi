@@ -1,0 +1,19 @@
+"""The parts of a job's step: data loading, forward, backward, optimizer, each with its share of the step, or not at all."""
+
+from typing import Final
+
+from typing_extensions import Buffer
+
+PARTS: Final[tuple[str, ...]]
+
+def split(
+    signals: Buffer, seconds_per_sample: float, step_seconds: float
+) -> tuple[float, float, float, float, float]:
+    """Return the shares of PARTS in the step, NaN where they are not separated, and how sure they are, 0 to 1.
+
+    *signals*: float32, C order, [7, n], oldest first, NaN where one is missing: power, utilization, busy SMs, tensor cores,
+    memory bandwidth, bytes of PCIe and of NVLink.
+    *step_seconds*: below 5 s, or NaN, nothing is separated: GPM is read five times a second, and parts of shorter
+    steps are mixtures. Raises
+    ValueError for another number of signals, or *seconds_per_sample* beyond 0.001 to 3600.
+    """

@@ -1,0 +1,426 @@
+"""What a job does next: its state, its next checkpoint and burst of host stall, and what it will draw and move.
+
+A forecaster is given one summary of the whole gang for each second. Pauses (stretches in which the gang does not compute) are
+renewal processes (`renewal.py`), one for each kind. Between them the state of a second is predicted from the state now, by how
+often that led to which state so many seconds later in this job. Power and traffic follow from the states: what each state drew
+so far, weighted by the probability of the state. Everything is given that the job goes on: the end of a job is not predicted.
+numpy only; the clock is handed in; memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import isfinite, nan
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .renewal import (
+    EVENTS_MAX,
+    Cadence,
+    NextOnset,
+    RenewalPaths,
+    Span,
+    cadence_of,
+    memoryless_is_on,
+    regular_longest,
+)
+
+Floats = npt.NDArray[np.float64]
+
+STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
+COMPUTE, WAIT, HOST_STALL, CHECKPOINT, IDLE = range(len(STATES))
+#: What is predicted beside the state, in the order of `JobSecond.demands`.
+DEMANDS = ("power_watts", "pcie_bytes_per_second", "nic_bytes_per_second", "disk_pressure_ratio")
+#: Horizons at which the state is learned.
+HORIZONS_SECONDS = (10, 30, 60, 300)
+#: The longest horizon that is answered.
+HORIZON_SECONDS_MAX = 3600
+#: Seconds that must be seen before anything is predicted, and the confidence of phases below which a second counts as not seen.
+SEEN_SECONDS_MIN, CONFIDENCE_MIN = 60, 0.3
+#: Onsets of a pause that must be seen before its next one is predicted; an earlier run of the same workload counts as one.
+ONSETS_MIN = 3
+#: A summary that is older than the last by no more is late or a duplicate, and left out; by more, the clock was set back.
+LATE_SECONDS_MAX = 60
+#: After so many seconds without a summary the pauses on both sides are not taken for neighbors, and nothing is predicted.
+GAP_SECONDS_MAX = 30
+#: A pause: the gang computes less than this share of its usual share for so many seconds; it ends above the second share.
+PAUSE_SHARE, RESUME_SHARE, PAUSE_SECONDS_MIN = 0.3, 0.5, 2
+#: What comes more often than this many seconds is no checkpoint.
+CHECKPOINT_INTERVAL_MIN = 10.0
+#: Time constant of the usual share of computing.
+USUAL_SECONDS = 120.0
+#: Readings of each state that are remembered, and pairs of states at which older ones begin to be forgotten.
+READINGS_MAX, PAIRS_MAX = 96, 1200.0
+#: No power and no traffic is larger; what is, a driver made up.
+DEMAND_MAX = 1e15
+#: Weight of what the job did in all against what it did so many seconds after a state: as so many pairs.
+PAIRS_PRIOR = 8.0
+#: Probability that is left for states that were not expected.
+SURPRISE = 0.01
+_HISTORY = max(HORIZONS_SECONDS) + 1
+_NO_STATE = -1
+_PAUSES = (CHECKPOINT, HOST_STALL, WAIT)
+
+
+class JobSecond(NamedTuple):
+    """One second of a gang. `shares`: mean share of each of STATES over its GPUs, NaN where unknown; `demands`: by DEMANDS.
+
+    `checkpoint_interval_seconds`, `next_checkpoint_seconds`: what the hosts learned, for a forecaster that begins later
+    than the job; NaN where unknown.
+    """
+
+    shares: Sequence[float]
+    demands: Sequence[float] = (nan,) * len(DEMANDS)
+    confidence: float = 1.0
+    checkpoint_interval_seconds: float = nan
+    next_checkpoint_seconds: float = nan
+
+
+class DemandForecast(NamedTuple):
+    """Median and 90 % interval."""
+
+    median: float = nan
+    lower: float = nan
+    upper: float = nan
+
+
+class EventForecast(NamedTuple):
+    """The next onset of a pause, seconds from now; `reason`: why there is none."""
+
+    onset: NextOnset = NextOnset()
+    interval_seconds: float = nan
+    duration_seconds: float = nan
+    within: float = nan
+    reason: str = ""
+
+
+class JobForecast(NamedTuple):
+    """What is expected `horizon_seconds` from now. `reason`: why all of it is NaN."""
+
+    horizon_seconds: float
+    probabilities: tuple[float, ...] = (nan,) * len(STATES)
+    checkpoint: EventForecast = EventForecast()
+    host_stall: EventForecast = EventForecast()
+    demands: tuple[DemandForecast, ...] = (DemandForecast(),) * len(DEMANDS)
+    reason: str = ""
+
+
+class _Pause(NamedTuple):
+    span: Span
+    shares: tuple[float, ...]
+
+    @property
+    def is_stall(self) -> bool:
+        return self.shares[HOST_STALL] > self.shares[WAIT] + self.shares[CHECKPOINT]
+
+    @property
+    def is_labeled(self) -> bool:
+        return self.shares[CHECKPOINT] >= 0.5 * sum(self.shares)
+
+
+class JobForecaster:
+    """Learns one job, a second at a time. Never raises on odd numbers. One thread."""
+
+    def __init__(self, prior_checkpoint_interval_seconds: float = nan) -> None:
+        """*prior_checkpoint_interval_seconds*: of an earlier run of the same workload, NaN if none is known."""
+        self.prior_checkpoint_interval_seconds = prior_checkpoint_interval_seconds
+        #: Seconds that were left out: late, duplicate, or without known phases.
+        self.left_out_count = 0
+        self.seen_seconds = 0
+        self._last: int | None = None
+        #: The forecaster's own time, which no clock sets back.
+        self._now = 0
+        self._states: deque[int] = deque(maxlen=_HISTORY)
+        self._pairs = {h: [[0.0] * len(STATES) for _ in STATES] for h in HORIZONS_SECONDS}
+        self._pair_count = dict.fromkeys(HORIZONS_SECONDS, 0.0)
+        self._mix = [0.0] * len(STATES)
+        self._usual = 0.5
+        #: (states, readings, demands): a ring for each state.
+        self._readings = np.zeros((len(STATES), READINGS_MAX, len(DEMANDS)), dtype=np.float32)
+        self._readings_count = [0] * len(STATES)
+        self._pauses: deque[_Pause] = deque(maxlen=len(_PAUSES) * EVENTS_MAX)
+        #: The pause that lasts, or may become one: when it began, and seconds of each state; empty: none.
+        self._pause_begin = nan
+        self._pause_shares: list[float] = []
+        #: Rises when something may have been missed.
+        self._watch = 0
+        self._hint = nan, nan  # interval of checkpoints, and when the next one is due, by our time
+        self._spans: dict[int, list[Span]] | None = None
+        self._cadences: dict[int, Cadence] = {}
+        self._open_kind = _NO_STATE
+
+    # What is seen --------------------------------------------------------------------------------
+
+    def observe(self, second: int, summary: JobSecond) -> None:
+        """Take in a *second* (of any clock, seconds). Late and repeated seconds are left out."""
+        last = self._last
+        if last is not None and last - LATE_SECONDS_MAX <= second <= last:
+            self.left_out_count += 1
+            return
+        step = 1 if last is None or second < last else second - last
+        self._last = second
+        if step > GAP_SECONDS_MAX:  # the hosts were silent, or the clock was set forward
+            self._interrupt()
+            step = GAP_SECONDS_MAX
+        self._now += step
+        self._states.extend([_NO_STATE] * (step - 1))
+        shares = summary.shares
+        is_known = (
+            len(shares) == len(STATES)
+            and all(0.0 <= share <= 1.0 + 1e-6 for share in shares)
+            and sum(shares) > 0.5
+            and summary.confidence >= CONFIDENCE_MIN
+        )
+        if not is_known:
+            self.left_out_count += 1
+            self._states.append(_NO_STATE)
+            return
+        state = max(range(len(STATES)), key=shares.__getitem__)
+        self.seen_seconds += 1
+        self._states.append(state)
+        self._remember(state, summary.demands)
+        if isfinite(summary.next_checkpoint_seconds) and summary.checkpoint_interval_seconds > 0:
+            due = self._now + summary.next_checkpoint_seconds
+            self._hint = summary.checkpoint_interval_seconds, due
+        is_paused = self._follow_pause(shares)
+        if not is_paused:
+            self._count(state)
+
+    def _remember(self, state: int, demands: Sequence[float]) -> None:
+        place = self._readings_count[state] % READINGS_MAX
+        known = [value if 0 <= value <= DEMAND_MAX else nan for value in demands]
+        self._readings[state, place] = known if len(known) == len(DEMANDS) else nan
+        self._readings_count[state] += 1
+
+    def _interrupt(self) -> None:
+        """Forget what spans a gap: the pause that lasts, and whether the next one follows the last."""
+        self._states.clear()
+        self._pause_shares = []
+        self._watch += 1
+
+    def _follow_pause(self, shares: Sequence[float]) -> bool:
+        """Say whether the gang pauses, and note where pauses begin and end."""
+        compute = shares[COMPUTE]
+        if not self._pause_shares:
+            if compute >= PAUSE_SHARE * self._usual or shares[IDLE] > 0.5:
+                self._usual += (compute - self._usual) / min(USUAL_SECONDS, self.seen_seconds + 1)
+                return False
+            self._pause_begin, self._pause_shares = self._now - 1.0, [0.0] * len(STATES)
+        elif compute >= RESUME_SHARE * self._usual or shares[IDLE] > 0.5:
+            if self._is_paused:
+                pause = Span(self._pause_begin, self._now - 1.0, self._watch)
+                self._pauses.append(_Pause(pause, tuple(self._pause_shares)))
+                self._spans = None
+            self._pause_shares = []
+            return False
+        for at, share in enumerate(shares):
+            self._pause_shares[at] += share
+        return self._is_paused
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(self._pause_shares) and self._now - self._pause_begin >= PAUSE_SECONDS_MIN
+
+    def _count(self, state: int) -> None:
+        """Count which state came so many seconds after which, outside pauses."""
+        self._mix[state] += 1.0
+        if sum(self._mix) > PAIRS_MAX:
+            self._mix = [count / 2 for count in self._mix]
+        states = self._states
+        for horizon in HORIZONS_SECONDS:
+            if len(states) <= horizon:
+                break
+            before = states[-1 - horizon]
+            if before == _NO_STATE:
+                continue
+            pairs = self._pairs[horizon]
+            pairs[before][state] += 1.0
+            self._pair_count[horizon] += 1.0
+            if self._pair_count[horizon] > PAIRS_MAX:
+                self._pair_count[horizon] /= 2
+                for row in pairs:
+                    row[:] = [count / 2 for count in row]
+
+    # What is expected ----------------------------------------------------------------------------
+
+    def forecast(
+        self, now: int, horizons_seconds: Sequence[float] = HORIZONS_SECONDS
+    ) -> list[JobForecast]:
+        """Return what is expected at each horizon from *now*, a time of the clock of `observe`.
+
+        All is NaN, and `reason` says why, where too little was seen.
+        """
+        if reason := self._missing(now):
+            return [JobForecast(horizon, reason=reason) for horizon in horizons_seconds]
+        at = self._now + max(0, now - (self._last or 0))
+        horizon_max = min(max(horizons_seconds), HORIZON_SECONDS_MAX)
+        paths: dict[int, RenewalPaths] = {}
+        reasons: dict[int, str] = {}
+        for kind, (cadence, last) in self._known_cadences().items():
+            if cadence.regular + cadence.irregular + 1 < ONSETS_MIN and not cadence.is_prior:
+                reasons[kind] = (
+                    f"{len((self._spans or {}).get(kind, ()))} of {ONSETS_MIN} onsets seen"
+                )
+                continue
+            paths[kind] = RenewalPaths(cadence, last, at, horizon_max)
+        found: list[tuple[float, ...]] = []
+        for horizon in horizons_seconds:
+            known = horizon <= HORIZON_SECONDS_MAX
+            found.append(self._probabilities(paths, horizon) if known else (nan,) * len(STATES))
+        demands = self._demands(np.array(found))
+        nexts = {kind: one.next_onset() for kind, one in paths.items()}
+        return [
+            JobForecast(
+                horizon, found[place], self._event(CHECKPOINT, paths, nexts, reasons, horizon),
+                self._event(HOST_STALL, paths, nexts, reasons, horizon), demands[place],
+                "" if horizon <= HORIZON_SECONDS_MAX else f"beyond {HORIZON_SECONDS_MAX} s",
+            )
+            for place, horizon in enumerate(horizons_seconds)
+        ]  # fmt: skip
+
+    def _missing(self, now: int) -> str:
+        if self._last is None or self.seen_seconds < SEEN_SECONDS_MIN:
+            return f"{self.seen_seconds} of {SEEN_SECONDS_MIN} s with known phases seen"
+        silent = now - self._last
+        if silent > GAP_SECONDS_MAX:
+            return f"no reading for {silent} s"
+        return ""
+
+    @staticmethod
+    def _event(
+        kind: int,
+        paths: dict[int, RenewalPaths],
+        nexts: dict[int, NextOnset],
+        reasons: dict[int, str],
+        horizon: float,
+    ) -> EventForecast:
+        if kind not in paths:
+            return EventForecast(reason=reasons.get(kind, "none seen"))
+        one = paths[kind]
+        within = one.begins_within(horizon) if horizon <= HORIZON_SECONDS_MAX else nan
+        return EventForecast(nexts[kind], one.cadence.interval, one.cadence.duration, within)
+
+    def _known_cadences(self) -> dict[int, tuple[Cadence, Span | None]]:
+        """Return the cadence and the last event of each kind of pause."""
+        if self._spans is None:
+            self._spans = self._classified()
+        found: dict[int, tuple[Cadence, Span | None]] = {}
+        for kind, spans in self._spans.items():
+            found[kind] = self._cadences[kind], spans[-1] if spans else None
+        cadence, last = found[CHECKPOINT]
+        for interval, due in (self._hint, (self.prior_checkpoint_interval_seconds, nan)):
+            # What a checkpoint of three intervals on end did not confirm is not so.
+            if cadence.regular + 1 >= ONSETS_MIN or not interval > 0 or self._now > 3.2 * interval:
+                continue
+            if isfinite(due) and (last is None or due - interval > last.begin + 0.5 * interval):
+                last = Span(due - interval, due - interval + 1.0)
+            learned = cadence_of([], interval)
+            cadence = learned._replace(
+                regular=max(cadence.regular, 1), duration=cadence.duration, duration_spread=cadence.duration_spread,
+                is_prior=True,
+            )  # fmt: skip
+            found[CHECKPOINT] = cadence, last or Span(0.0, 0.0)
+            break
+        self._open_kind = _NO_STATE
+        if self._is_paused:
+            self._open_kind = kind = self._kind_of_open(found)
+            found[kind] = found[kind][0], Span(self._pause_begin, nan, self._watch)
+        return found
+
+    def _classified(self) -> dict[int, list[Span]]:
+        """Return the pauses by kind, and find the cadence of each kind.
+
+        Hosts call what is regular a checkpoint from the third on, each GPU for itself, and miss some. Here those of the gang
+        are the longest pauses with a resident kernel that come regularly; where none do, those that hosts call so.
+        """
+        quiet = [pause for pause in self._pauses if not pause.is_stall]
+        checkpoints = regular_longest([pause.span for pause in quiet], CHECKPOINT_INTERVAL_MIN)
+        if not checkpoints:
+            checkpoints = [pause.span for pause in quiet if pause.is_labeled]
+        chosen = set(checkpoints)
+        found = {
+            CHECKPOINT: checkpoints,
+            HOST_STALL: [pause.span for pause in self._pauses if pause.is_stall],
+            WAIT: [pause.span for pause in quiet if pause.span not in chosen],
+        }
+        self._cadences = {kind: cadence_of(spans) for kind, spans in found.items()}
+        return found
+
+    def _kind_of_open(self, found: dict[int, tuple[Cadence, Span | None]]) -> int:
+        """Return the kind of the pause that lasts: a checkpoint where one is due, or after most of the time of one."""
+        if _Pause(Span(0.0), tuple(self._pause_shares)).is_stall:
+            return HOST_STALL
+        cadence, last = found[CHECKPOINT]
+        if not cadence.is_known:
+            return WAIT
+        is_long = self._now - self._pause_begin >= 0.7 * cadence.duration
+        if last is None:
+            return CHECKPOINT if is_long else WAIT
+        origin = last.end if cadence.is_from_end else last.begin
+        times = max(1, round((self._pause_begin - origin) / cadence.interval))
+        off = abs(self._pause_begin - origin - times * cadence.interval)
+        is_due = off <= max(3 * cadence.spread, 0.1 * cadence.interval)
+        return CHECKPOINT if is_long or is_due else WAIT
+
+    def _probabilities(self, paths: dict[int, RenewalPaths], horizon: float) -> tuple[float, ...]:
+        between = self._between(horizon)
+        left, found = 1.0, np.zeros(len(STATES))
+        open_kind = self._open_kind
+        for kind in _PAUSES:
+            if kind in paths:
+                is_on = paths[kind].is_on(horizon)
+            else:
+                open_seconds = self._now - self._pause_begin if kind == open_kind else nan
+                spans = (self._spans or {}).get(kind, [])
+                is_on = memoryless_is_on(spans, open_seconds, self._now, horizon)
+            found[kind] += left * is_on
+            left -= left * is_on
+        found += left * between
+        found = (1 - SURPRISE) * found + SURPRISE / len(STATES)
+        return tuple((found / found.sum()).tolist())
+
+    def _between(self, horizon: float) -> Floats:
+        """Return the probability of each state *horizon* seconds from now if the gang does not pause then."""
+        mix: Floats = np.array(self._mix)
+        mix = (mix + 0.2) / (mix.sum() + 0.2 * len(STATES))
+        if not self._states or self._states[-1] == _NO_STATE:
+            return mix
+        learned = min(HORIZONS_SECONDS, key=lambda one: abs(one - horizon))
+        if abs(learned - horizon) > 0.5:
+            return mix
+        counts = np.array(self._pairs[learned][self._states[-1]])
+        return np.asarray((counts + PAIRS_PRIOR * mix) / (counts.sum() + PAIRS_PRIOR))
+
+    def _demands(self, probabilities: Floats) -> list[tuple[DemandForecast, ...]]:
+        """Return the demands for each row of *probabilities* by what each state drew so far."""
+        counts_seen = np.minimum(self._readings_count, READINGS_MAX)
+        states = np.repeat(np.arange(len(STATES)), counts_seen)
+        values = np.concatenate(
+            [rows[:count] for rows, count in zip(self._readings, counts_seen, strict=True)]
+        ).astype(np.float64)
+        found: list[list[DemandForecast]] = [[] for _ in probabilities]
+        for at in range(len(DEMANDS)):
+            column = values[:, at]
+            known = np.isfinite(column)
+            counts = np.bincount(states[known], minlength=len(STATES))
+            if not known.any():
+                for demands in found:
+                    demands.append(DemandForecast())
+                continue
+            order = np.argsort(column[known], kind="stable")
+            ordered, of = column[known][order], states[known][order]
+            weight = (probabilities / np.maximum(counts, 1))[:, of]
+            totals = np.cumsum(weight, axis=1)
+            for place, total in enumerate(totals):
+                # States that were never seen to draw anything must not decide.
+                if not total[-1] >= 0.5:
+                    found[place].append(DemandForecast())
+                    continue
+                picks = np.searchsorted(total, np.array([0.5, 0.05, 0.95]) * total[-1])
+                found[place].append(
+                    DemandForecast(*ordered[np.minimum(picks, ordered.size - 1)].tolist())
+                )
+        return [tuple(demands) for demands in found]

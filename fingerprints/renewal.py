@@ -1,0 +1,310 @@
+"""When an event that returns comes next, and whether it is there at a later moment: checkpoints, bursts of data loading.
+
+The event is an alternating renewal process. The interval from one onset to the next is regular (a Student t distribution around
+the mean of those seen), regular with one left out, or without memory (exponential); the weights follow how many of the intervals
+seen were of each kind. The answer is taken from a fixed number of paths drawn by quantiles, so that equal input gives equal
+output. numpy only, no clock, no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from math import exp, isfinite, nan, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+#: Paths that are drawn, and onsets of each.
+PATHS, ONSETS_MAX = 128, 32
+#: Intervals and durations that are taken in: the last ones.
+EVENTS_MAX = 24
+#: An interval is regular when it is off the median, or a multiple of it up to three, by no more than three times the usual
+#: scatter; at least and at most by these shares of the median.
+TOLERANCE_MIN, TOLERANCE_MAX, MULTIPLE_MAX = 0.2, 0.5, 3
+#: What is assumed of a cadence before it is known, as so many intervals: its spread as a share, and at least in seconds.
+SPREAD_PRIOR, SPREAD_PRIOR_SECONDS, SPREAD_PRIOR_WEIGHT = 0.03, 0.7, 1.5
+#: Counts assumed of regular intervals, of those with one left out, and of those without memory.
+KINDS_PRIOR = (1.0, 0.1, 0.25)
+#: Durations of an event differ by this share before any is known.
+DURATION_SPREAD_PRIOR = 0.3
+#: Events that make a cadence, and how much longer the longest may be than the shortest of them.
+REGULAR_MIN, DURATION_RATIO_MAX = 3, 4.0
+#: Regular intervals from which on they are repeated as they were.
+SEEN_MIN = 6
+#: Degrees of freedom from which a t distribution is taken for a normal one.
+DEGREES_MAX = 40
+
+
+class Span(NamedTuple):
+    """An event that was seen. Seconds; `end` is NaN while it lasts. `watch`: between two of one watch nothing was missed."""
+
+    begin: float
+    end: float = nan
+    watch: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+class Cadence(NamedTuple):
+    """How an event returns. Seconds. `regular`, `skipped`, `irregular`: intervals of each kind that were seen."""
+
+    interval: float = nan
+    spread: float = nan
+    regular: int = 0
+    skipped: int = 0
+    irregular: int = 0
+    duration: float = nan
+    duration_spread: float = nan
+    #: The interval counts from the end of the event before: it comes after so much work.
+    is_from_end: bool = False
+    #: Mean of all intervals, however irregular.
+    mean_interval: float = nan
+    degrees: int = 1
+    #: Of an earlier run, or as hosts learned it: not from events that were seen here.
+    is_prior: bool = False
+    #: The regular intervals.
+    seen: tuple[float, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an interval is known at all."""
+        return isfinite(self.interval)
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """Return the probability that the next interval is regular, leaves one out, or has no memory."""
+        counts = np.add((self.regular, self.skipped, self.irregular), KINDS_PRIOR)
+        regular, skipped, irregular = (counts / counts.sum()).tolist()
+        return regular, skipped, irregular
+
+
+class NextOnset(NamedTuple):
+    """When the event comes next, in seconds from now. Windows: the middle 50 % and 90 % of what is probable.
+
+    `probability`: that it comes within a tenth of the interval of `seconds`.
+    """
+
+    seconds: float = nan
+    window_50: tuple[float, float] = (nan, nan)
+    window_90: tuple[float, float] = (nan, nan)
+    probability: float = nan
+
+
+def cadence_of(spans: Sequence[Span], prior_interval: float = nan) -> Cadence:
+    """Return the cadence of *spans*, oldest first. *prior_interval*: of an earlier run of the same work, seconds, or NaN.
+
+    The prior counts as one interval until two regular ones of its own are known.
+    """
+    spans = spans[-EVENTS_MAX:]
+    pairs = [(a, b) for a, b in pairwise(spans) if a.watch == b.watch and isfinite(a.end)]
+    from_begin = _regularity([b.begin - a.begin for a, b in pairs], prior_interval)
+    from_end = _regularity([b.begin - a.end for a, b in pairs], nan)
+    found, is_from_end = from_begin, False
+    # Jobs that save each so many steps: the time that saving takes does not count.
+    if from_end.regular >= 3 and from_end.spread < 0.8 * from_begin.spread:
+        found, is_from_end = from_end, True
+    durations = np.array([span.seconds for span in spans if isfinite(span.end)])
+    if not durations.size:
+        return found
+    mean = float(np.mean(durations))
+    prior = DURATION_SPREAD_PRIOR * mean
+    variance = (prior**2 + float(((durations - mean) ** 2).sum())) / durations.size
+    return found._replace(duration=mean, duration_spread=sqrt(variance), is_from_end=is_from_end)
+
+
+def regular_longest(spans: Sequence[Span], interval_min: float) -> list[Span]:
+    """Return the longest of *spans* (ended, oldest first) that return regularly, as many as do; none if fewer than REGULAR_MIN.
+
+    Among the pauses of a job are checkpoints, and shorter ones that come at any time. *interval_min*: seconds.
+    """
+    spans = list(spans[-EVENTS_MAX:])
+    found: list[Span] = []
+    for least in sorted({round(span.seconds) for span in spans}, reverse=True):
+        longest = [span for span in spans if round(span.seconds) >= least]
+        if len(longest) < REGULAR_MIN:
+            continue
+        if max(span.seconds for span in longest) > DURATION_RATIO_MAX * max(least, 1):
+            break
+        cadence = cadence_of(longest)
+        regular, missed = cadence.regular, cadence.skipped + cadence.irregular
+        is_regular = regular >= REGULAR_MIN - 1 and regular >= 3 * missed
+        if (
+            is_regular
+            and cadence.interval >= interval_min
+            and cadence.spread < 0.2 * cadence.interval
+        ):
+            found = longest
+    return found
+
+
+def _regularity(intervals: Sequence[float], prior: float) -> Cadence:
+    values = [one for one in intervals if one > 0]
+    if isfinite(prior) and prior > 0 and len(values) < 2:
+        values = [prior, *values]
+    if not values:
+        return Cadence()
+    middle = float(np.median(values))
+    scatter = 1.4826 * float(np.median(np.abs(np.array(values) - middle)))
+    tolerance = min(max(3 * scatter, TOLERANCE_MIN * middle), TOLERANCE_MAX * middle)
+    regular: list[float] = []
+    skipped = irregular = 0
+    for value in values:
+        times = max(1, round(value / middle))
+        if times > MULTIPLE_MAX or abs(value - times * middle) > tolerance:
+            irregular += 1
+            continue
+        regular.append(value / times)
+        skipped += times - 1
+    mean = float(np.mean(regular)) if regular else middle
+    prior_spread = max(SPREAD_PRIOR * mean, SPREAD_PRIOR_SECONDS)
+    squares = sum((value - mean) ** 2 for value in regular)
+    freedom = SPREAD_PRIOR_WEIGHT + max(len(regular) - 1, 0)
+    spread = sqrt((SPREAD_PRIOR_WEIGHT * prior_spread**2 + squares) / freedom)
+    spread *= sqrt(1 + 1 / max(len(regular), 1))
+    return Cadence(
+        mean, spread, len(regular), skipped, irregular, mean_interval=float(np.mean(values)), degrees=round(freedom),
+        seen=tuple(regular),
+    )  # fmt: skip
+
+
+@cache
+def _t_quantiles(degrees: int) -> Floats:
+    """Return PATHS quantiles of Student's t distribution at equal steps of probability."""
+    grid = np.sinh(np.linspace(-8.0, 8.0, 4001))
+    density = (1 + grid**2 / degrees) ** (-(degrees + 1) / 2)
+    mass = np.concatenate([[0.0], np.cumsum(np.diff(grid) * (density[1:] + density[:-1]) / 2)])
+    return np.asarray(np.interp(_MIDDLES, mass / mass[-1], grid))
+
+
+_MIDDLES = (np.arange(PATHS) + 0.5) / PATHS
+#: Quantiles of an exponential distribution of mean 1.
+_EXPONENTIAL = -np.log1p(-_MIDDLES)
+#: Orders in which quantiles are taken, so that one onset of a path says nothing of the next.
+_ORDERS = np.random.default_rng(20).permuted(np.tile(np.arange(PATHS), (2 * ONSETS_MAX, 1)), axis=1)
+
+
+_NORMAL = _t_quantiles(DEGREES_MAX)
+#: Two of three paths repeat an interval that was seen.
+_IS_SEEN = np.arange(PATHS) % 3 > 0
+
+
+def _intervals(cadence: Cadence, elapsed: float) -> Floats:
+    """Return PATHS intervals that are longer than *elapsed*, at equal steps of probability, rising."""
+    regular, skipped, irregular = cadence.weights
+    t = _t_quantiles(min(cadence.degrees, DEGREES_MAX))
+    memoryless = max(cadence.mean_interval, 1.0)
+    past = max(elapsed, 0.0)
+    # A job that saves at the end of a step has two or three intervals, and nothing between: with more of them, those seen count.
+    seen = cadence.interval + cadence.spread * t
+    if len(cadence.seen) >= SEEN_MIN:
+        width = max(SPREAD_PRIOR_SECONDS, 0.25 * cadence.spread)
+        every = np.array(cadence.seen)[np.arange(PATHS) % len(cadence.seen)]
+        seen = np.where(_IS_SEEN, every + width * _NORMAL[_ORDERS[0]], seen)
+    values = np.concatenate(
+        [
+            seen,
+            2 * cadence.interval + sqrt(2) * cadence.spread * t,
+            past + memoryless * _EXPONENTIAL,
+        ]
+    )
+    # What has no memory is as probable as it was for as long as nothing came.
+    weights = np.repeat([regular, skipped, irregular * np.exp(-past / memoryless)], PATHS)
+    weights = np.where(values > past, weights, 0.0)
+    if weights.sum() <= 0:
+        return np.asarray(past + memoryless * _EXPONENTIAL)
+    return weighted_quantiles(values, weights, _MIDDLES)
+
+
+def weighted_quantiles(values: Floats, weights: Floats, shares: Floats) -> Floats:
+    """Return the quantiles of *values* at *shares*; *weights* need no sum of 1, but one above 0."""
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[order])
+    at = np.searchsorted(total, shares * total[-1])
+    return np.asarray(values[order][np.minimum(at, values.size - 1)])
+
+
+class RenewalPaths:
+    """Paths of an event from now on: `begins`, `ends` are (PATHS, onsets), seconds from now."""
+
+    def __init__(
+        self, cadence: Cadence, last: Span | None, now: float, horizon_seconds: float
+    ) -> None:
+        """*last*: the newest event; None: none was seen. Times in the seconds of the spans. Call it with a known cadence."""
+        self.cadence = cadence
+        is_on = last is not None and not isfinite(last.end)
+        origin = now
+        if last is not None:
+            origin = last.end if cadence.is_from_end and not is_on else last.begin
+        count = int(min(ONSETS_MAX, np.ceil(horizon_seconds / max(cadence.interval, 1.0)) + 1))
+        elapsed = now - origin
+        first = _intervals(cadence, elapsed) - elapsed
+        if is_on and cadence.is_from_end:
+            first = first + max(cadence.duration, 0.0)
+        later = _intervals(cadence, 0.0)
+        if cadence.is_from_end and isfinite(cadence.duration):
+            later = later + cadence.duration
+        steps = np.stack([first, *(later[order] for order in _ORDERS[: count - 1])], axis=1)
+        self.begins: Floats = np.cumsum(np.maximum(steps, 0.0), axis=1)
+        lengths = self._lengths(count)
+        self.ends: Floats = self.begins + lengths
+        #: Until when the event that lasts now goes on.
+        self.lasts_seconds: Floats = np.zeros(PATHS)
+        if is_on and last is not None:
+            age = now - last.begin
+            usual = lengths[:, 0]
+            over = usual[usual > age]
+            # One that lasts longer than any before goes on for as long as it has, in the mean.
+            self.lasts_seconds = (
+                np.quantile(over, _MIDDLES) - age if over.size >= 4 else max(age, 1.0) * _EXPONENTIAL
+            )  # fmt: skip
+
+    def _lengths(self, count: int) -> Floats:
+        duration, spread = self.cadence.duration, self.cadence.duration_spread
+        if not isfinite(duration):
+            duration, spread = SPREAD_PRIOR_SECONDS, 0.0
+        quantiles = np.maximum(duration + spread * _t_quantiles(DEGREES_MAX), 0.5)
+        return np.stack([quantiles[order] for order in _ORDERS[ONSETS_MAX : ONSETS_MAX + count]], 1)
+
+    def is_on(self, seconds: float) -> float:
+        """Return the probability that the event is there in *seconds* from now."""
+        on = ((self.begins <= seconds) & (seconds < self.ends)).any(axis=1)
+        return float(np.mean(on | (self.lasts_seconds > seconds)))
+
+    def begins_within(self, seconds: float) -> float:
+        """Return the probability that the event begins within *seconds*."""
+        return float(np.mean(self.begins[:, 0] <= seconds))
+
+    def next_onset(self) -> NextOnset:
+        """Return when it begins next."""
+        first = self.begins[:, 0]
+        low_90, low_50, middle, high_50, high_90 = np.quantile(
+            first, (0.05, 0.25, 0.5, 0.75, 0.95)
+        ).tolist()
+        near = np.abs(first - middle) <= 0.1 * self.cadence.interval
+        return NextOnset(middle, (low_50, high_50), (low_90, high_90), float(np.mean(near)))
+
+
+def memoryless_is_on(
+    spans: Sequence[Span], open_seconds: float, watched_seconds: float, seconds: float
+) -> float:
+    """Return the probability that an event without a known cadence is there in *seconds*: it begins and ends at any time.
+
+    *spans*: that ended; *open_seconds*: how long the one that is there now has lasted, NaN for none.
+    """
+    is_open = isfinite(open_seconds)
+    if not spans and not is_open:
+        return 0.0
+    ended = sum(span.seconds for span in spans)
+    duration = max((ended + (open_seconds if is_open else 0.0)) / max(len(spans), 1), 1.0)
+    begins = (len(spans) + is_open) / max(watched_seconds - ended, duration)
+    ends = 1.0 / duration
+    usual = begins / (begins + ends)
+    return usual + (float(is_open) - usual) * exp(-(begins + ends) * seconds)

@@ -1,0 +1,69 @@
+"""The parts of a step: right where they are separated, and silent where they are not."""
+
+from __future__ import annotations
+
+from array import array
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+from bench.quality import step_parts
+from gangline.ext.step_parts import PARTS, split
+
+SILENT = (True,) * len(PARTS)
+
+
+def parts_of(kind: str, period: float, seed: int) -> tuple[list[float], list[float], float]:
+    """Return what is said of a generated job, what is true, and the confidence."""
+    random = np.random.default_rng(seed)
+    fine, true = step_parts.timeline(random, kind, period)
+    *shares, confidence = split(
+        step_parts.sampled(random, fine, has_gpm=kind != "without GPM").data, 0.1, period
+    )
+    return shares, true, confidence
+
+
+@pytest.mark.parametrize("kind", step_parts.KINDS)
+def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separates_them(
+    kind: str,
+) -> None:
+    """With tensor parallelism there is traffic in all of the step: "backward 85 %" sent somebody to optimize it."""
+    said = [0] * len(PARTS)
+    off: list[float] = []
+    for seed in range(12):
+        shares, true, confidence = parts_of(kind, 6.0 + seed, seed)
+        assert 0 <= confidence <= 1
+        for part, share in enumerate(shares):
+            if not isnan(share):
+                assert part in step_parts.KINDS[kind], f"{PARTS[part]} of seed {seed}"
+                said[part] += 1
+                off.append(abs(share - true[part]))
+    assert all(said[part] >= 4 for part in step_parts.KINDS[kind])
+    assert not off or (np.median(off) < 0.02 and np.mean(off) < 0.04)
+
+
+def test_short_steps_and_steps_that_differ_have_no_parts() -> None:
+    """Five readings a second show no part of a step of 2 s; and noise folded at any period has parts by chance."""
+    assert tuple(map(isnan, parts_of("data parallel", 3.0, 1)[0])) == SILENT
+    random = np.random.default_rng(1)
+    for seconds in (5.0, 7.3, 20.0, nan, 0.0, -1.0, 1e9):
+        noise = np.abs(random.standard_normal((7, 1200))).astype(np.float32)
+        *shares, confidence = split(noise.data, 0.1, seconds)
+        assert tuple(map(isnan, shares)) == SILENT and confidence == 0
+
+
+@pytest.mark.parametrize("value", [nan, 0.0, 1.0, -1.0, 1e30, float("inf")])
+def test_odd_readings_have_no_parts(value: float) -> None:
+    """A driver that repeats one number, or none, crashed nothing and said nothing."""
+    for samples in (1, 24, 1200):
+        signals = memoryview(array("f", [value] * (7 * samples))).cast("B").cast("f", (7, samples))
+        assert tuple(map(isnan, split(signals, 0.1, 6.0)[:4])) == SILENT
+
+
+def test_other_shapes_are_rejected() -> None:
+    """The number of signals is their meaning: with six of them forward would have been the traffic of PCIe."""
+    with pytest.raises(ValueError, match="6 signals: expected 7"):
+        split(np.zeros((6, 100), np.float32).data, 0.1, 6.0)
+    with pytest.raises(ValueError, match="seconds a sample"):
+        split(np.zeros((7, 100), np.float32).data, 0.0, 6.0)
