@@ -55,7 +55,8 @@ def _alternate(
     """Return what calls of each took, one first in one round and the other in the next."""
     ours, theirs, at, end = list[float](), list[float](), 0, time.monotonic() + seconds
     for _ in range(WARM_UP_CALLS):
-        plan(request), echo(request)
+        plan(request)
+        echo(request)
     while time.monotonic() < end or at < CALLS:
         pairs = [(ours, plan), (theirs, echo)]
         for found, call in pairs[:: 1 if at % 2 == 0 else -1]:

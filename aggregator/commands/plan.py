@@ -180,7 +180,7 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
         "SPANS",
         "AT MOST BETTER BY",
     )
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for at, one in enumerate(options, 1):
         total = one.price.total_gpu_hours
         spans = ", ".join(

@@ -81,8 +81,8 @@ def find_blockers(
     request = BlockedRequest(table, candidates, needs, communication)
     active = request.active()
 
-    def conflicts(chosen: Sequence[str]) -> bool:
-        return not request.fits(request.without([one for one in active if one not in chosen]))
+    def conflicts(part: Sequence[str]) -> bool:
+        return not request.fits(request.without([one for one in active if one not in part]))
 
     conflict = quick_xplain(active, conflicts) if active else []
     blockers = [

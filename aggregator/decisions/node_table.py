@@ -105,15 +105,15 @@ def node_table(
         with np.errstate(invalid="ignore"):
             least = snapshot.component_speeds.astype(np.float64).min(axis=1)
         known = np.where(np.isfinite(relative), relative, least)
-    told = np.isfinite(known) & facts.is_reporting
-    speed = np.where(told, np.where(measured, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
+    has_value = np.isfinite(known) & facts.is_reporting
+    speed = np.where(has_value, np.where(measured, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
     broken = (columns.state == HealthState.UNHEALTHY) & ~np.isfinite(known)
     speed = np.maximum(np.where(broken, SPEED_MIN, speed), SPEED_MIN)
     half = np.where(measured, reach, 0.0)
     lower = np.where(measured, speed - half, known * SPEED_IDLE[1])
     upper = np.where(measured, speed + half, known * SPEED_IDLE[2])
-    lower = np.where(told, lower, np.minimum(SPEED_SILENT[1], speed))
-    upper = np.where(told, upper, SPEED_SILENT[2])
+    lower = np.where(has_value, lower, np.minimum(SPEED_SILENT[1], speed))
+    upper = np.where(has_value, upper, SPEED_SILENT[2])
     out = excluded_now(snapshot) if excluded is None else excluded
     assert facts.gpus.size == count
     return NodeTable(

@@ -100,25 +100,27 @@ def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
     """Return the nodes *fit*, with the group that all members must share and what they are spread over."""
     domains = table.facts.domains
     order = table.order(needs.segment_tier if needs.segment_nodes > 1 else None)
-    usable = fit.copy()
+    members = fit.copy()
     arena = np.zeros(len(table), dtype=np.int32)
     arena_count = 1
     if needs.within is not None:
         ids = domains.ids[needs.within.row]
-        usable &= ids >= 0
+        members &= ids >= 0
         arena, arena_count = ids, max(len(domains.names[needs.within.row]), 1)
     if needs.same_rails:
-        usable &= domains.rails >= 0
-        arena = arena * max(domains.rails_count, 1) + domains.rails
-        arena_count *= max(domains.rails_count, 1)
+        members &= domains.rails >= 0
+        pairs = arena.astype(np.int64) * max(domains.rails_count, 1) + domains.rails
+        found, numbers = np.unique(pairs[members], return_inverse=True)
+        arena, arena_count = np.full(len(table), -1, dtype=np.int32), max(found.size, 1)
+        arena[members] = numbers.reshape(-1)
     if needs.segment_nodes > 1 and needs.segment_tier is not None:
-        usable &= domains.ids[needs.segment_tier.row] >= 0
+        members &= domains.ids[needs.segment_tier.row] >= 0
     spread, spread_count = np.zeros(len(table), dtype=np.int32), 1
     if needs.spread_over is not None:
         spread = domains.ids[needs.spread_over.row]
-        usable &= spread >= 0
+        members &= spread >= 0
         spread_count = max(len(domains.names[needs.spread_over.row]), 1)
-    rows = np.flatnonzero(usable[order.nodes])
+    rows = np.flatnonzero(members[order.nodes])
     at = order.nodes[rows]
     return Eligible(
         order, rows, np.ascontiguousarray(arena[at], dtype=np.int32), arena_count,

@@ -173,20 +173,20 @@ def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
 def topology_factor(members: Members, communication: Quantity) -> Quantity:
     """Return by what the speed of a gang is multiplied for the tiers that it spans."""
     longer = [0.0, 0.0, 0.0]
-    told: list[str] = []
+    spanned: list[str] = []
     for tier, domains, unknown in zip(PRICED_TIERS, members.domains, members.unknown, strict=True):
         shares = crossing_shares(domains, unknown)
         for at, (share, penalty) in enumerate(zip(shares, CROSSING[tier], strict=True)):
             longer[at] += share * penalty
         if domains > 1:
-            told.append(f"{domains} {tier.plural}")
+            spanned.append(f"{domains} {tier.plural}")
         if unknown:
-            told.append(f"{tier.title} of {unknown} nodes not known")
+            spanned.append(f"{tier.title} of {unknown} nodes not known")
     shares = communication.value, communication.lower, communication.upper
     value, upper, lower = (
         1.0 / (1.0 + share * each) for share, each in zip(shares, longer, strict=True)
     )
-    evidence = f"{', '.join(told) or 'one domain of each tier'}; cost of crossing assumed"
+    evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing assumed"
     return assumed(value, lower, upper, evidence)
 
 

@@ -368,9 +368,9 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 
     def changed(at: int) -> ChangedRequest:
         floor = floors[at - 1]
-        words = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
+        text = f"node floor {base.needs.score_min:.4g} -> {floor:.4g}"
         return replace(
-            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, words)
+            base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, text)
         )
 
     at = _largest(1, len(floors), lambda one: request.fits(changed(one)))
@@ -379,9 +379,9 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
 
 def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     def changed(survival: float) -> ChangedRequest:
-        words = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
+        text = f"survival of the gang {base.needs.survival_min:.4g} -> {survival:.4g}"
         return replace(
-            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, words)
+            base, needs=replace(base.needs, survival_min=survival), changes=(*base.changes, text)
         )
 
     low, high = 0.0, base.needs.survival_min
@@ -406,11 +406,11 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
     smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
     hazard = request.table.hazard
     for job, nodes in smallest:
-        words = f"job {job} gives up"
+        text = f"job {job} gives up"
         found = _fewest(
             request,
             np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, words=words: replace(base, added=few, changes=(*base.changes, words)),  # type: ignore[misc]
+            lambda few, text=text: replace(base, added=few, changes=(*base.changes, text)),  # type: ignore[misc]
         )
         if found:
             return found

@@ -37,11 +37,12 @@ T = TypeVar("T")
 class PlacementService(PlacementServiceServicer):
     """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge.
 
-    Plans run in a thread, one at a time: the search holds no GIL, so that scores are answered meanwhile.
+    Plans run in a thread, one at a time: the search holds no GIL, so that scores are answered meanwhile. In a process that
+    only answers (*is_dedicated*) a plan of one option is no slower than the way to a thread and back, and runs at once.
     """
 
-    def __init__(self, source: SnapshotSource) -> None:
-        self._source = source
+    def __init__(self, source: SnapshotSource, *, is_dedicated: bool = False) -> None:
+        self._source, self._is_dedicated = source, is_dedicated
         self._tables_of: Judgement | None = None
         self._tables: OrderedDict[bytes, tuple[NodeTable, Quantity | None]] = OrderedDict()
         #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
@@ -70,8 +71,7 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
         )
-        if options_max == 1 and not self._plans:
-            # No slower than the way to a thread and back.
+        if self._is_dedicated and options_max == 1 and not self._plans:
             _add_options(reply, request, table, candidates, needs, communication, 1)
         else:
             await self._run(
@@ -134,7 +134,8 @@ class PlacementService(PlacementServiceServicer):
         key = gang.workload.SerializeToString(deterministic=True)
         made = self._tables.get(key)
         if made is None:
-            needs, source = requested_workload(snapshot, gang.workload)
+            workload: Any = gang.workload
+            needs, source = requested_workload(snapshot, workload)
             share = needs.bound[NETWORK] + needs.bound[NVLINK]
             by_job = bool(gang.workload.job)
             communication = Quantity(

@@ -69,7 +69,9 @@ class ScoreServer:
         config, at = self._settings.config, self._settings
         server = make_server(config, self._access_control, self._calls)
         serve_on(
-            server, {SCORE: ScoreService(self), PLACEMENT: PlacementService(self)}, self._health
+            server,
+            {SCORE: ScoreService(self), PLACEMENT: PlacementService(self, is_dedicated=True)},
+            self._health,
         )
         port = self._access_control.bind(server, f"{at.address}:{at.port}")
         self._access_control.watch_ports([port])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import grpc
 import numpy as np
 import pytest
 
+from gangline import cli
+from gangline.aggregator.commands.plan import fold_names
 from gangline.aggregator.declared.model import NOTHING, HostPlacement
 from gangline.aggregator.errors import (
     FailedPrecondition,
@@ -350,3 +353,67 @@ def test_the_client_on_the_page_works(tmp_path: Path) -> None:
     fits, does_not = asyncio.run(scenario())
     assert fits.startswith("8 nodes, ") and "slowest member" in fits
     assert "gang.nodes | 12 -> 8 nodes" in does_not and "8 nodes, " in does_not
+
+
+def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`gangline plan` prints options with their nodes and prices; nothing fits is exit code 1, with changes that help."""
+    places = [("", "s0", f"l{at // 4}", f"r{at // 2}", "", f"p{at % 2}", "") for at in range(8)]
+    snapshot = snapshot_of([Node(f"gpu-{at:03d}", places=place) for at, place in enumerate(places)])
+    file = tmp_path / "free.txt"
+    file.write_text("gpu-000\ngpu-001 gpu-002\ngpu-003\n")
+
+    async def scenario(arguments: list[str]) -> tuple[int, str]:
+        async with running(tmp_path, snapshot) as one:
+            await answer(one)
+            command = ["plan", "--aggregator", f"127.0.0.1:{one.port}", *arguments]
+            code = await asyncio.to_thread(cli.main, command)
+            captured = capsys.readouterr()
+            return code, captured.out + captured.err
+
+    def run(*arguments: str) -> tuple[int, str]:
+        return asyncio.run(scenario(list(arguments)))
+
+    code, out = run("--nodes", "4", "--segments", "2:rack", "--options", "2", "--explain")
+    assert code == cli.OK and "1 leaf, 2 racks" in out and "interruptions by members" in out
+    assert "gpu-[000-003]" in out or "gpu-[004-007]" in out
+    code, out = run("--nodes", "4", "--spread", "1:power-domain", "--candidates", str(file))
+    assert code == cli.FAILED and "at most 1 -> 2 nodes in one power domain: starts now" in out
+    code, out = run("--evaluate", "gpu-000,gpu-004", "--within", "leaf")
+    assert code == cli.OK and "does not hold: the nodes are not within one leaf" in out
+    code, out = run("--evaluate", "gpu-9")
+    assert code == cli.FAILED and "'gpu-9': no host of that name has registered" in out
+    code, out = run("--nodes", "2", "--json")
+    assert code == cli.OK and json.loads(out)["options"][0]["price"]["total_gpu_hours"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--segments", "4"], "expected NODES:TIER, as 4:rack"),
+        (["--spread", "x:rack"], "expected NODES:TIER, as 4:rack"),
+        (["--nodes", "0"], "expected a number from 1 to 999999"),
+        (["--score-min", "2"], "expected a number from 0 to 1"),
+        (["--within", "row"], "invalid choice: 'row'"),
+    ],
+)
+def test_options_that_cannot_be(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong usage is told before anybody is asked."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *arguments])
+    assert ended.value.code == cli.USAGE and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["a1", "a2", "a3"], ["a[1-3]"]),
+        (["gpu-009", "gpu-010", "gpu-012"], ["gpu-[009-010]", "gpu-012"]),
+        (["a9", "a10"], ["a9", "a10"]),
+        (["b2", "b1", "head"], ["b2", "b1", "head"]),
+    ],
+)
+def test_names_are_folded_in_their_order(names: list[str], folded: list[str]) -> None:
+    """Rank order is what a launcher takes: folding must not sort."""
+    assert fold_names(names) == folded
