@@ -70,7 +70,7 @@ class BlockedRequest:
         self._repaired: NodeTable | None = None
 
     def table_for(self, changed: ChangedRequest) -> NodeTable:
-        """Return the nodes; repaired, those that are out are as the others are in the middle."""
+        """Return the nodes; repaired, those that are out are as the middle one of the others."""
         if not changed.repaired.size:
             return self.table
         if self._repaired is None:
@@ -158,15 +158,21 @@ class BlockedRequest:
 
 
 def _as_repaired(table: NodeTable) -> NodeTable:
-    out, well = table.excluded, ~table.excluded
+    """Return the nodes, those that are out as the middle one of the others is: its hazard and speed, and the score they give."""
+    out = table.excluded
+    others = np.flatnonzero(~out)
+    if not others.size:  # nobody to compare with: as the best of those that are out
+        others = np.arange(len(table))[np.argsort(table.hazard, kind="stable")][:1]
+    by_hazard = others[np.argsort(table.hazard[others], kind="stable")]
+    middle = by_hazard[(by_hazard.size - 1) // 2] if by_hazard.size else 0
     columns = {}
     for name in ("hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper"):
         values = getattr(table, name).copy()
-        values[out] = np.median(values[well]) if well.any() else values.min(initial=1.0)
+        values[out] = values[middle] if len(table) else 1.0
         columns[name] = values
     snapshot = table.snapshot
     score = snapshot.columns.score.copy()
-    score[out] = np.median(score[well]) if well.any() else 1.0
+    score[out] = np.exp(-columns["hazard"][out] * snapshot.horizon_seconds / 3600.0)
     return replace(
         table,
         snapshot=replace(snapshot, columns=snapshot.columns._replace(score=score)),

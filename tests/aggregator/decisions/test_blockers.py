@@ -19,6 +19,17 @@ from tests.aggregator.decisions.fleets import Node, cheapest, table_of, violatio
 from tests.aggregator.decisions.test_planner import fleets, gangs
 
 
+def repaired(nodes: list[Node]) -> list[Node]:
+    """Return the fleet after repairs: those that were out are as the middle one of the others."""
+    out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
+    others = sorted(node.hazard for node in nodes if node.state not in out)
+    middle = others[(len(others) - 1) // 2] if others else min(node.hazard for node in nodes)
+    return [
+        replace(node, state=HealthState.HEALTHY, hazard=middle) if node.state in out else node
+        for node in nodes
+    ]
+
+
 def without(
     nodes: list[Node], needs: GangRequirements, constraints: Iterable[str]
 ) -> tuple[list[Node], GangRequirements]:
@@ -27,8 +38,7 @@ def without(
         if one == blockers.CANDIDATES:
             nodes = [replace(node, free=True) for node in nodes]
         elif one == blockers.STATES:
-            nodes = [replace(node, state=HealthState.HEALTHY, hazard=1e-6) if node.state in
-                     (HealthState.UNHEALTHY, HealthState.MAINTENANCE) else node for node in nodes]  # fmt: skip
+            nodes = repaired(nodes)
         elif one == blockers.NODES:
             needs = replace(needs, nodes=needs.segment_nodes)
         elif one == blockers.GPUS:
