@@ -111,6 +111,8 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     "gangline.v1.PlacementService": {
         "PlanPlacement": _SCHEDULERS,
         "EvaluatePlacement": _SCHEDULERS,
+        "WatchPlan": _SCHEDULERS,
+        "ListTopologyDomains": _SCHEDULERS,
     },
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,

@@ -27,6 +27,7 @@ from .connection import (
     read_connection_options,
 )
 from .permit import seconds_of
+from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
 
 #: A plan of a large fleet with blockers takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -67,8 +68,11 @@ def _run(options: argparse.Namespace) -> int:
                 reply = placement.PlanPlacement(
                     _plan_request(options, dictionary), timeout=DEADLINE_SECONDS
                 )
+            picture = _picture(options, placement, dictionary, reply)
         except grpc.RpcError as error:
             raise command_error(error, connection_options) from error
+    if picture is not None and options.output:
+        _write_picture(options.output, picture, reply)
     if options.json:
         fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
         print(json_object(fields))
@@ -76,21 +80,64 @@ def _run(options: argparse.Namespace) -> int:
         print("\n".join(option_lines(reply.option, dictionary.names, explain=options.explain)))
     else:
         print(plan_text(reply, dictionary.names, explain=options.explain))
+    if picture is not None and options.map:
+        print("\n".join(picture_lines(picture)))
     return OK if options.evaluate or reply.options else FAILED
+
+
+def _picture(
+    options: argparse.Namespace, placement: Any, dictionary: Any, reply: Any
+) -> PlanPicture | None:
+    """Return the first option on the topology, None where no picture is wanted or nothing fits."""
+    if not (options.map or options.output):
+        return None
+    option = reply.option if options.evaluate else next(iter(reply.options), None)
+    if option is None:
+        return None
+    request = wire.ListTopologyDomainsRequest(candidates=_candidates(options, dictionary))
+    domains: dict[int, wire.ListTopologyDomainsResponse] = {}
+    for tier in TIERS_SHOWN:
+        request.tier = tier
+        domains[tier] = placement.ListTopologyDomains(request, timeout=DEADLINE_SECONDS)
+    segment = options.segments[0] if options.segments else 1
+    return plan_picture(option, domains, len(dictionary.names), segment)
+
+
+def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
+    option = reply.option if isinstance(reply, wire.EvaluatePlacementResponse) else reply.options[0]
+    total = option.price.total_gpu_hours
+    title = f"{len(option.node_index)} nodes, {total.value:.0f} GPU-hours lost ({total.lower:.0f} to {total.upper:.0f})"
+    notes = [
+        (
+            f"speed {option.speed.value:.3f}, topology {option.topology_factor.value:.3f}, survival {option.survival.value:.3f}, "
+            f"goodput {option.goodput.value:.3f}; snapshot {reply.score_version}"
+        )
+    ]
+    try:
+        path.write_text(picture_svg(picture, title, notes))
+    except OSError as error:
+        raise CommandError(f"{path}: {error}; name a file that can be written", FAILED) from error
 
 
 def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
     request = wire.PlanPlacementRequest(
         gang=_gang(options), options_max=options.options, explain=options.explain
     )
+    request.candidates.CopyFrom(_candidates(options, dictionary))
+    return request
+
+
+def _candidates(options: argparse.Namespace, dictionary: Any) -> wire.PlacementCandidates:
+    """Return the hosts of the file, without one nothing: those on which no job is seen."""
+    found = wire.PlacementCandidates()
     if options.candidates:
         names = _names_of_file(Path(options.candidates))
         bitmap = bytearray(-(-len(dictionary.names) // 8))
         for index in _indexes(dictionary, names):
             bitmap[index // 8] |= 1 << index % 8
-        request.candidates.node_bitmap = bytes(bitmap)
-        request.candidates.dictionary_version = dictionary.version
-    return request
+        found.node_bitmap = bytes(bitmap)
+        found.dictionary_version = dictionary.version
+    return found
 
 
 def _names_of_file(path: Path) -> list[str]:
@@ -313,6 +360,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _svg(text: str) -> Path:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text[:100]!r}: expected a file that ends in .svg")
+    return Path(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline plan",
@@ -385,5 +438,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST,HOST",
         help="the price of these hosts, in this order, in place of a plan",
     )
+    add("--map", action="store_true", help="also draw the first plan on the topology")
+    add("-o", "--output", type=_svg, metavar="FILE.svg", help="also write that as a picture")
     add("--explain", action="store_true", help="what each part of the price was computed from")
     return parser

@@ -260,7 +260,9 @@ POLL_SECONDS = 1.0
 FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
 #: The night of docs/sql.md, which is always the same: its hosts, and the store before it, are made for it.
 NIGHT = "night"
-SCENARIOS = (FIVE, THREE, NIGHT)
+#: Without a fault.
+CALM = "calm"
+SCENARIOS = (FIVE, THREE, CALM, NIGHT)
 
 
 def main(arguments: list[str]) -> int:
@@ -270,9 +272,9 @@ def main(arguments: list[str]) -> int:
         options.scenario = FIVE if options.simulated >= FIVE_HOSTS_MIN else THREE
     if options.scenario == NIGHT:
         options.simulated = len(night.HOSTS)
-        if options.once:
-            print("gangline run: --once checks the table of another --scenario", file=sys.stderr)
-            return USAGE
+    if options.once and options.scenario in (CALM, NIGHT):
+        print("gangline run: --once checks the table of another --scenario", file=sys.stderr)
+        return USAGE
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -522,7 +524,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="which faults happen. five (default): after 20 to 30 s a GPU overheats, a cable degrades, a GPU dies, and "
         "the power supply of a rack slows its GPUs; one host is slow at a normal clock, which takes two minutes to "
-        f"detect. three (default below {FIVE_HOSTS_MIN} hosts): the first three of these. night: the eight hosts of "
+        f"detect. three (default below {FIVE_HOSTS_MIN} hosts): the first three of these. calm: none. night: the eight hosts of "
         "docs/sql.md, regardless of --simulated and --seed",
     )
     parser.add_argument(

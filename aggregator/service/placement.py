@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -15,12 +15,11 @@ from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..counter_deltas import Flags
 from ..decisions import blockers, planner
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
-from ..decisions.planner import Candidates
 from ..decisions.quantity import Quantity, QuantitySource
-from ..decisions.requirements import GangRequirements
 from ..errors import ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .score import SnapshotSource, requested_workload
 from .validation import check_text
 
@@ -47,6 +46,7 @@ class PlacementService(PlacementServiceServicer):
         self._tables: OrderedDict[bytes, tuple[NodeTable, Quantity | None]] = OrderedDict()
         #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
         self._excluded: tuple[int, Flags] | None = None
+        self._watches = PlanWatches()
         self._lock = asyncio.Lock()
         self._plans = 0
 
@@ -56,35 +56,39 @@ class PlacementService(PlacementServiceServicer):
         """Return options, or what stands in their way. Raises InvalidArgument, NotFound, FailedPrecondition,
         ServiceUnavailable, ResourceExhausted."""
         began = time.perf_counter()
-        snapshot = self._snapshot()
-        check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
+        question = self._question(request)
         options_max = messages.options_max_of(request.options_max)
-        needs = messages.requirements_of(request.gang)
-        candidates = messages.candidates_of(request.candidates, snapshot)
-        table, communication = self._table(snapshot, request.gang)
-        reply = placement_pb2.PlanPlacementResponse(
-            decision_id=decision_id(request, snapshot),
-            score_version=snapshot.version,
-            dictionary_version=snapshot.dictionary_version,
-            allocation_version=request.candidates.allocation_version,
-            candidates_source=candidates.source,
-            degraded=bool(snapshot.degraded_reason),
-            degraded_reason=snapshot.degraded_reason,
-        )
+        reply = _reply_to(request, question)
         if self._is_dedicated and options_max == 1 and not self._plans:
-            _add_options(reply, request, table, candidates, needs, communication, 1)
+            _add_options(reply, request, question, 1)
         else:
-            await self._run(
-                lambda: _add_options(
-                    reply, request, table, candidates, needs, communication, options_max
-                )
-            )
+            await self._run(lambda: _add_options(reply, request, question, options_max))
         if not reply.options:
-            await self._run(
-                lambda: _add_blockers(reply, request, table, candidates, needs, communication)
-            )
+            await self._run(lambda: _add_blockers(reply, request, question))
         reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
         return reply
+
+    async def WatchPlan(
+        self, request_iterator: AsyncIterator[placement_pb2.WatchPlanRequest], context: Any
+    ) -> None:
+        """Write a plan, and another one each time it no longer holds or a better one is found. Raises as PlanPlacement does."""
+
+        async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
+            question = self._question(watched.request)
+            return await self._run(
+                lambda: watched.turn(question, lambda: _whole_reply(watched.request, question))
+            )
+
+        await self._watches.watch(request_iterator, self._snapshot, turn, context.write)
+
+    async def ListTopologyDomains(
+        self, request: placement_pb2.ListTopologyDomainsRequest, context: Any
+    ) -> placement_pb2.ListTopologyDomainsResponse:
+        """Return the domains of a tier. Raises InvalidArgument, FailedPrecondition, ServiceUnavailable."""
+        snapshot = self._snapshot()
+        candidates = messages.candidates_of(request.candidates, snapshot)
+        table, _ = self._table(snapshot, placement_pb2.GangRequirements())
+        return messages.domains_message(table, candidates, messages.listed_tier(request.tier))
 
     async def EvaluatePlacement(
         self, request: placement_pb2.EvaluatePlacementRequest, context: Any
@@ -117,6 +121,15 @@ class PlacementService(PlacementServiceServicer):
                 "no snapshot yet: the first one comes within seconds of the start"
             )
         return snapshot
+
+    def _question(self, request: placement_pb2.PlanPlacementRequest) -> PlanQuestion:
+        """Return *request*, checked, as the snapshot of now answers it."""
+        snapshot = self._snapshot()
+        check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
+        needs = messages.requirements_of(request.gang)
+        candidates = messages.candidates_of(request.candidates, snapshot)
+        table, communication = self._table(snapshot, request.gang)
+        return PlanQuestion(table, candidates, needs, communication)
 
     def _table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
@@ -171,17 +184,46 @@ def decision_id(request: placement_pb2.PlanPlacementRequest, snapshot: Judgement
     return f"d{digest.hexdigest()}"
 
 
+def _reply_to(
+    request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
+) -> placement_pb2.PlanPlacementResponse:
+    """Return the answer without its options."""
+    snapshot = question.snapshot
+    return placement_pb2.PlanPlacementResponse(
+        decision_id=decision_id(request, snapshot),
+        score_version=snapshot.version,
+        dictionary_version=snapshot.dictionary_version,
+        allocation_version=request.candidates.allocation_version,
+        candidates_source=question.candidates.source,
+        degraded=bool(snapshot.degraded_reason),
+        degraded_reason=snapshot.degraded_reason,
+    )
+
+
+def _whole_reply(
+    request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
+) -> placement_pb2.PlanPlacementResponse:
+    """Return the answer with one option, or with what stands in its way."""
+    began = time.perf_counter()
+    reply = _reply_to(request, question)
+    _add_options(reply, request, question, 1)
+    if not reply.options:
+        _add_blockers(reply, request, question)
+    reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
+    return reply
+
+
 def _add_options(
     reply: placement_pb2.PlanPlacementResponse,
     request: placement_pb2.PlanPlacementRequest,
-    table: NodeTable,
-    candidates: Candidates,
-    needs: GangRequirements,
-    communication: Quantity | None,
+    question: PlanQuestion,
     options_max: int,
 ) -> None:
     """Put up to *options_max* options into *reply*."""
-    options = planner.plan(table, candidates, needs, communication, options_max=options_max)
+    table = question.table
+    options = planner.plan(
+        table, question.candidates, question.needs, question.communication, options_max=options_max
+    )
     for option in options:
         reply.options.append(messages.option_message(table, option, explain=request.explain))
 
@@ -189,13 +231,12 @@ def _add_options(
 def _add_blockers(
     reply: placement_pb2.PlanPlacementResponse,
     request: placement_pb2.PlanPlacementRequest,
-    table: NodeTable,
-    candidates: Candidates,
-    needs: GangRequirements,
-    communication: Quantity | None,
+    question: PlanQuestion,
 ) -> None:
     """Put into *reply* why nothing fits."""
-    found = blockers.find_blockers(table, candidates, needs, communication)
+    found = blockers.find_blockers(
+        question.table, question.candidates, question.needs, question.communication
+    )
     reply.proven = found.is_proven
     for one in found.blockers:
         blocker = reply.blockers.add(

@@ -317,6 +317,42 @@ def _number(tier: Tier | None) -> Any:
     return 0 if tier is None else int(tier)
 
 
+def listed_tier(value: int) -> Tier:
+    """Return a tier whose domains are to be listed. Raises InvalidArgument."""
+    tier = _tier("tier", value)
+    if tier is None:
+        names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
+        raise InvalidArgument("tier", f"unspecified, expected {names}")
+    return tier
+
+
+def domains_message(
+    table: NodeTable, candidates: Candidates, tier: Tier
+) -> placement_pb2.ListTopologyDomainsResponse:
+    """Return the domains of a tier, by name."""
+    ids = table.facts.domains.ids[tier.row]
+    names = table.facts.domains.names[tier.row]
+    free, usable = candidates.nodes, candidates.nodes & ~table.excluded
+    reply = placement_pb2.ListTopologyDomainsResponse(
+        unknown_node_index=np.flatnonzero(ids < 0).tolist(),
+        free_bitmap=np.packbits(free, bitorder="little").tobytes(),
+        excluded_bitmap=np.packbits(table.excluded, bitorder="little").tobytes(),
+        candidates_source=candidates.source,
+        score_version=table.snapshot.version,
+        dictionary_version=table.snapshot.dictionary_version,
+    )
+    nodes = np.argsort(ids, kind="stable")
+    starts = np.searchsorted(ids[nodes], np.arange(len(names) + 1))
+    for at in sorted(range(len(names)), key=lambda one: names[one]):
+        members = nodes[starts[at] : starts[at + 1]]
+        if members.size:  # of a domain that all nodes have left nothing is known
+            reply.domains.add(
+                name=names[at], node_index=members.tolist(),
+                free_nodes=int(free[members].sum()), usable_nodes=int(usable[members].sum()),
+            )  # fmt: skip
+    return reply
+
+
 def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) -> None:
     """Put changed requirements into the message that they came in."""
     gang.nodes, gang.gpus_per_node = needs.nodes, needs.gpus_per_node

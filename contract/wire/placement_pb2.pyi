@@ -29,6 +29,15 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_CORE: _ClassVar[Tier]
     TIER_POWER_DOMAIN: _ClassVar[Tier]
     TIER_COOLING_DOMAIN: _ClassVar[Tier]
+
+class PlanChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_CHANGE_UNSPECIFIED: _ClassVar[PlanChange]
+    PLAN_FIRST: _ClassVar[PlanChange]
+    PLAN_BROKEN: _ClassVar[PlanChange]
+    PLAN_CHEAPER: _ClassVar[PlanChange]
+    PLAN_REPRICED: _ClassVar[PlanChange]
+    PLAN_UNCHANGED: _ClassVar[PlanChange]
 ESTIMATE_SOURCE_UNSPECIFIED: EstimateSource
 ESTIMATE_MEASURED: EstimateSource
 ESTIMATE_REPORTED: EstimateSource
@@ -42,6 +51,12 @@ TIER_SPINE: Tier
 TIER_CORE: Tier
 TIER_POWER_DOMAIN: Tier
 TIER_COOLING_DOMAIN: Tier
+PLAN_CHANGE_UNSPECIFIED: PlanChange
+PLAN_FIRST: PlanChange
+PLAN_BROKEN: PlanChange
+PLAN_CHEAPER: PlanChange
+PLAN_REPRICED: PlanChange
+PLAN_UNCHANGED: PlanChange
 
 class Estimate(_message.Message):
     __slots__ = ("value", "lower", "upper", "source", "evidence")
@@ -308,3 +323,67 @@ class EvaluatePlacementResponse(_message.Message):
     degraded: bool
     degraded_reason: str
     def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+
+class WatchPlanRequest(_message.Message):
+    __slots__ = ("plan", "change_gpu_hours_min", "current_node_index")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_GPU_HOURS_MIN_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    plan: PlanPlacementRequest
+    change_gpu_hours_min: float
+    current_node_index: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan: _Optional[_Union[PlanPlacementRequest, _Mapping]] = ..., change_gpu_hours_min: _Optional[float] = ..., current_node_index: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WatchPlanResponse(_message.Message):
+    __slots__ = ("change", "plan", "reasons", "left_node_index", "joined_node_index", "score_version")
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    JOINED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    change: PlanChange
+    plan: PlanPlacementResponse
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    left_node_index: _containers.RepeatedScalarFieldContainer[int]
+    joined_node_index: _containers.RepeatedScalarFieldContainer[int]
+    score_version: int
+    def __init__(self, change: _Optional[_Union[PlanChange, str]] = ..., plan: _Optional[_Union[PlanPlacementResponse, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., left_node_index: _Optional[_Iterable[int]] = ..., joined_node_index: _Optional[_Iterable[int]] = ..., score_version: _Optional[int] = ...) -> None: ...
+
+class ListTopologyDomainsRequest(_message.Message):
+    __slots__ = ("tier", "candidates")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    candidates: PlacementCandidates
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ...) -> None: ...
+
+class TopologyDomain(_message.Message):
+    __slots__ = ("name", "node_index", "free_nodes", "usable_nodes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    USABLE_NODES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    node_index: _containers.RepeatedScalarFieldContainer[int]
+    free_nodes: int
+    usable_nodes: int
+    def __init__(self, name: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., free_nodes: _Optional[int] = ..., usable_nodes: _Optional[int] = ...) -> None: ...
+
+class ListTopologyDomainsResponse(_message.Message):
+    __slots__ = ("domains", "unknown_node_index", "free_bitmap", "excluded_bitmap", "candidates_source", "score_version", "dictionary_version")
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FREE_BITMAP_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_BITMAP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    domains: _containers.RepeatedCompositeFieldContainer[TopologyDomain]
+    unknown_node_index: _containers.RepeatedScalarFieldContainer[int]
+    free_bitmap: bytes
+    excluded_bitmap: bytes
+    candidates_source: str
+    score_version: int
+    dictionary_version: int
+    def __init__(self, domains: _Optional[_Iterable[_Union[TopologyDomain, _Mapping]]] = ..., unknown_node_index: _Optional[_Iterable[int]] = ..., free_bitmap: _Optional[bytes] = ..., excluded_bitmap: _Optional[bytes] = ..., candidates_source: _Optional[str] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ...) -> None: ...

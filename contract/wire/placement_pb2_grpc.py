@@ -44,6 +44,16 @@ class PlacementServiceStub:
                 request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementResponse.FromString,
                 _registered_method=True)
+        self.WatchPlan = channel.stream_stream(
+                '/gangline.v1.PlacementService/WatchPlan',
+                request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.FromString,
+                _registered_method=True)
+        self.ListTopologyDomains = channel.unary_unary(
+                '/gangline.v1.PlacementService/ListTopologyDomains',
+                request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsResponse.FromString,
+                _registered_method=True)
 
 
 class PlacementServiceServicer:
@@ -63,6 +73,21 @@ class PlacementServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchPlan(self, request_iterator, context):
+        """A plan that stays fresh until the caller ends the call: the first response at once, then one each time the plan no longer
+        holds, costs something else, or a better one is found. A further request replaces the one before, as free nodes change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTopologyDomains(self, request, context):
+        """The domains of a tier, with their nodes and how many of them are free.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlacementServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +100,16 @@ def add_PlacementServiceServicer_to_server(servicer, server):
                     servicer.EvaluatePlacement,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementResponse.SerializeToString,
+            ),
+            'WatchPlan': grpc.stream_stream_rpc_method_handler(
+                    servicer.WatchPlan,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.SerializeToString,
+            ),
+            'ListTopologyDomains': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTopologyDomains,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +166,60 @@ class PlacementService:
             '/gangline.v1.PlacementService/EvaluatePlacement',
             gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementRequest.SerializeToString,
             gangline_dot_contract_dot_wire_dot_placement__pb2.EvaluatePlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPlan(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/gangline.v1.PlacementService/WatchPlan',
+            gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.SerializeToString,
+            gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTopologyDomains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.PlacementService/ListTopologyDomains',
+            gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsRequest.SerializeToString,
+            gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,190 @@
+"""A plan on the topology: leaves with their racks and nodes, and who is chosen, stands by, is free, in use, or out. Text and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from ...contract.wire import placement_pb2 as wire
+
+CHOSEN, BACKUP, FREE, BUSY, OUT = "chosen", "spare", "free", "in use", "out"
+#: Of each kind its sign in a terminal.
+SIGNS = {CHOSEN: "#", BACKUP: "s", FREE: ".", BUSY: "-", OUT: "x"}
+#: Tiers that a picture shows, the widest first. A node of none of them is in the last row.
+TIERS_SHOWN = (wire.TIER_SPINE, wire.TIER_LEAF, wire.TIER_RACK)
+#: A line of a terminal, of which a label has so much; a leaf with more nodes goes on in the next.
+LINE_CHARACTERS, LABEL_CHARACTERS = 120, 24
+WIDTH, LEFT, TOP, CELL, GAP = 1000, 190, 66, 10, 6
+_COLORS = {BACKUP: "#e0a030", BUSY: "#9aa0a6", OUT: "#d1495b"}
+#: Segments next to each other differ.
+_SEGMENT_COLORS = ("#2f6fd0", "#6aa2f0")
+_STYLE = (
+    "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
+    ".paper{fill:#fff}.free{fill:none;stroke:#9aa0a6}.spine{stroke:#ccc;stroke-width:.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.paper{fill:#16191d}.spine{stroke:#555}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyRow:
+    """One leaf: its spine, and its nodes by rack."""
+
+    spine: str
+    leaf: str
+    racks: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPicture:
+    """What is drawn. `kinds`: of each node; `segments`: the number of each chosen node's segment."""
+
+    rows: tuple[TopologyRow, ...]
+    kinds: tuple[str, ...]
+    segments: Mapping[int, int]
+
+
+def plan_picture(
+    option: wire.PlacementOption,
+    domains: Mapping[int, wire.ListTopologyDomainsResponse],
+    nodes: int,
+    segment_nodes: int,
+) -> PlanPicture:
+    """Return *option* on the topology of *nodes* nodes. *domains*: of each of `TIERS_SHOWN`."""
+    one = domains[TIERS_SHOWN[-1]]
+    kinds = [BUSY] * nodes
+    for at in range(nodes):
+        if _is_set(one.excluded_bitmap, at):
+            kinds[at] = OUT
+        elif _is_set(one.free_bitmap, at):
+            kinds[at] = FREE
+    for at in option.spare_node_index:
+        kinds[at] = BACKUP
+    segments: dict[int, int] = {}
+    for rank, at in enumerate(option.node_index):
+        kinds[at] = CHOSEN
+        segments[at] = rank // max(segment_nodes, 1) if segment_nodes > 1 else 0
+    return PlanPicture(tuple(_rows(domains, nodes)), tuple(kinds), segments)
+
+
+def _is_set(bitmap: bytes, at: int) -> bool:
+    return at // 8 < len(bitmap) and bool(bitmap[at // 8] >> at % 8 & 1)
+
+
+def _rows(domains: Mapping[int, wire.ListTopologyDomainsResponse], nodes: int) -> list[TopologyRow]:
+    places = [[""] * nodes for _ in TIERS_SHOWN]
+    for row, tier in enumerate(TIERS_SHOWN):
+        for one in domains[tier].domains:
+            for at in one.node_index:
+                places[row][at] = one.name
+    found: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for at in range(nodes):
+        spine, leaf, rack = (place[at] for place in places)
+        found.setdefault((spine, leaf), {}).setdefault(rack, []).append(at)
+    return [
+        TopologyRow(spine, leaf, tuple((rack, tuple(racks[rack])) for rack in sorted(racks)))
+        for (spine, leaf), racks in sorted(
+            found.items(), key=lambda each: (not any(each[0]), each[0])
+        )
+    ]
+
+
+def _label(row: TopologyRow) -> str:
+    return " / ".join(name for name in (row.spine, row.leaf) if name) or "leaf not known"
+
+
+def picture_lines(picture: PlanPicture) -> list[str]:
+    """Return it for a terminal: a line for each leaf, a group of signs for each rack."""
+    lines = [
+        "  ".join(f"{sign} {kind}" for kind, sign in SIGNS.items())
+        + "  (a line is a leaf, a group a rack)"
+    ]
+    width = min(max((len(_label(row)) for row in picture.rows), default=0), LABEL_CHARACTERS)
+    for row in picture.rows:
+        line = _label(row)[:width].ljust(width)
+        for _, members in row.racks:
+            signs = "".join(SIGNS[picture.kinds[at]] for at in members)
+            while signs:
+                room = LINE_CHARACTERS - len(line) - 1
+                if room < min(len(signs), 8):
+                    lines.append(line)
+                    line, room = " " * width, LINE_CHARACTERS - width - 1
+                line += " " + signs[:room]
+                signs = signs[room:]
+        lines.append(line)
+    return lines
+
+
+def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> str:
+    """Return it as SVG, readable on light and on dark: a row for each leaf, its racks side by side, *notes* below."""
+    body, y, spine = list[str](), TOP, None
+    for row in picture.rows:
+        if spine is not None and row.spine != spine:
+            body.append(
+                f'<line class="spine" x1="12" x2="{WIDTH - 12}" y1="{y - 2}" y2="{y - 2}"/>'
+            )
+            y += 4
+        spine = row.spine
+        body.append(f'<text x="12" y="{y + 9}">{_text(_label(row)[:26])}</text>')
+        x = LEFT
+        for rack, members in row.racks:
+            if x > LEFT and x + min(len(members), 8) * CELL > WIDTH - 12:
+                x, y = LEFT, y + CELL + GAP
+            for at in members:
+                if x + CELL > WIDTH - 12:
+                    x, y = LEFT, y + CELL + GAP
+                body.append(_cell(picture, at, x, y, rack))
+                x += CELL
+            x += GAP
+        y += CELL + GAP
+    height = y + 14 + 16 * len(notes)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
+            f"<style>{_STYLE}</style>",
+            f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
+            f'<text class="title" x="12" y="22">{_text(title)}</text>',
+            *_legend(),
+            *body,
+            *(
+                f'<text x="12" y="{y + 14 + 16 * at}">{_text(note[:150])}</text>'
+                for at, note in enumerate(notes)
+            ),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _cell(picture: PlanPicture, at: int, x: int, y: int, rack: str) -> str:
+    kind = picture.kinds[at]
+    square = f'x="{x}" y="{y}" width="{CELL - 1}" height="{CELL - 1}"'
+    if kind == CHOSEN:
+        color = _SEGMENT_COLORS[picture.segments[at] % len(_SEGMENT_COLORS)]
+    elif kind == FREE:
+        return f'<rect class="free" x="{x + 0.5}" y="{y + 0.5}" width="{CELL - 2}" height="{CELL - 2}"/>'
+    else:
+        color = _COLORS[kind]
+    return (
+        f'<rect {square} fill="{color}"/>'
+        if not rack
+        else f'<rect {square} fill="{color}"><title>{_text(rack)}</title></rect>'
+    )
+
+
+def _legend() -> list[str]:
+    parts, x = list[str](), LEFT
+    for kind in SIGNS:
+        if kind == FREE:
+            parts.append(f'<rect class="free" x="{x + 0.5}" y="34.5" width="10" height="10"/>')
+        else:
+            color = _SEGMENT_COLORS[0] if kind == CHOSEN else _COLORS[kind]
+            parts.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{color}"/>')
+        parts.append(f'<text x="{x + 16}" y="44">{kind}</text>')
+        x += 90
+    parts.append(f'<text class="faint" x="{x}" y="44">a row is a leaf, a group a rack</text>')
+    return parts
+
+
+def _text(text: str) -> str:
+    return escape(text)
