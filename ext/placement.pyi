@@ -39,3 +39,19 @@ def search(
     each is tried. Members are rows of the columns; measures are price, hazard, speed, domains and unknown by tier.
     Raises ValueError, MemoryError.
     """
+
+def domains_spanned(
+    tiers: NDArray[np.int32], counts: NDArray[np.int32], nodes: NDArray[np.intp]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return of each tier how many domains *nodes* are in, and how many of them are in none that is known.
+
+    *tiers*: (tiers, nodes of the fleet), -1 where not known, below *counts*. Raises ValueError, IndexError.
+    """
+
+def largest_domains(
+    tiers: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    free_nodes: NDArray[np.intp],
+    nodes: NDArray[np.intp],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return of each tier the most *free_nodes* of one domain, before *nodes* are taken and after. As `domains_spanned`."""

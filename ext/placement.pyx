@@ -345,3 +345,70 @@ def search(
         return work.bound, members, measures
     finally:
         _release(&work, memory)
+
+
+def domains_spanned(const int[:, ::1] tiers not None, const int[::1] counts not None, const Py_ssize_t[::1] nodes not None):
+    cdef Py_ssize_t i, count = nodes.shape[0], width = tiers.shape[1]
+    cdef int tier, most = 0, at
+    domains = np.zeros(tiers.shape[0], dtype=np.int32)
+    unknown = np.zeros(tiers.shape[0], dtype=np.int32)
+    cdef int[::1] spanned = domains, missing = unknown
+    _check_domains(tiers, counts)
+    for tier in range(counts.shape[0]):
+        most = max(most, counts[tier])
+    seen = np.full(most + 1, -1, dtype=np.int32)
+    cdef int[::1] last = seen
+    for i in range(count):
+        if not 0 <= nodes[i] < width:
+            raise IndexError(f"node {nodes[i]} of {width}")
+    with nogil:
+        for tier in range(tiers.shape[0]):
+            for i in range(count):
+                at = tiers[tier, nodes[i]]
+                if at < 0:
+                    missing[tier] += 1
+                elif at < most and last[at] != tier:
+                    last[at] = tier
+                    spanned[tier] += 1
+    return domains, unknown
+
+
+def largest_domains(
+    const int[:, ::1] tiers not None, const int[::1] counts not None, const Py_ssize_t[::1] free_nodes not None,
+    const Py_ssize_t[::1] nodes not None,
+):
+    cdef Py_ssize_t i, width = tiers.shape[1]
+    cdef int tier, most = 0, at
+    _check_domains(tiers, counts)
+    for tier in range(counts.shape[0]):
+        most = max(most, counts[tier])
+    before = np.zeros(tiers.shape[0], dtype=np.int32)
+    after = np.zeros(tiers.shape[0], dtype=np.int32)
+    sizes = np.zeros(most + 1, dtype=np.int32)
+    cdef int[::1] largest = before, left = after, size = sizes
+    for i in range(free_nodes.shape[0]):
+        if not 0 <= free_nodes[i] < width:
+            raise IndexError(f"node {free_nodes[i]} of {width}")
+    for i in range(nodes.shape[0]):
+        if not 0 <= nodes[i] < width:
+            raise IndexError(f"node {nodes[i]} of {width}")
+    with nogil:
+        for tier in range(tiers.shape[0]):
+            memset(&size[0], 0, (most + 1) * sizeof(int))
+            for i in range(free_nodes.shape[0]):
+                at = tiers[tier, free_nodes[i]]
+                if 0 <= at < most:
+                    size[at] += 1
+                    largest[tier] = max(largest[tier], size[at])
+            for i in range(nodes.shape[0]):
+                at = tiers[tier, nodes[i]]
+                if 0 <= at < most:
+                    size[at] -= 1
+            for i in range(most):
+                left[tier] = max(left[tier], size[i])
+    return before, after
+
+
+cdef _check_domains(const int[:, ::1] tiers, const int[::1] counts):
+    if counts.shape[0] != tiers.shape[0]:
+        raise ValueError("a count of domains for each tier is expected")

@@ -37,6 +37,7 @@ class TreeOrder:
     nodes: Indexes  # node indexes, in order
     tree: Codes
     domains: Codes
+    groups: Indexes  # number of the narrowest group of each, in order
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class NodeTable:
     def domain_counts(self) -> Codes:
         """How many domains there are of each priced tier."""
         return np.array([len(self.facts.domains.names[row]) for row in _TREE_ROWS], dtype=np.int32)
+
+    @cached_property
+    def tier_ids(self) -> Codes:
+        """The domains of the priced tiers, by node index: (tiers, nodes)."""
+        return np.ascontiguousarray(self.facts.domains.ids[_TREE_ROWS], dtype=np.int32)
 
     def order(self, segment_tier: Tier | None) -> TreeOrder:
         """Return the order in which whole segments of *segment_tier* are found; None: there are none."""
@@ -179,10 +185,14 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
         ranks[by] = np.arange(sums.size)
         rank = ranks[groups[level]]
     nodes = np.lexsort((value, -table.speed, table.hazard, rank))
+    ordered = np.ascontiguousarray(tree[:, nodes], dtype=np.int32)
+    begins = np.zeros(len(table), dtype=np.intp)
+    begins[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
     return TreeOrder(
         nodes,
-        np.ascontiguousarray(tree[:, nodes], dtype=np.int32),
+        ordered,
         np.ascontiguousarray(domains[:, nodes], dtype=np.int32),
+        np.cumsum(begins),
     )
 
 

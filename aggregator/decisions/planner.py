@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from ...ext.placement import search
+from ...ext.placement import domains_spanned, largest_domains, search
 from ..counter_deltas import Bytes, Codes, Flags, Indexes
 from .node_table import NodeTable, TreeOrder
 from .price import GangPrice, LostTime, Members, lost_time, price
@@ -141,11 +141,13 @@ def find(
     """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first."""
     if needs.nodes > pool.rows.size:
         return inf, [], []
-    order, rows = pool.order, pool.rows
-    at = pool.nodes
+    order, rows, at = pool.order, pool.rows, pool.nodes
+    is_whole = rows.size == order.nodes.size
+    tree = order.tree if is_whole else np.take(order.tree, rows, axis=1)
+    domains = order.domains if is_whole else np.take(order.domains, rows, axis=1)
     segments = needs.segment_nodes > 1 and needs.segment_tier is not None
     bound, members, measures = search(
-        table.hazard[at], table.speed[at], np.take(order.tree, rows, axis=1), np.take(order.domains, rows, axis=1),
+        table.hazard[at], table.speed[at], tree, domains,
         table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
@@ -163,11 +165,8 @@ def find(
 def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
     """Return the nodes of *members*, places in *pool*, group by group of the tree, and in each as the dictionary has them."""
     rows = pool.rows[members]
-    tree = np.take(pool.order.tree, rows, axis=1)
-    is_new = (tree[:, 1:] != tree[:, :-1]).any(axis=0)
-    groups = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(is_new)))
     count = pool.order.nodes.size
-    return np.asarray(np.sort(groups * count + pool.order.nodes[rows]) % count)
+    return np.asarray(np.sort(pool.order.groups[rows] * count + pool.order.nodes[rows]) % count)
 
 
 # ----------------------------------------------------------------------
@@ -176,13 +175,8 @@ def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
 
 def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
     """Return how many domains of each priced tier *nodes* span, and how many of them are in none that is known."""
-    domains, unknown = [], []
-    for tier in PRICED_TIERS:
-        found = table.facts.domains.ids[tier.row][nodes]
-        counts = np.bincount(found + 1, minlength=1)
-        domains.append(int(np.count_nonzero(counts[1:])))
-        unknown.append(int(counts[0]))
-    return domains, unknown
+    domains, unknown = domains_spanned(table.tier_ids, table.domain_counts, nodes)
+    return domains.tolist(), unknown.tolist()
 
 
 def members_of(
@@ -240,12 +234,12 @@ def strands_of(
 ) -> dict[Tier | None, tuple[int, int]]:
     """Return the most free nodes of one domain, by tier (None: anywhere), before *nodes* are taken and after."""
     found: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
-    for tier in PRICED_TIERS:
-        if count := len(table.facts.domains.names[tier.row]):
-            ids = table.facts.domains.ids[tier.row]
-            before = np.bincount(ids[free] + 1, minlength=count + 1)[1:]
-            after = before - np.bincount(ids[nodes] + 1, minlength=count + 1)[1:]
-            found[tier] = int(before.max(initial=0)), int(after.max(initial=0))
+    counts = table.domain_counts
+    for tier, before, after, count in zip(
+        PRICED_TIERS, *largest_domains(table.tier_ids, counts, free, nodes), counts, strict=True
+    ):
+        if count:
+            found[tier] = int(before), int(after)
     return found
 
 

@@ -30,6 +30,9 @@ PLANS_MAX, RETRY_SECONDS = 16, 1.0
 #: Of a workload's share of communication, up and down: fingerprints count bytes, not what they overlap with (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
+#: The nodes of a snapshot are made ready ahead where a plan was asked for within so many versions.
+PREPARED_VERSIONS = 60
+
 T = TypeVar("T")
 
 
@@ -49,6 +52,8 @@ class PlacementService(PlacementServiceServicer):
         self._watches = PlanWatches()
         self._lock = asyncio.Lock()
         self._plans = 0
+        #: The version of the snapshot for which a plan was asked last.
+        self._last_version = -PREPARED_VERSIONS
 
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
@@ -135,12 +140,10 @@ class PlacementService(PlacementServiceServicer):
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
         """Return the nodes as this workload meets them, and its share of communication."""
+        self._last_version = snapshot.version
         if self._tables_of is not snapshot:
             excluded = excluded_since(snapshot, self._excluded)
-            if not snapshot.degraded_reason:
-                self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
-            self._tables_of, self._tables = snapshot, OrderedDict()
-            self._tables[b""] = node_table(snapshot, excluded=excluded), None
+            self._begin(snapshot, node_table(snapshot, excluded=excluded))
         plain, _ = self._tables[b""]
         if not gang.HasField("workload"):
             return plain, None
@@ -163,6 +166,32 @@ class PlacementService(PlacementServiceServicer):
             while len(self._tables) > TABLES_MAX:
                 self._tables.pop(next(each for each in self._tables if each))
         return made
+
+    def _begin(self, snapshot: Judgement, table: NodeTable) -> None:
+        if not snapshot.degraded_reason:
+            self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
+        self._tables_of, self._tables = snapshot, OrderedDict({b"": (table, None)})
+
+    async def prepare(self) -> None:
+        """Have the nodes of a new snapshot ready, in order, before the next plan asks for them; for who plans now and then."""
+        snapshot = self._source.snapshot
+        if (
+            not isinstance(snapshot, Judgement)
+            or self._tables_of is snapshot
+            or snapshot.version > self._last_version + PREPARED_VERSIONS
+        ):
+            return
+        excluded = excluded_since(snapshot, self._excluded)
+
+        def prepared() -> NodeTable:
+            table = node_table(snapshot, excluded=excluded)
+            table.order(None)
+            return table
+
+        async with self._lock:
+            table = await asyncio.to_thread(prepared)
+        if self._source.snapshot is snapshot and self._tables_of is not snapshot:
+            self._begin(snapshot, table)
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._plans >= PLANS_MAX:

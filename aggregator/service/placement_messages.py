@@ -251,7 +251,7 @@ def nodes_of(message: placement_pb2.EvaluatePlacementRequest, snapshot: Judgemen
         raise InvalidArgument(
             "node_index", f"{nodes.max()}, expected below {count}, the number of nodes"
         )
-    if np.unique(nodes).size != nodes.size:
+    if np.bincount(nodes).max() > 1:
         raise InvalidArgument("node_index", "a node is there twice, expected each once")
     if message.gang.nodes not in (0, nodes.size):
         raise InvalidArgument(

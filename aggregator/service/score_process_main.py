@@ -62,6 +62,8 @@ class ScoreServer:
         self._calls, self._reported = CallCounters(), _ReportedCounts()
         self._access_control = AccessControl(settings.config)
         self._dictionary: tuple[int, NameDictionary] | None = None
+        self._placement = PlacementService(self, is_dedicated=True)
+        self._preparing: asyncio.Task[None] | None = None
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def run(self) -> None:
@@ -70,7 +72,7 @@ class ScoreServer:
         server = make_server(config, self._access_control, self._calls)
         serve_on(
             server,
-            {SCORE: ScoreService(self), PLACEMENT: PlacementService(self, is_dedicated=True)},
+            {SCORE: ScoreService(self), PLACEMENT: self._placement},
             self._health,
         )
         port = self._access_control.bind(server, f"{at.address}:{at.port}")
@@ -112,6 +114,8 @@ class ScoreServer:
         first, self.snapshot = self.snapshot is None, snapshot_of(descriptor, self._dictionary[1])
         if first:
             await self._set_serving(health_pb2.HealthCheckResponse.SERVING)
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.create_task(self._placement.prepare())
         self._send(
             {
                 "version": self.snapshot.version,
