@@ -30,6 +30,7 @@ from tests.fuzzing import (
     kernel_log,
     local_socket,
     netlink,
+    placement,
     proc,
     questions,
     recordings,
@@ -65,6 +66,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **hazard.TARGETS,
     **worlds.TARGETS,
     **recordings.TARGETS,
+    **placement.TARGETS,
 }
 
 

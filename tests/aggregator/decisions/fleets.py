@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import exp, isnan
 
 import numpy as np
 
 from gangline.aggregator.decisions import price as prices
+from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.node_table import NodeTable, node_table
 from gangline.aggregator.decisions.planner import Candidates, members_of
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
@@ -154,3 +155,47 @@ def cheapest(nodes: Sequence[Node], needs: GangRequirements) -> float | None:
             assert not isnan(cost)
             best = cost if best is None else min(best, cost)
     return best
+
+
+# ----------------------------------------------------------------------
+# Requests with constraints removed, as the blockers' names have it.
+
+
+def repaired(nodes: list[Node]) -> list[Node]:
+    """Return the fleet after repairs: those that were out are as the middle one of the others."""
+    out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
+    others = sorted(node.hazard for node in nodes if node.state not in out)
+    middle = others[(len(others) - 1) // 2] if others else min(node.hazard for node in nodes)
+    return [
+        replace(node, state=HealthState.HEALTHY, hazard=middle) if node.state in out else node
+        for node in nodes
+    ]
+
+
+def without(
+    nodes: list[Node], needs: GangRequirements, constraints: Iterable[str]
+) -> tuple[list[Node], GangRequirements]:
+    """Return fleet and gang with these constraints removed, as the messages name them."""
+    for one in sorted(constraints, key=lambda each: each == blockers.NODES):
+        if one == blockers.CANDIDATES:
+            nodes = [replace(node, free=True) for node in nodes]
+        elif one == blockers.STATES:
+            nodes = repaired(nodes)
+        elif one == blockers.NODES:
+            needs = replace(needs, nodes=needs.segment_nodes)
+        elif one == blockers.GPUS:
+            needs = replace(needs, gpus_per_node=1)
+        elif one == blockers.FLOOR:
+            needs = replace(needs, score_min=0.0)
+        elif one == blockers.SURVIVAL:
+            needs = replace(needs, survival_min=0.0)
+        elif one == blockers.WITHIN:
+            needs = replace(needs, within=None)
+        elif one == blockers.SEGMENTS:
+            needs = replace(needs, segment_nodes=1, segment_tier=None)
+        elif one == blockers.RAILS:
+            needs = replace(needs, same_rails=False)
+        else:
+            assert one == blockers.SPREAD
+            needs = replace(needs, spread_over=None, spread_nodes_max=0)
+    return nodes, needs

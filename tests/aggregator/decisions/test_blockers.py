@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,49 +13,8 @@ from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.blockers import find_blockers, quick_xplain
 from gangline.aggregator.decisions.relaxations import repair_wait_hours
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
-from gangline.aggregator.model import HealthState
-from tests.aggregator.decisions.fleets import Node, cheapest, table_of, violations
+from tests.aggregator.decisions.fleets import Node, cheapest, table_of, violations, without
 from tests.aggregator.decisions.test_planner import fleets, gangs
-
-
-def repaired(nodes: list[Node]) -> list[Node]:
-    """Return the fleet after repairs: those that were out are as the middle one of the others."""
-    out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
-    others = sorted(node.hazard for node in nodes if node.state not in out)
-    middle = others[(len(others) - 1) // 2] if others else min(node.hazard for node in nodes)
-    return [
-        replace(node, state=HealthState.HEALTHY, hazard=middle) if node.state in out else node
-        for node in nodes
-    ]
-
-
-def without(
-    nodes: list[Node], needs: GangRequirements, constraints: Iterable[str]
-) -> tuple[list[Node], GangRequirements]:
-    """Return fleet and gang with these constraints removed, as the messages name them."""
-    for one in sorted(constraints, key=lambda each: each == blockers.NODES):
-        if one == blockers.CANDIDATES:
-            nodes = [replace(node, free=True) for node in nodes]
-        elif one == blockers.STATES:
-            nodes = repaired(nodes)
-        elif one == blockers.NODES:
-            needs = replace(needs, nodes=needs.segment_nodes)
-        elif one == blockers.GPUS:
-            needs = replace(needs, gpus_per_node=1)
-        elif one == blockers.FLOOR:
-            needs = replace(needs, score_min=0.0)
-        elif one == blockers.SURVIVAL:
-            needs = replace(needs, survival_min=0.0)
-        elif one == blockers.WITHIN:
-            needs = replace(needs, within=None)
-        elif one == blockers.SEGMENTS:
-            needs = replace(needs, segment_nodes=1, segment_tier=None)
-        elif one == blockers.RAILS:
-            needs = replace(needs, same_rails=False)
-        else:
-            assert one == blockers.SPREAD
-            needs = replace(needs, spread_over=None, spread_nodes_max=0)
-    return nodes, needs
 
 
 @given(nodes=fleets(8), needs=gangs(8))

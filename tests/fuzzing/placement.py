@@ -1,0 +1,150 @@
+"""Plans of small fleets against a checker that tries all subsets; blockers and their changes; and requests from the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions import relaxations as blockers
+from gangline.aggregator.decisions.blockers import find_blockers
+from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.errors import ServiceError
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.service.placement import PlacementService
+from gangline.contract.wire import placement_pb2 as wire
+from tests.aggregator.decisions.fleets import (
+    Node,
+    cheapest,
+    snapshot_of,
+    table_of,
+    violations,
+    without,
+)
+from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
+
+STATES = (HealthState.HEALTHY, HealthState.HEALTHY, HealthState.HEALTHY, HealthState.UNHEALTHY,
+          HealthState.STALE, HealthState.MAINTENANCE, HealthState.DEGRADED)  # fmt: skip
+
+
+def _fleet(source: random.Random) -> list[Node]:
+    nodes = []
+    for at in range(source.randrange(2, 10)):
+        rack = source.randrange(4)
+        leaf = source.randrange(3) if source.random() < 0.5 else rack // 2
+        places = ("", f"s{leaf // 2}", f"l{leaf}" if source.random() < 0.9 else "", f"r{rack}", f"n{rack}",
+                  f"p{source.randrange(3)}", "")  # fmt: skip
+        nodes.append(
+            Node(
+                f"h{at}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
+                source.choice(STATES), source.choice((8, 8, 8, 4)), places, f"rails{leaf}", source.random() < 0.85,
+            )
+        )  # fmt: skip
+    return nodes
+
+
+def _gang(source: random.Random) -> GangRequirements:
+    segment = source.choice((1, 1, 2, 3))
+    spread = source.choice((None, None, Tier.POWER_DOMAIN, Tier.RACK))
+    tiers = (Tier.RACK, Tier.LEAF, Tier.NVLINK_DOMAIN)
+    return GangRequirements(
+        segment * source.randrange(1, max(2, 7 // segment)),
+        gpus_per_node=source.choice((4, 8)),
+        hours=source.choice((1.0, 24.0, 500.0)),
+        within=source.choice((None, None, Tier.SPINE, Tier.LEAF, Tier.RACK)),
+        segment_nodes=segment,
+        segment_tier=source.choice(tiers) if segment > 1 else None,
+        same_rails=source.random() < 0.3,
+        spread_over=spread,
+        spread_nodes_max=source.randrange(1, 5) if spread else 0,
+        score_min=source.choice((0.0, 0.0, 0.9, 0.99)),
+        survival_min=source.choice((0.0, 0.0, 0.5)),
+        communication_share=source.choice((0.0, 0.3)),
+    )
+
+
+def fuzz_plans(source: random.Random) -> str:
+    """All or nothing, every invariant, and what trying all subsets finds is found at its price."""
+    nodes, needs = _fleet(source), _gang(source)
+    table, candidates = table_of(nodes)
+    options = planner.plan(table, candidates, needs, options_max=source.choice((1, 8)))
+    for option in options:
+        assert violations(nodes, option.nodes.tolist(), needs) == []
+    best = cheapest(nodes, needs)
+    assert bool(options) == (best is not None), (nodes, needs)
+    if best is None:
+        return REFUSED
+    assert abs(options[0].price.total.value - best) <= 1e-6 * abs(best) + 1e-9, (nodes, needs)
+    return ACCEPTED
+
+
+def fuzz_blockers(source: random.Random) -> str:
+    """The set in conflict is one, none of it can be left out, and each change that is offered fits."""
+    nodes, needs = _fleet(source), _gang(source)
+    if cheapest(nodes, needs) is not None:
+        return REFUSED
+    table, candidates = table_of(nodes)
+    found = find_blockers(table, candidates, needs)
+    conflict = [one.constraint for one in found.blockers]
+    others = [one for one in blockers.CONSTRAINTS if one not in conflict]
+    assert conflict and cheapest(*without(nodes, needs, others)) is None, (nodes, needs)
+    for one in conflict:
+        assert cheapest(*without(nodes, needs, [*others, one])) is not None, (nodes, needs, one)
+    for blocker in found.blockers:
+        for change in blocker.relaxations:
+            if change.start_hours is None:
+                _, free = table_of(nodes)
+                free.nodes[change.added_nodes] = True
+                assert planner.plan(table, free, change.needs), (nodes, needs, change.change)
+    return ACCEPTED
+
+
+class _Source:
+    """Where the service finds its snapshot."""
+
+    snapshot = snapshot_of(
+        [
+            Node(f"h{at}", places=("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", ""))
+            for at in range(8)
+        ]
+    )
+
+
+REQUEST = wire.PlanPlacementRequest(
+    gang=wire.GangRequirements(nodes=4, gpus_per_node=8, invariants=wire.PlacementInvariants(
+        within=wire.TIER_SPINE, segment_nodes=2, segment_tier=wire.TIER_RACK)),
+    candidates=wire.PlacementCandidates(node_bitmap=b"\xff", shared_node_index=[1], shared_gpu_mask=b"\x0f"),
+    options_max=3,
+)  # fmt: skip
+REQUEST.gang.length.FromSeconds(3600)
+
+
+def fuzz_requests(source: random.Random) -> str:
+    """A request off the wire: an answer with options or blockers, or an error with words."""
+    data = REQUEST.SerializeToString()
+    for _ in range(source.randrange(1, 4)):
+        data = flipped(data, source)
+    try:
+        request = wire.PlanPlacementRequest.FromString(data)
+    except DecodeError:
+        return REFUSED
+    try:
+        reply = asyncio.run(PlacementService(_Source()).PlanPlacement(request, None))
+    except ServiceError as error:
+        assert str(error).isprintable(), error
+        return REFUSED
+    assert reply.options or reply.blockers
+    for option in reply.options:
+        assert np.isfinite(option.price.total_gpu_hours.value)
+        assert len(set(option.node_index)) == request.gang.nodes
+    return ACCEPTED
+
+
+TARGETS = {
+    "placement-plans": fuzz_plans,
+    "placement-blockers": fuzz_blockers,
+    "placement-requests": fuzz_requests,
+}
