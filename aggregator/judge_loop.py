@@ -32,7 +32,7 @@ from .scoring.evaluate import EVALUATED_FINDINGS, FAULT_RULES, Judgement, evalua
 from .scoring.features import FaultHistory
 from .scoring.restart import RestartState, restore
 from .scoring.score_rows import ScoreLog
-from .service.grpc_server import PLACEMENT, SCORE, TELEMETRY
+from .service.grpc_server import PLACEMENT, RECOVERY, SCORE, TELEMETRY
 from .service.score_process import ScoreProcess
 from .service.telemetry import TelemetryService
 from .store.restored_state import NOT_REEVALUATED
@@ -149,7 +149,7 @@ class JudgeLoop:
         self.publisher.observe(snapshot, self.fleet.gpus)
         self.runs.step(now_ns)
         if first:
-            for name in (SCORE, PLACEMENT):
+            for name in (SCORE, PLACEMENT, RECOVERY):
                 await self.health.set(name, _SERVING)
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 

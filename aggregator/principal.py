@@ -114,6 +114,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "WatchPlan": _SCHEDULERS,
         "ListTopologyDomains": _SCHEDULERS,
     },
+    "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS},
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,

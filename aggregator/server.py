@@ -62,6 +62,7 @@ from .service.grpc_server import (
     PLACEMENT,
     QUERY,
     RECORDING,
+    RECOVERY,
     SCORE,
     TELEMETRY,
     make_server,
@@ -71,6 +72,7 @@ from .service.outcome import OutcomeService
 from .service.placement import PlacementService
 from .service.query import QueryService
 from .service.recording import RecordingService
+from .service.recovery import RecoveryService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
@@ -289,10 +291,12 @@ class Aggregator:
         self.store.release_restored_state()
         self.judge_loop = self._make_judge_loop(restart_state)
         self.judge_loop.begin()
+        placement = PlacementService(self.snapshot_holder)
         self._services = {
             TELEMETRY: self._telemetry,
             SCORE: ScoreService(self.snapshot_holder),
-            PLACEMENT: PlacementService(self.snapshot_holder),
+            PLACEMENT: placement,
+            RECOVERY: RecoveryService(placement),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
@@ -392,7 +396,7 @@ class Aggregator:
         for name in ("", TELEMETRY, QUERY):
             await self._health.set(name, _SERVING)
         has_snapshot = self.snapshot_holder.snapshot is not None
-        for name in (SCORE, PLACEMENT):
+        for name in (SCORE, PLACEMENT, RECOVERY):
             await self._health.set(name, _SERVING if has_snapshot else _NOT_SERVING)
         self._tasks = [
             asyncio.create_task(self.judge_loop.run()),

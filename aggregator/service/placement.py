@@ -67,9 +67,9 @@ class PlacementService(PlacementServiceServicer):
         if self._is_dedicated and options_max == 1 and not self._plans:
             _add_options(reply, request, question, 1)
         else:
-            await self._run(lambda: _add_options(reply, request, question, options_max))
+            await self.run(lambda: _add_options(reply, request, question, options_max))
         if not reply.options:
-            await self._run(lambda: _add_blockers(reply, request, question))
+            await self.run(lambda: _add_blockers(reply, request, question))
         reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
         return reply
 
@@ -80,33 +80,33 @@ class PlacementService(PlacementServiceServicer):
 
         async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
             question = self._question(watched.request)
-            return await self._run(
+            return await self.run(
                 lambda: watched.turn(question, lambda: _whole_reply(watched.request, question))
             )
 
-        await self._watches.watch(request_iterator, self._snapshot, turn, context.write)
+        await self._watches.watch(request_iterator, self.snapshot, turn, context.write)
 
     async def ListTopologyDomains(
         self, request: placement_pb2.ListTopologyDomainsRequest, context: Any
     ) -> placement_pb2.ListTopologyDomainsResponse:
         """Return the domains of a tier. Raises InvalidArgument, FailedPrecondition, ServiceUnavailable."""
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         candidates = messages.candidates_of(request.candidates, snapshot)
-        table, _ = self._table(snapshot, placement_pb2.GangRequirements())
+        table, _ = self.table(snapshot, placement_pb2.GangRequirements())
         return messages.domains_message(table, candidates, messages.listed_tier(request.tier))
 
     async def EvaluatePlacement(
         self, request: placement_pb2.EvaluatePlacementRequest, context: Any
     ) -> placement_pb2.EvaluatePlacementResponse:
         """Return the price of nodes that the caller chose. Raises as PlanPlacement does."""
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         nodes = messages.nodes_of(request, snapshot)
         gang = placement_pb2.GangRequirements()
         gang.CopyFrom(request.gang)
         gang.nodes = nodes.size
         needs = messages.requirements_of(gang)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
-        table, communication = self._table(snapshot, gang)
+        table, communication = self.table(snapshot, gang)
         option = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
         violations = planner.violations(table, needs, nodes)
         return placement_pb2.EvaluatePlacementResponse(
@@ -119,7 +119,8 @@ class PlacementService(PlacementServiceServicer):
             degraded_reason=snapshot.degraded_reason,
         )
 
-    def _snapshot(self) -> Judgement:
+    def snapshot(self) -> Judgement:
+        """Return the last snapshot. Raises ServiceUnavailable."""
         snapshot = self._source.snapshot
         if not isinstance(snapshot, Judgement):
             raise ServiceUnavailable(
@@ -129,14 +130,14 @@ class PlacementService(PlacementServiceServicer):
 
     def _question(self, request: placement_pb2.PlanPlacementRequest) -> PlanQuestion:
         """Return *request*, checked, as the snapshot of now answers it."""
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
         needs = messages.requirements_of(request.gang)
         candidates = messages.candidates_of(request.candidates, snapshot)
-        table, communication = self._table(snapshot, request.gang)
+        table, communication = self.table(snapshot, request.gang)
         return PlanQuestion(table, candidates, needs, communication)
 
-    def _table(
+    def table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
         """Return the nodes as this workload meets them, and its share of communication."""
@@ -193,7 +194,8 @@ class PlacementService(PlacementServiceServicer):
         if self._source.snapshot is snapshot and self._tables_of is not snapshot:
             self._begin(snapshot, table)
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run *work* in a thread, after those who wait already. Raises ResourceExhausted."""
         if self._plans >= PLANS_MAX:
             raise ResourceExhausted(
                 f"{PLANS_MAX} plans run or wait already; send one after another", RETRY_SECONDS

@@ -13,7 +13,7 @@ from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
 from ..decisions.node_table import NodeTable
 from ..decisions.planner import OPTIONS_MAX, Candidates, PlacementChoice
-from ..decisions.price import GangPrice
+from ..decisions.price import GangPrice, PricePart
 from ..decisions.quantity import Quantity
 from ..decisions.requirements import (
     GPUS_PER_NODE_MAX,
@@ -43,8 +43,8 @@ SHARED_GPUS_MAX = 8
 
 def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
     """Return what a gang asks for, without its workload. Raises InvalidArgument."""
-    _check_range("gang.nodes", gang.nodes, 1, NODES_MAX)
-    _check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
+    check_range("gang.nodes", gang.nodes, 1, NODES_MAX)
+    check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
     _check_real("gang.node_score_min", gang.node_score_min, 1.0)
     _check_real(
         "gang.gpu_hours_per_stranded_gpu_hour", gang.gpu_hours_per_stranded_gpu_hour, RATE_MAX
@@ -55,7 +55,7 @@ def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
         _check_real("gang.communication_share", gang.communication_share, 1.0)
     check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
     for name in ("tensor", "pipeline", "data"):
-        _check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
+        check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
     length = _hours(gang, "length", 60.0, YEAR_SECONDS)
     return GangRequirements(
         nodes=gang.nodes,
@@ -85,7 +85,7 @@ def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dic
     prefix = "gang.invariants"
     segment = requested.segment_nodes
     if segment > 1:
-        _check_range(f"{prefix}.segment_nodes", segment, 0, SEGMENT_NODES_MAX)
+        check_range(f"{prefix}.segment_nodes", segment, 0, SEGMENT_NODES_MAX)
         if nodes % segment:
             raise InvalidArgument(
                 f"{prefix}.segment_nodes",
@@ -105,7 +105,7 @@ def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dic
             "expected together with spread_over: no more than so many nodes in one domain of it",
         )
     if spread is not None:
-        _check_range(f"{prefix}.spread_nodes_max", requested.spread_nodes_max, 1, NODES_MAX)
+        check_range(f"{prefix}.spread_nodes_max", requested.spread_nodes_max, 1, NODES_MAX)
     return {
         "within": _tier(f"{prefix}.within", requested.within),
         "segment_nodes": max(segment, 1),
@@ -148,7 +148,8 @@ def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
     return Tier(value)
 
 
-def _check_range(field: str, value: int, low: int, high: int) -> None:
+def check_range(field: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidArgument unless *value* is from *low* to *high*."""
     if not low <= value <= high:
         raise InvalidArgument(field, f"{value}, expected {low} to {high}")
 
@@ -171,7 +172,7 @@ def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: fl
 
 def options_max_of(value: int) -> int:
     """Return how many options are asked for; 1 for 0. Raises InvalidArgument."""
-    _check_range("options_max", value, 0, OPTIONS_MAX)
+    check_range("options_max", value, 0, OPTIONS_MAX)
     return value or 1
 
 
@@ -205,7 +206,7 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
         )
     gpus: dict[int, int] = {}
     for node, mask in zip(shared, message.shared_gpu_mask, strict=True):
-        _check_range("candidates.shared_node_index", node, 0, count - 1)
+        check_range("candidates.shared_node_index", node, 0, count - 1)
         has = int(snapshot.facts.gpus[node])
         if node in gpus:
             raise InvalidArgument(
@@ -275,13 +276,20 @@ def estimate_message(one: Quantity, *, explain: bool) -> placement_pb2.Estimate:
 
 def price_message(price: GangPrice, *, explain: bool) -> placement_pb2.PlacementPrice:
     """Return a price for the wire."""
+    return parts_message(price.total, price.parts, explain=explain)
+
+
+def parts_message(
+    total: Quantity, parts: Sequence[PricePart], *, explain: bool
+) -> placement_pb2.PlacementPrice:
+    """Return a total and what it is made of for the wire."""
     return placement_pb2.PlacementPrice(
-        total_gpu_hours=estimate_message(price.total, explain=explain),
+        total_gpu_hours=estimate_message(total, explain=explain),
         parts=[
             placement_pb2.PlacementPricePart(
                 name=part.name, gpu_hours=estimate_message(part.gpu_hours, explain=explain)
             )
-            for part in price.parts
+            for part in parts
         ],
     )
 

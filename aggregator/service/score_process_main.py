@@ -1,4 +1,4 @@
-"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService and PlacementService from the snapshots that the aggregator hands over.
+"""`python -m gangline.aggregator.service.score_process_main`: answers ScoreService, PlacementService and RecoveryService from the snapshots that the aggregator hands over.
 
 A process of its own, for in the aggregator's answers wait: for a judgement of all hosts, for frames that are read,
 for Python's lock. The service, its logins and its refusals are the same code. Nothing of the store is opened here.
@@ -32,8 +32,9 @@ from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
-from .grpc_server import PLACEMENT, SCORE, make_server, serve_on
+from .grpc_server import PLACEMENT, RECOVERY, SCORE, make_server, serve_on
 from .placement import PlacementService
+from .recovery import RecoveryService
 from .score import ScoreService
 from .shared_snapshot import NameDictionary, snapshot_of
 
@@ -72,7 +73,11 @@ class ScoreServer:
         server = make_server(config, self._access_control, self._calls)
         serve_on(
             server,
-            {SCORE: ScoreService(self), PLACEMENT: self._placement},
+            {
+                SCORE: ScoreService(self),
+                PLACEMENT: self._placement,
+                RECOVERY: RecoveryService(self._placement),
+            },
             self._health,
         )
         port = self._access_control.bind(server, f"{at.address}:{at.port}")
@@ -86,7 +91,7 @@ class ScoreServer:
         await server.stop(GRACE_SECONDS)
 
     async def _set_serving(self, status: Any) -> None:
-        for name in ("", SCORE, PLACEMENT):
+        for name in ("", SCORE, PLACEMENT, RECOVERY):
             await self._health.set(name, status)
 
     async def _listen(self) -> None:

@@ -1,0 +1,594 @@
+"""What to do when members of a gang fail: ways to go on, compared by the GPU-hours that each is expected to lose.
+
+    lost = GPUs x (detect + decide + act + resume + lost work)      until the gang runs again
+         + what it loses from then to the job's end                 speed, topology, checkpoints, second failures
+         + what the way itself costs                                GPUs that are missing, nodes that another job gives up
+
+Each duration is a random variable: lognormal, by its value and its 90 % interval. Totals are taken over the same points for
+all ways, evenly spread and fixed, so that one question has one answer; the mean decides, p50 and p90 come with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from math import isnan, nan
+from typing import NamedTuple
+
+import numpy as np
+
+from ..counter_deltas import Floats, Indexes
+from . import planner
+from .node_table import NodeTable
+from .planner import Candidates
+from .price import (
+    CHECKPOINT_INTERVAL_MINUTES,
+    DECIDE_MINUTES,
+    DETECT_MINUTES,
+    RESTART_MINUTES,
+    GangPrice,
+    PricePart,
+    lost_time,
+    price,
+)
+from .quantity import Quantity, QuantitySource, assumed, declared
+from .replacements import (
+    Replacements,
+    SuspectDomain,
+    choose_replacements,
+    fallen_groups,
+    in_suspect_domain,
+    suspect_domains,
+)
+from .requirements import GangRequirements
+from .sampled_hours import (
+    ACT,
+    DECIDE,
+    DETECT,
+    LOST_WORK,
+    OTHER,
+    RESUME,
+    SECOND,
+    SampledSum,
+    drawn,
+    points,
+    repair_hours,
+    second_failures,
+)
+
+#: Minutes with 90 % intervals (assumed): processes that are already there are told to go on; a spare that has the program
+#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out anew.
+IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
+FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
+    (4.0, 1.0, 20.0),
+    (8.0, 2.0, 40.0),
+    (5.0, 1.0, 30.0),
+)
+#: State from the memory of a peer, and from storage.
+LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
+#: Work since the last copy in a peer's memory.
+REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
+#: P(the same node fails again soon) where it goes on as it is (assumed), and where the job failed there before.
+RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
+#: A way that stops healthy processes comes first only where it loses less by more than this share of GPUs x hours.
+STOP_SHARE_MIN = 0.01
+#: As often at one step of the job, on whatever nodes: the workload is the cause.
+FAILURES_AT_STEP_MAX = 2
+
+
+class RecoveryKind(IntEnum):
+    """RecoveryKind of the wire, from what disturbs the gang least."""
+
+    IN_PROCESS = 1
+    STANDBY = 2
+    FREE_NODE = 3
+    BORROW = 4
+    SHRINK = 5
+    WAIT_FOR_REPAIR = 6
+    RESTART_ELSEWHERE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """A job of a lower stratum that may give up nodes. `hours_left`: NaN where nobody said."""
+
+    name: str
+    nodes: Indexes
+    hours_left: float = nan
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """Hours are NaN where nobody said. `replicas`: of each rank's node the one that has a copy of its state in memory."""
+
+    age_hours: float = nan
+    local_restore_hours: float = nan
+    remote_restore_hours: float = nan
+    replicas: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What happened, and with what it can be answered. Nodes are node indexes; `current` in rank order."""
+
+    current: Indexes
+    failed: Indexes
+    suspects: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    standbys: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    lenders: tuple[Lender, ...] = ()
+    checkpoint: CheckpointState = CheckpointState()
+    goes_on_in_process: bool = False  #: healthy processes wait for the others, and need no restart
+    nodes_min: int = 0  #: 0: the gang cannot shrink
+    failures_at_step: int = 0
+    application_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryOption:
+    """One way to go on. `nodes` in rank order afterwards, `places` of them are new."""
+
+    kind: RecoveryKind
+    nodes: Indexes
+    places: Indexes
+    replaced: Indexes
+    keeps_segment: tuple[bool, ...]
+    keeps_rails: tuple[bool, ...]
+    stopped: Indexes  #: healthy members whose processes end or restart
+    lender: str
+    hours: Mapping[int, Quantity]  #: of DETECT, DECIDE, ACT, RESUME and LOST_WORK
+    parts: tuple[PricePart, ...]
+    total: Quantity
+    p50_gpu_hours: float
+    p90_gpu_hours: float
+    second_failure: Quantity
+    running: GangPrice
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """Ways to go on, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
+
+    options: tuple[RecoveryOption, ...]
+    failed: Indexes  #: those of the incident, and members that are out whom nobody named
+    domains: tuple[SuspectDomain, ...]
+    futile_reason: str
+    culprit: int  #: node index, -1: none
+    culprit_probability: float
+
+
+# ----------------------------------------------------------------------
+# The plan.
+
+
+def plan_recovery(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    incident: Incident,
+    communication: Quantity | None = None,
+) -> RecoveryPlan:
+    """Return the ways to go on after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
+    current = incident.current
+    unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
+    failed = np.concatenate((incident.failed, unnamed))
+    doubted = np.union1d(failed, incident.suspects[np.isin(incident.suspects, current)])
+    domains = suspect_domains(table, current, doubted)
+    answer = _Answer(table, candidates, needs, incident, communication, failed, domains)
+    # What crossing a tier costs is assumed: for a gain within that nobody stops processes that run.
+    margin = STOP_SHARE_MIN * answer.gpus * needs.hours
+    options = sorted(
+        answer.options(),
+        key=lambda one: (one.total.value + margin * bool(one.stopped.size), int(one.kind)),
+    )
+    culprit, probability = answer.culprit()
+    return RecoveryPlan(
+        tuple(options), failed, tuple(domains), answer.futile_reason(), culprit, probability
+    )
+
+
+class SampledPart(NamedTuple):
+    """What one way costs beside what all do: GPU-hours at the points."""
+
+    name: str
+    samples: Floats
+    source: QuantitySource
+    evidence: str
+
+
+class _Answer:
+    """One incident, and what all its options share."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        candidates: Candidates,
+        needs: GangRequirements,
+        incident: Incident,
+        communication: Quantity | None,
+        failed: Indexes,
+        domains: list[SuspectDomain],
+    ) -> None:
+        self.table, self.candidates, self.needs, self.incident = table, candidates, needs, incident
+        self.failed, self.domains, self.communication = failed, domains, communication
+        self.places = np.flatnonzero(np.isin(incident.current, failed))
+        self.gpus_per_node = planner.gpus_of(table, needs)
+        self.gpus = incident.current.size * self.gpus_per_node
+        self.lost = lost_time(needs, self.gpus, communication)
+        barred = in_suspect_domain(table, domains)
+        barred[incident.suspects] = True
+        barred[failed] = True
+        self.fit = (
+            planner.usable(table, Candidates(np.ones(len(table), dtype=bool)), needs) & ~barred
+        )
+        self.healthy = np.delete(incident.current, self.places)
+        self.repair = repair_hours(self.lost.repair_hours.value, self.places.size)
+        self.free = planner.usable(table, candidates, needs) & ~barred
+        self.standbys = np.zeros(len(table), dtype=bool)
+        self.standbys[incident.standbys] = self.fit[incident.standbys]
+
+    def options(self) -> list[RecoveryOption]:
+        """Return each way that there is."""
+        found = [
+            self._in_process(),
+            self._replaced(RecoveryKind.STANDBY, np.flatnonzero(self.standbys)),
+            self._replaced(RecoveryKind.FREE_NODE, np.flatnonzero(self.standbys | self.free)),
+            *(self._borrowed(one) for one in self.incident.lenders),
+            self._shrunk(),
+            self._repaired(),
+            self._elsewhere(),
+        ]
+        options = [one for one in found if one is not None]
+        borrowed = [one for one in options if one.kind == RecoveryKind.BORROW]
+        cheapest = min(borrowed, key=lambda one: one.total.value, default=None)
+        return [one for one in options if one.kind != RecoveryKind.BORROW or one is cheapest]
+
+    def culprit(self) -> tuple[int, float]:
+        """Return the member that most likely caused it, by hazards, and its share of all that can."""
+        if not self.failed.size:
+            return -1, 0.0
+        hazards = self.table.hazard
+        worst = int(self.failed[np.argmax(hazards[self.failed])])
+        total = float(hazards[self.incident.current].sum()) + self.lost.shared_hazard.value
+        return worst, float(hazards[worst]) / max(total, 1e-12)
+
+    def futile_reason(self) -> str:
+        """Return why a restart on other nodes does not help, "" where it does."""
+        if self.incident.application_error:
+            return f"the workload reports an error of its own ({self.incident.application_error}): it comes along to other nodes"
+        if self.incident.failures_at_step >= FAILURES_AT_STEP_MAX:
+            return (
+                f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data, not a node, "
+                "is the likely cause, and comes along"
+            )
+        within = self.needs.within
+        for one in self.domains:
+            if within is not None and one.tier == within:
+                return f"the gang must be within one {within.title}, and {one.name} is under suspicion itself"
+        return ""
+
+    # The ways ----------------------------------------------------------------------------------
+
+    def _in_process(self) -> RecoveryOption | None:
+        """The same nodes go on: their processes failed, not they."""
+        failed = self.failed
+        if (
+            not (self.incident.goes_on_in_process and failed.size)
+            or self.table.excluded[failed].any()
+            or in_suspect_domain(self.table, self.domains)[failed].any()
+        ):
+            return None
+        again = RECURRENCE_KNOWN if self.incident.failures_at_step else RECURRENCE
+        recurs = np.where(points()[:, OTHER] < again, 1.0, 0.0)
+        hours = recurs * self.gpus * drawn(self.lost.per_interruption_hours, OTHER)
+        words = f"with probability {again:g} (assumed)"
+        part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, words)
+        return self._option(
+            RecoveryKind.IN_PROCESS, self.incident.current, np.zeros(0, dtype=np.intp), None, IN_PROCESS_MINUTES,
+            [part], [f"restart the processes on {self._names(failed)} in place"],
+        )  # fmt: skip
+
+    def _replaced(self, kind: RecoveryKind, pool: Indexes) -> RecoveryOption | None:
+        if not self.places.size:
+            return None
+        chosen = choose_replacements(
+            self.table, self.needs, self.lost, self.incident.current, self.places, pool
+        )
+        if chosen is None:
+            return None
+        is_standby = bool(self.standbys[chosen.nodes].all())
+        if kind == RecoveryKind.FREE_NODE and is_standby:
+            return None  # that is the answer with hot spares
+        minutes = STANDBY_MINUTES if is_standby else FREE_NODE_MINUTES
+        return self._option(
+            kind, self._members(chosen), self.places, chosen, minutes, [], [self._replacement_text(chosen)]
+        )  # fmt: skip
+
+    def _borrowed(self, lender: Lender) -> RecoveryOption | None:
+        """Nodes of a job of a lower stratum, where what is free is not enough or is worse."""
+        nodes = lender.nodes[self.fit[lender.nodes] & ~np.isin(lender.nodes, self.incident.current)]
+        if not nodes.size or not self.places.size:
+            return None
+        fit = self.standbys | self.free
+        fit[nodes] = True
+        pool = np.flatnonzero(fit)
+        chosen = choose_replacements(
+            self.table, self.needs, self.lost, self.incident.current, self.places, pool
+        )
+        if chosen is None:
+            return None
+        taken = chosen.nodes[np.isin(chosen.nodes, nodes)]
+        if not taken.size:
+            return None
+        hours = (
+            self.needs.hours
+            if isnan(lender.hours_left)
+            else min(lender.hours_left, self.needs.hours)
+        )
+        lost = taken.size * self.gpus_per_node * hours * points()[:, OTHER]
+        restart = (
+            lender.nodes.size * self.gpus_per_node * drawn(self.lost.per_interruption_hours, OTHER)
+        )
+        words = f"{taken.size} nodes for {hours:g} h; how much of it that job would have used nobody said"
+        parts = [
+            SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, words),
+            SampledPart(
+                f"restart of {lender.name}",
+                restart,
+                QuantitySource.ASSUMED,
+                "it starts again with fewer nodes",
+            ),
+        ]
+        steps = [f"have {lender.name} give up {self._names(taken)}", self._replacement_text(chosen)]
+        option = self._option(
+            RecoveryKind.BORROW, self._members(chosen), self.places, chosen, BORROW_MINUTES, parts, steps
+        )  # fmt: skip
+        return replace(option, lender=lender.name)
+
+    def _shrunk(self) -> RecoveryOption | None:
+        """Without the failed nodes and the rest of their groups, until they are repaired."""
+        needs, current = self.needs, self.incident.current
+        if not self.incident.nodes_min or not self.places.size:
+            return None
+        of_replica = -(
+            -max(needs.tensor_parallel, 1) * max(needs.pipeline_parallel, 1) // self.gpus_per_node
+        )
+        unit = max(needs.segment_nodes, of_replica, 1)
+        gone = fallen_groups(current.size, unit, self.places)
+        left = np.delete(current, gone)
+        if left.size < max(self.incident.nodes_min, 1):
+            return None
+        dropped = current[gone[~np.isin(gone, self.places)]]
+        missing = np.minimum(self.repair, needs.hours) * self.gpus_per_node
+        assumed_source = QuantitySource.ASSUMED
+        parts = [
+            SampledPart(
+                "GPUs of failed nodes missing",
+                missing * self.places.size,
+                assumed_source,
+                "until they are repaired",
+            )
+        ]
+        if dropped.size:
+            words = f"{dropped.size} nodes, in groups of {unit}"
+            parts.append(
+                SampledPart(
+                    "healthy nodes dropped with their group",
+                    missing * dropped.size,
+                    assumed_source,
+                    words,
+                )
+            )
+        regrow = np.where(self.repair < needs.hours, 1.0, 0.0) * self.gpus
+        regrow = regrow * drawn(self._minutes(RESTART_MINUTES, "restart"), OTHER)
+        parts.append(
+            SampledPart("growing again", regrow, assumed_source, "a restart once they are repaired")
+        )
+        steps = [
+            f"go on with {left.size} of {current.size} nodes",
+            f"grow again when {self._names(self.failed)} are repaired",
+        ]
+        option = self._option(
+            RecoveryKind.SHRINK, left, np.zeros(0, dtype=np.intp), None, RESHARD_MINUTES, parts, steps
+        )  # fmt: skip
+        return replace(option, stopped=np.union1d(option.stopped, dropped))
+
+    def _repaired(self) -> RecoveryOption | None:
+        """The whole gang waits for the failed nodes."""
+        if not self.places.size:
+            return None
+        waits = self.repair * self.gpus
+        median = float(np.median(self.repair))
+        words = f"median {median:.1f} h for {self.places.size} nodes"
+        source = self.lost.repair_hours.source
+        part = SampledPart("waiting for repairs", waits, source, words)
+        return self._option(
+            RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None, RESTART_MINUTES,
+            [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
+        )  # fmt: skip
+
+    def _elsewhere(self) -> RecoveryOption | None:
+        """The whole gang anew, wherever it is best."""
+        nodes = self.candidates.nodes | self.standbys
+        nodes[self.healthy] = True
+        nodes &= self.fit
+        found = planner.plan(
+            self.table, Candidates(nodes, self.candidates.gpus, self.candidates.source), self.needs, self.communication,
+            steps_max=0,
+        )  # fmt: skip
+        if not found:
+            return None
+        members = found[0].nodes
+        new = np.flatnonzero(~np.isin(members, self.incident.current))
+        steps = [
+            f"end the gang, start it on {members.size} nodes ({new.size} of them new)",
+            "restart from the checkpoint",
+        ]
+        option = self._option(
+            RecoveryKind.RESTART_ELSEWHERE, members, new, None, RESTART_MINUTES, [], steps
+        )
+        return replace(option, stopped=np.sort(self.healthy))
+
+    # What each comes to ------------------------------------------------------------------------
+
+    def _members(self, chosen: Replacements) -> Indexes:
+        found = self.incident.current.copy()
+        found[self.places] = chosen.nodes
+        return found
+
+    def _minutes(self, minutes: tuple[float, float, float], name: str) -> Quantity:
+        value, lower, upper = (each / 60.0 for each in minutes)
+        return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
+
+    def _declared_hours(
+        self, hours: float, minutes: tuple[float, float, float], name: str
+    ) -> Quantity:
+        if isnan(hours):
+            return self._minutes(minutes, name)
+        return declared(hours, f"{name} {hours * 60.0:g} min (request)")
+
+    def _durations(
+        self, kind: RecoveryKind, act_minutes: tuple[float, float, float], *, restarts: bool
+    ) -> dict[int, Quantity]:
+        """Return hours of each step until the gang runs again."""
+        needs, checkpoint = self.needs, self.incident.checkpoint
+        act = self._minutes(act_minutes, "act")
+        restart = self._declared_hours(needs.restart_hours, RESTART_MINUTES, "restart")
+        if restarts and restart.value > act.value:
+            act = restart
+        survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
+        if survives:
+            resume = self._declared_hours(
+                checkpoint.local_restore_hours,
+                LOCAL_RESTORE_MINUTES,
+                "restore from a peer's memory",
+            )
+            lost = self._minutes(REPLICA_AGE_MINUTES, "work since the last copy in memory")
+        else:
+            resume = self._declared_hours(
+                checkpoint.remote_restore_hours,
+                REMOTE_RESTORE_MINUTES,
+                "restore from the checkpoint",
+            )
+            lost = self._lost_work()
+        return {
+            DETECT: self._declared_hours(needs.detect_hours, DETECT_MINUTES, "detect"),
+            DECIDE: self._declared_hours(needs.decide_hours, DECIDE_MINUTES, "decide"),
+            ACT: act,
+            RESUME: resume,
+            LOST_WORK: lost,
+        }
+
+    def _lost_work(self) -> Quantity:
+        age = self.incident.checkpoint.age_hours
+        if not isnan(age):
+            return declared(age, f"last checkpoint {age * 60.0:.3g} min ago (request)")
+        interval = self.needs.checkpoint_interval_hours
+        if isnan(interval):
+            value, _, upper = (each / 60.0 for each in CHECKPOINT_INTERVAL_MINUTES)
+            return assumed(value / 2.0, value / 40.0, upper, "half a checkpoint interval (assumed)")
+        return assumed(
+            interval / 2.0, interval / 20.0, interval, "half of the request's checkpoint interval"
+        )
+
+    def _has_replicas(self) -> bool:
+        """Whether each failed rank's state is in the memory of a node that goes on."""
+        replicas = self.incident.checkpoint.replicas
+        if replicas.size != self.incident.current.size:
+            return False
+        holders = replicas[self.places]
+        return bool(np.isin(holders, self.healthy).all() and not self.table.excluded[holders].any())
+
+    def _option(
+        self,
+        kind: RecoveryKind,
+        nodes: Indexes,
+        places: Indexes,
+        chosen: Replacements | None,
+        act_minutes: tuple[float, float, float],
+        extra: Sequence[SampledPart],
+        steps: Sequence[str],
+    ) -> RecoveryOption:
+        needs = self.needs
+        restarts = not self.incident.goes_on_in_process or kind in (
+            RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
+        )  # fmt: skip
+        minutes = self._durations(kind, act_minutes, restarts=restarts)
+        stopped = np.sort(self.healthy) if restarts else np.zeros(0, dtype=np.intp)
+        total = SampledSum()
+        for at, name in enumerate(("detect", "decide", "act", "resume", "lost work")):
+            one = minutes[at]
+            if at == ACT and restarts:
+                name = f"act: restart of {self.healthy.size} healthy nodes' processes"
+            total.add(name, drawn(one, at) * self.gpus, one.source, one.evidence)
+        for each in extra:
+            total.add(*each)
+        running = self._running(kind, nodes, total)
+        parts, lost, p50, p90 = total.parts_and_total()
+        survival = running.survival
+        second = Quantity(
+            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, f"over the {needs.hours:g} h that are left"
+        )  # fmt: skip
+        is_replaced = chosen is not None
+        return RecoveryOption(
+            kind, nodes, places,
+            self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
+            tuple(chosen.keeps_segment.tolist()) if chosen else (),
+            tuple(chosen.keeps_rails.tolist()) if chosen else (),
+            stopped, "", minutes, parts, lost, p50, p90, second, running, tuple(steps),
+        )  # fmt: skip
+
+    def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:
+        """Add to *total* what the gang loses from then to the job's end; return its price."""
+        is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
+        table = self._repaired_table() if is_repaired else self.table
+        gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
+        lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
+        members = planner.members_of(table, nodes)
+        found = price(members, lost, hours, self.needs.preferences)
+        for one in found.parts:
+            if "interruptions" not in one.name:
+                total.add_fixed(one)
+        mean = (float(members.hazard.sum()) + lost.shared_hazard.value) * hours
+        failures = second_failures(mean) * drawn(lost.per_interruption_hours, SECOND) * gpus
+        words = f"{mean:.3g} expected over {hours:g} h"
+        total.add("second failures", failures, QuantitySource.ASSUMED, words)
+        return found
+
+    def _repaired_table(self) -> NodeTable:
+        """Return the nodes with the failed ones as the middle one of the healthy members is."""
+        columns = {}
+        healthy = self.healthy if self.healthy.size else self.incident.current
+        middle = healthy[np.argsort(self.table.hazard[healthy], kind="stable")][healthy.size // 2]
+        for name in (
+            "hazard",
+            "hazard_lower",
+            "hazard_upper",
+            "speed",
+            "speed_lower",
+            "speed_upper",
+        ):
+            values = getattr(self.table, name).copy()
+            values[self.failed] = values[middle]
+            columns[name] = values
+        return replace(self.table, **columns)
+
+    # Words -------------------------------------------------------------------------------------
+
+    def _names(self, nodes: Indexes) -> str:
+        names = [self.table.snapshot.names[at] for at in nodes[:8].tolist()]
+        return ", ".join(names) + (f" and {nodes.size - 8} more" if nodes.size > 8 else "")
+
+    def _replacement_text(self, chosen: Replacements) -> str:
+        names = self.table.snapshot.names
+        pairs = [
+            f"{names[old]} -> {names[new]}"
+            for old, new in zip(
+                self.incident.current[self.places][:8].tolist(),
+                chosen.nodes[:8].tolist(),
+                strict=True,
+            )
+        ]
+        more = self.places.size - len(pairs)
+        return "replace " + ", ".join(pairs) + (f" and {more} more" if more else "")

@@ -1,0 +1,315 @@
+"""Who takes the place of failed members: nodes that keep segment and rails where they can, from no domain under suspicion.
+
+Several failures in one domain may have one cause. A domain is under suspicion where as many failures in it are unlikely to
+be chance, given how many of the gang's nodes it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from ...ext.placement import domains_spanned
+from ..counter_deltas import Flags, Indexes
+from .node_table import NodeTable
+from .price import LostTime, crossing_shares
+from .requirements import PRICED_TIERS, GangRequirements, Tier
+
+#: Chance, over all domains of a tier, below which failures in one of them are no coincidence.
+CHANCE_MAX = 0.05
+#: Tiers of which one fault takes down several nodes.
+SUSPECT_TIERS = (Tier.NVLINK_DOMAIN, Tier.RACK, Tier.LEAF, Tier.POWER_DOMAIN, Tier.COOLING_DOMAIN)
+#: Least speeds that are tried, and nodes that are tried in each place afterwards.
+SPEEDS_MAX, SWAPS_MAX = 6, 6
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectDomain:
+    """A domain in which more members failed than chance explains."""
+
+    tier: Tier
+    name: str
+    domain: int
+    failed: int
+    members: int
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """Nodes for places, one each; and which of them keep their segment whole and its rails the same."""
+
+    nodes: Indexes
+    keeps_segment: Flags
+    keeps_rails: Flags
+
+
+def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list[SuspectDomain]:
+    """Return the domains under suspicion. *failed*: nodes of *members* that failed or are suspected by the caller."""
+    found: list[SuspectDomain] = []
+    total, count = members.size, failed.size
+    if count < 2 or count == total:
+        return found
+    for tier in SUSPECT_TIERS:
+        ids = table.facts.domains.ids[tier.row]
+        domains, sizes = np.unique(ids[members][ids[members] >= 0], return_counts=True)
+        for domain, size in zip(domains.tolist(), sizes.tolist(), strict=True):
+            inside = int((ids[failed] == domain).sum())
+            if inside < 2 or size == total:
+                continue
+            # P(at least so many of the failures are in it), where each set of members is as likely to fail.
+            subsets = sum(
+                comb(size, one) * comb(total - size, count - one)
+                for one in range(inside, min(size, count) + 1)
+            )
+            chance = min(1.0, domains.size * subsets / comb(total, count))
+            if chance < CHANCE_MAX:
+                name = table.facts.domains.names[tier.row][domain]
+                one = SuspectDomain(tier, name, domain, inside, size, chance)
+                if not any(_explains(table, narrower, one, failed) for narrower in found):
+                    found.append(one)
+    return found
+
+
+def _explains(table: NodeTable, one: SuspectDomain, wider: SuspectDomain, failed: Indexes) -> bool:
+    """Whether all failures in *wider* are in *one*, which is of fewer members."""
+    ids = table.facts.domains.ids
+    inside = failed[ids[wider.tier.row][failed] == wider.domain]
+    return one.members < wider.members and bool((ids[one.tier.row][inside] == one.domain).all())
+
+
+def in_suspect_domain(table: NodeTable, domains: Sequence[SuspectDomain]) -> Flags:
+    """Say which nodes are in one of *domains*."""
+    found = np.zeros(len(table), dtype=bool)
+    for one in domains:
+        found |= table.facts.domains.ids[one.tier.row] == one.domain
+    return found
+
+
+def choose_replacements(
+    table: NodeTable,
+    needs: GangRequirements,
+    lost: LostTime,
+    current: Indexes,
+    places: Indexes,
+    pool: Indexes,
+) -> Replacements | None:
+    """Return nodes of *pool* for *places* of *current*, None where there are too few.
+
+    Segments and rails are kept where *pool* allows it, then the price decides. `within` and a spread hold, or there is none.
+    """
+    pool = _allowed(table, needs, current, places, pool)
+    if pool.size < places.size:
+        return None
+    task = _Task(table, needs, lost, current, places)
+    best: tuple[tuple[int, float], Indexes] | None = None
+    pool = task.ordered(pool)
+    speeds = table.speed[pool]
+    for speed_min in _speed_levels(speeds, places.size):
+        nodes = task.fill(pool[speeds >= speed_min])
+        if nodes is None:
+            continue
+        key = task.key(nodes)
+        if best is None or key < best[0]:
+            best = key, nodes
+    if best is None:
+        return None
+    nodes = task.improve(pool, *best)
+    return Replacements(nodes, task.keeps_segment(nodes), task.keeps_rails(nodes))
+
+
+def _allowed(
+    table: NodeTable, needs: GangRequirements, current: Indexes, places: Indexes, pool: Indexes
+) -> Indexes:
+    """Return those of *pool* that keep the gang within its domain."""
+    stays = np.delete(current, places)
+    is_member = np.zeros(len(table), dtype=bool)
+    is_member[stays] = True
+    pool = pool[~is_member[pool]]
+    if needs.within is None:
+        return pool
+    ids = table.facts.domains.ids[needs.within.row]
+    if stays.size:
+        return np.asarray(pool[(ids[pool] == ids[stays[0]]) & (ids[pool] >= 0)])
+    return np.asarray(pool[ids[pool] >= 0])
+
+
+def _speed_levels(speeds: np.typing.NDArray[np.float64], count: int) -> list[float]:
+    """Return least speeds, from that of the fastest *count* down to that of all."""
+    ordered = np.sort(speeds)[::-1]
+    at = np.unique(np.linspace(count - 1, ordered.size - 1, SPEEDS_MAX).astype(int))
+    return sorted(set(ordered[at].tolist()), reverse=True)
+
+
+class _Task:
+    """One question: which nodes for which places."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        needs: GangRequirements,
+        lost: LostTime,
+        current: Indexes,
+        places: Indexes,
+    ) -> None:
+        self._table, self._needs, self._lost = table, needs, lost
+        self._current, self._places = current, places
+        self._stays = np.delete(current, places)
+        domains = table.facts.domains
+        self._rails = domains.rails
+        self._leaves = domains.ids[Tier.LEAF.row]
+        self._leaves_used = set(self._leaves[self._stays].tolist()) - {-1}
+        self._rails_used = set(self._rails[self._stays].tolist()) - {-1}
+        tier = needs.segment_tier
+        self._segments = domains.ids[tier.row] if tier is not None else None
+        self._wanted = np.array([self._domain_of(int(place)) for place in places], dtype=np.int32)
+        self._terms = lost.terms(needs.preferences)
+        self._hazard_stays = float(table.hazard[self._stays].sum())
+        self._speed_stays = float(table.speed[self._stays].min(initial=np.inf))
+        self._hours_lost, self._gross = lost.per_interruption_hours.value, lost.gross_gpu_hours
+
+    def _domain_of(self, place: int) -> int:
+        """Return the domain that the rest of the segment of *place* is in; -1: there is no rest, or no segment."""
+        if self._segments is None or self._needs.segment_nodes <= 1:
+            return -1
+        first = place // self._needs.segment_nodes * self._needs.segment_nodes
+        places = set(self._places.tolist())
+        rest = [
+            int(self._segments[self._current[at]])
+            for at in range(first, min(first + self._needs.segment_nodes, self._current.size))
+            if at not in places
+        ]
+        return rest[0] if rest and len(set(rest)) == 1 else -1
+
+    def ordered(self, pool: Indexes) -> Indexes:
+        """Return *pool* with nodes of rails and leaves in use first, then the healthiest."""
+        table = self._table
+        other_rails = ~np.isin(self._rails[pool], list(self._rails_used))
+        other_leaf = ~np.isin(self._leaves[pool], list(self._leaves_used))
+        order = np.lexsort((pool, -table.speed[pool], table.hazard[pool], other_leaf, other_rails))
+        return pool[order]
+
+    def fill(self, order: Indexes) -> Indexes | None:
+        """Return nodes of *order* by place, the first that is of the place's domain, else the first."""
+        found = np.full(self._places.size, -1, dtype=np.intp)
+        is_left = np.ones(order.size, dtype=bool)
+        if self._segments is not None:
+            segments = self._segments[order]
+            for at, wanted in enumerate(self._wanted.tolist()):
+                if wanted >= 0:
+                    near = np.flatnonzero((segments == wanted) & is_left)
+                    if near.size:
+                        found[at], is_left[near[0]] = order[near[0]], False
+            self._fill_whole_segments(order, segments, found, is_left)
+        rest = np.flatnonzero(found < 0)
+        others = np.flatnonzero(is_left)[: rest.size]
+        if others.size < rest.size:
+            return None
+        found[rest] = order[others]
+        return found if self._holds(found) else None
+
+    def _fill_whole_segments(
+        self, order: Indexes, segments: Indexes, found: Indexes, is_left: Flags
+    ) -> None:
+        """Fill the places of segments that failed as a whole from one domain, where one has room."""
+        size = self._needs.segment_nodes
+        if size <= 1:
+            return
+        for first in sorted({place // size * size for place in self._places.tolist()}):
+            places = np.flatnonzero((self._places >= first) & (self._places < first + size))
+            if places.size < size:
+                continue
+            counts = np.bincount(segments[is_left & (segments >= 0)], minlength=1)
+            roomy = np.flatnonzero(
+                (segments >= 0) & is_left & (counts[np.maximum(segments, 0)] >= size)
+            )
+            if roomy.size:
+                inside = np.flatnonzero(is_left & (segments == segments[roomy[0]]))[:size]
+                found[places], is_left[inside] = order[inside], False
+
+    def _holds(self, nodes: Indexes) -> bool:
+        """Whether a spread and a domain for all hold with *nodes*."""
+        needs = self._needs
+        members = np.concatenate((self._stays, nodes))
+        if needs.within is not None:
+            ids = self._table.facts.domains.ids[needs.within.row][members]
+            if (ids < 0).any() or (ids != ids[0]).any():
+                return False
+        if needs.spread_over is None:
+            return True
+        ids = self._table.facts.domains.ids[needs.spread_over.row][members]
+        return bool((ids >= 0).all()) and int(np.bincount(ids).max()) <= needs.spread_nodes_max
+
+    def members(self, nodes: Indexes) -> Indexes:
+        """Return the gang with *nodes* in their places."""
+        found = self._current.copy()
+        found[self._places] = nodes
+        return found
+
+    def keeps_segment(self, nodes: Indexes) -> Flags:
+        """Say of each place whether its segment is whole."""
+        segments, size = self._segments, self._needs.segment_nodes
+        if segments is None or size <= 1:
+            return np.ones(nodes.size, dtype=bool)
+        ids = segments[nodes]
+        found = ids == self._wanted
+        if (alone := np.flatnonzero(self._wanted < 0)).size:
+            members = segments[self.members(nodes)]
+            for at in alone.tolist():
+                first = int(self._places[at]) // size * size
+                whole = members[first : first + size]
+                found[at] = bool((whole == whole[0]).all() and whole[0] >= 0)
+        return np.asarray(found, dtype=bool)
+
+    def keeps_rails(self, nodes: Indexes) -> Flags:
+        """Say of each node whether it has the rails that the gang has."""
+        if not self._rails_used:
+            same = self._rails[nodes] == self._rails[nodes[0]]
+            return np.asarray(same | (self._rails[nodes] < 0), dtype=bool)
+        return np.isin(self._rails[nodes], list(self._rails_used))
+
+    def key(self, nodes: Indexes) -> tuple[int, float]:
+        """Return what the best has least of: broken segments and rails, then GPU-hours."""
+        broken = int((~self.keeps_segment(nodes)).sum())
+        if self._needs.same_rails:
+            broken += int((~self.keeps_rails(nodes)).sum())
+        members, terms = self.members(nodes), self._terms
+        hazard = self._hazard_stays + float(self._table.hazard[nodes].sum())
+        speed = min(self._speed_stays, float(self._table.speed[nodes].min()))
+        domains, unknown = domains_spanned(self._table.tier_ids, self._table.domain_counts, members)
+        longer, extra, levels = 0.0, 0.0, len(PRICED_TIERS)
+        for tier in range(levels):
+            known, missing = int(domains[tier]), int(unknown[tier])
+            longer += crossing_shares(known, missing)[0] * float(terms[3 + tier])
+            extra += float(terms[3 + levels + tier]) * max(known + (missing > 0) - 1, 0)
+        share = min(1.0, self._lost.overhead + hazard * self._hours_lost)
+        return broken, self._gross * (1.0 - speed / (1.0 + longer) * (1.0 - share)) + extra
+
+    def improve(self, pool: Indexes, key: tuple[int, float], nodes: Indexes) -> Indexes:
+        """Return *nodes* after swaps with others of *pool*, one place at a time, for as long as one helps."""
+        tried = min(SWAPS_MAX + nodes.size, pool.size)
+        near = np.argpartition(self._table.hazard[pool], tried - 1)[:tried]
+        by_hazard = pool[near[np.argsort(self._table.hazard[pool[near]], kind="stable")]]
+        helped = True
+        while helped:
+            helped = False
+            for at in range(min(nodes.size, SWAPS_MAX)):
+                for node in by_hazard.tolist():
+                    if node in nodes:
+                        continue
+                    other = nodes.copy()
+                    other[at] = node
+                    if self._holds(other) and (found := self.key(other)) < key:
+                        key, nodes, helped = found, other, True
+        return nodes
+
+
+def fallen_groups(count: int, unit: int, failed: Indexes) -> Indexes:
+    """Return the places of *count* that go with *failed* where groups of *unit* places are whole or gone."""
+    unit = max(unit, 1)
+    groups = np.unique(failed // unit)
+    bounds = [(int(one) * unit, min((int(one) + 1) * unit, count)) for one in groups]
+    return np.array([at for low, high in bounds for at in range(low, high)], dtype=np.intp)

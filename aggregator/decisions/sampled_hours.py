@@ -1,0 +1,114 @@
+"""GPU-hours as random variables, at points that are the same for all that is compared.
+
+Durations are lognormal, failures Poisson. The points are evenly spread in the unit cube and fixed, so that one question has
+one answer, and that two ways to go on differ by what they are and not by chance.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import exp, log
+from statistics import NormalDist
+
+import numpy as np
+
+from ..counter_deltas import Floats
+from .price import REPAIR_HOURS, PricePart
+from .quantity import Quantity, QuantitySource, weakest
+
+#: Points, and what each has a dimension for.
+POINTS = 512
+DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER = range(8)
+#: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
+REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
+
+
+@cache
+def points() -> Floats:
+    """Return points in the unit cube of 8 dimensions, evenly spread: multiples of powers of a root, modulo 1."""
+    dimensions, root = 8, 2.0
+    for _ in range(60):  # root ** (dimensions + 1) == root + 1
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    steps = np.array([root ** -(at + 1.0) for at in range(dimensions)])
+    return np.asarray((0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0)
+
+
+@cache
+def _normals() -> Floats:
+    """Return the same points, each coordinate normal."""
+    inverse = NormalDist().inv_cdf
+    return np.array([[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in points()])
+
+
+def drawn(one: Quantity, dimension: int) -> Floats:
+    """Return values of a lognormal whose median is the value and whose 90 % interval has the width that *one* has."""
+    if one.value <= 0.0 or one.upper <= one.lower:
+        return np.full(POINTS, one.value)
+    lower = one.lower if one.lower > 0.0 else one.value**2 / one.upper
+    sigma = log(max(one.upper / max(lower, 1e-12), 1.0)) / 3.2897
+    return np.asarray(one.value * np.exp(sigma * _normals()[:, dimension]))
+
+
+@cache
+def _last_of(count: int) -> Floats:
+    """Return normals of which each is the largest of *count*."""
+    inverse = NormalDist().inv_cdf
+    uniform = points()[:, REPAIR] ** (1.0 / max(count, 1))
+    return np.array([inverse(min(max(one, 1e-9), 1.0 - 1e-9)) for one in uniform.tolist()])
+
+
+def repair_hours(median: float, count: int) -> Floats:
+    """Return hours until the last of *count* nodes is repaired: lognormal, each on its own."""
+    # Beyond a thousand the largest hardly moves; the bound keeps what is remembered small.
+    return np.asarray(median * np.exp(REPAIR_SIGMA * _last_of(min(count, 1000))))
+
+
+def second_failures(mean: float) -> Floats:
+    """Return how many further interruptions there are: Poisson."""
+    if mean > 50.0:
+        return np.asarray(np.maximum(0.0, np.round(mean + mean**0.5 * _normals()[:, SECOND])))
+    terms = np.cumprod(np.concatenate(([exp(-mean)], mean / np.arange(1.0, 200.0))))
+    counts = np.searchsorted(np.cumsum(terms), points()[:, SECOND]).astype(np.float64)
+    found = float(counts.mean())
+    # Of rare ones there are too few points: the mean is right nevertheless.
+    return np.asarray(counts * (mean / found)) if found else np.full(POINTS, mean)
+
+
+class SampledSum:
+    """GPU-hours in parts, each a number or values at the points. The parts sum to the total."""
+
+    def __init__(self) -> None:
+        self._names: list[tuple[str, QuantitySource, str]] = []
+        self._samples: list[Floats] = []
+        self._fixed: list[PricePart] = []
+
+    def add(self, name: str, samples: Floats, source: QuantitySource, evidence: str) -> None:
+        """Add a part that is random."""
+        self._names.append((name, source, evidence))
+        self._samples.append(samples)
+
+    def add_fixed(self, part: PricePart) -> None:
+        """Add a part whose interval says how sure it is and that has no part in the total's."""
+        self._fixed.append(part)
+
+    def parts_and_total(self) -> tuple[tuple[PricePart, ...], Quantity, float, float]:
+        """Return (parts, total with its 90 % interval, p50, p90)."""
+        values = np.stack(self._samples)
+        fixed = sum(one.gpu_hours.value for one in self._fixed)
+        everything = np.sort(np.concatenate((values, values.sum(axis=0)[None] + fixed)), axis=1)
+        means = everything.mean(axis=1)
+        at = [round(share * (POINTS - 1)) for share in (0.05, 0.5, 0.9, 0.95)]
+        low, middle, late, high = everything[:, at].T
+        lowest, highest = np.minimum(low, means), np.maximum(high, means)
+        parts = [
+            PricePart(name, Quantity(float(mean), float(lower), float(upper), source, evidence))
+            for (name, source, evidence), mean, lower, upper in zip(
+                self._names, means, lowest, highest, strict=False
+            )
+        ]
+        parts += self._fixed
+        source = weakest(one.gpu_hours.source for one in parts)
+        total = Quantity(
+            float(means[-1]), float(lowest[-1]), float(highest[-1]), source, f"{POINTS} points"
+        )
+        return tuple(parts), total, float(middle[-1]), float(late[-1])

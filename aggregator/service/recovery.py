@@ -1,0 +1,259 @@
+"""RecoveryService: how a gang goes on when members fail. Every answer comes from the last snapshot, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import nan
+from typing import Any
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import placement_pb2, recovery_pb2
+from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
+from ..counter_deltas import Indexes
+from ..decisions.node_table import NodeTable
+from ..decisions.recovery import (
+    CheckpointState,
+    Incident,
+    Lender,
+    RecoveryOption,
+    RecoveryPlan,
+    plan_recovery,
+)
+from ..decisions.requirements import NODES_MAX
+from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
+from ..errors import InvalidArgument
+from ..scoring.evaluate import Judgement
+from . import placement_messages as messages
+from .placement import PlacementService
+from .score import WORKLOAD_CHARACTERS_MAX
+from .score_messages import packed
+from .validation import check_text
+
+LENDERS_MAX, FAILURES_MAX = 32, 1000
+INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
+
+
+class RecoveryService(RecoveryServiceServicer):
+    """Its call, as a coroutine of grpc.aio. A `ServiceError` becomes its status at the edge."""
+
+    def __init__(self, placement: PlacementService) -> None:
+        """*placement*: whose nodes it shares, and among whose plans it takes its turn."""
+        self._placement = placement
+
+    async def PlanRecovery(
+        self, request: recovery_pb2.PlanRecoveryRequest, context: Any
+    ) -> recovery_pb2.PlanRecoveryResponse:
+        """Return the ways to go on. Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable,
+        ResourceExhausted."""
+        snapshot = self._placement.snapshot()
+        messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
+        current = _current(request, snapshot)
+        gang = placement_pb2.GangRequirements()
+        gang.CopyFrom(request.gang)
+        if gang.nodes not in (0, current.size):
+            reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
+            raise InvalidArgument("gang.nodes", reason)
+        gang.nodes = current.size
+        needs = messages.requirements_of(gang)
+        candidates = messages.candidates_of(request.candidates, snapshot)
+        table, communication = self._placement.table(snapshot, gang)
+        incident = incident_of(request, snapshot, table, current)
+        plan = await self._placement.run(
+            lambda: plan_recovery(table, candidates, needs, incident, communication)
+        )
+        digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
+        digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
+        reply = response_of(plan, table, explain=request.explain)
+        reply.decision_id = f"r{digest.hexdigest()}"
+        reply.candidates_source = candidates.source
+        return reply
+
+
+# ----------------------------------------------------------------------
+# Requests. Each error names the field, what it is, and what would be right.
+
+
+def _current(request: recovery_pb2.PlanRecoveryRequest, snapshot: Judgement) -> Indexes:
+    if request.current_node_index:
+        current = _nodes("current_node_index", request.current_node_index, snapshot)
+    else:
+        job = request.gang.workload.job
+        if not job:
+            reason = "empty, expected the gang's nodes in rank order, or gang.workload.job"
+            raise InvalidArgument("current_node_index", reason)
+        current = np.array(
+            sorted(node for node, name in snapshot.jobs.items() if name == job), dtype=np.intp
+        )
+        if not current.size:
+            reason = (
+                f"empty, and job {job[:100]!r} is seen on no node; expected its nodes in rank order"
+            )
+            raise InvalidArgument("current_node_index", reason)
+    return current
+
+
+def incident_of(
+    request: recovery_pb2.PlanRecoveryRequest,
+    snapshot: Judgement,
+    table: NodeTable,
+    current: Indexes,
+) -> Incident:
+    """Return what happened. Raises InvalidArgument."""
+    check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
+    check_text("application_error", request.application_error, ERROR_CHARACTERS_MAX)
+    messages.check_range("nodes_min", request.nodes_min, 0, current.size)
+    messages.check_range("failures_at_step", request.failures_at_step, 0, FAILURES_MAX)
+    failed = _nodes("failed_node_index", request.failed_node_index, snapshot)
+    if not np.isin(failed, current).all():
+        other = int(failed[~np.isin(failed, current)][0])
+        reason = f"{other} is not in current_node_index, expected members of the gang"
+        raise InvalidArgument("failed_node_index", reason)
+    if not failed.size and not table.excluded[current].any() and not request.suspect_node_index:
+        reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected who failed"
+        raise InvalidArgument("failed_node_index", reason)
+    return Incident(
+        current,
+        failed,
+        _nodes("suspect_node_index", request.suspect_node_index, snapshot),
+        _standbys(request, snapshot, current),
+        _lenders(request.lenders, snapshot),
+        _checkpoint(request.checkpoint, snapshot, current.size),
+        request.goes_on_in_process,
+        request.nodes_min,
+        request.failures_at_step,
+        request.application_error,
+    )
+
+
+def _standbys(
+    request: recovery_pb2.PlanRecoveryRequest, snapshot: Judgement, current: Indexes
+) -> Indexes:
+    standbys = _nodes("hot_spare_node_index", request.hot_spare_node_index, snapshot)
+    if np.isin(standbys, current).any():
+        node = int(standbys[np.isin(standbys, current)][0])
+        reason = f"{node} is in current_node_index too, expected nodes that are no members"
+        raise InvalidArgument("hot_spare_node_index", reason)
+    return standbys
+
+
+def _lenders(
+    requested: Sequence[recovery_pb2.LenderWorkload], snapshot: Judgement
+) -> tuple[Lender, ...]:
+    if len(requested) > LENDERS_MAX:
+        raise InvalidArgument("lenders", f"{len(requested)} jobs, expected at most {LENDERS_MAX}")
+    found: list[Lender] = []
+    for at, one in enumerate(requested):
+        field = f"lenders[{at}]"
+        check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+        if not one.workload:
+            raise InvalidArgument(f"{field}.workload", "empty, expected the name of a job")
+        hours = _hours(f"{field}.length_left", one, "length_left", messages.YEAR_SECONDS)
+        found.append(
+            Lender(one.workload, _nodes(f"{field}.node_index", one.node_index, snapshot), hours)
+        )
+    return tuple(found)
+
+
+def _checkpoint(
+    requested: recovery_pb2.CheckpointState, snapshot: Judgement, count: int
+) -> CheckpointState:
+    replicas = np.array(requested.replica_node_index, dtype=np.intp)
+    if replicas.size not in (0, count):
+        reason = f"{replicas.size} nodes, expected {count}, one for each of the gang's, or none"
+        raise InvalidArgument("checkpoint.replica_node_index", reason)
+    if replicas.size and replicas.max() >= len(snapshot.names):
+        reason = f"{replicas.max()}, expected below {len(snapshot.names)}, the number of nodes"
+        raise InvalidArgument("checkpoint.replica_node_index", reason)
+    week = messages.WEEK_SECONDS
+    return CheckpointState(
+        _hours("checkpoint.age", requested, "age", week),
+        _hours("checkpoint.local_restore", requested, "local_restore", week),
+        _hours("checkpoint.remote_restore", requested, "remote_restore", week),
+        replicas,
+    )
+
+
+def _nodes(field: str, requested: Sequence[int], snapshot: Judgement) -> Indexes:
+    nodes = np.array(requested, dtype=np.intp)
+    count = len(snapshot.names)
+    if nodes.size > NODES_MAX:
+        raise InvalidArgument(field, f"{nodes.size} nodes, expected at most {NODES_MAX}")
+    if nodes.size and nodes.max() >= count:
+        raise InvalidArgument(field, f"{nodes.max()}, expected below {count}, the number of nodes")
+    if nodes.size and np.bincount(nodes).max() > 1:
+        raise InvalidArgument(field, "a node is there twice, expected each once")
+    return nodes
+
+
+def _hours(field: str, message: Any, name: str, seconds_max: float) -> float:
+    if not message.HasField(name):
+        return nan
+    duration: Duration = getattr(message, name)
+    seconds = duration.seconds + duration.nanos / 1e9
+    if not 0.0 <= seconds <= seconds_max:
+        raise InvalidArgument(field, f"{seconds:.10g} s, expected 0 to {seconds_max:.0f}")
+    return seconds / 3600.0
+
+
+# ----------------------------------------------------------------------
+# Answers.
+
+
+def response_of(
+    plan: RecoveryPlan, table: NodeTable, *, explain: bool
+) -> recovery_pb2.PlanRecoveryResponse:
+    """Return a plan for the wire."""
+    snapshot = table.snapshot
+    reply = recovery_pb2.PlanRecoveryResponse(
+        failed_node_index=np.sort(plan.failed).tolist(),
+        restart_is_futile=bool(plan.futile_reason),
+        futile_reason=plan.futile_reason,
+        culprit_node_index=max(plan.culprit, 0),
+        culprit_probability=plan.culprit_probability,
+        score_version=snapshot.version,
+        dictionary_version=snapshot.dictionary_version,
+        degraded=bool(snapshot.degraded_reason),
+        degraded_reason=snapshot.degraded_reason,
+    )
+    for one in plan.domains:
+        tier: Any = int(one.tier)
+        reply.domains.add(
+            tier=tier, name=one.name, failed_nodes=one.failed, member_nodes=one.members,
+            chance=one.chance,
+        )  # fmt: skip
+    reply.options.extend(_option_message(one, explain=explain) for one in plan.options)
+    return reply
+
+
+def _option_message(option: RecoveryOption, *, explain: bool) -> recovery_pb2.RecoveryOption:
+    kind: Any = int(option.kind)
+    reply = recovery_pb2.RecoveryOption(
+        kind=kind,
+        lender=option.lender,
+        price=messages.parts_message(option.total, option.parts, explain=explain),
+        p50_gpu_hours=option.p50_gpu_hours,
+        p90_gpu_hours=option.p90_gpu_hours,
+        second_failure_probability=messages.estimate_message(
+            option.second_failure, explain=explain
+        ),
+        speed=messages.estimate_message(option.running.speed, explain=explain),
+        steps=option.steps,
+    )
+    names = {
+        DETECT: "detect_hours", DECIDE: "decide_hours", ACT: "act_hours", RESUME: "resume_hours",
+        LOST_WORK: "lost_work_hours",
+    }  # fmt: skip
+    for at, name in names.items():
+        getattr(reply, name).CopyFrom(messages.estimate_message(option.hours[at], explain=explain))
+    columns = {"node_index": option.nodes, "stopped_node_index": option.stopped}
+    reply.MergeFromString(packed(recovery_pb2.RecoveryOption, columns))
+    for at, failed in enumerate(option.replaced.tolist()):
+        rank = int(option.places[at])
+        reply.replacements.add(
+            rank=rank, failed_node_index=failed, by_node_index=int(option.nodes[rank]),
+            keeps_segment=option.keeps_segment[at], keeps_rails=option.keeps_rails[at],
+        )  # fmt: skip
+    return reply

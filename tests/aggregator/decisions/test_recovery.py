@@ -1,0 +1,289 @@
+"""Recovery keeps what is promised of it: a checker that knows nothing of how options are made, and all single replacements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions import price as prices
+from gangline.aggregator.decisions.quantity import assumed, declared
+from gangline.aggregator.decisions.recovery import (
+    CheckpointState,
+    Incident,
+    Lender,
+    RecoveryKind,
+    RecoveryOption,
+    RecoveryPlan,
+    plan_recovery,
+)
+from gangline.aggregator.decisions.replacements import suspect_domains
+from gangline.aggregator.decisions.requirements import GangRequirements, Tier
+from gangline.aggregator.decisions.sampled_hours import drawn, repair_hours, second_failures
+from gangline.aggregator.model import HealthState
+from tests.aggregator.decisions.fleets import Node, table_of, violations
+from tests.aggregator.decisions.test_planner import fleets, gangs
+
+REPLACED = {RecoveryKind.STANDBY, RecoveryKind.FREE_NODE, RecoveryKind.BORROW}
+
+
+def nodes_at(*nodes: int) -> Any:
+    return np.array(nodes, dtype=np.intp)
+
+
+@st.composite
+def incidents(
+    draw: Any, failed_max: int = 3
+) -> tuple[list[Node], GangRequirements, Incident, RecoveryPlan]:
+    """Return a gang that was placed well, of which some members failed, and the plan."""
+    nodes, needs = draw(fleets(12)), replace(draw(gangs(5)), survival_min=0.0)
+    table, candidates = table_of(nodes)
+    placed = planner.plan(table, candidates, needs)
+    assume(placed)
+    current = placed[0].nodes
+    some = st.lists(st.sampled_from(current.tolist()), min_size=1, max_size=failed_max, unique=True)
+    failed = nodes_at(*draw(some))
+    nodes = [
+        replace(
+            node,
+            free=node.free and at not in current,
+            state=HealthState.UNHEALTHY if at in failed and draw(st.booleans()) else node.state,
+        )
+        for at, node in enumerate(nodes)
+    ]
+    others = [at for at in range(len(nodes)) if at not in current]
+    standbys = draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
+    lent = draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
+    incident = Incident(
+        current,
+        failed,
+        suspects=nodes_at(*draw(st.lists(st.sampled_from(range(len(nodes))), max_size=2, unique=True))),
+        standbys=nodes_at(*standbys),
+        lenders=(Lender("low", nodes_at(*lent)),) if lent else (),
+        goes_on_in_process=draw(st.booleans()),
+        nodes_min=draw(st.sampled_from((0, 1))),
+        failures_at_step=draw(st.sampled_from((0, 1, 2))),
+    )  # fmt: skip
+    table, candidates = table_of(nodes)
+    return nodes, needs, incident, plan_recovery(table, candidates, needs, incident)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(case=incidents())
+def test_every_way_is_whole_and_names_whom_it_stops(
+    case: tuple[list[Node], GangRequirements, Incident, RecoveryPlan],
+) -> None:
+    """A recovery that quietly restarts a thousand healthy processes, or puts one on a suspect: neither is ever offered."""
+    nodes, needs, incident, plan = case
+    current, failed = incident.current.tolist(), set(plan.failed.tolist())
+    healthy = set(current) - failed
+    barred = failed | set(incident.suspects.tolist())
+    for tier, name in ((one.tier, one.name) for one in plan.domains):
+        barred |= {at for at, node in enumerate(nodes) if node.place(tier) == name}
+    margin = 0.01 * len(current) * needs.gpus_per_node * needs.hours
+    totals = [one.total.value + margin * bool(one.stopped.size) for one in plan.options]
+    assert totals == sorted(totals)
+    for one in plan.options:
+        members = one.nodes.tolist()
+        new = set(members) - set(current)
+        assert len(set(members)) == len(members)
+        assert not new & barred
+        assert all(
+            nodes[at].state not in (HealthState.UNHEALTHY, HealthState.MAINTENANCE) for at in new
+        )
+        lent = {at for each in incident.lenders for at in each.nodes.tolist()}
+        allowed = {at for at in new if nodes[at].free} | set(incident.standbys.tolist()) | lent
+        assert new <= allowed and (one.kind == RecoveryKind.BORROW or new <= allowed - lent | {
+            at for at in new if nodes[at].free} | set(incident.standbys.tolist()))  # fmt: skip
+        if one.kind in REPLACED:
+            # Each healthy rank stays where it is.
+            assert len(members) == len(current)
+            assert all(
+                now == was for now, was in zip(members, current, strict=True) if was in healthy
+            )
+            assert not failed & set(members)
+        if one.kind == RecoveryKind.SHRINK:
+            assert set(members) <= healthy and len(members) % needs.segment_nodes == 0
+        if one.kind == RecoveryKind.RESTART_ELSEWHERE:
+            free = [replace(node, free=True) for node in nodes]
+            assert violations(free, members, needs) == []
+        stopped = set(one.stopped.tolist())
+        goes_on = incident.goes_on_in_process and one.kind not in (
+            RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
+        )  # fmt: skip
+        assert stopped == (healthy - set(members) if goes_on else healthy)
+        if stopped:
+            named = [part for part in one.parts if "healthy nodes" in part.name]
+            assert sum(part.gpu_hours.value for part in named) > 0.0
+        assert one.total.value == pytest.approx(sum(part.gpu_hours.value for part in one.parts))
+        assert one.total.lower <= one.p50_gpu_hours <= one.p90_gpu_hours <= one.total.upper
+        assert (
+            0.0
+            <= one.second_failure.lower
+            <= one.second_failure.value
+            <= one.second_failure.upper
+            <= 1.0
+        )
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(case=incidents(failed_max=1))
+def test_a_single_replacement_is_the_best_there_is(
+    case: tuple[list[Node], GangRequirements, Incident, RecoveryPlan],
+) -> None:
+    """Of one failed node each free one is tried by hand: none keeps more of the gang whole, or else costs less."""
+    nodes, needs, incident, plan = case
+    table, _ = table_of(nodes)
+    place = int(np.flatnonzero(incident.current == plan.failed[0])[0])
+    lost = prices.lost_time(needs, incident.current.size * needs.gpus_per_node)
+    barred = {int(plan.failed[0]), *incident.suspects.tolist(), *incident.current.tolist()}
+    keys: dict[int, tuple[int, float]] = {}
+    for at in range(len(nodes)):
+        members = incident.current.copy()
+        members[place] = at
+        free = [replace(node, free=True, hazard=node.hazard if one == at else 1e-9, state=node.state
+                        if one == at else HealthState.HEALTHY) for one, node in enumerate(nodes)]  # fmt: skip
+        broken = [
+            words for words in violations(free, members.tolist(), needs)
+            if words != "not of the same rails" and "is not whole" not in words
+        ]  # fmt: skip
+        if at in barred or not (nodes[at].free or at in incident.standbys) or broken:
+            continue
+        others = violations(free, members.tolist(), needs)
+        size = needs.segment_nodes
+        whole = not any(f"segment {place // size} is not whole" in words for words in others)
+        cost = prices.price(
+            planner.members_of(table, members), lost, needs.hours, needs.preferences
+        )
+        rails = {nodes[one].rails for one in np.delete(members, place).tolist()} or {
+            nodes[at].rails
+        }
+        misfit = (size > 1 and not whole) + (needs.same_rails and nodes[at].rails not in rails)
+        keys[at] = int(misfit), cost.total.value
+    found = [
+        one for one in plan.options if one.kind in (RecoveryKind.STANDBY, RecoveryKind.FREE_NODE)
+    ]
+    assert bool(found) == bool(keys)
+    if keys:
+        chosen = [keys[int(one.nodes[place])] for one in found]
+        best = min(keys.values())
+        assert any(one[0] == best[0] and one[1] <= best[1] * (1 + 1e-9) + 1e-6 for one in chosen)
+
+
+def free_node(plan: RecoveryPlan) -> RecoveryOption:
+    return next(one for one in plan.options if one.kind == RecoveryKind.FREE_NODE)
+
+
+def racks(count: int, size: int = 4) -> list[Node]:
+    return [
+        Node(
+            f"h{at}", places=("", "s0", f"l{at // 32}", f"r{at // size}", "", f"p{at // size}", "")
+        )
+        for at in range(count)
+    ]
+
+
+def test_a_shared_cause_is_suspected_and_chance_is_not() -> None:
+    """A spare in the rack whose power failed dies too; a rack suspected without cause costs spares for nothing."""
+    table, _ = table_of(racks(64))
+    members = np.arange(64)
+    found = suspect_domains(table, members, nodes_at(8, 9, 11))
+    assert [(one.tier, one.name, one.failed, one.members) for one in found] == [
+        (Tier.RACK, "r2", 3, 4), (Tier.POWER_DOMAIN, "p2", 3, 4)]  # fmt: skip
+    source = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(400):
+        failed = source.choice(64, size=source.integers(2, 5), replace=False)
+        wrong += bool(suspect_domains(table, members, failed))
+    # 5 % for each kind of domain, of which racks and power domains are the same here.
+    assert wrong / 400 <= 0.10
+
+
+FUTILE = [
+    (Incident(nodes_at(0, 1), nodes_at(0), application_error="CUDA error: device-side assert"), "device-side"),
+    (Incident(nodes_at(0, 1), nodes_at(0), failures_at_step=2), "same step"),
+    (Incident(nodes_at(0, 1), nodes_at(0), failures_at_step=1), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("incident", "words"), FUTILE)
+def test_a_cause_that_comes_along_is_said(incident: Incident, words: str) -> None:
+    """A job that dies of its own data is restarted for days on ever other nodes."""
+    table, candidates = table_of(racks(8))
+    found = plan_recovery(table, candidates, GangRequirements(2, gpus_per_node=8), incident)
+    assert (words in found.futile_reason) if words else not found.futile_reason
+    assert found.options
+
+
+def test_memory_of_peers_saves_work_unless_the_peer_failed_too() -> None:
+    """Copies in memory are worth what survives: where owner and holder die, the checkpoint counts."""
+    table, candidates = table_of(racks(8))
+    needs = GangRequirements(4, gpus_per_node=8, checkpoint_interval_hours=2.0)
+    lost: list[float] = []
+    for replicas in ((1, 0, 1, 2), (3, 2, 1, 0), ()):
+        incident = Incident(
+            nodes_at(0, 1, 2, 3),
+            nodes_at(0, 3),
+            checkpoint=CheckpointState(replicas=nodes_at(*replicas)),
+        )
+        option = free_node(plan_recovery(table, candidates, needs, incident))
+        lost.append(next(one.gpu_hours.value for one in option.parts if one.name == "lost work"))
+    assert lost[0] < lost[1] == lost[2]
+
+
+def test_members_that_are_out_are_replaced_too() -> None:
+    """A restart beside a member that nobody named and that is dead fails again at once."""
+    nodes = [
+        replace(node, state=HealthState.UNHEALTHY) if at == 2 else node
+        for at, node in enumerate(racks(8))
+    ]
+    table, candidates = table_of(nodes)
+    found = plan_recovery(
+        table,
+        candidates,
+        GangRequirements(4, gpus_per_node=8),
+        Incident(nodes_at(0, 1, 2, 3), nodes_at(0)),
+    )
+    assert sorted(found.failed.tolist()) == [0, 2]
+    assert not {0, 2} & set(free_node(found).nodes.tolist())
+
+
+def test_drawn_values_have_the_distribution_that_they_are_said_to_have() -> None:
+    """A p90 that is wrong by its points misleads whoever plans by it."""
+    values = drawn(assumed(2.0, 0.5, 8.0, ""), 3)
+    assert np.median(values) == pytest.approx(2.0, rel=0.02)
+    assert np.quantile(values, [0.05, 0.95]) == pytest.approx([0.5, 8.0], rel=0.06)
+    assert (drawn(declared(3.0, ""), 1) == 3.0).all()
+    repairs = repair_hours(20.0, 1)
+    assert np.quantile(repairs, [0.5, 0.9]) == pytest.approx([20.0, 311.0], rel=0.06)
+    assert np.median(repair_hours(20.0, 3)) > 3 * np.median(repairs)
+    for mean in (0.01, 1.0, 30.0, 400.0):
+        assert second_failures(mean).mean() == pytest.approx(mean, rel=0.05)
+    assert (second_failures(0.0) == 0.0).all()
+
+
+def test_what_the_request_declares_is_what_counts() -> None:
+    """With every duration declared nothing of the time until the gang runs again is assumed."""
+    table, candidates = table_of(racks(8))
+    needs = GangRequirements(
+        4,
+        gpus_per_node=8,
+        detect_hours=0.1,
+        decide_hours=0.0,
+        restart_hours=0.5,
+        checkpoint_interval_hours=1.0,
+    )
+    state = CheckpointState(age_hours=0.25, remote_restore_hours=0.2)
+    incident = Incident(nodes_at(0, 1, 2, 3), nodes_at(0), checkpoint=state)
+    option = free_node(plan_recovery(table, candidates, needs, incident))
+    parts = {one.name: one.gpu_hours for one in option.parts}
+    gpus = 32
+    assert parts["detect"].value == pytest.approx(0.1 * gpus)
+    assert parts["lost work"].value == pytest.approx(0.25 * gpus)
+    assert parts["resume"].value == pytest.approx(0.2 * gpus)
+    assert parts["act: restart of 3 healthy nodes' processes"].value == pytest.approx(0.5 * gpus)

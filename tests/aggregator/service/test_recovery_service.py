@@ -1,0 +1,120 @@
+"""RecoveryService over a judged fleet: a gang goes on without its dead members, and mistakes are named by field."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator.declared.model import NOTHING, HostPlacement
+from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.service.placement import PlacementService
+from gangline.aggregator.service.recovery import RecoveryService
+from gangline.contract.wire import placement_pb2, recovery_pb2
+from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from tests.aggregator.service.test_placement_service import SnapshotStandIn, placed_world
+from tests.aggregator.service.test_score_process import answer, handed_over, running
+from tests.processes import GUARD_SECONDS
+from tests.worlds import World, gpu_of
+
+
+def plan(
+    snapshot: Judgement, request: recovery_pb2.PlanRecoveryRequest
+) -> recovery_pb2.PlanRecoveryResponse:
+    service = RecoveryService(PlacementService(SnapshotStandIn(snapshot)))
+    return asyncio.run(service.PlanRecovery(request, None))
+
+
+def request_of(current: range, **fields: Any) -> recovery_pb2.PlanRecoveryRequest:
+    request = recovery_pb2.PlanRecoveryRequest(
+        gang=placement_pb2.GangRequirements(gpus_per_node=fields.pop("gpus", 2)),
+        current_node_index=current,
+        **fields,
+    )
+    request.gang.length.FromSeconds(6 * 3600)
+    return request
+
+
+def test_three_of_64_hosts_on_two_leaves_die_and_61_go_on(tmp_path: Path) -> None:
+    """Only the three places change, no healthy process stops, and the price before and after is there to see."""
+    world = World(72, 1)
+    places = {
+        f"h{at}": HostPlacement(rack=f"r{at // 4}", leaf=f"leaf-{at // 32}", spine="spine-0")
+        for at in range(72)
+    }
+    world.fleet.declared = replace(NOTHING, places=places, places_version=1)
+    world.run(10)
+    dead = [3, 9, 40]
+    for at in dead:
+        world.event(world.hosts[at], 79, gpu_of(world.hosts[at], 0))
+    snapshot = world.run(5)
+    request = request_of(
+        range(64), gpus=1, hot_spare_node_index=range(64, 72), goes_on_in_process=True, nodes_min=32
+    )
+    expected = plan(handed_over(snapshot), request)
+
+    async def scenario() -> Any:
+        async with running(tmp_path, snapshot) as one:
+            await answer(one)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                stub: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+                return await stub.PlanRecovery(request, timeout=GUARD_SECONDS)
+
+    reply = asyncio.run(scenario())
+    assert reply == expected
+    assert list(reply.failed_node_index) == dead and not reply.restart_is_futile
+    assert not reply.domains  # three of two leaves and three racks are no shared cause
+    best = reply.options[0]
+    assert best.kind == recovery_pb2.RECOVERY_HOT_SPARE and not best.stopped_node_index
+    assert [one.rank for one in best.replacements] == dead
+    assert all(now == at for at, now in enumerate(best.node_index) if at not in dead)
+    assert {best.node_index[at] for at in dead} <= set(range(64, 72))
+    total = best.price.total_gpu_hours
+    assert total.value == pytest.approx(sum(one.gpu_hours.value for one in best.price.parts))
+    elsewhere = next(
+        one for one in reply.options if one.kind == recovery_pb2.RECOVERY_RESTART_ELSEWHERE
+    )
+    assert len(elsewhere.stopped_node_index) == 61
+    assert elsewhere.act_hours.value > best.act_hours.value
+
+
+WRONG: list[tuple[Callable[[Any], None], str]] = [
+    (lambda one: one.ClearField("current_node_index"), "current_node_index"),
+    (lambda one: one.current_node_index.append(99), "current_node_index"),
+    (lambda one: one.current_node_index.append(0), "current_node_index"),
+    (lambda one: one.failed_node_index.append(7), "failed_node_index"),
+    (lambda one: one.hot_spare_node_index.append(1), "hot_spare_node_index"),
+    (lambda one: setattr(one, "nodes_min", 9), "nodes_min"),
+    (lambda one: setattr(one, "failures_at_step", 1001), "failures_at_step"),
+    (lambda one: setattr(one, "application_error", "x" * 201), "application_error"),
+    (lambda one: setattr(one, "incident", "x" * 129), "incident"),
+    (lambda one: setattr(one.gang, "nodes", 3), "gang.nodes"),
+    (lambda one: one.checkpoint.replica_node_index.append(1), "replica_node_index"),
+    (lambda one: one.checkpoint.age.FromSeconds(700_000), "checkpoint.age"),
+    (lambda one: one.lenders.add(workload=""), r"lenders\[0\].workload"),
+    (lambda one: one.lenders.extend([one.lenders.add(workload="x")] * 40), "lenders"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "field"), WRONG)
+def test_a_mistake_is_named_by_field(change: Callable[[Any], None], field: str) -> None:
+    """A recovery is planned under pressure: what was wrong and what would be right, at once."""
+    request = request_of(range(4))
+    change(request)
+    with pytest.raises(InvalidArgument, match=field):
+        plan(placed_world().run(20), request)
+
+
+def test_without_a_failure_there_is_nothing_to_recover() -> None:
+    """A gang of which nobody failed is not torn down by an answer to a question that nobody meant."""
+    snapshot = placed_world().run(20)
+    with pytest.raises(InvalidArgument, match="expected who failed"):
+        plan(snapshot, request_of(range(3)))
+    with pytest.raises(FailedPrecondition, match="GetNodeDictionary"):
+        plan(snapshot, request_of(range(4), dictionary_version=3))
