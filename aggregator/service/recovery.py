@@ -52,13 +52,15 @@ class RecoveryService(RecoveryServiceServicer):
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
         current = _current(request, snapshot)
         gang = placement_pb2.GangRequirements()
-        gang.CopyFrom(request.gang)
+        requested_gang: Any = request.gang
+        requested_candidates: Any = request.candidates
+        gang.CopyFrom(requested_gang)
         if gang.nodes not in (0, current.size):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
         gang.nodes = current.size
         needs = messages.requirements_of(gang)
-        candidates = messages.candidates_of(request.candidates, snapshot)
+        candidates = messages.candidates_of(requested_candidates, snapshot)
         table, communication = self._placement.table(snapshot, gang)
         incident = incident_of(request, snapshot, table, current)
         plan = await self._placement.run(
@@ -230,16 +232,17 @@ def response_of(
 
 def _option_message(option: RecoveryOption, *, explain: bool) -> recovery_pb2.RecoveryOption:
     kind: Any = int(option.kind)
+    price: Any = messages.parts_message(option.total, option.parts, explain=explain)
+    second: Any = messages.estimate_message(option.second_failure, explain=explain)
+    speed: Any = messages.estimate_message(option.running.speed, explain=explain)
     reply = recovery_pb2.RecoveryOption(
         kind=kind,
         lender=option.lender,
-        price=messages.parts_message(option.total, option.parts, explain=explain),
+        price=price,
         p50_gpu_hours=option.p50_gpu_hours,
         p90_gpu_hours=option.p90_gpu_hours,
-        second_failure_probability=messages.estimate_message(
-            option.second_failure, explain=explain
-        ),
-        speed=messages.estimate_message(option.running.speed, explain=explain),
+        second_failure_probability=second,
+        speed=speed,
         steps=option.steps,
     )
     names = {
