@@ -201,11 +201,13 @@ class _Task:
             for at, wanted in enumerate(self._wanted.tolist()):
                 if wanted >= 0:
                     near = np.flatnonzero((segments == wanted) & is_left)
+                    near = near[self._within_spread(found, order[near])]
                     if near.size:
                         found[at], is_left[near[0]] = order[near[0]], False
             self._fill_whole_segments(order, segments, found, is_left)
         rest = np.flatnonzero(found < 0)
-        others = np.flatnonzero(is_left)[: rest.size]
+        others = np.flatnonzero(is_left)
+        others = others[self._within_spread(found, order[others])][: rest.size]
         if others.size < rest.size:
             return None
         found[rest] = order[others]
@@ -216,19 +218,37 @@ class _Task:
     ) -> None:
         """Fill the places of segments that failed as a whole from one domain, where one has room."""
         size = self._needs.segment_nodes
-        if size <= 1:
+        if size <= 1 or not order.size:
             return
+        domains_max = max(int(segments.max()), 0) + 1
         for first in sorted({place // size * size for place in self._places.tolist()}):
             places = np.flatnonzero((self._places >= first) & (self._places < first + size))
             if places.size < size:
                 continue
-            counts = np.bincount(segments[is_left & (segments >= 0)], minlength=1)
+            counts = np.bincount(segments[is_left & (segments >= 0)], minlength=domains_max)
             roomy = np.flatnonzero(
                 (segments >= 0) & is_left & (counts[np.maximum(segments, 0)] >= size)
             )
             if roomy.size:
                 inside = np.flatnonzero(is_left & (segments == segments[roomy[0]]))[:size]
                 found[places], is_left[inside] = order[inside], False
+
+    def _within_spread(self, found: Indexes, order: Indexes) -> Flags:
+        """Say which of *order*, taken one after another beside *found* (-1: none yet), keep within the spread."""
+        needs = self._needs
+        if needs.spread_over is None or not order.size:
+            return np.ones(order.size, dtype=bool)
+        ids = self._table.facts.domains.ids[needs.spread_over.row]
+        taken = ids[np.concatenate((self._stays, found[found >= 0]))]
+        domains = ids[order]
+        counts = np.bincount(taken[taken >= 0], minlength=int(max(domains.max(), 0)) + 1)
+        # How many of its domain come before each node of the order.
+        by_domain = np.argsort(domains, kind="stable")
+        grouped = domains[by_domain]
+        before = np.empty(order.size, dtype=np.intp)
+        before[by_domain] = np.arange(order.size) - np.searchsorted(grouped, grouped)
+        room = needs.spread_nodes_max - counts[np.maximum(domains, 0)]
+        return np.asarray((domains >= 0) & (before < room))
 
     def _holds(self, nodes: Indexes) -> bool:
         """Whether a spread and a domain for all hold with *nodes*."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -11,6 +12,8 @@ from google.protobuf.message import DecodeError
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.blockers import find_blockers
+from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.recovery import Incident, RecoveryKind, plan_recovery
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.errors import ServiceError
 from gangline.aggregator.model import HealthState
@@ -102,6 +105,34 @@ def fuzz_blockers(source: random.Random) -> str:
     return ACCEPTED
 
 
+def fuzz_recoveries(source: random.Random) -> str:
+    """Failed members of a gang that was placed: each replacement fits, and where one node fits one is offered."""
+    nodes, needs = _fleet(source), replace(_gang(source), survival_min=0.0)
+    table, candidates = table_of(nodes)
+    if not (placed := planner.plan(table, candidates, needs)):
+        return REFUSED
+    current = placed[0].nodes
+    failed = np.array(source.sample(current.tolist(), source.randrange(1, current.size + 1)))
+    plan = plan_recovery(table, Candidates(~np.isin(np.arange(len(nodes)), current) & candidates.nodes),
+                         needs, Incident(current, failed))  # fmt: skip
+    # A replacement may leave its segment or rails, at a price that it names; it breaks nothing else.
+    held = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False, score_min=0.0)
+    replaced = [one for one in plan.options if one.kind == RecoveryKind.FREE_NODE]
+    for one in replaced:
+        assert violations(nodes, one.nodes.tolist(), held) == [], (nodes, needs, failed)
+    if failed.size == 1:
+        places = np.flatnonzero(current == failed[0])
+        fits = []
+        for at in np.flatnonzero(np.isin(np.arange(len(nodes)), current, invert=True)).tolist():
+            members = current.copy()
+            members[places] = at
+            bare = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False)
+            if not violations(nodes, members.tolist(), bare):
+                fits.append(at)
+        assert bool(replaced) or not fits, (nodes, needs, failed, fits)
+    return ACCEPTED
+
+
 class _Source:
     """Where the service finds its snapshot."""
 
@@ -146,5 +177,6 @@ def fuzz_requests(source: random.Random) -> str:
 TARGETS = {
     "placement-plans": fuzz_plans,
     "placement-blockers": fuzz_blockers,
+    "placement-recoveries": fuzz_recoveries,
     "placement-requests": fuzz_requests,
 }

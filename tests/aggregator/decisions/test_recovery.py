@@ -179,6 +179,26 @@ def free_node(plan: RecoveryPlan) -> RecoveryOption:
     return next(one for one in plan.options if one.kind == RecoveryKind.FREE_NODE)
 
 
+def test_a_replacement_keeps_the_spread() -> None:
+    """The first free node would break the spread and another keeps it: "no replacement" makes a whole gang restart."""
+    nodes = [Node(f"h{at}", places=("", "s0", "", f"r{at // 2}", "", "", "")) for at in range(8)]
+    needs = GangRequirements(3, gpus_per_node=8, spread_over=Tier.RACK, spread_nodes_max=1)
+    nodes = [replace(node, free=at in (1, 3, 6), hazard=1e-4 * (1 + at)) for at, node in enumerate(nodes)]  # fmt: skip
+    table, candidates = table_of(nodes)
+    incident = Incident(nodes_at(0, 2, 4), nodes_at(4))
+    assert free_node(plan_recovery(table, candidates, needs, incident)).nodes.tolist() == [0, 2, 6]
+
+
+def test_segments_that_failed_as_a_whole_are_filled_one_after_another() -> None:
+    """The second segment looks for room where the first took the last domain; an index past the end stops the answer."""
+    nodes = [Node(f"h{at}", places=("", "s0", "", f"r{at // 2}", "", "", "")) for at in range(10)]
+    needs = GangRequirements(4, gpus_per_node=8, segment_nodes=2, segment_tier=Tier.RACK)
+    table, candidates = table_of([replace(node, free=at in (4, 6, 8, 9)) for at, node in enumerate(nodes)])  # fmt: skip
+    incident = Incident(nodes_at(0, 1, 2, 3), nodes_at(0, 1, 2, 3))
+    chosen = free_node(plan_recovery(table, candidates, needs, incident)).nodes.tolist()
+    assert chosen == [8, 9, 4, 6]
+
+
 def racks(count: int, size: int = 4) -> list[Node]:
     return [
         Node(
