@@ -49,6 +49,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "where a gang runs best, and what that costs",
     ),
+    "recover": (
+        ".aggregator.commands.recover",
+        "aggregator",
+        "members of a gang failed: the ways to go on",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

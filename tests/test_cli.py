@@ -116,6 +116,7 @@ ARGUMENTS = {
     "evaluate": ["hazard"],
     "permit": ["show"],
     "plan": ["--nodes", "2"],
+    "recover": ["--job", "train"],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],

@@ -57,9 +57,9 @@ def _run(options: argparse.Namespace) -> int:
             )
             if options.evaluate:
                 request = wire.EvaluatePlacementRequest(
-                    gang=_gang(options),
+                    gang=_planned_gang(options),
                     dictionary_version=dictionary.version,
-                    node_index=_indexes(dictionary, options.evaluate.split(",")),
+                    node_index=node_indexes(dictionary, options.evaluate.split(",")),
                     explain=options.explain,
                 )
                 request.gang.nodes = 0
@@ -94,7 +94,7 @@ def _picture(
     option = reply.option if options.evaluate else next(iter(reply.options), None)
     if option is None:
         return None
-    request = wire.ListTopologyDomainsRequest(candidates=_candidates(options, dictionary))
+    request = wire.ListTopologyDomainsRequest(candidates=candidates_of(options, dictionary))
     domains: dict[int, wire.ListTopologyDomainsResponse] = {}
     for tier in TIERS_SHOWN:
         request.tier = tier
@@ -121,26 +121,27 @@ def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
 
 def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
     request = wire.PlanPlacementRequest(
-        gang=_gang(options), options_max=options.options, explain=options.explain
+        gang=_planned_gang(options), options_max=options.options, explain=options.explain
     )
-    request.candidates.CopyFrom(_candidates(options, dictionary))
+    request.candidates.CopyFrom(candidates_of(options, dictionary))
     return request
 
 
-def _candidates(options: argparse.Namespace, dictionary: Any) -> wire.PlacementCandidates:
+def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.PlacementCandidates:
     """Return the hosts of the file, without one nothing: those on which no job is seen."""
     found = wire.PlacementCandidates()
     if options.candidates:
-        names = _names_of_file(Path(options.candidates))
+        names = read_host_names(Path(options.candidates))
         bitmap = bytearray(-(-len(dictionary.names) // 8))
-        for index in _indexes(dictionary, names):
+        for index in node_indexes(dictionary, names):
             bitmap[index // 8] |= 1 << index % 8
         found.node_bitmap = bytes(bitmap)
         found.dictionary_version = dictionary.version
     return found
 
 
-def _names_of_file(path: Path) -> list[str]:
+def read_host_names(path: Path) -> list[str]:
+    """Return the names in a file, split at white space. Raises CommandError."""
     try:
         if path.stat().st_size > HOSTS_FILE_BYTES_MAX:
             raise CommandError(f"{path}: expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB", FAILED)
@@ -149,7 +150,8 @@ def _names_of_file(path: Path) -> list[str]:
         raise CommandError(f"{path}: {error}; expected a file of host names", FAILED) from error
 
 
-def _indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
+def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
+    """Return the indexes of hosts. Raises CommandError where one has not registered."""
     known = {name: at for at, name in enumerate(dictionary.names)}
     found: list[int] = []
     for name in names:
@@ -161,12 +163,17 @@ def _indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
     return found
 
 
-def _gang(options: argparse.Namespace) -> wire.GangRequirements:
+def _planned_gang(options: argparse.Namespace) -> wire.GangRequirements:
+    gang = gang_of(options)
+    gang.nodes = options.nodes
+    gang.node_score_min, gang.survival_min = options.score_min, options.survival_min
+    return gang
+
+
+def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
+    """Return what the options of `add_gang_options` say."""
     gang = wire.GangRequirements(
-        nodes=options.nodes,
         gpus_per_node=options.gpus_per_node,
-        node_score_min=options.score_min,
-        survival_min=options.survival_min,
         invariants=wire.PlacementInvariants(
             within=_tier(options.within), same_rails=options.same_rails
         ),
@@ -231,7 +238,7 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
     for at, one in enumerate(options, 1):
         total = one.price.total_gpu_hours
         spans = ", ".join(
-            f"{each.domains} {_title(each.tier, each.domains)}"
+            f"{each.domains} {tier_title(each.tier, each.domains)}"
             for each in one.spanned
             if each.domains
         )
@@ -242,34 +249,45 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
                 f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
             )
         )  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return *rows* as a table, its columns as wide as their longest cells."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
 
 
-def option_lines(
-    option: wire.PlacementOption, names: Sequence[str], *, explain: bool = False
-) -> list[str]:
-    """Return one option in full: its price in parts, its nodes, who stands by, what it strands."""
-    lines = [f"lost GPU-hours {option.price.total_gpu_hours.value:.1f}, of these:"]
-    for part in option.price.parts:
+def price_lines(price: wire.PlacementPrice, *, explain: bool = False) -> list[str]:
+    """Return a price in parts, one a line."""
+    lines = [f"lost GPU-hours {price.total_gpu_hours.value:.1f}, of these:"]
+    for part in price.parts:
         hours = part.gpu_hours
         source = wire.EstimateSource.Name(hours.source).rpartition("_")[2].lower()
         line = (
             f"  {hours.value:10.1f}  {part.name} ({hours.lower:.1f} to {hours.upper:.1f}, {source})"
         )
         lines.append(f"{line}: {hours.evidence}" if explain and hours.evidence else line)
+    return lines
+
+
+def option_lines(
+    option: wire.PlacementOption, names: Sequence[str], *, explain: bool = False
+) -> list[str]:
+    """Return one option in full: its price in parts, its nodes, who stands by, what it strands."""
+    lines = price_lines(option.price, explain=explain)
     lines.append(f"{len(option.node_index)} nodes in rank order:")
-    lines += _wrapped(fold_names([names[at] for at in option.node_index]))
+    lines += wrapped(fold_names([names[at] for at in option.node_index]))
     found = [names[at] for at in option.spare_node_index]
     lines.append(
         f"spares: {len(found)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
     )
-    lines += _wrapped(fold_names(found)) if found else []
+    lines += wrapped(fold_names(found)) if found else []
     for one in option.strands:
-        where = f"within one {_title(one.tier)}" if one.tier else "anywhere"
+        where = f"within one {tier_title(one.tier)}" if one.tier else "anywhere"
         lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
     lines += [f"does not hold: {each}" for each in option.violations]
     return lines
@@ -293,7 +311,8 @@ def _blocker_lines(blocker: wire.Blocker) -> list[str]:
     return lines
 
 
-def _title(tier: int, count: int = 1) -> str:
+def tier_title(tier: int, count: int = 1) -> str:
+    """Return the name of a tier, in the plural for a *count* other than 1."""
     title = TIERS[tier - 1] if 0 < tier <= len(TIERS) else str(tier)
     return title if count == 1 else "leaves" if title == "leaf" else f"{title}s"
 
@@ -319,7 +338,8 @@ def fold_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _wrapped(names: Sequence[str]) -> list[str]:
+def wrapped(names: Sequence[str]) -> list[str]:
+    """Return names on lines of a readable width."""
     lines, line = list[str](), "  "
     for name in names:
         if len(line) + len(name) > NAMES_CHARACTERS and line.strip():
@@ -354,7 +374,8 @@ def _share(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
+def count_of(text: str) -> int:
+    """Return a count from 1. Raises argparse.ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text)):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 1 to 999999")
     return int(text)
@@ -366,17 +387,10 @@ def _svg(text: str) -> Path:
     return Path(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gangline plan",
-        description="Where a gang runs best, by health, speed and topology, priced in GPU-hours that are lost. It "
-        "starts nothing. Where nothing fits it names the constraints in conflict, and the change of each that helps.",
-        epilog="exit codes: 0 a plan, 1 nothing fits, or refused, 2 wrong usage, 3 no aggregator answers",
-    )
-    add_options(parser)
+def add_gang_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a gang needs, and which hosts may be chosen."""
     add = parser.add_argument
-    add("--nodes", type=_count, default=1, metavar="N", help="how many (default 1)")
-    add("--gpus-per-node", type=_count, default=0, metavar="N", help="default: whole nodes")
+    add("--gpus-per-node", type=count_of, default=0, metavar="N", help="default: whole nodes")
     add(
         "--for",
         dest="length",
@@ -408,6 +422,24 @@ def _parser() -> argparse.ArgumentParser:
         help="no more than N nodes in one domain of TIER",
     )
     add(
+        "--candidates",
+        metavar="FILE",
+        help="names of hosts that may be chosen; default: those on which no job is seen",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline plan",
+        description="Where a gang runs best, by health, speed and topology, priced in GPU-hours that are lost. It "
+        "starts nothing. Where nothing fits it names the constraints in conflict, and the change of each that helps.",
+        epilog="exit codes: 0 a plan, 1 nothing fits, or refused, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_options(parser)
+    add_gang_options(parser)
+    add = parser.add_argument
+    add("--nodes", type=count_of, default=1, metavar="N", help="how many (default 1)")
+    add(
         "--score-min",
         type=_share,
         default=0.0,
@@ -422,13 +454,8 @@ def _parser() -> argparse.ArgumentParser:
         help="floor of the gang's survival of its length",
     )
     add(
-        "--candidates",
-        metavar="FILE",
-        help="names of hosts that may be chosen; default: those on which no job is seen",
-    )
-    add(
         "--options",
-        type=_count,
+        type=count_of,
         default=1,
         metavar="N",
         help="up to N plans, none better than another in all (at most 8)",

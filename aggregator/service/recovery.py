@@ -24,7 +24,7 @@ from ..decisions.recovery import (
 )
 from ..decisions.requirements import NODES_MAX
 from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .placement import PlacementService
@@ -61,7 +61,14 @@ class RecoveryService(RecoveryServiceServicer):
         gang.nodes = current.size
         needs = messages.requirements_of(gang)
         candidates = messages.candidates_of(requested_candidates, snapshot)
-        table, communication = self._placement.table(snapshot, gang)
+        try:
+            table, communication = self._placement.table(snapshot, gang)
+        except NotFound:
+            if request.gang.workload.job not in snapshot.jobs.values():
+                raise
+            # The job runs, too short a time for a fingerprint: its members must be replaced all the same.
+            gang.ClearField("workload")
+            table, communication = self._placement.table(snapshot, gang)
         incident = incident_of(request, snapshot, table, current)
         plan = await self._placement.run(
             lambda: plan_recovery(table, candidates, needs, incident, communication)
@@ -111,7 +118,7 @@ def incident_of(
     failed = _nodes("failed_node_index", request.failed_node_index, snapshot)
     if not np.isin(failed, current).all():
         other = int(failed[~np.isin(failed, current)][0])
-        reason = f"{other} is not in current_node_index, expected members of the gang"
+        reason = f"{other} ({snapshot.names[other]}) is not in current_node_index, expected members of the gang"
         raise InvalidArgument("failed_node_index", reason)
     if not failed.size and not table.excluded[current].any() and not request.suspect_node_index:
         reason = "empty, and no member is UNHEALTHY, in maintenance, or gone; expected who failed"

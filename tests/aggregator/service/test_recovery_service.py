@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline import cli
 from gangline.aggregator.declared.model import NOTHING, HostPlacement
 from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
+from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService
 from gangline.contract.wire import placement_pb2, recovery_pb2
 from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.aggregator.service.test_placement_service import SnapshotStandIn, placed_world
 from tests.aggregator.service.test_score_process import answer, handed_over, running
 from tests.processes import GUARD_SECONDS
@@ -118,3 +122,45 @@ def test_without_a_failure_there_is_nothing_to_recover() -> None:
         plan(snapshot, request_of(range(3)))
     with pytest.raises(FailedPrecondition, match="GetNodeDictionary"):
         plan(snapshot, request_of(range(4), dictionary_version=3))
+
+
+def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`gangline recover` compares the ways at 3 a.m. without a client to write; no gang named is wrong usage."""
+    places = [("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", "") for at in range(8)]
+    nodes = [Node(f"gpu-{at:03d}", places=place, job="train" if at < 4 else "") for at, place in enumerate(places)]  # fmt: skip
+    nodes[2] = replace(nodes[2], state=HealthState.UNHEALTHY)
+    file = tmp_path / "members.txt"
+    file.write_text("gpu-003 gpu-001\n")
+
+    async def scenario() -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        async with running(tmp_path, snapshot_of(nodes)) as one:
+            await answer(one)
+            for arguments in (
+                ["--job", "train", "--in-process", "--shrink-to", "2", "--checkpoint-age", "20m"],
+                ["--job", "train", "--json"],
+                ["--members", str(file), "--failed", "gpu-001", "--show", "99"],
+                ["--members", str(file), "--failed", "gpu-004"],
+                ["--job", "other"],
+                ["--members", str(tmp_path / "absent")],
+            ):
+                server = ["--aggregator", f"127.0.0.1:{one.port}"]
+                code = await asyncio.to_thread(cli.main, ["recover", *server, *arguments])
+                captured = capsys.readouterr()
+                found.append((code, captured.out + captured.err))
+        return found
+
+    job, as_json, members, stranger, unknown, absent = asyncio.run(scenario())
+    assert job[0] == cli.OK and "1 failed: gpu-002" in job[1]
+    assert "replace by free nodes" in job[1] and "shrink" in job[1] and "wait for repairs" in job[1]
+    assert "rank 2: gpu-002 -> gpu-00" in job[1] and "lost work" in job[1]
+    assert as_json[0] == cli.OK and json.loads(as_json[1])["failed_node_index"] == [2]
+    assert members[0] == cli.OK and "1 failed: gpu-001" in members[1]
+    assert stranger[0] == cli.FAILED and "(gpu-004) is not in current_node_index" in stranger[1]
+    assert unknown[0] == cli.FAILED and "job 'other' is seen on no node" in unknown[1]
+    assert absent[0] == cli.FAILED and "expected a file of host names" in absent[1]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["recover", "--failed", "gpu-001"])
+    assert (
+        ended.value.code == cli.USAGE and "--job NAME, or --members FILE" in capsys.readouterr().err
+    )

@@ -1,0 +1,253 @@
+"""`gangline recover`: members of a gang failed; the ways to go on, and what each is expected to lose."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...cli import json_object
+from ...contract.wire import recovery_pb2 as wire
+from ...contract.wire import score_pb2
+from ...contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .connection import (
+    FAILED,
+    OK,
+    CommandError,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+from .permit import seconds_of
+from .plan import (
+    DEADLINE_SECONDS,
+    REPLY_BYTES_MAX,
+    add_gang_options,
+    aligned,
+    candidates_of,
+    count_of,
+    fold_names,
+    gang_of,
+    node_indexes,
+    price_lines,
+    read_host_names,
+    tier_title,
+    wrapped,
+)
+
+KIND_TITLES = {
+    wire.RECOVERY_IN_PROCESS: "restart processes in place",
+    wire.RECOVERY_HOT_SPARE: "replace by hot spares",
+    wire.RECOVERY_FREE_NODE: "replace by free nodes",
+    wire.RECOVERY_BORROW: "borrow",
+    wire.RECOVERY_SHRINK: "shrink",
+    wire.RECOVERY_WAIT_FOR_REPAIR: "wait for repairs",
+    wire.RECOVERY_RESTART_ELSEWHERE: "restart elsewhere",
+}
+#: Of the replacements in the text; --json has all.
+REPLACEMENTS_SHOWN_MAX = 16
+
+
+def main(arguments: list[str]) -> int:
+    """Print the ways to go on. 1: there is none, or refused; 3: no aggregator answers."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not (options.job or options.members):
+        parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
+    return guarded("recover", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    connection_options = read_connection_options(options)
+    with open_channel(
+        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    ) as channel:
+        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            dictionary = scores.GetNodeDictionary(
+                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+            )
+            reply = recovery.PlanRecovery(_request(options, dictionary), timeout=DEADLINE_SECONDS)
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
+    if options.json:
+        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
+        print(json_object(fields))
+    else:
+        print(recovery_text(reply, dictionary.names, shown=options.show, explain=options.explain))
+    return OK if reply.options else FAILED
+
+
+def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryRequest:
+    gang: Any = gang_of(options)
+    candidates: Any = candidates_of(options, dictionary)
+    members = read_host_names(Path(options.members)) if options.members else []
+    if options.members and not members:
+        raise CommandError(f"{options.members}: no names, expected the gang's hosts", FAILED)
+    request = wire.PlanRecoveryRequest(
+        gang=gang,
+        dictionary_version=dictionary.version,
+        current_node_index=node_indexes(dictionary, members),
+        failed_node_index=node_indexes(dictionary, options.failed),
+        suspect_node_index=node_indexes(dictionary, options.suspect),
+        hot_spare_node_index=node_indexes(dictionary, options.hot_spares),
+        candidates=candidates,
+        goes_on_in_process=options.in_process,
+        nodes_min=options.shrink_to,
+        failures_at_step=options.failures_at_step,
+        application_error=options.error,
+        explain=options.explain,
+    )
+    for name, file in options.borrow:
+        request.lenders.add(
+            workload=name, node_index=node_indexes(dictionary, read_host_names(Path(file)))
+        )
+    if options.checkpoint_age is not None:
+        request.checkpoint.age.FromSeconds(options.checkpoint_age)
+    return request
+
+
+# ----------------------------------------------------------------------
+# As text.
+
+
+def recovery_text(
+    reply: wire.PlanRecoveryResponse, names: Sequence[str], *, shown: int = 1, explain: bool = False
+) -> str:
+    """Return the ways to go on as a table, then that of number *shown* in full."""
+    failed = [names[at] for at in reply.failed_node_index]
+    lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
+    lines += [f"{len(failed)} failed: {' '.join(fold_names(failed))}"] if failed else []
+    for one in reply.domains:
+        lines.append(
+            f"suspected: {tier_title(int(one.tier))} {one.name}, {one.failed_nodes} of the gang's {one.member_nodes} nodes in it "
+            f"failed (chance {one.chance:.2g}); nothing is put there"
+        )
+    if reply.restart_is_futile:
+        lines.append(f"a restart is likely to fail again: {reply.futile_reason}")
+    if reply.culprit_probability >= 0.5:
+        culprit = names[reply.culprit_node_index]
+        lines.append(
+            f"most likely cause: {culprit} (probability {reply.culprit_probability:.2f}, by hazards)"
+        )
+    if reply.options:
+        lines += ["", _options_table(reply.options), ""]
+        shown = min(shown, len(reply.options))
+        lines.append(f"option {shown}, {_title(reply.options[shown - 1])} (--show N: another)")
+        lines += _option_lines(reply.options[shown - 1], names, explain=explain)
+    else:
+        lines.append("no way to go on was found; name candidates, hot spares, or --shrink-to")
+    lines.append(
+        f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
+    )
+    return "\n".join(lines)
+
+
+def _options_table(options: Sequence[wire.RecoveryOption]) -> str:
+    rows = [
+        ("OPTION", "LOST GPU-H", "P50", "P90", "RUNS IN", "STOPS", "NODES", "SECOND FAILURE", "SPEED", "WHAT")
+    ]  # fmt: skip
+    for at, one in enumerate(options, 1):
+        steps = one.detect_hours, one.decide_hours, one.act_hours, one.resume_hours
+        minutes = 60.0 * sum(each.value for each in steps)
+        waits = one.kind == wire.RECOVERY_WAIT_FOR_REPAIR
+        rows.append(
+            (
+                str(at), f"{one.price.total_gpu_hours.value:.1f}", f"{one.p50_gpu_hours:.1f}", f"{one.p90_gpu_hours:.1f}",
+                f"{'repair + ' if waits else ''}{minutes:.0f} min", str(len(one.stopped_node_index)), str(len(one.node_index)),
+                f"{one.second_failure_probability.value:.3f}", f"{one.speed.value:.3f}", _title(one),
+            )
+        )  # fmt: skip
+    return aligned(rows)
+
+
+def _title(option: wire.RecoveryOption) -> str:
+    title = KIND_TITLES.get(option.kind, wire.RecoveryKind.Name(option.kind))
+    return f"{title} from {option.lender}" if option.lender else title
+
+
+def _option_lines(option: wire.RecoveryOption, names: Sequence[str], *, explain: bool) -> list[str]:
+    price: Any = option.price
+    lines = [*price_lines(price, explain=explain), "steps:"]
+    lines += [f"  {at}. {one}" for at, one in enumerate(option.steps, 1)]
+    for one in option.replacements[:REPLACEMENTS_SHOWN_MAX]:
+        leaves = [
+            what for what, held in (("segment", one.keeps_segment), ("rails", one.keeps_rails)) if not held
+        ]  # fmt: skip
+        more = f"; not in the {' and '.join(leaves)} of the others" if leaves else ""
+        lines.append(
+            f"rank {one.rank}: {names[one.failed_node_index]} -> {names[one.by_node_index]}{more}"
+        )
+    if (left := len(option.replacements) - REPLACEMENTS_SHOWN_MAX) > 0:
+        lines.append(f"and {left} more; --json has all")
+    lines.append(f"{len(option.node_index)} nodes afterwards, in rank order:")
+    return lines + wrapped(fold_names([names[at] for at in option.node_index]))
+
+
+# ----------------------------------------------------------------------
+# Options.
+
+
+def _hosts(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text[:100]!r}: expected HOST or HOST,HOST")
+    return names
+
+
+def _lender(text: str) -> tuple[str, str]:
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise argparse.ArgumentTypeError(
+            f"{text[:100]!r}: expected JOB=FILE, a job and the file with its hosts"
+        )
+    return name, file
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline recover",
+        description="What to do when members of a gang fail: the ways to go on, by the GPU-hours that each is expected to "
+        "lose from the failure to the job's end. It starts, moves and stops nothing.",
+        epilog="exit codes: 0 an answer, 1 no way, or refused, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_options(parser)
+    add_gang_options(parser)
+    add = parser.add_argument
+    add(
+        "--members",
+        metavar="FILE",
+        help="names of the gang's hosts in rank order; default: those on which --job is seen",
+    )
+    add("--failed", type=_hosts, default=[], metavar="HOST,HOST",
+        help="who failed; default: members that are UNHEALTHY, in maintenance, or gone")  # fmt: skip
+    add("--suspect", type=_hosts, default=[], metavar="HOST,HOST", help="nothing is put on these")
+    add("--hot-spares", type=_hosts, default=[], metavar="HOST,HOST",
+        help="reserved for this gang, with the program loaded")  # fmt: skip
+    add("--borrow", type=_lender, action="append", default=[], metavar="JOB=FILE",
+        help="a job that may give up nodes, and its hosts; may be given again")  # fmt: skip
+    add("--shrink-to", type=count_of, default=0, metavar="N",
+        help="the gang may go on with no fewer than N nodes; default: it cannot shrink")  # fmt: skip
+    add("--in-process", action="store_true",
+        help="healthy processes wait for the others and need no restart")  # fmt: skip
+    add("--checkpoint-age", type=seconds_of, metavar="20m", help="of the last whole checkpoint")
+    add("--failures-at-step", type=count_of, default=0, metavar="N",
+        help="how often the job failed at this step, this time included")  # fmt: skip
+    add("--error", default="", metavar="TEXT", help="the workload's own error, where that ended it")
+    add(
+        "--show",
+        type=count_of,
+        default=1,
+        metavar="N",
+        help="which way to print in full (default 1)",
+    )
+    add("--explain", action="store_true", help="what each part of the price was computed from")
+    return parser
