@@ -1,0 +1,221 @@
+"""Placement on real data: gangs that `planner` chooses by the earlier runs of each GPU, judged on its later runs.
+
+    python -m bench.quality.placement --seed 1
+
+`gpu_speed/` has runs of SGEMM, ResNet and PageRank on each GPU of one cluster. The runs of a GPU are split in the middle of
+their order in time. The planner sees one node per GPU, with the speed of its earlier runs against the middle of all, and
+takes a gang from a pool that is a quarter larger. A gang takes as long as its slowest member's later runs (median). The
+baseline takes members at random, as an allocator that is blind to speed does; the oracle knows the later runs. GPUs are
+shuffled before they are numbered. Nothing in the planner is fitted to these files.
+
+The first ResNet run of a series takes up to 3.6 times as long as those after it, on all GPUs of a host alike: a cold start. Both
+tables are printed: of all runs, and without the first of each series (an hour or longer after the run before it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.quality.captures import DATA
+from bench.quality.head import DATA_TEXT, ReportHead
+from bench.quality.markdown import table
+from bench.quality.pipeline_scenario import Floats
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.requirements import GangRequirements
+from tests.aggregator.decisions.fleets import Node, table_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "quality_placement.md"
+PUBLISHED_SEED = 1
+WORKLOADS = ("sgemm", "resnet", "pagerank")
+GANGS = (16, 64, 128)
+POOL_SHARE = 1.25
+DRAWS = 100
+#: Of a GPU, both sides of the split together.
+RUNS_MIN = 3
+SERIES_GAP_SECONDS = 3600.0
+#: What is wanted of the oracle's gain; and of the gain that is claimed for work that memory bounds.
+CONTROL = "control: sgemm, earlier runs of other GPUs"
+SHARE_WANTED, CLAIM_MAX = 0.90, 0.003
+SPEED_TEXT = """\
+Runs of SGEMM, ResNet and PageRank on each GPU of one cluster (recordings of hal-uw/blox-pal, MIT), split in the middle of each GPU's
+order in time. The planner sees one node per GPU with the speed of its earlier runs, the raw median against the middle of all GPUs, and
+takes a gang from a pool that is a quarter larger. A gang takes as long as the slowest member's later runs. The service itself learns
+speed from clocks and from gangs, not from times of runs: this measures the choice, not that.
+
+SGEMM: which GPU is slow is the same in later runs, and the plan takes nearly all there is to gain. PageRank: memory bounds it, and little
+is claimed. **ResNet: what is slow in earlier runs is not in later ones**, whole hosts start cold for one run; a plan by raw medians
+claims a gain and has none. Leaving out the first run of each series (an hour or longer after the one before) does not
+change that."""
+
+
+@dataclass(frozen=True)
+class GpuTimes:
+    """Time of a run of each GPU, its earlier and its later ones (medians; shapes: GPUs)."""
+
+    earlier: Floats
+    later: Floats
+
+
+@dataclass(frozen=True)
+class GainRow:
+    """Gains over random members, as shares of the time of a step; means over all draws."""
+
+    workload: str
+    gpus: int
+    gang: int
+    claimed: float
+    gained: float
+    oracle: float
+    random: float
+
+
+def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
+    """Return the GPUs that have runs enough. *warm*: without the first of each series."""
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            runs[row["uuid"]].append((float(row["ts"]), float(row["perf"])))
+    halves: list[tuple[float, float]] = []
+    for uuid in sorted(runs):
+        ordered = sorted(runs[uuid])
+        begins = [float("-inf"), *(time for time, _ in ordered)]
+        times = [
+            perf
+            for (time, perf), before in zip(ordered, begins, strict=False)
+            if not warm or time - before < SERIES_GAP_SECONDS
+        ]
+        middle = len(times) // 2
+        if len(times) >= RUNS_MIN:
+            halves.append((float(np.median(times[:middle])), float(np.median(times[middle:]))))
+    pairs = np.array(halves).reshape(-1, 2)
+    return GpuTimes(pairs[:, 0], pairs[:, 1])
+
+
+def chosen_of(speeds: Floats, gang: int) -> list[int]:
+    """Return the nodes that a plan takes of nodes that differ by *speeds* alone."""
+    nodes = [Node(f"g{at}", speed=float(speed), gpus=1) for at, speed in enumerate(speeds)]
+    nodes_table, candidates = table_of(nodes)
+    found = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
+    assert found  # every node is free and healthy
+    return [int(at) for at in found[0].nodes]
+
+
+def measure(
+    workload: str,
+    times: GpuTimes,
+    gang: int,
+    seed: int,
+    draws: int = DRAWS,
+    *,
+    is_control: bool = False,
+) -> GainRow:
+    """Return what plans gain over random members of pools drawn with *seed*. *is_control*: by other GPUs' earlier runs."""
+    source = np.random.default_rng(seed)
+    pool_size = min(round(gang * POOL_SHARE), times.later.size)
+    found = np.zeros((draws, 4))
+    for draw in range(draws):
+        # Shuffled: the files list GPUs in an order of their own.
+        pool = source.permutation(times.later.size)[:pool_size]
+        earlier, later = times.earlier[pool], times.later[pool]
+        if is_control:
+            earlier = source.permutation(earlier)
+        chosen = chosen_of(np.median(times.earlier) / earlier, gang)
+        # Members at random; the gang is a subset of the pool, and one draw of it is noisy.
+        blind = [source.permutation(pool_size)[:gang] for _ in range(20)]
+        slowest = float(np.mean([later[one].max() for one in blind]))
+        expected = float(np.mean([earlier[one].max() for one in blind]))
+        found[draw] = (
+            1.0 - earlier[chosen].max() / expected,
+            1.0 - later[chosen].max() / slowest,
+            1.0 - np.sort(later)[:gang].max() / slowest,
+            slowest,
+        )
+    claimed, gained, oracle, slowest = (float(one) for one in found.mean(axis=0))
+    return GainRow(workload, times.later.size, gang, claimed, gained, oracle, slowest)
+
+
+def speed_rows(
+    seed: int, folder: Path = DATA / "gpu_speed", draws: int = DRAWS, *, warm: bool = False
+) -> list[GainRow]:
+    """Return a row for each workload and size of gang for which there are GPUs enough; the last is the control."""
+    rows: list[GainRow] = []
+    for workload in WORKLOADS:
+        times = gpu_times(folder / f"{workload}-longhorn.csv", warm=warm)
+        sizes = [gang for gang in GANGS if round(gang * POOL_SHARE) <= times.later.size]
+        rows += [measure(workload, times, gang, seed, draws) for gang in sizes]
+    times = gpu_times(folder / f"{WORKLOADS[0]}-longhorn.csv", warm=warm)
+    control = measure(CONTROL, times, GANGS[0], seed, draws, is_control=True)
+    return [*rows, control]
+
+
+def text_of(rows: Sequence[GainRow], seed: int) -> str:
+    """Return the table, in Markdown."""
+    cells = [
+        (
+            one.workload, str(one.gpus), str(one.gang), f"{one.claimed:+.1%}", f"{one.gained:+.1%}", f"{one.oracle:+.1%}",
+            f"{one.gained / one.oracle:.0%}" if one.oracle > 0.001 else "-",
+        )
+        for one in rows
+    ]  # fmt: skip
+    heads = ("workload", "GPUs", "gang", "claimed", "gained", "oracle", "of the oracle's gain")
+    found: list[str] = []
+    for workload in WORKLOADS:
+        of_it = [one for one in rows if one.workload == workload]
+        if of_it:
+            share = sum(one.gained for one in of_it) / sum(one.oracle for one in of_it)
+            found.append(f"{workload} {share:.0%}")
+    return f"""{table(heads, cells)}
+
+Gain: time of a step saved against members at random; {DRAWS} pools of {POOL_SHARE:g} times the gang, seed {seed}. All sizes
+together, of the oracle's gain: {", ".join(found)}. Wanted: {SHARE_WANTED:.0%}, and for work that memory bounds (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
+
+
+def section(seed: int) -> str:
+    """Return the section of real speeds, in Markdown."""
+    texts = [
+        f"{title}:\n\n{text_of(speed_rows(seed, warm=warm), seed)}"
+        for title, warm in (("All runs", False), ("Without the first run of each series", True))
+    ]
+    return "\n\n".join(["## Real: speed of each GPU", SPEED_TEXT, *texts])
+
+
+def main() -> int:
+    """Print the section, or write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.quality.placement", description=__doc__)
+    parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
+    parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
+    options = parser.parse_args()
+    if not (DATA / "gpu_speed").is_dir():
+        # A clean clone has no recordings: `make evaluate` goes on, and the page stays as it is.
+        print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
+        return 0
+    text = section(options.seed)
+    if not options.write:
+        print(text)
+        return 0
+    made = ReportHead.now(
+        options.seed, f"python -m bench.quality.placement --write --seed {options.seed}", ROOT
+    )
+    lines = [
+        "# How good placement is", "",
+        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
+        "How plans are made and priced is in [placement](placement.md). Not measured yet: interruptions against random members, sizes of elastic gangs,",
+        "packing, simulated fleets, and the regret and the calibration of recoveries.", "",
+        text, "",
+    ]  # fmt: skip
+    PAGE.write_text("\n".join(lines))
+    print(f"wrote {PAGE}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""How placement is measured: what lasts is gained, what does not last is claimed and not gained, and the control gains nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.quality.placement import CONTROL, WORKLOADS, gpu_times, speed_rows
+
+GPUS, RUNS = 40, 6
+HEAD = "exp,ts,cabinet,node,uuid,perf,freq,temp,pwr"
+
+
+def written(folder: Path, *, lasts: bool) -> Path:
+    """Write runs of GPUs whose speed stays theirs, or is drawn anew for later runs."""
+    source = np.random.default_rng(7)
+    for workload in WORKLOADS:
+        early = 100.0 + 20.0 * source.random(GPUS)
+        late = early if lasts else source.permutation(early)
+        lines: list[str] = []
+        for run in range(RUNS):
+            times = early if run < RUNS // 2 else late
+            lines += [f"x,{1000 * run},c,1,GPU-{at},{times[at]:.3f},1,1,1" for at in range(GPUS)]
+        source.shuffle(lines)
+        lines.insert(0, HEAD)
+        (folder / f"{workload}-longhorn.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_only_speed_that_lasts_is_a_gain(tmp_path: Path, lasts: bool) -> None:
+    """A measure that judges by the runs it chose by finds a gain in noise."""
+    rows = speed_rows(3, written(tmp_path, lasts=lasts), draws=10)
+    assert [one.workload for one in rows] == [*WORKLOADS, CONTROL]
+    for one in rows:
+        assert one.claimed > 0.01 and one.oracle > 0.01
+        if lasts and one.workload != CONTROL:
+            assert one.gained == pytest.approx(one.oracle, rel=1e-9)
+        else:
+            assert abs(one.gained) < one.oracle / 2
+
+
+def test_cold_starts_are_left_out(tmp_path: Path) -> None:
+    """The first run of a series says nothing of a GPU; GPUs of few runs are left out."""
+    path = tmp_path / "runs.csv"
+    times = [(0, 400), (600, 100), (1200, 101), (90_000, 390), (90_600, 102), (91_200, 103)]
+    lines = [HEAD]
+    lines += [f"x,{time},c,1,GPU-1,{perf},1,1,1" for time, perf in reversed(times)]
+    path.write_text("\n".join([*lines, "x,0,c,1,GPU-2,100,1,1,1", ""]))
+    warm = gpu_times(path, warm=True)
+    assert warm.earlier.tolist() == [100.5] and warm.later.tolist() == [102.5]
+    assert gpu_times(path, warm=False).earlier.tolist() == [101.0]
