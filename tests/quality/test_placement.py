@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.quality.placement import CONTROL, WORKLOADS, gpu_times, speed_rows
+from bench.quality.hazard import shuffled
+from bench.quality.placement import CONTROL, WORKLOADS, fault_rows, gpu_times, pooled, speed_rows
+from gangline.aggregator.hazard.events import FaultTable
 
 GPUS, RUNS = 40, 6
 HEAD = "exp,ts,cabinet,node,uuid,perf,freq,temp,pwr"
@@ -52,3 +54,16 @@ def test_cold_starts_are_left_out(tmp_path: Path) -> None:
     warm = gpu_times(path, warm=True)
     assert warm.earlier.tolist() == [100.5] and warm.later.tolist() == [102.5]
     assert gpu_times(path, warm=False).earlier.tolist() == [101.0]
+
+
+def test_plans_avoid_nodes_that_fail_again() -> None:
+    """A sixth of the nodes has all faults: plans meet fewer than random members do; of faults at random they meet as many."""
+    source = np.random.default_rng(5)
+    start = np.sort(source.uniform(0.0, 150.0, 500))
+    faults = FaultTable(
+        tuple(f"n{at}" for at in range(60)), source.integers(0, 10, 500).astype(np.intp), start, start + 0.1,
+        np.ones(500, dtype=bool), 150.0,
+    )  # fmt: skip
+    rows = fault_rows(faults, 3, (0.5, 0.8))
+    assert pooled(rows, "oracle") <= pooled(rows, "planned") < 0.2
+    assert 0.75 < pooled(fault_rows(shuffled(faults, 1), 3, (0.5, 0.8)), "planned") < 1.25
