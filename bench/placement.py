@@ -3,7 +3,7 @@
 The server is that of `score_nodes`: an aggregator whose scores and plans a process of its own answers, with declared racks,
 leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate, so that both meet the same machine. All
 idle; then with 10,000 hosts judged each second beside rows of GPUs that are ingested. Further: eight options, a gang that
-does not fit with its changes priced, and the price of nodes that the caller chose.
+does not fit with its changes priced, the price of nodes that the caller chose, and a gang of 512 that lost three members.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import grpc
+import numpy as np
 
 from bench.measure import Result, percentile
 from bench.score_nodes import GPU_ROWS_PER_SECOND, HOSTS, LOAD_SECONDS, Call, _call, _child
 from bench.score_server import ECHO
 from gangline.contract.wire import placement_pb2 as wire
+from gangline.contract.wire import recovery_pb2
 
 NODES = 4096
 CALLS, WARM_UP_CALLS = 400, 20
 LOADED_SECONDS = 10.0
 PLAN = "/gangline.v1.PlacementService/PlanPlacement"
 EVALUATE = "/gangline.v1.PlacementService/EvaluatePlacement"
+RECOVER = "/gangline.v1.RecoveryService/PlanRecovery"
+GANG_NODES = 512
 #: What is asked for: against the echo, and of the other calls in seconds at the client.
 IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
-OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX = 0.015, 0.002
+OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX, RECOVERY_SECONDS_MAX = 0.015, 0.002, 0.002
 
 
 def _requests() -> dict[str, bytes]:
@@ -41,6 +46,19 @@ def _requests() -> dict[str, bytes]:
         "eight": wire.PlanPlacementRequest(gang=whole, candidates=everyone, options_max=8).SerializeToString(),
         "blockers": wire.PlanPlacementRequest(gang=within, candidates=everyone).SerializeToString(),
     }  # fmt: skip
+
+
+def _recovery() -> bytes:
+    """Return a request of a gang that lost three members on two leaves, and has hot spares and free nodes."""
+    gang: Any = wire.GangRequirements(gpus_per_node=8)
+    gang.length.FromSeconds(48 * 3600)
+    bits = np.packbits(np.arange(HOSTS) >= GANG_NODES, bitorder="little").tobytes()
+    candidates: Any = wire.PlacementCandidates(node_bitmap=bits)
+    return recovery_pb2.PlanRecoveryRequest(
+        gang=gang, current_node_index=range(GANG_NODES), failed_node_index=[3, 9, 200],
+        hot_spare_node_index=range(GANG_NODES, GANG_NODES + 8), candidates=candidates, goes_on_in_process=True,
+        nodes_min=GANG_NODES // 2,
+    ).SerializeToString()  # fmt: skip
 
 
 def _seconds(call: Call, request: bytes) -> float:
@@ -92,6 +110,9 @@ def run(seed: int) -> list[Result]:
         found = json.loads(address.readline())
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{found['port']}"))
         plan, evaluate = _call(channel, PLAN), _call(channel, EVALUATE)
+        recover, lost = _call(channel, RECOVER), _recovery()
+        recovered = recovery_pb2.PlanRecoveryResponse.FromString(recover(lost))
+        assert recovered.options[0].replacements
         answer = plan(requests["one"])
         option = wire.PlanPlacementResponse.FromString(answer).options[0]
         assert len(option.node_index) == NODES
@@ -115,6 +136,8 @@ def run(seed: int) -> list[Result]:
             _other("blockers, each with priced changes, p99", plan, requests["blockers"], OPTIONS_SECONDS_MAX,
                    f"{len(blocked.blockers)} constraints in conflict"),
             _other("EvaluatePlacement, p99", evaluate, chosen, EVALUATE_SECONDS_MAX, size),
+            _other("PlanRecovery, p99", recover, lost, RECOVERY_SECONDS_MAX,
+                   f"3 of {GANG_NODES} members failed, {HOSTS} nodes, {len(recovered.options)} ways"),
         ]  # fmt: skip
         stdin.write("judge\n")
         stdin.flush()

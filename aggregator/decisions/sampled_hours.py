@@ -30,23 +30,29 @@ def points() -> Floats:
     for _ in range(60):  # root ** (dimensions + 1) == root + 1
         root = (1.0 + root) ** (1.0 / (dimensions + 1))
     steps = np.array([root ** -(at + 1.0) for at in range(dimensions)])
-    return np.asarray((0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0)
+    evenly: Floats = np.asarray(
+        (0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0, dtype=np.float64
+    )
+    return evenly
 
 
 @cache
 def _normals() -> Floats:
     """Return the same points, each coordinate normal."""
     inverse = NormalDist().inv_cdf
-    return np.array([[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in points()])
+    return np.array(
+        [[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in points()],
+        dtype=np.float64,
+    )
 
 
 def drawn(one: Quantity, dimension: int) -> Floats:
     """Return values of a lognormal whose median is the value and whose 90 % interval has the width that *one* has."""
     if one.value <= 0.0 or one.upper <= one.lower:
-        return np.full(POINTS, one.value)
+        return np.full(POINTS, one.value, dtype=np.float64)
     lower = one.lower if one.lower > 0.0 else one.value**2 / one.upper
     sigma = log(max(one.upper / max(lower, 1e-12), 1.0)) / 3.2897
-    return np.asarray(one.value * np.exp(sigma * _normals()[:, dimension]))
+    return np.asarray(one.value * np.exp(sigma * _normals()[:, dimension]), dtype=np.float64)
 
 
 @cache
@@ -54,24 +60,32 @@ def _last_of(count: int) -> Floats:
     """Return normals of which each is the largest of *count*."""
     inverse = NormalDist().inv_cdf
     uniform = points()[:, REPAIR] ** (1.0 / max(count, 1))
-    return np.array([inverse(min(max(one, 1e-9), 1.0 - 1e-9)) for one in uniform.tolist()])
+    return np.array(
+        [inverse(min(max(one, 1e-9), 1.0 - 1e-9)) for one in uniform.tolist()], dtype=np.float64
+    )
 
 
 def repair_hours(median: float, count: int) -> Floats:
     """Return hours until the last of *count* nodes is repaired: lognormal, each on its own."""
     # Beyond a thousand the largest hardly moves; the bound keeps what is remembered small.
-    return np.asarray(median * np.exp(REPAIR_SIGMA * _last_of(min(count, 1000))))
+    return np.asarray(median * np.exp(REPAIR_SIGMA * _last_of(min(count, 1000))), dtype=np.float64)
 
 
 def second_failures(mean: float) -> Floats:
     """Return how many further interruptions there are: Poisson."""
     if mean > 50.0:
-        return np.asarray(np.maximum(0.0, np.round(mean + mean**0.5 * _normals()[:, SECOND])))
+        return np.asarray(
+            np.maximum(0.0, np.round(mean + mean**0.5 * _normals()[:, SECOND])), dtype=np.float64
+        )
     terms = np.cumprod(np.concatenate(([exp(-mean)], mean / np.arange(1.0, 200.0))))
     counts = np.searchsorted(np.cumsum(terms), points()[:, SECOND]).astype(np.float64)
     found = float(counts.mean())
     # Of rare ones there are too few points: the mean is right nevertheless.
-    return np.asarray(counts * (mean / found)) if found else np.full(POINTS, mean)
+    return (
+        np.asarray(counts * (mean / found), dtype=np.float64)
+        if found
+        else np.full(POINTS, mean, dtype=np.float64)
+    )
 
 
 class SampledSum:
