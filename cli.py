@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "members of a gang failed: the ways to go on",
     ),
+    "reservations": (
+        ".aggregator.commands.reservations",
+        "aggregator",
+        "nodes that schedulers have reserved",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

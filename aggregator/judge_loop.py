@@ -27,6 +27,7 @@ from .ingest.findings import ActiveFindings
 from .ingest.ingest import Ingest
 from .model import AGGREGATOR_HOST
 from .monitoring.alarms import ALARMS
+from .reservations import Reservations
 from .runs.run_log import RunLog
 from .scoring.evaluate import EVALUATED_FINDINGS, FAULT_RULES, Judgement, evaluate
 from .scoring.features import FaultHistory
@@ -93,6 +94,7 @@ class JudgeLoop:
     jump_detector: ClockJumpDetector
     #: Fingerprints of what runs.
     runs: RunLog
+    reservations: Reservations
     #: What the last turn took.
     turn_seconds: float = 0.0
     publisher: Publisher = field(init=False)
@@ -229,6 +231,8 @@ class JudgeLoop:
 
     def _publish(self, snapshot: Judgement) -> None:
         """Let every answer from now on be of *snapshot*."""
+        reserved = self.reservations.node_indexes(self.fleet.index, len(snapshot.names))
+        snapshot = replace(snapshot, reservations=reserved)
         self.snapshot_holder.snapshot = snapshot
         if self.scores is not None:
             self.scores.publish(snapshot)

@@ -115,6 +115,12 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "ListTopologyDomains": _SCHEDULERS,
     },
     "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS},
+    "gangline.v1.ReservationService": {
+        "Reserve": _SCHEDULERS,
+        "Renew": _SCHEDULERS,
+        "Release": _SCHEDULERS,
+        "ListReservations": _SCHEDULERS,
+    },
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,

@@ -48,6 +48,7 @@ from .monitoring.monitor import (
 from .monitoring.probes import LoopLag, ResourceUsage, read_resource_usage
 from .permits import Permits
 from .recordings import RecordingExchange
+from .reservations import Reservations
 from .runs.run_log import RunLog
 from .scoring.declared import rule_names
 from .scoring.evaluate import FAULT_RULES
@@ -63,6 +64,7 @@ from .service.grpc_server import (
     QUERY,
     RECORDING,
     RECOVERY,
+    RESERVATION,
     SCORE,
     TELEMETRY,
     make_server,
@@ -73,6 +75,7 @@ from .service.placement import PlacementService
 from .service.query import QueryService
 from .service.recording import RecordingService
 from .service.recovery import RecoveryService
+from .service.reservation import ReservationService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
 from .service.score_process import ScoreProcess, ScoreProcessError
@@ -289,6 +292,7 @@ class Aggregator:
         undo.push_async_callback(self.query.close)
         restart_state = restore_from_store(self.fleet, self.store, self._ingest.findings, wall_ns())
         self.store.release_restored_state()
+        self._reservations = Reservations(config.data, wall_ns)
         self.judge_loop = self._make_judge_loop(restart_state)
         self.judge_loop.begin()
         placement = PlacementService(self.snapshot_holder)
@@ -297,6 +301,7 @@ class Aggregator:
             SCORE: ScoreService(self.snapshot_holder),
             PLACEMENT: placement,
             RECOVERY: RecoveryService(placement),
+            RESERVATION: ReservationService(self._reservations, placement, wall_ns),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
@@ -312,7 +317,7 @@ class Aggregator:
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
             self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
             lambda: self._self_monitor.messages, restart_state, self._jump_detector,
-            self.runs,
+            self.runs, self._reservations,
         )  # fmt: skip
 
     async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:

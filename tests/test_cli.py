@@ -117,6 +117,7 @@ ARGUMENTS = {
     "permit": ["show"],
     "plan": ["--nodes", "2"],
     "recover": ["--job", "train"],
+    "reservations": [],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],

@@ -53,7 +53,7 @@ LAYERS = {
         "declared query",
         "fleet",
         "declared_reload ingest scoring",
-        "advisories decisions permits recordings runs",
+        "advisories decisions permits recordings reservations runs",
         "service",
         "monitoring",
         "judge_loop",
@@ -316,7 +316,18 @@ def test_the_agent_stays_light(module: str) -> None:
 
 #: What only some of a part's processes need; each costs a start a tenth of a second and more.
 DEAR = HEAVY | {"cryptography"}
-ASKING = ("hosts", "explain", "advise", "permit", "sql", "job", "plan", "recover", "record")
+ASKING = (
+    "hosts",
+    "explain",
+    "advise",
+    "permit",
+    "sql",
+    "job",
+    "plan",
+    "recover",
+    "reservations",
+    "record",
+)
 #: Module of aggregator/ -> what of the dear it may load.
 MAY_LOAD: dict[str, set[str]] = {
     **{f"commands.{name}": {"grpc"} for name in ASKING},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from google.protobuf.json_format import MessageToDict
 
 from ...cli import json_object
 from ...contract.wire import placement_pb2 as wire
-from ...contract.wire import score_pb2
+from ...contract.wire import reservation_pb2, score_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
+from ...contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from .connection import (
     FAILED,
@@ -68,6 +70,7 @@ def _run(options: argparse.Namespace) -> int:
                 reply = placement.PlanPlacement(
                     _plan_request(options, dictionary), timeout=DEADLINE_SECONDS
                 )
+            reserved = _reserve(options, channel, dictionary, reply)
             picture = _picture(options, placement, dictionary, reply)
         except grpc.RpcError as error:
             raise command_error(error, connection_options) from error
@@ -82,7 +85,41 @@ def _run(options: argparse.Namespace) -> int:
         print(plan_text(reply, dictionary.names, explain=options.explain))
     if picture is not None and options.map:
         print("\n".join(picture_lines(picture)))
+    if reserved is not None:
+        print(reserved_text(reserved, dictionary.names), file=sys.stderr if options.json else None)
+        return OK if reserved.HasField("reservation") else FAILED
     return OK if options.evaluate or reply.options else FAILED
+
+
+def _reserve(
+    options: argparse.Namespace, channel: grpc.Channel, dictionary: Any, reply: Any
+) -> reservation_pb2.ReserveResponse | None:
+    """Reserve the nodes and spares of the first option, where that is asked for and there is one."""
+    if not options.reserve or options.evaluate or not reply.options:
+        return None
+    stub: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
+    best = reply.options[0]
+    request = reservation_pb2.ReserveRequest(
+        owner=options.reserve, node_index=[*best.node_index, *best.spare_node_index],
+        dictionary_version=dictionary.version, workload=options.job or "", decision_id=reply.decision_id,
+    )  # fmt: skip
+    request.ttl.FromSeconds(options.ttl)
+    found: reservation_pb2.ReserveResponse = stub.Reserve(request, timeout=DEADLINE_SECONDS)
+    return found
+
+
+def reserved_text(reply: reservation_pb2.ReserveResponse, names: Sequence[str]) -> str:
+    """Return in words what was reserved, or what has changed since the plan."""
+    if reply.HasField("reservation"):
+        one = reply.reservation
+        until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+        return (
+            f"{one.name} for {one.owner}: {len(one.node_index)} nodes with spares until {until}, "
+            f"fencing token {one.fencing_token}"
+        )
+    lines = [f"not reserved: {reply.changed_count} nodes have changed since the plan; plan again"]
+    lines += [f"  {names[one.node_index]}: {one.message}" for one in reply.changes]
+    return "\n".join(lines)
 
 
 def _picture(
@@ -439,6 +476,19 @@ def _parser() -> argparse.ArgumentParser:
     add_gang_options(parser)
     add = parser.add_argument
     add("--nodes", type=count_of, default=1, metavar="N", help="how many (default 1)")
+    add(
+        "--reserve",
+        default="",
+        metavar="OWNER",
+        help="reserve the best option's nodes and spares for OWNER, as slurm-main, so that no other plan offers them",
+    )
+    add(
+        "--ttl",
+        type=seconds_of,
+        default=300,
+        metavar="5m",
+        help="how long the reservation lasts unless renewed (at most 24h)",
+    )
     add(
         "--score-min",
         type=_share,

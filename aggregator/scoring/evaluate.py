@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...fingerprints.sensitivity import KnownWorkloads, Singles
-from ..counter_deltas import Flags
+from ..counter_deltas import Flags, Indexes
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..fleet.peers import slowest, speeds_of_hosts
@@ -220,6 +220,8 @@ class Judgement(Snapshot):
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
     facts: NodeFacts = field(default_factory=NodeFacts)
+    #: Of each reservation: its name, and its nodes by index.
+    reservations: tuple[tuple[str, Indexes], ...] = ()
 
 
 def evaluate(

@@ -18,6 +18,7 @@ from ...contract.wire import (
     query_pb2,
     recording_pb2,
     recovery_pb2,
+    reservation_pb2,
     score_pb2,
     telemetry_pb2,
 )
@@ -29,6 +30,7 @@ from ...contract.wire.placement_pb2_grpc import add_PlacementServiceServicer_to_
 from ...contract.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ...contract.wire.recording_pb2_grpc import add_RecordingServiceServicer_to_server
 from ...contract.wire.recovery_pb2_grpc import add_RecoveryServiceServicer_to_server
+from ...contract.wire.reservation_pb2_grpc import add_ReservationServiceServicer_to_server
 from ...contract.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ...contract.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from ..auth.access import AccessControl, AuthInterceptor, DeniedCallback
@@ -79,7 +81,7 @@ TELEMETRY, SCORE, PERMIT = _name(telemetry_pb2), _name(score_pb2), _name(permit_
 ADVISORY, OUTCOME = _name(advisory_pb2), _name(outcome_pb2)
 QUERY, ADMIN = _name(query_pb2), _name(admin_pb2)
 RECORDING, PLACEMENT = _name(recording_pb2), _name(placement_pb2)
-RECOVERY = _name(recovery_pb2)
+RECOVERY, RESERVATION = _name(recovery_pb2), _name(reservation_pb2)
 
 #: Service -> what puts one on a server.
 _ADD: Mapping[str, Callable[[Any, Any], None]] = {
@@ -93,6 +95,7 @@ _ADD: Mapping[str, Callable[[Any, Any], None]] = {
     RECORDING: add_RecordingServiceServicer_to_server,
     PLACEMENT: add_PlacementServiceServicer_to_server,
     RECOVERY: add_RecoveryServiceServicer_to_server,
+    RESERVATION: add_ReservationServiceServicer_to_server,
 }
 
 

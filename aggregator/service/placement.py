@@ -50,6 +50,7 @@ class PlacementService(PlacementServiceServicer):
         #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
         self._excluded: tuple[int, Flags] | None = None
         self._watches = PlanWatches()
+        self._index: tuple[tuple[str, ...], dict[str, int]] = ((), {})
         self._lock = asyncio.Lock()
         self._plans = 0
         #: The version of the snapshot for which a plan was asked last.
@@ -127,6 +128,12 @@ class PlacementService(PlacementServiceServicer):
                 "no snapshot yet: the first one comes within seconds of the start"
             )
         return snapshot
+
+    def node_index(self, snapshot: Judgement) -> dict[str, int]:
+        """Return each node's index by its name."""
+        if self._index[0] is not snapshot.names:
+            self._index = snapshot.names, {name: at for at, name in enumerate(snapshot.names)}
+        return self._index[1]
 
     def _question(self, request: placement_pb2.PlanPlacementRequest) -> PlanQuestion:
         """Return *request*, checked, as the snapshot of now answers it."""

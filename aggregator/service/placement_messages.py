@@ -30,6 +30,8 @@ from .score import BITMAP_BYTES_MAX
 from .score_messages import packed
 from .validation import check_text
 
+#: Reservations that a request names as the caller's own.
+OWN_RESERVATIONS_MAX = 16
 TENANT_CHARACTERS_MAX, REQUEST_ID_CHARACTERS_MAX = 128, 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
 #: Exchange rates and preferences above this are a mistake, in GPU-hours.
@@ -220,7 +222,23 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
             )
         gpus[node] = mask
         nodes[node] = mask > 0
+    reserved = reserved_nodes(message, snapshot)
+    left_out = int(nodes[reserved].sum())
+    if left_out:
+        nodes[reserved] = False
+        source += f"; without {left_out} that others have reserved"
     return Candidates(nodes, gpus, source)
+
+
+def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
+    """Return the nodes that others have reserved. Raises InvalidArgument."""
+    if len(message.reservation) > OWN_RESERVATIONS_MAX:
+        reason = f"{len(message.reservation)} names, expected at most {OWN_RESERVATIONS_MAX}"
+        raise InvalidArgument("candidates.reservation", reason)
+    for name in message.reservation:
+        check_text("candidates.reservation", name, REQUEST_ID_CHARACTERS_MAX)
+    others = [nodes for name, nodes in snapshot.reservations if name not in message.reservation]
+    return np.concatenate(others) if others else np.zeros(0, dtype=np.intp)
 
 
 def _bitmap(bitmap: bytes, count: int) -> Flags:

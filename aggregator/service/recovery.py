@@ -145,7 +145,9 @@ def _standbys(
         node = int(standbys[np.isin(standbys, current)][0])
         reason = f"{node} is in current_node_index too, expected nodes that are no members"
         raise InvalidArgument("hot_spare_node_index", reason)
-    return standbys
+    requested_candidates: Any = request.candidates
+    reserved = messages.reserved_nodes(requested_candidates, snapshot)
+    return standbys[~np.isin(standbys, reserved)]
 
 
 def _lenders(

@@ -165,18 +165,20 @@ class GangRequirements(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PlacementCandidates(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version")
+    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "reservation")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SHARED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARED_GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     shared_node_index: _containers.RepeatedScalarFieldContainer[int]
     shared_gpu_mask: bytes
     allocation_version: int
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ...) -> None: ...
+    reservation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ..., reservation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanPlacementRequest(_message.Message):
     __slots__ = ("gang", "candidates", "options_max", "explain", "request_id")

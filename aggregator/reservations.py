@@ -1,0 +1,260 @@
+"""Reserved nodes: who holds which, until when, and a fencing token that only grows, so that no node is promised twice.
+
+The aggregator is the one writer. All that is reserved is one file in its folder, replaced whole and durably before a caller is
+told. While we run, time left is counted by a steady clock, so that a clock that is set ends no reservation early; after a
+restart, by the wall clock, and never for longer than the reservation was for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .counter_deltas import Indexes
+from .durable_file import sync_folder
+from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted, ServiceUnavailable
+
+FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20
+#: Of all reservations together.
+RESERVATIONS_MAX, HOSTS_MAX = 1000, 100_000
+TTL_SECONDS_MAX = 86_400
+SECOND_NS = 1_000_000_000
+#: After so long some reservation may have ended.
+RETRY_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class HostReservation(NamedTuple):
+    """Hosts that nobody else is offered until `expire_ns`, which is of the steady clock."""
+
+    token: int
+    owner: str
+    hosts: tuple[str, ...]
+    expire_ns: int
+    ttl_ns: int
+    workload: str = ""
+    decision: str = ""
+    request_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The resource name, of its token."""
+        return f"reservations/{self.token}"
+
+
+class Reservations:
+    """All reservations. Belongs to the loop. `reserve`, `renew` and `release` hold at once; `persisted` makes them last."""
+
+    def __init__(
+        self,
+        folder: Path,
+        wall_ns: Callable[[], int],
+        steady_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """A file that cannot be read is set aside: what it held is lost, and tokens still grow."""
+        self._path = folder / FILE_NAME
+        self._wall_ns, self._steady_ns = wall_ns, steady_ns
+        self._active: dict[int, HostReservation] = {}
+        self._by_host: dict[str, int] = {}
+        self._last_token = 0
+        self._changes = self._written = 0
+        self._lock = asyncio.Lock()
+        self._node_indexes: tuple[Any, tuple[tuple[str, Indexes], ...]] = (None, ())
+        self._load()
+
+    def active(self, owner: str = "") -> list[HostReservation]:
+        """Return those that hold now, the oldest first; of *owner* only, where one is given."""
+        self._expire()
+        return [one for one in self._active.values() if not owner or one.owner == owner]
+
+    def of_host(self, host: str) -> HostReservation | None:
+        """Return the reservation that holds *host* now."""
+        self._expire()
+        token = self._by_host.get(host)
+        return None if token is None else self._active[token]
+
+    def of_request(self, owner: str, request_id: str) -> HostReservation | None:
+        """Return what an earlier request of this id made, while it holds."""
+        self._expire()
+        found = (each for each in self._active.values() if each.request_id == request_id)
+        return next((each for each in found if request_id and each.owner == owner), None)
+
+    def expire_wall_ns(self, one: HostReservation) -> int:
+        """Return when it ends, by the wall clock of now."""
+        return self._wall_ns() + max(one.expire_ns - self._steady_ns(), 0)
+
+    def reserve(
+        self,
+        owner: str,
+        hosts: Sequence[str],
+        ttl_ns: int,
+        *,
+        workload: str = "",
+        decision: str = "",
+        request_id: str = "",
+    ) -> HostReservation:
+        """Reserve *hosts*, of which none may be reserved. Raises ResourceExhausted."""
+        self._expire()
+        assert not any(host in self._by_host for host in hosts)
+        if len(self._active) >= RESERVATIONS_MAX or len(self._by_host) + len(hosts) > HOSTS_MAX:
+            raise ResourceExhausted(
+                f"{len(self._active)} reservations of {len(self._by_host)} nodes stand, at most {RESERVATIONS_MAX} of "
+                f"{HOSTS_MAX}: release some, or wait until they expire",
+                RETRY_SECONDS,
+            )
+        # Also above those of a file that was lost.
+        token = max(self._last_token + 1, self._wall_ns() // 1_000_000)
+        self._last_token = token
+        one = HostReservation(
+            token, owner, tuple(hosts), self._steady_ns() + ttl_ns, ttl_ns, workload, decision, request_id
+        )  # fmt: skip
+        self._add(one)
+        self._changes += 1
+        return one
+
+    def renew(self, name: str, owner: str, token: int, ttl_ns: int) -> HostReservation:
+        """Let it end *ttl_ns* from now. Raises NotFound, PermissionDenied, EtagMismatch."""
+        one = self._find(name, owner, token)
+        if one is None:
+            raise NotFound(
+                f"{name[:100]!r} has expired or was released, or never was: reserve again, and stop acting on its nodes"
+            )
+        renewed = one._replace(expire_ns=self._steady_ns() + ttl_ns, ttl_ns=ttl_ns)
+        self._active[one.token] = renewed
+        self._changes += 1
+        return renewed
+
+    def release(self, name: str, owner: str, token: int) -> bool:
+        """End it; False: it has ended already. Raises PermissionDenied, EtagMismatch."""
+        one = self._find(name, owner, token)
+        if one is None:
+            return False
+        self._remove(one)
+        self._changes += 1
+        return True
+
+    async def persisted(self) -> None:
+        """Return once what is reserved now is on disk. Raises ServiceUnavailable."""
+        wanted = self._changes
+        async with self._lock:
+            if self._written >= wanted:
+                return
+            changes, data = self._changes, self._encoded()
+            try:
+                await asyncio.to_thread(_write, self._path, data)
+            except OSError as error:
+                raise ServiceUnavailable(
+                    f"reservations cannot be stored: {error.strerror or error}; nothing was promised"
+                ) from error
+            self._written = changes
+
+    def node_indexes(self, index: Mapping[str, int], count: int) -> tuple[tuple[str, Indexes], ...]:
+        """Return each reservation's name, and its hosts by *index*, those below *count*."""
+        self._expire()
+        key = (self._changes, len(self._active), id(index), len(index), count)
+        if self._node_indexes[0] != key:
+            found: list[tuple[str, Indexes]] = []
+            for one in self._active.values():
+                nodes = [index.get(host, count) for host in one.hosts]
+                found.append((one.name, np.array([n for n in nodes if n < count], dtype=np.intp)))
+            self._node_indexes = key, tuple(found)
+        return self._node_indexes[1]
+
+    def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
+        self._expire()
+        one = next((each for each in self._active.values() if each.name == name), None)
+        if one is None:
+            return None
+        if one.owner != owner:
+            raise PermissionDenied(f"{name} is of {one.owner!r}, not of {owner!r}")
+        if one.token != token:
+            raise EtagMismatch(
+                f"fencing_token {token} is not that of {name}: send the token that Reserve gave"
+            )
+        return one
+
+    def _add(self, one: HostReservation) -> None:
+        self._active[one.token] = one
+        self._by_host.update(dict.fromkeys(one.hosts, one.token))
+
+    def _remove(self, one: HostReservation) -> None:
+        del self._active[one.token]
+        for host in one.hosts:
+            del self._by_host[host]
+
+    def _expire(self) -> None:
+        now_ns = self._steady_ns()
+        for one in [each for each in self._active.values() if each.expire_ns <= now_ns]:
+            self._remove(one)
+
+    def _encoded(self) -> bytes:
+        return json.dumps(
+            {
+                "version": 1,
+                "last_token": self._last_token,
+                "reservations": [
+                    {**one._asdict(), "expire_ns": self.expire_wall_ns(one)}
+                    for one in self._active.values()
+                ],
+            }
+        ).encode()
+
+    def _load(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                last_token, stored = _decoded(file.read(FILE_BYTES_MAX + 1))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            aside = self._path.with_suffix(".unreadable")
+            log.error(
+                "%s cannot be read (%s): it is kept as %s, and nothing is reserved", self._path, error, aside.name
+            )  # fmt: skip
+            self._path.replace(aside)
+            return
+        self._last_token = last_token
+        now_ns, steady_ns = self._wall_ns(), self._steady_ns()
+        for one in stored:
+            left_ns = min(one.expire_ns - now_ns, one.ttl_ns)
+            if left_ns > 0 and not any(host in self._by_host for host in one.hosts):
+                self._add(one._replace(expire_ns=steady_ns + left_ns))
+
+
+def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
+    """Return the last token and the reservations of a file. Raises ValueError, TypeError, KeyError."""
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
+    fields = json.loads(data)
+    if fields["version"] != 1:
+        raise ValueError(f"version {fields['version']!r}, expected 1: a later aggregator wrote it")
+    found = [
+        HostReservation(**{**one, "hosts": tuple(one["hosts"])}) for one in fields["reservations"]
+    ]
+    for one in found:
+        numbers = (one.token, one.expire_ns, one.ttl_ns, fields["last_token"])
+        texts = (one.owner, one.workload, one.decision, one.request_id, *one.hosts)
+        if not all(type(each) is int for each in numbers) or not all(
+            isinstance(each, str) for each in texts
+        ):
+            raise TypeError("a field of the wrong type")
+    return int(fields["last_token"]), found
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file at *path*, durably. Raises OSError."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)

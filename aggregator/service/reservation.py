@@ -1,0 +1,167 @@
+"""ReservationService: a plan's nodes, confirmed against the present state and kept from everybody else's plans for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import placement_pb2
+from ...contract.wire import reservation_pb2 as wire
+from ...contract.wire.reservation_pb2_grpc import ReservationServiceServicer
+from ..counter_deltas import Indexes
+from ..decisions.requirements import NODES_MAX
+from ..errors import InvalidArgument
+from ..principal import current_principal
+from ..reservations import SECOND_NS, TTL_SECONDS_MAX, HostReservation, Reservations
+from ..scoring.evaluate import Judgement
+from . import placement_messages as messages
+from .idempotency import ID_CHARACTERS_MAX
+from .placement import PlacementService
+from .validation import actor_with_login, check_text
+
+OWNER_CHARACTERS_MAX, WORKLOAD_CHARACTERS_MAX = 128, 256
+TTL_SECONDS_DEFAULT, TTL_SECONDS_MIN = 300, 1
+#: Nodes that an answer names; a count says how many there are.
+CHANGES_MAX = 100
+
+
+class ReservationService(ReservationServiceServicer):
+    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge."""
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        placement: PlacementService,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        """*placement*: knows the last snapshot, and which of its nodes no plan may use."""
+        self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
+
+    async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
+        """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable."""
+        owner = _owner_of(request, context)
+        ttl_ns = _ttl_ns(request.ttl)
+        check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
+        check_text("decision_id", request.decision_id, messages.REQUEST_ID_CHARACTERS_MAX)
+        check_text("request_id", request.request_id, ID_CHARACTERS_MAX)
+        snapshot = self._placement.snapshot()
+        messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
+        nodes = _nodes_of(request, len(snapshot.names))
+        hosts = [snapshot.names[node] for node in nodes.tolist()]
+        reply = wire.ReserveResponse(score_version=snapshot.version)
+        before = self._reservations.of_request(owner, request.request_id)
+        if before is not None and before.hosts != tuple(hosts):
+            raise InvalidArgument(
+                "request_id",
+                f"{request.request_id!r} made {before.name} of other nodes: each request has its own",
+            )
+        if before is None:
+            self._add_changes(reply, snapshot, nodes)
+            if reply.changed_count or request.validate_only:
+                return reply
+            before = self._reservations.reserve(
+                owner, hosts, ttl_ns, workload=request.workload, decision=request.decision_id,
+                request_id=request.request_id,
+            )  # fmt: skip
+        await self._reservations.persisted()
+        reply.reservation.CopyFrom(self._message(before, snapshot))
+        return reply
+
+    async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
+        """Let it last longer, or end sooner. Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable."""
+        owner = _owner_of(request, context)
+        one = self._reservations.renew(
+            request.name, owner, request.fencing_token, _ttl_ns(request.ttl)
+        )
+        await self._reservations.persisted()
+        return self._message(one, self._placement.snapshot())
+
+    async def Release(
+        self, request: wire.ReleaseReservationRequest, context: Any
+    ) -> wire.ReleaseReservationResponse:
+        """End it. Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable."""
+        owner = _owner_of(request, context)
+        known = self._reservations.release(request.name, owner, request.fencing_token)
+        await self._reservations.persisted()
+        return wire.ReleaseReservationResponse(known=known)
+
+    async def ListReservations(
+        self, request: wire.ListReservationsRequest, context: Any
+    ) -> wire.ListReservationsResponse:
+        """Return those that stand. Raises InvalidArgument, ServiceUnavailable."""
+        check_text("owner", request.owner, 2 * OWNER_CHARACTERS_MAX)
+        snapshot = self._placement.snapshot()
+        found = self._reservations.active(request.owner)
+        return wire.ListReservationsResponse(
+            reservations=[self._message(one, snapshot) for one in found]
+        )
+
+    def _add_changes(
+        self, reply: wire.ReserveResponse, snapshot: Judgement, nodes: Indexes
+    ) -> None:
+        """Put into *reply* what stands in the way of *nodes*."""
+        table, _ = self._placement.table(snapshot, placement_pb2.GangRequirements())
+        for node in nodes.tolist():
+            holder = self._reservations.of_host(snapshot.names[node])
+            if holder is not None:
+                change, message = wire.NODE_RESERVED, f"{holder.name} of {holder.owner}"
+                left = (self._reservations.expire_wall_ns(holder) - self._wall_ns()) / SECOND_NS
+                message += f", for {left:.0f} s more"
+            elif table.excluded[node]:
+                change, message = (
+                    wire.NODE_UNHEALTHY,
+                    "UNHEALTHY, or out of service; see GetNodeScore",
+                )
+            else:
+                continue
+            reply.changed_count += 1
+            if len(reply.changes) < CHANGES_MAX:
+                reply.changes.add(node_index=node, change=change, message=message)
+
+    def _message(self, one: HostReservation, snapshot: Judgement) -> wire.Reservation:
+        index = self._placement.node_index(snapshot)
+        message = wire.Reservation(
+            name=one.name, owner=one.owner, dictionary_version=snapshot.dictionary_version,
+            node_index=[index[host] for host in one.hosts if host in index],
+            fencing_token=one.token, workload=one.workload, decision_id=one.decision,
+        )  # fmt: skip
+        message.expire_time.FromNanoseconds(self._reservations.expire_wall_ns(one))
+        return message
+
+
+def _owner_of(
+    request: wire.ReserveRequest | wire.RenewReservationRequest | wire.ReleaseReservationRequest,
+    context: Any,
+) -> str:
+    """Return who reserves, with the login. Raises InvalidArgument."""
+    if not request.owner:
+        raise InvalidArgument("owner", "empty, expected the name of who reserves: slurm-main")
+    check_text("owner", request.owner, OWNER_CHARACTERS_MAX)
+    return actor_with_login(current_principal(context), request.owner)
+
+
+def _ttl_ns(ttl: Duration) -> int:
+    if not ttl.ByteSize():
+        return TTL_SECONDS_DEFAULT * SECOND_NS
+    if not TTL_SECONDS_MIN <= ttl.seconds <= TTL_SECONDS_MAX or not 0 <= ttl.nanos < SECOND_NS:
+        raise InvalidArgument(
+            "ttl",
+            f"{ttl.seconds} s, expected {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} s, which is a day",
+        )
+    return ttl.seconds * SECOND_NS + ttl.nanos
+
+
+def _nodes_of(request: wire.ReserveRequest, count: int) -> Indexes:
+    nodes = np.array(request.node_index, dtype=np.intp)
+    if not 1 <= nodes.size <= NODES_MAX:
+        raise InvalidArgument("node_index", f"{nodes.size} nodes, expected 1 to {NODES_MAX}")
+    if int(nodes.max()) >= count:
+        raise InvalidArgument(
+            "node_index", f"{int(nodes.max())}, expected below {count}, the number of nodes"
+        )
+    if np.unique(nodes).size != nodes.size:
+        raise InvalidArgument("node_index", "a node is there twice, expected each once")
+    return nodes

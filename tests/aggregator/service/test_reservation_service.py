@@ -1,0 +1,182 @@
+"""ReservationService over a judged fleet: a plan is confirmed against the present, and nobody else is offered its nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.errors import FailedPrecondition, InvalidArgument
+from gangline.aggregator.principal import LOCAL, set_principal
+from gangline.aggregator.reservations import SECOND_NS, Reservations
+from gangline.aggregator.service.placement import PlacementService
+from gangline.aggregator.service.recovery import RecoveryService
+from gangline.aggregator.service.reservation import ReservationService
+from gangline.contract.wire import placement_pb2, recovery_pb2
+from gangline.contract.wire import reservation_pb2 as wire
+from tests.aggregator.service.test_placement_service import (
+    SnapshotStandIn,
+    everyone,
+    gang,
+    placed_world,
+)
+
+
+class ReservedFleet:
+    """Services over eight hosts, of which the fourth is broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = placed_world()
+        self.now_ns = 1_700_000_000 * SECOND_NS
+        self.source = SnapshotStandIn(self.world.run(20))
+        self.reservations = Reservations(folder, lambda: self.now_ns, lambda: self.now_ns)
+        self.placement = PlacementService(self.source)
+        self.service = ReservationService(self.reservations, self.placement, lambda: self.now_ns)
+        self.recovery = RecoveryService(self.placement)
+
+    def judge(self) -> None:
+        """Let the next snapshot have what is reserved, as the aggregator does each second."""
+        snapshot = self.world.run(1)
+        reserved = self.reservations.node_indexes(self.world.fleet.index, len(snapshot.names))
+        self.source.snapshot = replace(snapshot, reservations=reserved)
+
+    def call(self, method: Callable[..., Any], request: Any) -> Any:
+        async def guarded() -> Any:
+            set_principal(LOCAL)
+            return await method(request, None)
+
+        return asyncio.run(guarded())
+
+    def reserve(self, owner: str, *nodes: int, **fields: Any) -> wire.ReserveResponse:
+        request = wire.ReserveRequest(owner=owner, node_index=nodes, **fields)
+        found: wire.ReserveResponse = self.call(self.service.Reserve, request)
+        return found
+
+    def planned(self, nodes: int, *own: str) -> placement_pb2.PlanPlacementResponse:
+        request = placement_pb2.PlanPlacementRequest(gang=gang(nodes), candidates=everyone(8))
+        request.candidates.reservation.extend(own)
+        found: placement_pb2.PlanPlacementResponse = self.call(
+            self.placement.PlanPlacement, request
+        )
+        return found
+
+
+def test_a_reserved_node_is_in_nobody_elses_plan(tmp_path: Path) -> None:
+    """A plan that is reserved is not offered again, to its owner it is, and after its end to everybody."""
+    fleet = ReservedFleet(tmp_path)
+    first = fleet.planned(4)
+    nodes = list(first.options[0].node_index)
+    held = fleet.reserve("slurm", *nodes, decision_id=first.decision_id).reservation
+    assert list(held.node_index) == nodes and held.decision_id == first.decision_id
+    fleet.judge()
+    other = fleet.planned(3)
+    assert not set(other.options[0].node_index) & set(nodes)
+    assert "without 4 that others have reserved" in other.candidates_source
+    assert set(other.options[0].spare_node_index).isdisjoint(nodes)
+    assert not fleet.planned(4).options  # seven are well, four of them reserved
+    assert set(fleet.planned(4, held.name).options[0].node_index) == set(nodes)
+    fleet.now_ns += 301 * SECOND_NS  # not renewed
+    fleet.judge()
+    assert fleet.planned(4).options
+
+
+def test_two_incidents_never_get_one_spare(tmp_path: Path) -> None:
+    """Both plan from the same snapshot and want the same spare; the second is told who has it, and its next plan leaves it out."""
+    fleet = ReservedFleet(tmp_path)
+
+    def incident(*members: int) -> recovery_pb2.PlanRecoveryResponse:
+        request = recovery_pb2.PlanRecoveryRequest(
+            gang=placement_pb2.GangRequirements(gpus_per_node=2), current_node_index=members,
+            failed_node_index=members[:1], hot_spare_node_index=[6], candidates=everyone(8),
+        )  # fmt: skip
+        request.candidates.node_bitmap = bytes([1 << 6])
+        request.gang.length.FromSeconds(3600)
+        reply: recovery_pb2.PlanRecoveryResponse = fleet.call(fleet.recovery.PlanRecovery, request)
+        return reply
+
+    def spares(reply: recovery_pb2.PlanRecoveryResponse) -> set[int]:
+        return {each.by_node_index for one in reply.options for each in one.replacements}
+
+    assert 6 in spares(incident(0, 1)) and 6 in spares(incident(4, 5))
+    assert fleet.reserve("incident-a", 6).HasField("reservation")
+    refused = fleet.reserve("incident-b", 6)
+    assert not refused.HasField("reservation") and refused.changes[0].change == wire.NODE_RESERVED
+    fleet.judge()
+    assert 6 not in spares(incident(4, 5))
+
+
+def test_what_changed_since_the_plan_is_named(tmp_path: Path) -> None:
+    """A node that broke, and one that another took, are both in the answer; nothing is reserved by half."""
+    fleet = ReservedFleet(tmp_path)
+    fleet.reserve("other", 5)
+    reply = fleet.reserve("slurm", 2, 3, 5)
+    assert not reply.HasField("reservation") and reply.changed_count == 2
+    assert {one.node_index: one.change for one in reply.changes} == {
+        3: wire.NODE_UNHEALTHY, 5: wire.NODE_RESERVED
+    }  # fmt: skip
+    assert fleet.reserve("slurm", 2, validate_only=True) == wire.ReserveResponse(
+        score_version=reply.score_version
+    )
+    assert fleet.reservations.of_host("h2") is None
+
+
+def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
+    """The same id of the same owner gets the same reservation; of other nodes it is a mistake, and said."""
+    fleet = ReservedFleet(tmp_path)
+    first = fleet.reserve("slurm", 1, 2, request_id="one")
+    assert fleet.reserve("slurm", 1, 2, request_id="one").reservation == first.reservation
+    with pytest.raises(InvalidArgument, match="of other nodes"):
+        fleet.reserve("slurm", 4, request_id="one")
+    one = first.reservation
+    fields: dict[str, Any] = {
+        "name": one.name,
+        "owner": "slurm",
+        "fencing_token": one.fencing_token,
+    }
+    fleet.now_ns += 100 * SECOND_NS
+    renewed = fleet.call(fleet.service.Renew, wire.RenewReservationRequest(**fields))
+    assert renewed.expire_time.ToNanoseconds() == one.expire_time.ToNanoseconds() + 100 * SECOND_NS
+    release = wire.ReleaseReservationRequest(**fields)
+    assert fleet.call(fleet.service.Release, release).known
+    assert not fleet.call(fleet.service.Release, release).known
+    assert not fleet.call(
+        fleet.service.ListReservations, wire.ListReservationsRequest()
+    ).reservations
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"owner": ""}, "owner: empty"),
+        ({"owner": "x" * 129}, "owner: 129 characters"),
+        ({"owner": "a\nb"}, "owner: one line"),
+        ({"node_index": []}, "node_index: 0 nodes"),
+        ({"node_index": [8]}, "node_index: 8, expected below 8"),
+        ({"node_index": [1, 1]}, "node_index: a node is there twice"),
+        ({"ttl": 86_401}, "ttl: 86401 s, expected 1 to 86400"),
+        ({"ttl": -5}, "ttl: -5 s"),
+        ({"request_id": "x" * 65}, "request_id: 65 characters"),
+        ({"workload": "x" * 257}, "workload: 257 characters"),
+        ({"decision_id": "x" * 129}, "decision_id: 129 characters"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    """A request that cannot be right is refused with what would be."""
+    fleet = ReservedFleet(tmp_path)
+    ttl = fields.pop("ttl", None)
+    request = wire.ReserveRequest(**{"owner": "slurm", "node_index": [1], **fields})
+    if ttl is not None:
+        request.ttl.seconds = ttl
+    with pytest.raises(InvalidArgument) as refused:
+        fleet.call(fleet.service.Reserve, request)
+    assert words in f"{refused.value.field}: {refused.value.field_message}"
+
+
+def test_indexes_of_another_epoch_are_refused(tmp_path: Path) -> None:
+    """Indexes of a dictionary that began again name other hosts."""
+    with pytest.raises(FailedPrecondition, match="call GetNodeDictionary again"):
+        ReservedFleet(tmp_path).reserve("slurm", 1, dictionary_version=99)

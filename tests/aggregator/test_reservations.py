@@ -1,0 +1,213 @@
+"""Reservations: no node is promised twice, whatever expires, crashes or is set meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline import cli
+from gangline.aggregator.errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted
+from gangline.aggregator.reservations import (
+    FILE_NAME,
+    RESERVATIONS_MAX,
+    SECOND_NS,
+    HostReservation,
+    Reservations,
+)
+from gangline.contract.wire import reservation_pb2 as wire
+from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
+from tests.aggregator.process import Process
+from tests.processes import GUARD_SECONDS
+
+HOSTS = [f"gpu-{at}" for at in range(12)]
+TTL_NS = 60 * SECOND_NS
+
+
+class Clocks:
+    """A wall clock that is set now and then, and a steady one that is not."""
+
+    def __init__(self) -> None:
+        self.wall = 1_700_000_000 * SECOND_NS
+        self.steady = 0
+
+    def run(self, seconds: int) -> None:
+        self.wall += seconds * SECOND_NS
+        self.steady += seconds * SECOND_NS
+
+    def load(self, folder: Path) -> Reservations:
+        return Reservations(folder, lambda: self.wall, lambda: self.steady)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
+    """Among callers, expiries, renewals, crashes and a clock that is set: at most one promise that holds, tokens only grow."""
+    chance, clocks = random.Random(seed), Clocks()
+    current = clocks.load(tmp_path)
+    #: What callers were told: the reservation, and until when of the steady clock they may act.
+    promised: dict[int, tuple[HostReservation, int]] = {}
+    tokens: list[int] = []
+
+    def hold(one: HostReservation) -> None:
+        promised[one.token] = one, clocks.steady + one.ttl_ns
+
+    for _ in range(150):
+        turn = chance.random()
+        standing = [one for one, until in promised.values() if until > clocks.steady]
+        if turn < 0.45:
+            hosts = chance.sample(HOSTS, chance.randint(1, 4))
+            if all(current.of_host(host) is None for host in hosts):
+                one = current.reserve(chance.choice("ab"), hosts, chance.randint(5, 60) * SECOND_NS)
+                if chance.random() < 0.8:
+                    asyncio.run(current.persisted())
+                    hold(one)
+                    tokens.append(one.token)
+                else:  # killed before anybody was told
+                    current = clocks.load(tmp_path)
+        elif turn < 0.6 and standing:
+            before = chance.choice(standing)
+            one = current.renew(before.name, before.owner, before.token, TTL_NS)
+            asyncio.run(current.persisted())
+            hold(one)
+        elif turn < 0.7 and standing:
+            before = chance.choice(standing)
+            assert current.release(before.name, before.owner, before.token)
+            asyncio.run(current.persisted())
+            del promised[before.token]
+        elif turn < 0.85:
+            clocks.run(chance.randint(1, 30))
+        elif turn < 0.93:
+            current = clocks.load(tmp_path)  # kill -9, and started again at once
+        else:
+            # While it runs the wall clock is set: what stands is written with the next change.
+            clocks.wall += chance.randint(-1000, 1000) * SECOND_NS
+            one = current.reserve("clock", [f"other-{len(tokens)}"], TTL_NS)
+            asyncio.run(current.persisted())
+            hold(one)
+            tokens.append(one.token)
+        held: dict[str, int] = {}
+        for one, until in promised.values():
+            if until > clocks.steady:
+                for host in one.hosts:
+                    assert host not in held
+                    held[host] = one.token
+                    found = current.of_host(host)
+                    assert found is not None and found.token == one.token
+    assert tokens == sorted(set(tokens))
+
+
+def test_who_may_renew_and_release(tmp_path: Path) -> None:
+    """Another owner, a wrong token and a name that has expired are refused, each in its own way."""
+    clocks = Clocks()
+    current = clocks.load(tmp_path)
+    one = current.reserve("slurm", ["a", "b"], TTL_NS, request_id="r")
+    assert current.of_request("slurm", "r") == one and current.of_request("other", "r") is None
+    with pytest.raises(PermissionDenied, match="is of 'slurm'"):
+        current.renew(one.name, "other", one.token, TTL_NS)
+    with pytest.raises(EtagMismatch, match="send the token that Reserve gave"):
+        current.release(one.name, "slurm", one.token + 1)
+    clocks.run(61)
+    with pytest.raises(NotFound, match="reserve again"):
+        current.renew(one.name, "slurm", one.token, TTL_NS)
+    assert not current.release(one.name, "slurm", one.token) and not current.active()
+
+
+def test_a_restart_keeps_what_stands_and_its_request(tmp_path: Path) -> None:
+    """A caller that lost the answer in a crash sends the request again, and has what it had."""
+    clocks = Clocks()
+    first = clocks.load(tmp_path)
+    one = first.reserve("slurm", ["a"], TTL_NS, workload="train", decision="d1", request_id="r1")
+    asyncio.run(first.persisted())
+    clocks.run(10)
+    again = clocks.load(tmp_path)
+    found = again.of_request("slurm", "r1")
+    assert found is not None and found._replace(expire_ns=0) == one._replace(expire_ns=0)
+    assert again.expire_wall_ns(found) == clocks.wall + 50 * SECOND_NS
+    clocks.run(51)
+    assert not clocks.load(tmp_path).active()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", '{"version": 2, "last_token": 1, "reservations": []}',
+        '{"version": 1, "last_token": "x", "reservations": [{"token": 1}]}',
+        '{"version": 1, "last_token": 1, "reservations": [{"token": 1, "owner": "a", "hosts": [1], "expire_ns": 1, "ttl_ns": 1}]}',
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> None:
+    """The aggregator starts; tokens are still higher than any that it gave before."""
+    clocks = Clocks()
+    before = clocks.load(tmp_path).reserve("a", ["h"], TTL_NS)
+    clocks.run(1)
+    (tmp_path / FILE_NAME).write_text(text)
+    current = clocks.load(tmp_path)
+    assert not current.active() and (tmp_path / "reservations.unreadable").read_text() == text
+    assert current.reserve("a", ["h"], TTL_NS).token > before.token
+
+
+def test_reservations_are_bounded(tmp_path: Path) -> None:
+    """A scheduler that never releases is told to, and fills neither memory nor the file."""
+    current = Clocks().load(tmp_path)
+    for at in range(RESERVATIONS_MAX):
+        current.reserve("a", [f"h{at}"], TTL_NS)
+    with pytest.raises(ResourceExhausted, match="release some"):
+        current.reserve("a", ["one more"], TTL_NS)
+
+
+def test_reservations_outlive_kill_9(
+    lab: Any, make_agent: Any, connect: Any, until: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real aggregator is killed right after it promised: the next one keeps the promise, and refuses the node to others."""
+
+    async def register(port: int) -> Any:
+        connection = connect(port, make_agent(host="gpu-1"))
+        await connection.register()
+        connection.open()
+        return connection
+
+    async def reserve(port: int, owner: str) -> wire.ReserveResponse:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = wire.ReserveRequest(owner=owner, node_index=[0], request_id="incident-1")
+            async with asyncio.timeout(GUARD_SECONDS):
+                while True:
+                    try:
+                        reply: wire.ReserveResponse = await stub.Reserve(request)
+                        return reply
+                    except grpc.aio.AioRpcError as error:  # not judged yet
+                        assert error.code() in (
+                            grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT
+                        ), error.details()  # fmt: skip
+                        await asyncio.sleep(0.05)
+
+    async def live(owner: str, kill: int) -> wire.ReserveResponse:
+        process = Process(lab.folder, "--set", "judge_seconds=0.1")
+        connection = await register(process.port)
+        try:
+            reply = await reserve(process.port, owner)
+            if kill == signal.SIGTERM:
+                url = f"127.0.0.1:{process.port}"
+                assert await asyncio.to_thread(cli.main, ["reservations", "--aggregator", url]) == 0
+            return reply
+        finally:
+            process.end(kill)
+            await connection.close()
+
+    promised = asyncio.run(live("slurm", signal.SIGKILL)).reservation
+    assert promised.fencing_token and list(promised.node_index) == [0]
+    again = asyncio.run(live("slurm", signal.SIGKILL)).reservation
+    assert again.fencing_token == promised.fencing_token
+    other = asyncio.run(live("kueue", signal.SIGTERM))
+    assert not other.HasField("reservation")
+    assert [(one.node_index, one.change) for one in other.changes] == [(0, wire.NODE_RESERVED)]
+    assert f"{promised.name} of slurm" in other.changes[0].message
+    assert promised.name in capsys.readouterr().out
+    stored = json.loads((lab.folder / FILE_NAME).read_text())
+    assert stored["last_token"] == promised.fencing_token
