@@ -28,6 +28,7 @@ from .connection import (
 )
 from .permit import seconds_of
 from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
+from .plan_sizes import add_size_options, apply_sizes, sizes_lines
 
 #: A plan of a large fleet with blockers takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -62,7 +63,8 @@ def _run(options: argparse.Namespace) -> int:
                     node_index=_indexes(dictionary, options.evaluate.split(",")),
                     explain=options.explain,
                 )
-                request.gang.nodes = 0
+                if options.sizes is None:
+                    request.gang.nodes = 0
                 reply = placement.EvaluatePlacement(request, timeout=DEADLINE_SECONDS)
             else:
                 reply = placement.PlanPlacement(
@@ -121,7 +123,9 @@ def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
 
 def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
     request = wire.PlanPlacementRequest(
-        gang=_gang(options), options_max=options.options, explain=options.explain
+        gang=_gang(options),
+        options_max=options.options,
+        explain=options.explain or options.sizes is not None,
     )
     request.candidates.CopyFrom(_candidates(options, dictionary))
     return request
@@ -163,7 +167,7 @@ def _indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
 
 def _gang(options: argparse.Namespace) -> wire.GangRequirements:
     gang = wire.GangRequirements(
-        nodes=options.nodes,
+        nodes=options.nodes or (0 if options.sizes else 1),
         gpus_per_node=options.gpus_per_node,
         node_score_min=options.score_min,
         survival_min=options.survival_min,
@@ -180,6 +184,7 @@ def _gang(options: argparse.Namespace) -> wire.GangRequirements:
         gang.invariants.spread_over = _tier(tier)
     if options.job:
         gang.workload.job = options.job
+    apply_sizes(gang, options)
     return gang
 
 
@@ -199,6 +204,8 @@ def plan_text(
     if reply.degraded:
         lines.append(f"degraded: {reply.degraded_reason}")
     if reply.options:
+        if reply.sizes:
+            lines += [*sizes_lines(reply.sizes, len(reply.options[0].node_index)), ""]
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
@@ -218,6 +225,7 @@ def plan_text(
 def _options_table(options: Sequence[wire.PlacementOption]) -> str:
     heads = (
         "OPTION",
+        "NODES",
         "LOST GPU-H",
         "90 %",
         "GOODPUT",
@@ -237,7 +245,7 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
         )
         rows.append(
             (
-                str(at), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
+                str(at), str(len(one.node_index)), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
                 f"{one.goodput.value:.3f}", f"{one.survival.value:.3f}", f"{one.speed.value:.3f}",
                 f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
             )
@@ -261,6 +269,12 @@ def option_lines(
             f"  {hours.value:10.1f}  {part.name} ({hours.lower:.1f} to {hours.upper:.1f}, {source})"
         )
         lines.append(f"{line}: {hours.evidence}" if explain and hours.evidence else line)
+    if option.HasField("work_hours"):
+        until = option.work_hours
+        lines.append(
+            f"work done in {until.value:.1f} h ({until.lower:.1f} to {until.upper:.1f}), "
+            f"scaling efficiency {option.scaling_efficiency.value:.3f}"
+        )
     lines.append(f"{len(option.node_index)} nodes in rank order:")
     lines += _wrapped(fold_names([names[at] for at in option.node_index]))
     found = [names[at] for at in option.spare_node_index]
@@ -375,8 +389,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_options(parser)
     add = parser.add_argument
-    add("--nodes", type=_count, default=1, metavar="N", help="how many (default 1)")
+    add("--nodes", type=_count, metavar="N", help="how many (default 1)")
     add("--gpus-per-node", type=_count, default=0, metavar="N", help="default: whole nodes")
+    add_size_options(parser)
     add(
         "--for",
         dest="length",
