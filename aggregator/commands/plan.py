@@ -30,6 +30,7 @@ from .connection import (
 )
 from .permit import seconds_of
 from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, plan_picture
+from .plan_sizes import add_size_options, apply_sizes, sizes_lines
 
 #: A plan of a large fleet with blockers takes longer than a score.
 DEADLINE_SECONDS = 20.0
@@ -64,7 +65,8 @@ def _run(options: argparse.Namespace) -> int:
                     node_index=node_indexes(dictionary, options.evaluate.split(",")),
                     explain=options.explain,
                 )
-                request.gang.nodes = 0
+                if options.sizes is None:
+                    request.gang.nodes = 0
                 reply = placement.EvaluatePlacement(request, timeout=DEADLINE_SECONDS)
             else:
                 reply = placement.PlanPlacement(
@@ -158,7 +160,9 @@ def _write_picture(path: Path, picture: PlanPicture, reply: Any) -> None:
 
 def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlacementRequest:
     request = wire.PlanPlacementRequest(
-        gang=_planned_gang(options), options_max=options.options, explain=options.explain
+        gang=_planned_gang(options),
+        options_max=options.options,
+        explain=options.explain or options.sizes is not None,
     )
     request.candidates.CopyFrom(candidates_of(options, dictionary))
     return request
@@ -202,7 +206,8 @@ def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
 
 def _planned_gang(options: argparse.Namespace) -> wire.GangRequirements:
     gang = gang_of(options)
-    gang.nodes = options.nodes
+    gang.nodes = options.nodes or (0 if options.sizes else 1)
+    apply_sizes(gang, options)
     gang.node_score_min, gang.survival_min = options.score_min, options.survival_min
     return gang
 
@@ -243,6 +248,8 @@ def plan_text(
     if reply.degraded:
         lines.append(f"degraded: {reply.degraded_reason}")
     if reply.options:
+        if reply.sizes:
+            lines += [*sizes_lines(reply.sizes, len(reply.options[0].node_index)), ""]
         lines += [_options_table(reply.options), ""]
         lines += option_lines(reply.options[0], names, explain=explain)
     else:
@@ -262,6 +269,7 @@ def plan_text(
 def _options_table(options: Sequence[wire.PlacementOption]) -> str:
     heads = (
         "OPTION",
+        "NODES",
         "LOST GPU-H",
         "90 %",
         "GOODPUT",
@@ -281,7 +289,7 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
         )
         rows.append(
             (
-                str(at), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
+                str(at), str(len(one.node_index)), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
                 f"{one.goodput.value:.3f}", f"{one.survival.value:.3f}", f"{one.speed.value:.3f}",
                 f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
             )
@@ -316,6 +324,12 @@ def option_lines(
 ) -> list[str]:
     """Return one option in full: its price in parts, its nodes, who stands by, what it strands."""
     lines = price_lines(option.price, explain=explain)
+    if option.HasField("work_hours"):
+        until = option.work_hours
+        lines.append(
+            f"work done in {until.value:.1f} h ({until.lower:.1f} to {until.upper:.1f}), "
+            f"scaling efficiency {option.scaling_efficiency.value:.3f}"
+        )
     lines.append(f"{len(option.node_index)} nodes in rank order:")
     lines += wrapped(fold_names([names[at] for at in option.node_index]))
     found = [names[at] for at in option.spare_node_index]
@@ -475,7 +489,8 @@ def _parser() -> argparse.ArgumentParser:
     add_options(parser)
     add_gang_options(parser)
     add = parser.add_argument
-    add("--nodes", type=count_of, default=1, metavar="N", help="how many (default 1)")
+    add("--nodes", type=count_of, metavar="N", help="how many (default 1)")
+    add_size_options(parser)
     add(
         "--reserve",
         default="",

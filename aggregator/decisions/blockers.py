@@ -6,7 +6,7 @@ QuickXplain (Junker, AAAI 2004) finds the set with few questions of whether some
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,6 +78,8 @@ def find_blockers(
     communication: Quantity | None = None,
 ) -> PlanBlockers:
     """Return why *needs* do not fit: no plan was found for them."""
+    # Of several sizes the smallest fits wherever another one does.
+    needs = replace(needs, nodes=needs.elastic.allowed[0]) if needs.elastic else needs
     request = BlockedRequest(table, candidates, needs, communication)
     active = request.active()
 
@@ -130,7 +132,7 @@ def _message(request: BlockedRequest, constraint: str) -> str:
         tier.title if tier else "" for tier in (needs.within, needs.segment_tier, needs.spread_over)
     )
     return {
-        NODES: f"{needs.nodes} nodes are asked for; {usable} are free, healthy and large enough",
+        NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are asked for; {usable} are free, healthy and large enough",
         CANDIDATES: f"{count} of {total} nodes are no candidates, by {request.candidates.source}",
         STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
         GPUS: f"{count} of {total} nodes have not {planner.gpus_of(table, needs)} GPUs free",

@@ -324,13 +324,13 @@ def plan(
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
     )  # fmt: skip
     answers = [
-        answer(table, candidates, pool, needs, lost, nodes, bound, _spans(measure))
+        answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
         for nodes, measure in zip(found, measures, strict=True)
     ]
     return sorted(answers, key=lambda one: one.price.total.value)
 
 
-def _spans(measure: Sequence[float]) -> tuple[list[int], list[int]]:
+def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:
     """Return domains and unknown of a measure of the search."""
     count = len(PRICED_TIERS)
     return [int(one) for one in measure[3 : 3 + count]], [int(one) for one in measure[3 + count :]]

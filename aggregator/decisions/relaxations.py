@@ -13,7 +13,7 @@ from math import comb, exp, isnan, log
 import numpy as np
 
 from ..counter_deltas import Indexes
-from . import planner
+from . import elastic, planner
 from .node_table import NodeTable
 from .planner import Candidates
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
@@ -122,7 +122,7 @@ class BlockedRequest:
         if constraint == STATES:
             return replace(changed, repaired=self.repairable())
         removed: Mapping[str, GangRequirements] = {
-            NODES: replace(needs, nodes=needs.segment_nodes),
+            NODES: replace(needs, nodes=needs.segment_nodes, elastic=None),
             GPUS: replace(needs, gpus_per_node=1),
             FLOOR: replace(needs, score_min=0.0),
             SURVIVAL: replace(needs, survival_min=0.0),
@@ -224,7 +224,7 @@ def _restored(
     """Return *changed* with the constraints *back* as they were asked for, and those *out* removed."""
     needs, requested = changed.needs, request.needs
     fields: dict[str, tuple[str, ...]] = {
-        NODES: ("nodes",), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
+        NODES: ("nodes", "elastic"), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
         WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
         SPREAD: ("spread_over", "spread_nodes_max"),
     }  # fmt: skip
@@ -260,10 +260,15 @@ def _mildest(
         step = needs.segment_nodes
         count = _largest(
             1, (needs.nodes - 1) // step,
-            lambda size: request.fits(replace(base, needs=replace(needs, nodes=size * step))),
+            lambda size: request.fits(replace(base, needs=replace(needs, nodes=size * step, elastic=None))),
         )  # fmt: skip
         values = (
-            [(replace(needs, nodes=count * step), f"{needs.nodes} -> {count * step} nodes")]
+            [
+                (
+                    replace(needs, nodes=count * step, elastic=None),
+                    f"{needs.nodes} -> {count * step} nodes",
+                )
+            ]
             if count
             else []
         )
@@ -348,7 +353,7 @@ def _first_that_fit(
 ) -> list[ChangedRequest]:
     """Return the first that fits. *sized*: of any size, the least being a whole segment."""
     for each, change in values:
-        needs = replace(each, nodes=each.segment_nodes) if sized else each
+        needs = replace(each, nodes=each.segment_nodes, elastic=None) if sized else each
         changed = replace(base, needs=needs, changes=(*base.changes, change))
         if request.fits(changed):
             return [changed]
@@ -444,15 +449,15 @@ def _fewest(
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
     table = request.table_for(changed)
-    options = planner.plan(
+    options = elastic.plan(
         table, request.candidates_for(changed), changed.needs, request.communication, steps_max=0
     )
     if not options:
         return None
     option, changes = options[0], list(changed.changes)
     extra: list[PricePart] = []
-    requested = request.needs.nodes * planner.gpus_of(request.table, request.needs)
-    placed = changed.needs.nodes * planner.gpus_of(request.table, changed.needs)
+    requested = request.needs.nodes_max * planner.gpus_of(request.table, request.needs)
+    placed = changed.needs.nodes_max * planner.gpus_of(request.table, changed.needs)
     if placed < requested:
         hours = (requested - placed) * request.needs.hours
         extra.append(

@@ -8,6 +8,7 @@ from enum import IntEnum
 from math import inf, nan
 
 from ..scoring.node_facts import DOMAIN_FIELDS
+from .scaling import ElasticSizes
 
 
 class Tier(IntEnum):
@@ -81,6 +82,17 @@ class GangRequirements:
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
     data_parallel: int = 0
+    #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
+    elastic: ElasticSizes | None = None
+
+    def allows(self, nodes: int) -> bool:
+        """Say whether a gang of so many nodes is of a size that was asked for."""
+        return nodes in self.elastic.allowed if self.elastic else nodes == self.nodes
+
+    @property
+    def nodes_max(self) -> int:
+        """The largest size that is asked for."""
+        return self.elastic.allowed[-1] if self.elastic else self.nodes
 
     @property
     def hazard_sum_max(self) -> float:

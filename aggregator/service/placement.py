@@ -13,12 +13,13 @@ from ...contract.wire import placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..counter_deltas import Flags
-from ..decisions import blockers, planner
+from ..decisions import blockers, elastic
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
 from ..decisions.quantity import Quantity, QuantitySource
 from ..errors import ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .gang_sizes import add_sizes
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .score import SnapshotSource, requested_workload
 from .validation import check_text
@@ -104,15 +105,16 @@ class PlacementService(PlacementServiceServicer):
         nodes = messages.nodes_of(request, snapshot)
         gang = placement_pb2.GangRequirements()
         gang.CopyFrom(request.gang)
-        gang.nodes = nodes.size
+        if not gang.HasField("sizes"):
+            gang.nodes = nodes.size
         needs = messages.requirements_of(gang)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
-        option = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
-        violations = planner.violations(table, needs, nodes)
+        option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
+        violations = elastic.violations(table, needs, nodes)
         return placement_pb2.EvaluatePlacementResponse(
             option=messages.option_message(
-                table, option, explain=request.explain, violations=violations
+                table, option, explain=request.explain, violations=violations, needs=needs
             ),
             score_version=snapshot.version,
             dictionary_version=snapshot.dictionary_version,
@@ -258,12 +260,18 @@ def _add_options(
     options_max: int,
 ) -> None:
     """Put up to *options_max* options into *reply*."""
-    table = question.table
-    options = planner.plan(
-        table, question.candidates, question.needs, question.communication, options_max=options_max
-    )
+    table, needs = question.table, question.needs
+    terms = (table, question.candidates, needs, question.communication)
+    if needs.elastic is None:
+        options = elastic.plan(*terms, options_max=options_max)
+    else:
+        plan = elastic.plan_sizes(*terms, options_max=options_max, every_size=request.explain)
+        options = plan.options
+        add_sizes(reply, needs.elastic, plan.sizes, explain=request.explain)
     for option in options:
-        reply.options.append(messages.option_message(table, option, explain=request.explain))
+        reply.options.append(
+            messages.option_message(table, option, explain=request.explain, needs=needs)
+        )
 
 
 def _add_blockers(

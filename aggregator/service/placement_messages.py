@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
+from ..decisions.elastic import work_hours
 from ..decisions.node_table import NodeTable
 from ..decisions.planner import OPTIONS_MAX, Candidates, PlacementChoice
 from ..decisions.price import GangPrice, PricePart
@@ -26,9 +27,10 @@ from ..decisions.requirements import (
 )
 from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
+from .gang_sizes import sizes_of
 from .score import BITMAP_BYTES_MAX
 from .score_messages import packed
-from .validation import check_text
+from .validation import check_range, check_real, check_text
 
 #: Reservations that a request names as the caller's own.
 OWN_RESERVATIONS_MAX = 16
@@ -45,25 +47,27 @@ SHARED_GPUS_MAX = 8
 
 def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
     """Return what a gang asks for, without its workload. Raises InvalidArgument."""
-    check_range("gang.nodes", gang.nodes, 1, NODES_MAX)
+    elastic = sizes_of(gang)
+    nodes = elastic.allowed[-1] if elastic else gang.nodes
+    check_range("gang.nodes", nodes, 1, NODES_MAX)
     check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
-    _check_real("gang.node_score_min", gang.node_score_min, 1.0)
-    _check_real(
+    check_real("gang.node_score_min", gang.node_score_min, 1.0)
+    check_real(
         "gang.gpu_hours_per_stranded_gpu_hour", gang.gpu_hours_per_stranded_gpu_hour, RATE_MAX
     )
     if not 0.0 <= gang.survival_min < 1.0:
         raise InvalidArgument("gang.survival_min", f"{gang.survival_min:g}, expected 0 to below 1")
     if gang.HasField("communication_share"):
-        _check_real("gang.communication_share", gang.communication_share, 1.0)
+        check_real("gang.communication_share", gang.communication_share, 1.0)
     check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
     for name in ("tensor", "pipeline", "data"):
         check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
     length = _hours(gang, "length", 60.0, YEAR_SECONDS)
     return GangRequirements(
-        nodes=gang.nodes,
+        nodes=nodes,
         gpus_per_node=gang.gpus_per_node,
         hours=24.0 if isnan(length) else length,
-        **_invariants(gang.invariants, gang.nodes),
+        **_invariants(gang.invariants, nodes),
         score_min=gang.node_score_min,
         survival_min=gang.survival_min,
         detect_hours=_hours(gang, "detect", 0.0, WEEK_SECONDS),
@@ -80,6 +84,7 @@ def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
         tensor_parallel=gang.groups.tensor,
         pipeline_parallel=gang.groups.pipeline,
         data_parallel=gang.groups.data,
+        elastic=elastic,
     )
 
 
@@ -131,7 +136,7 @@ def _preferences(requested: Sequence[placement_pb2.TierPreference]) -> dict[Tier
             raise InvalidArgument(
                 f"{field}.tier", f"TIER_{tier.name} is there twice; expected one preference a tier"
             )
-        _check_real(f"{field}.gpu_hours_per_domain", one.gpu_hours_per_domain, RATE_MAX)
+        check_real(f"{field}.gpu_hours_per_domain", one.gpu_hours_per_domain, RATE_MAX)
         found[tier] = one.gpu_hours_per_domain
     return found
 
@@ -148,17 +153,6 @@ def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
         )
         raise InvalidArgument(field, f"{value}, expected {names}, or unspecified")
     return Tier(value)
-
-
-def check_range(field: str, value: int, low: int, high: int) -> None:
-    """Raise InvalidArgument unless *value* is from *low* to *high*."""
-    if not low <= value <= high:
-        raise InvalidArgument(field, f"{value}, expected {low} to {high}")
-
-
-def _check_real(field: str, value: float, high: float) -> None:
-    if not 0.0 <= value <= high:  # also refuses NaN
-        raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
 
 
 def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: float) -> float:
@@ -272,7 +266,7 @@ def nodes_of(message: placement_pb2.EvaluatePlacementRequest, snapshot: Judgemen
         )
     if np.bincount(nodes).max() > 1:
         raise InvalidArgument("node_index", "a node is there twice, expected each once")
-    if message.gang.nodes not in (0, nodes.size):
+    if not message.gang.HasField("sizes") and message.gang.nodes not in (0, nodes.size):
         raise InvalidArgument(
             "gang.nodes", f"{message.gang.nodes}, expected {nodes.size}, as in node_index, or 0"
         )
@@ -313,9 +307,14 @@ def parts_message(
 
 
 def option_message(
-    table: NodeTable, option: PlacementChoice, *, explain: bool, violations: Sequence[str] = ()
+    table: NodeTable,
+    option: PlacementChoice,
+    *,
+    explain: bool,
+    violations: Sequence[str] = (),
+    needs: GangRequirements | None = None,
 ) -> placement_pb2.PlacementOption:
-    """Return an option for the wire."""
+    """Return an option for the wire. *needs*: of a gang of several sizes, so that it also says what its size does."""
     reply = placement_pb2.PlacementOption(
         gpu_mask=option.gpu_masks.tobytes(),
         spares_wanted=option.backups_wanted,
@@ -335,6 +334,12 @@ def option_message(
             reply.spanned.add(tier=_number(tier), domains=domains, unknown_nodes=unknown)
     for each, before, after in option.strands:
         reply.strands.add(tier=_number(each), nodes_before=before, nodes_after=after)
+    if needs is not None and needs.elastic is not None:
+        size = int(option.nodes.size)
+        efficiency = needs.elastic.efficiency(size)
+        until = work_hours(needs.elastic, option.price, size, needs.hours)
+        reply.scaling_efficiency.CopyFrom(estimate_message(efficiency, explain=explain))
+        reply.work_hours.CopyFrom(estimate_message(until, explain=explain))
     return reply
 
 
@@ -381,7 +386,10 @@ def domains_message(
 
 def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) -> None:
     """Put changed requirements into the message that they came in."""
-    gang.nodes, gang.gpus_per_node = needs.nodes, needs.gpus_per_node
+    if needs.elastic is None:  # else `nodes` says at which size the length is
+        gang.nodes = needs.nodes
+        gang.ClearField("sizes")
+    gang.gpus_per_node = needs.gpus_per_node
     gang.node_score_min, gang.survival_min = needs.score_min, needs.survival_min
     invariants = gang.invariants
     invariants.within = _number(needs.within)

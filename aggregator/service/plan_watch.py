@@ -16,7 +16,7 @@ import numpy as np
 
 from ...contract.wire import placement_pb2 as wire
 from ..counter_deltas import Indexes
-from ..decisions import planner
+from ..decisions import elastic, planner
 from ..decisions.node_table import NodeTable
 from ..decisions.planner import Candidates, PlacementChoice
 from ..decisions.quantity import Quantity
@@ -108,15 +108,15 @@ class WatchedPlan:
 
     def _margin_of(self, question: PlanQuestion) -> float:
         needs = question.needs
-        gross = needs.nodes * planner.gpus_of(question.table, needs) * needs.hours
+        gross = needs.nodes_max * planner.gpus_of(question.table, needs) * needs.hours
         return self._margin or CHANGE_SHARE_MIN * gross
 
     def _evaluate(self, question: PlanQuestion) -> tuple[PlacementChoice | None, list[str]]:
         """Return what the plan of before costs now, None where it does not hold, and why not."""
         nodes, table = self._current, question.table
-        if nodes.size != question.needs.nodes:
+        if not question.needs.allows(nodes.size):
             return None, [f"{nodes.size} nodes for {question.needs.nodes}"] if nodes.size else []
-        reasons = planner.violations(table, question.needs, nodes)
+        reasons = elastic.violations(table, question.needs, nodes)
         if (out := nodes[table.excluded[nodes]]).size:
             reasons = [one for one in reasons if "UNHEALTHY" not in one]
             reasons.insert(0, f"{_names(question, out)}: UNHEALTHY, in maintenance, or gone")
@@ -128,7 +128,7 @@ class WatchedPlan:
             reasons.insert(0, f"{_names(question, taken)}: no longer free")
         if reasons:
             return None, reasons
-        choice = planner.evaluate_nodes(
+        choice = elastic.evaluate_nodes(
             table, question.candidates, question.needs, nodes, question.communication
         )
         return choice, []
@@ -144,7 +144,7 @@ class WatchedPlan:
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
             # Nothing did fit: whether something does now is a matter of a search, and why not has been said.
-            found = planner.plan(
+            found = elastic.plan(
                 question.table, question.candidates, question.needs, question.communication
             )
             if not found:
@@ -170,7 +170,9 @@ class WatchedPlan:
             degraded_reason=snapshot.degraded_reason,
         )
         plan.options.append(
-            messages.option_message(question.table, current, explain=self.request.explain)
+            messages.option_message(
+                question.table, current, explain=self.request.explain, needs=question.needs
+            )
         )
         change = wire.PLAN_FIRST if self._is_first else wire.PLAN_REPRICED
         return self._announced(plan, change, [])

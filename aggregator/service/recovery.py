@@ -30,7 +30,7 @@ from . import placement_messages as messages
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
-from .validation import check_text
+from .validation import check_range, check_text
 
 LENDERS_MAX, FAILURES_MAX = 32, 1000
 INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
@@ -55,6 +55,9 @@ class RecoveryService(RecoveryServiceServicer):
         requested_gang: Any = request.gang
         requested_candidates: Any = request.candidates
         gang.CopyFrom(requested_gang)
+        if gang.HasField("sizes"):
+            reason = "expected unset: nodes_min says how far the gang may shrink"
+            raise InvalidArgument("gang.sizes", reason)
         if gang.nodes not in (0, current.size):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
@@ -113,8 +116,8 @@ def incident_of(
     """Return what happened. Raises InvalidArgument."""
     check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
     check_text("application_error", request.application_error, ERROR_CHARACTERS_MAX)
-    messages.check_range("nodes_min", request.nodes_min, 0, current.size)
-    messages.check_range("failures_at_step", request.failures_at_step, 0, FAILURES_MAX)
+    check_range("nodes_min", request.nodes_min, 0, current.size)
+    check_range("failures_at_step", request.failures_at_step, 0, FAILURES_MAX)
     failed = _nodes("failed_node_index", request.failed_node_index, snapshot)
     if not np.isin(failed, current).all():
         other = int(failed[~np.isin(failed, current)][0])

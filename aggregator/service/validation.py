@@ -23,6 +23,18 @@ def check_text(field: str, text: str, characters_max: int) -> None:
         raise InvalidArgument(field, "one line of printable characters")
 
 
+def check_range(field: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidArgument for a whole number outside of its limits."""
+    if not low <= value <= high:
+        raise InvalidArgument(field, f"{value}, expected {low} to {high}")
+
+
+def check_real(field: str, value: float, high: float) -> None:
+    """Raise InvalidArgument for a number below 0 or above *high*, or none."""
+    if not 0.0 <= value <= high:  # also refuses NaN
+        raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
+
+
 def time_ns_of(field: str, time: Timestamp) -> int:
     """Return a time in nanoseconds since 1970. Raises InvalidArgument."""
     if not 0 <= time.seconds < 1 << 33 or not 0 <= time.nanos < SECOND_NS:

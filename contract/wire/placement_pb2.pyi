@@ -123,7 +123,7 @@ class ParallelGroups(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ...) -> None: ...
 
 class GangRequirements(_message.Message):
-    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "tenant", "priority")
+    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "tenant", "priority", "sizes", "throughputs")
     NODES_FIELD_NUMBER: _ClassVar[int]
     GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,8 @@ class GangRequirements(_message.Message):
     GPU_HOURS_PER_STRANDED_GPU_HOUR_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUTS_FIELD_NUMBER: _ClassVar[int]
     nodes: int
     gpus_per_node: int
     length: _duration_pb2.Duration
@@ -162,7 +164,33 @@ class GangRequirements(_message.Message):
     gpu_hours_per_stranded_gpu_hour: float
     tenant: str
     priority: int
-    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    sizes: GangSizes
+    throughputs: _containers.RepeatedCompositeFieldContainer[ThroughputPoint]
+    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ...) -> None: ...
+
+class GangSizes(_message.Message):
+    __slots__ = ("min_nodes", "max_nodes", "multiple_of", "powers_of_two", "allowed_nodes", "free_gpu_value")
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLE_OF_FIELD_NUMBER: _ClassVar[int]
+    POWERS_OF_TWO_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_NODES_FIELD_NUMBER: _ClassVar[int]
+    FREE_GPU_VALUE_FIELD_NUMBER: _ClassVar[int]
+    min_nodes: int
+    max_nodes: int
+    multiple_of: int
+    powers_of_two: bool
+    allowed_nodes: _containers.RepeatedScalarFieldContainer[int]
+    free_gpu_value: float
+    def __init__(self, min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., multiple_of: _Optional[int] = ..., powers_of_two: _Optional[bool] = ..., allowed_nodes: _Optional[_Iterable[int]] = ..., free_gpu_value: _Optional[float] = ...) -> None: ...
+
+class ThroughputPoint(_message.Message):
+    __slots__ = ("nodes", "throughput")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_FIELD_NUMBER: _ClassVar[int]
+    nodes: int
+    throughput: float
+    def __init__(self, nodes: _Optional[int] = ..., throughput: _Optional[float] = ...) -> None: ...
 
 class PlacementCandidates(_message.Message):
     __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "reservation")
@@ -215,7 +243,7 @@ class LargestGang(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., nodes_before: _Optional[int] = ..., nodes_after: _Optional[int] = ...) -> None: ...
 
 class PlacementOption(_message.Message):
-    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations")
+    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations", "scaling_efficiency", "work_hours")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     SPARE_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +257,8 @@ class PlacementOption(_message.Message):
     STRANDS_FIELD_NUMBER: _ClassVar[int]
     GAP_GPU_HOURS_MAX_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    SCALING_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
+    WORK_HOURS_FIELD_NUMBER: _ClassVar[int]
     node_index: _containers.RepeatedScalarFieldContainer[int]
     gpu_mask: bytes
     spare_node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -242,7 +272,23 @@ class PlacementOption(_message.Message):
     strands: _containers.RepeatedCompositeFieldContainer[LargestGang]
     gap_gpu_hours_max: float
     violations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+    scaling_efficiency: Estimate
+    work_hours: Estimate
+    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., work_hours: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+
+class PlacementSize(_message.Message):
+    __slots__ = ("nodes", "scaling_efficiency", "gpu_hours_min", "gpu_hours", "does_not_fit")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SCALING_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
+    GPU_HOURS_MIN_FIELD_NUMBER: _ClassVar[int]
+    GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    DOES_NOT_FIT_FIELD_NUMBER: _ClassVar[int]
+    nodes: int
+    scaling_efficiency: Estimate
+    gpu_hours_min: float
+    gpu_hours: float
+    does_not_fit: bool
+    def __init__(self, nodes: _Optional[int] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., gpu_hours_min: _Optional[float] = ..., gpu_hours: _Optional[float] = ..., does_not_fit: _Optional[bool] = ...) -> None: ...
 
 class Relaxation(_message.Message):
     __slots__ = ("change", "gang", "added_node_index", "price", "survival", "start_p50", "start_p90")
@@ -275,7 +321,7 @@ class Blocker(_message.Message):
     def __init__(self, constraint: _Optional[str] = ..., message: _Optional[str] = ..., nodes_excluded: _Optional[int] = ..., relaxations: _Optional[_Iterable[_Union[Relaxation, _Mapping]]] = ...) -> None: ...
 
 class PlanPlacementResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "blockers", "score_version", "dictionary_version", "allocation_version", "candidates_source", "solve_time", "degraded", "degraded_reason", "proven")
+    __slots__ = ("decision_id", "options", "blockers", "score_version", "dictionary_version", "allocation_version", "candidates_source", "solve_time", "degraded", "degraded_reason", "proven", "sizes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     BLOCKERS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +333,7 @@ class PlanPlacementResponse(_message.Message):
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
     PROVEN_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[PlacementOption]
     blockers: _containers.RepeatedCompositeFieldContainer[Blocker]
@@ -298,7 +345,8 @@ class PlanPlacementResponse(_message.Message):
     degraded: bool
     degraded_reason: str
     proven: bool
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., proven: _Optional[bool] = ...) -> None: ...
+    sizes: _containers.RepeatedCompositeFieldContainer[PlacementSize]
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., proven: _Optional[bool] = ..., sizes: _Optional[_Iterable[_Union[PlacementSize, _Mapping]]] = ...) -> None: ...
 
 class EvaluatePlacementRequest(_message.Message):
     __slots__ = ("gang", "dictionary_version", "node_index", "explain")

@@ -1,0 +1,106 @@
+"""Sizes at the prompt: `gangline plan --sizes 8..64:power-of-two`, the throughputs that are known, and a table of the sizes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from ...contract.wire import placement_pb2 as wire
+
+POWER_OF_TWO, MULTIPLE_OF = "power-of-two", "multiple-of-"
+#: Numbers of one option.
+NUMBERS_MAX = 256
+
+
+def sizes_option(text: str) -> wire.GangSizes:
+    """Return the sizes of `8..64`, `8..64:power-of-two`, `8..64:multiple-of-4` or `8,12,16`."""
+    found = re.fullmatch(
+        rf"(\d{{1,6}})\.\.(\d{{1,6}})(?::({POWER_OF_TWO}|{MULTIPLE_OF}\d{{1,6}}))?", text, re.ASCII
+    )
+    if found is not None:
+        sizes = wire.GangSizes(min_nodes=int(found[1]), max_nodes=int(found[2]))
+        sizes.powers_of_two = found[3] == POWER_OF_TWO
+        if found[3] and not sizes.powers_of_two:
+            sizes.multiple_of = int(found[3].removeprefix(MULTIPLE_OF))
+        return sizes
+    if re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII) and text.count(",") < NUMBERS_MAX:
+        return wire.GangSizes(allowed_nodes=[int(one) for one in text.split(",")])
+    raise argparse.ArgumentTypeError(
+        f"{text[:40]!r}: expected 8..64, 8..64:{POWER_OF_TWO}, 8..64:{MULTIPLE_OF}4, or 8,12,16"
+    )
+
+
+def throughputs_option(text: str) -> list[wire.ThroughputPoint]:
+    """Return the points of `8=1200,16=2310`: nodes, and the throughput of the whole gang."""
+    points: list[wire.ThroughputPoint] = []
+    for one in text.split(",", NUMBERS_MAX):
+        found = re.fullmatch(r"(\d{1,6})=(\d+(?:\.\d+)?(?:e\d{1,2})?)", one, re.ASCII)
+        if found is None:
+            raise argparse.ArgumentTypeError(
+                f"{one[:40]!r}: expected NODES=THROUGHPUT, as 8=1200,16=2310"
+            )
+        points.append(wire.ThroughputPoint(nodes=int(found[1]), throughput=float(found[2])))
+    return points
+
+
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of gangs that may have several sizes."""
+    add = parser.add_argument
+    add(
+        "--sizes",
+        type=sizes_option,
+        metavar="8..64",
+        help="any of these sizes: 8..64, 8..64:power-of-two, 8..64:multiple-of-4, or 8,12,16; "
+        "--for is the length at --nodes, by default at the largest",
+    )
+    add(
+        "--throughput",
+        type=throughputs_option,
+        default=[],
+        metavar="N=T,N=T",
+        help="throughput of earlier runs by nodes, in any unit, as 8=1200,16=2310",
+    )
+    add(
+        "--free-gpu-value",
+        type=float,
+        default=0.0,
+        metavar="V",
+        help="what a GPU-hour left free is worth to others, 0 to 1 (default 0: it is idle)",
+    )
+
+
+def apply_sizes(gang: wire.GangRequirements, options: argparse.Namespace) -> None:
+    """Put the options of sizes into the message."""
+    gang.throughputs.extend(options.throughput)
+    if options.sizes is None:
+        return
+    gang.sizes.CopyFrom(options.sizes)
+    gang.sizes.free_gpu_value = options.free_gpu_value
+
+
+def sizes_lines(sizes: Sequence[wire.PlacementSize], chosen: int) -> list[str]:
+    """Return a table of the sizes; the size of the first option has a mark."""
+    rows = [("NODES", "LOST GPU-H", "SCALING", "90 %", "")]
+    for one in sizes:
+        scaling = one.scaling_efficiency
+        cost = f"{one.gpu_hours:.1f}" if one.HasField("gpu_hours") else f"> {one.gpu_hours_min:.1f}"
+        rows.append(
+            (
+                str(one.nodes),
+                "does not fit" if one.does_not_fit else cost,
+                f"{scaling.value:.3f}",
+                f"{scaling.lower:.2f} to {scaling.upper:.2f}",
+                "<- option 1" if one.nodes == chosen else "",
+            )
+        )
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    known = {
+        wire.EstimateSource.Name(one.scaling_efficiency.source).rpartition("_")[2].lower()
+        for one in sizes
+    }
+    return [*lines, f"scaling: {', '.join(sorted(known))}"]

@@ -1,0 +1,348 @@
+"""Gangs that may have one of several sizes: which size, on which nodes, and at what price.
+
+Prices of sizes are compared over the same hours and against the GPUs of the largest size that is asked for:
+
+    useful = GPUs x hours x v x (1 - lost) x scaling efficiency
+    price  = GPUs x hours - useful + GPUs of the largest size that are not placed x hours x (1 - worth of a free GPU)
+
+so that a gang grows for as long as the work of one more GPU is worth more than that GPU left free. Not each size is searched
+where only the best plan is asked for: a bound of each (the fastest nodes, the least hazards and the fewest domains, each on
+its own) says which of them cannot be better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, nan
+
+import numpy as np
+
+from ..counter_deltas import Floats, Indexes
+from . import planner
+from .node_table import NodeTable
+from .planner import LARGE_NODES, STEPS_MAX, SUBSETS_MAX, Candidates, Eligible, PlacementChoice
+from .price import CROSSING, GangPrice, LostTime, PricePart, lost_time
+from .quantity import Quantity, declared, weakest
+from .requirements import PRICED_TIERS, GangRequirements
+from .scaling import ElasticSizes
+
+#: Work that takes longer is not told in hours.
+WORK_HOURS_MAX = 1e6
+#: Sums in another order differ in their last digits.
+_ROUNDING = 1e-11
+
+
+@dataclass(frozen=True, slots=True)
+class SizePrice:
+    """One size. `gpu_hours` of the best plan found: infinite where none was, NaN where none was looked for."""
+
+    nodes: int
+    gpu_hours_min: float
+    gpu_hours: float = nan
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPlan:
+    """The options over all sizes, the cheapest first, and each size."""
+
+    options: list[PlacementChoice]
+    sizes: tuple[SizePrice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Nodes of one size, in rank order. `value`: the price without what it strands."""
+
+    size: int
+    value: float
+    nodes: Indexes
+    measure: list[float]
+
+    @property
+    def aspects(self) -> tuple[float, ...]:
+        """What no other option may be better in altogether: price, hazard, speed, domains of each tier."""
+        _, hazard, speed, *spans = self.measure
+        return (self.value, hazard, -speed, *spans)
+
+
+class _SizeTerms:
+    """What each size adds to the price of its nodes, in GPU-hours."""
+
+    def __init__(
+        self, table: NodeTable, needs: GangRequirements, communication: Quantity | None
+    ) -> None:
+        elastic = needs.elastic
+        assert elastic is not None
+        self.needs, self.elastic = needs, elastic
+        self.gpus = planner.gpus_of(table, needs)
+        self._lost = lost_time(replace(needs, nodes=2), 2 * self.gpus, communication)
+        self._lost_of_one = lost_time(replace(needs, nodes=1), self.gpus, communication)
+
+    def gross(self, nodes: int) -> float:
+        """Return GPUs x hours."""
+        return nodes * self.gpus * self.needs.hours
+
+    def lost(self, nodes: int, share: float = 1.0) -> LostTime:
+        """Return what the request decides of the price; *share* of GPUs x hours counts."""
+        base = self._lost_of_one if nodes == 1 else self._lost
+        return replace(base, gross_gpu_hours=self.gross(nodes) * share)
+
+    def added(self, nodes: int) -> float:
+        """Return what the size costs, whichever nodes are chosen."""
+        efficiency = self.elastic.efficiency(nodes).value
+        return self.gross(nodes) * (1.0 - efficiency) + self.elastic.unplaced_gpu_hours(
+            nodes, self.gpus, self.needs.hours
+        )
+
+
+def sized_price(
+    price: GangPrice, elastic: ElasticSizes, nodes: int, gpus: int, hours: float
+) -> GangPrice:
+    """Return the price of *nodes* nodes of *gpus* GPUs as one of several sizes. The parts sum to the total."""
+    gross, efficiency, useful = nodes * gpus * hours, elastic.efficiency(nodes), price.goodput
+    goodput = Quantity(
+        useful.value * efficiency.value,
+        useful.lower * efficiency.lower,
+        useful.upper * efficiency.upper,
+        weakest((useful.source, efficiency.source)),
+        f"{useful.evidence}; {efficiency.evidence}",
+    )
+    scaling = Quantity(
+        gross * useful.value * (1.0 - efficiency.value),
+        gross * useful.value * (1.0 - efficiency.upper),
+        gross * useful.value * (1.0 - efficiency.lower),
+        efficiency.source,
+        efficiency.evidence,
+    )
+    count = (elastic.allowed[-1] - nodes) * gpus
+    unplaced = declared(
+        elastic.unplaced_gpu_hours(nodes, gpus, hours),
+        f"{count} GPUs fewer than the largest size; a free GPU-hour is worth {elastic.free_gpu_value:g}",
+    )
+    parts = (
+        *price.parts,
+        PricePart("scaling", scaling),
+        PricePart("GPUs not placed", unplaced),
+    )
+    value = sum(part.gpu_hours.value for part in parts)
+    extra = value - gross * (1.0 - goodput.value)
+    total = Quantity(
+        value,
+        gross * (1.0 - goodput.upper) + extra,
+        gross * (1.0 - goodput.lower) + extra,
+        goodput.source,
+        goodput.evidence,
+    )
+    return replace(price, total=total, parts=parts, goodput=goodput)
+
+
+def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float) -> Quantity:
+    """Return until when the work is done that takes *hours* at the size of its length, at a sized *price*'s goodput."""
+    ideal = elastic.ideal_hours(nodes, hours)
+    value, upper, lower = (
+        min(ideal / max(share, 1e-12), WORK_HOURS_MAX)
+        for share in (price.goodput.value, price.goodput.lower, price.goodput.upper)
+    )
+    return Quantity(value, lower, upper, price.goodput.source, price.goodput.evidence)
+
+
+# ----------------------------------------------------------------------
+# Which sizes are worth a search.
+
+
+def _least_domains(counts: Floats, needed: Floats) -> Floats:
+    """Return in how few domains of *counts* nodes so many are, at least 1."""
+    reached = np.cumsum(np.sort(counts)[::-1])
+    found = np.searchsorted(reached, needed, side="left") + 1
+    return np.asarray(np.clip(found, 1, max(counts.size, 1)), dtype=np.float64)
+
+
+def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
+    """Return of each size what no plan of it costs less than; infinite where none fits."""
+    sizes = np.array(terms.elastic.allowed)
+    bounds = np.full(sizes.size, inf)
+    at = pool.nodes
+    largest = at.size
+    if pool.arena_count > 1 and at.size:
+        largest = int(np.bincount(pool.arenas[pool.arenas >= 0], minlength=1).max())
+    fits = sizes <= largest
+    if not fits.any():
+        return bounds
+    some = sizes[fits]
+    most = int(some[-1])
+    hazard = np.cumsum(np.sort(np.partition(table.hazard[at], most - 1)[:most]))[some - 1]
+    speed = -np.sort(np.partition(-table.speed[at], most - 1)[:most])[some - 1]
+    longer, preference = np.zeros(some.size), np.zeros(some.size)
+    share = terms.lost(2).communication.value
+    for row, tier in enumerate(PRICED_TIERS):
+        crossing, rate = share * CROSSING[tier][0], terms.needs.preferences.get(tier, 0.0)
+        if not (crossing or rate) or not table.domain_counts[row]:
+            continue
+        counts = np.bincount(table.tier_ids[row][at] + 1, minlength=1)
+        domains = _least_domains(counts[1:].astype(np.float64), some - counts[0])
+        longer += crossing * (1.0 - 1.0 / domains)
+        preference += rate * (domains - 1.0)
+    for place, (nodes, total, fastest, slower, preferred) in enumerate(
+        zip(
+            some.tolist(),
+            hazard.tolist(),
+            speed.tolist(),
+            longer.tolist(),
+            preference.tolist(),
+            strict=True,
+        )
+    ):
+        if total * (1.0 - _ROUNDING) > terms.needs.hazard_sum_max:
+            continue
+        lost = terms.lost(nodes)
+        useful = (
+            fastest
+            / (1.0 + slower)
+            * (1.0 - min(1.0, lost.overhead + lost.per_interruption_hours.value * total))
+        )
+        efficiency = terms.elastic.efficiency(nodes).value
+        cost = lost.gross_gpu_hours * efficiency * (1.0 - useful) + preferred + terms.added(nodes)
+        bounds[place] = cost - _ROUNDING * max(lost.gross_gpu_hours, 1.0)
+    return bounds
+
+
+# ----------------------------------------------------------------------
+# Plans.
+
+
+def plan_sizes(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None = None,
+    *,
+    options_max: int = 1,
+    steps_max: int = STEPS_MAX,
+    subsets_max: float = SUBSETS_MAX,
+    every_size: bool = False,
+) -> ElasticPlan:
+    """Return up to *options_max* answers over all sizes of *needs*, the cheapest first. *every_size*: of each a plan is looked for."""
+    terms = _SizeTerms(table, needs, communication)
+    pool = planner.eligible(table, planner.usable(table, candidates, needs), needs)
+    bounds = size_bounds(table, pool, terms)
+    sizes = terms.elastic.allowed
+    values = np.full(len(sizes), nan)
+    found: list[_Found] = []
+
+    def searched(nodes: int, count: int) -> tuple[float, list[_Found]]:
+        steps = steps_max // 10 if count == 1 and nodes > LARGE_NODES else steps_max
+        efficiency = terms.elastic.efficiency(nodes).value
+        bound, chosen, measures = planner.find(
+            table, pool, replace(needs, nodes=nodes), terms.lost(nodes, efficiency),
+            options_max=count, steps_max=steps, subsets_max=subsets_max,
+        )  # fmt: skip
+        added = terms.added(nodes)
+        return bound + added, [
+            _Found(nodes, measure[0] + added, each, measure)
+            for each, measure in zip(chosen, measures, strict=True)
+        ]
+
+    best = inf
+    for place in sorted(range(len(sizes)), key=lambda one: (bounds[one], sizes[one])):
+        if not isfinite(bounds[place]):
+            values[place] = inf
+            continue
+        if bounds[place] >= best and options_max == 1 and not every_size:
+            continue
+        bound, some = searched(sizes[place], 1)
+        bounds[place] = max(bounds[place], min(bound, some[0].value if some else inf))
+        values[place] = some[0].value if some else inf
+        best = min(best, float(values[place]))
+        found += some
+    found.sort(key=lambda one: (one.value, one.size))
+    if options_max > 1 and found:
+        _, more = searched(found[0].size, options_max)
+        found = sorted(
+            [*more, *(one for one in found if one.size != found[0].size)],
+            key=lambda one: (one.value, one.size),
+        )
+    answers = [
+        _answer(table, candidates, pool, terms, one, float(bounds.min()))
+        for one in _undominated(found)[:options_max]
+    ]
+    return ElasticPlan(
+        sorted(answers, key=lambda one: one.price.total.value),
+        tuple(SizePrice(*one) for one in zip(sizes, bounds.tolist(), values.tolist(), strict=True)),
+    )
+
+
+def _undominated(found: Sequence[_Found]) -> list[_Found]:
+    """Return those than which no other, that costs no more, is as good in all."""
+    stays: list[_Found] = []
+    for one in found:
+        if not any(
+            all(better <= worse for better, worse in zip(other.aspects, one.aspects, strict=True))
+            for other in stays
+        ):
+            stays.append(one)
+    return stays
+
+
+def _answer(
+    table: NodeTable,
+    candidates: Candidates,
+    pool: Eligible,
+    terms: _SizeTerms,
+    found: _Found,
+    bound: float,
+) -> PlacementChoice:
+    needs = replace(terms.needs, nodes=found.size)
+    choice = planner.answer(
+        table, candidates, pool, needs, terms.lost(found.size), found.nodes, 0.0,
+        planner.spans_measured(found.measure),
+    )  # fmt: skip
+    price = sized_price(choice.price, terms.elastic, found.size, terms.gpus, needs.hours)
+    return replace(choice, price=price, gap_gpu_hours=max(0.0, price.total.value - bound))
+
+
+def plan(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    communication: Quantity | None = None,
+    *,
+    options_max: int = 1,
+    steps_max: int = STEPS_MAX,
+    subsets_max: float = SUBSETS_MAX,
+) -> list[PlacementChoice]:
+    """Return up to *options_max* answers for one size or several, the cheapest first; none where nothing fits."""
+    if needs.elastic is None:
+        return planner.plan(
+            table, candidates, needs, communication,
+            options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+        )  # fmt: skip
+    return plan_sizes(
+        table, candidates, needs, communication,
+        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+    ).options  # fmt: skip
+
+
+def evaluate_nodes(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    nodes: Indexes,
+    communication: Quantity | None = None,
+) -> PlacementChoice:
+    """Return what nodes that the caller chose come to, as one of the sizes where there are several."""
+    choice = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
+    if needs.elastic is None:
+        return choice
+    price = sized_price(
+        choice.price, needs.elastic, nodes.size, planner.gpus_of(table, needs), needs.hours
+    )
+    return replace(choice, price=price)
+
+
+def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
+    """Return what of *needs* nodes that the caller chose do not hold to, their number included."""
+    found = planner.violations(table, needs, nodes)
+    if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
+        found.insert(0, f"{nodes.size} nodes is none of the sizes asked for")
+    return found

@@ -1,0 +1,224 @@
+"""How fast a gang of n nodes works, from the sizes at which its throughput is known, and what that is worth in GPU-hours.
+
+    throughput(n) = n / (a + b n + c log2 n), with a, b and c of 0 or more
+
+`a` is the work of a step that is divided among the nodes, `b` what is not divided (Amdahl, 1967), and `c` communication that
+takes a round for each doubling (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005). Between
+the sizes seen, the value is the geometric mean of this fit and of the straight line in logarithms between the two neighbors:
+the one smooths noise, the other follows steps of a topology. Where the fit misses the sizes seen by more than noise (a gang that
+becomes slower with more nodes is none of its forms), the line weighs more. Beyond the sizes seen, several forms are tried, and their spread
+is the interval. Beyond twice the largest size seen only the interval counts, and the value is its lower end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import exp
+
+import numpy as np
+
+from ..counter_deltas import Floats
+from .quantity import Quantity, QuantitySource, assumed
+
+#: Limits of a request.
+SIZES_MAX, POINTS_MAX = 64, 256
+#: Without two sizes seen: throughput ~ nodes ** this, with its 90 % interval. Of seven workloads of public training results
+#: (MLPerf v4.0 and v5.0, from 8 nodes on) the exponents are 0.44 to 0.99, with a median of 0.84.
+EXPONENT_ASSUMED = (0.85, 0.45, 1.0)
+#: Relative error of a throughput that was measured once, and how many points that is worth (assumed).
+NOISE_ASSUMED, NOISE_POINTS = 0.03, 2
+#: By how much a throughput may be less, or more, for each doubling away from the sizes seen, in logarithms (assumed).
+REACH_PER_DOUBLING = 0.15
+#: Beyond so many times the largest size seen the value is the lower end of the interval.
+REACH_VALUE = 2.0
+#: The 95 % quantiles of Student's t by degrees of freedom from 1 on; beyond these that of the normal distribution.
+_T_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76)
+
+
+def _columns(nodes: Floats) -> Floats:
+    """Return 1, n and log2 n: of the divided work, the rest, and the rounds."""
+    return np.stack((np.ones_like(nodes), nodes, np.log2(nodes)), axis=1)
+
+
+def _fit(nodes: Floats, throughput: Floats, forms: Sequence[tuple[int, ...]]) -> Floats:
+    """Return (a, b, c) of the form with the least relative errors, none below 0."""
+    columns = _columns(nodes) * (throughput / nodes)[:, None]  # relative: each is to be 1
+    best, least = np.array([float(np.mean(nodes / throughput)), 0.0, 0.0]), np.inf
+    for form in forms:
+        if len(form) > nodes.size:
+            continue
+        part = columns[:, form]
+        found = np.linalg.lstsq(part, np.ones(nodes.size), rcond=None)[0]
+        error = float(np.square(part @ found - 1.0).sum())
+        if (found >= 0.0).all() and error < least * (1.0 - 1e-9) - 1e-18:
+            least, best = error, np.zeros(3)
+            best[list(form)] = found
+    return best
+
+
+#: Forms with `a`: a gang of one node does its work whatever else there is.
+_WHOLE = tuple((0, *rest) for count in (0, 1, 2) for rest in combinations((1, 2), count))
+_DIVIDED, _ROUNDS = ((0,), (0, 1)), ((0,), (0, 2))
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """Throughput by size, in the unit of the points. `nodes` ascend. Of two or more sizes there are fits: the best one first."""
+
+    nodes: Floats
+    throughput: Floats
+    source: QuantitySource
+    fits: tuple[Floats, ...] = ()  #: (a, b, c) each
+    half_width: float = 0.0  #: of a 90 % interval between the sizes seen, in logarithms
+    line_weight: float = 0.5  #: of the straight line between two sizes seen, against the fit
+
+    @property
+    def evidence(self) -> str:
+        """What it was computed from."""
+        if not self.nodes.size:
+            return "no throughput is known"
+        if self.nodes.size == 1:
+            return f"throughput of one size only, {self.nodes[0]:.0f} nodes"
+        return f"fitted over {self.nodes.size} sizes of {self.nodes[0]:.0f} to {self.nodes[-1]:.0f} nodes"
+
+    def estimates(self, nodes: Sequence[int]) -> list[Quantity]:
+        """Return the throughput at each size."""
+        at = np.asarray(nodes, dtype=np.float64)
+        if self.nodes.size < 2:
+            return [self._assumed(float(one)) for one in at]
+        least, most = self.nodes[0], self.nodes[-1]
+        found: list[Quantity] = []
+        for one, value, lower, upper in zip(
+            nodes, *(each.tolist() for each in self._fitted(at)), strict=True
+        ):
+            evidence, source = self.evidence, self.source
+            if one > REACH_VALUE * most:
+                evidence += f"; {one} is beyond twice the largest: the value is the lower end"
+                value, source = lower, QuantitySource.ASSUMED
+            elif not least <= one <= most:
+                evidence += f"; {one} is outside of these"
+            found.append(Quantity(value, lower, upper, source, evidence))
+        return found
+
+    def _assumed(self, nodes: float) -> Quantity:
+        """Return what nobody measured: a power of the size, through the one point if there is one."""
+        base, scale, noise = 1.0, 1.0, 1.0
+        if self.nodes.size:
+            base, scale = float(self.nodes[0]), float(self.throughput[0])
+            noise = exp(_t_quantile(NOISE_POINTS) * NOISE_ASSUMED)
+            if nodes == base:
+                return Quantity(scale, scale / noise, scale * noise, self.source, self.evidence)
+        value, *ends = (scale * (nodes / base) ** each for each in EXPONENT_ASSUMED)
+        lower, upper = min(ends) / noise, max(ends) * noise
+        evidence = "{}; assumed: nodes ** {:g}, {:g} to {:g}".format(
+            self.evidence, *EXPONENT_ASSUMED
+        )
+        if nodes > REACH_VALUE * base and self.nodes.size:
+            value = lower
+            evidence += "; beyond twice the size seen the value is the lower end"
+        return assumed(value, lower, upper, evidence)
+
+    def _fitted(self, at: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return value, lower and upper end at each size."""
+        inside = np.clip(at, self.nodes[0], self.nodes[-1])
+        line = np.exp(np.interp(np.log(inside), np.log(self.nodes), np.log(self.throughput)))
+        # Beyond the sizes seen the forms go on from between the last of them and the fit.
+        weight = self.line_weight
+        middle = line**weight * _throughput(self.fits[0], inside) ** (1.0 - weight)
+        forms = np.stack(
+            [middle * _throughput(fit, at) / _throughput(fit, inside) for fit in self.fits]
+        )
+        linear = middle * at / inside
+        half = self.half_width + np.abs(np.log(line / middle))
+        away = REACH_PER_DOUBLING * np.abs(np.log2(at / inside))
+        lower = np.minimum(forms.min(axis=0), linear) * np.exp(-half - away)
+        upper = np.maximum(forms.max(axis=0), linear) * np.exp(
+            half + np.where(at < inside, away, 0.0)
+        )
+        return forms[0], lower, upper
+
+
+def _throughput(fit: Floats, nodes: Floats) -> Floats:
+    return np.asarray(nodes / (_columns(nodes) @ fit))
+
+
+def _t_quantile(freedom: int) -> float:
+    return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.70
+
+
+def scaling_curve(
+    points: Sequence[tuple[int, float]], source: QuantitySource = QuantitySource.DECLARED
+) -> ScalingCurve:
+    """Return the curve of *points*: nodes, and a throughput above 0. Of several at one size the median counts."""
+    sizes: dict[int, list[float]] = {}
+    for size, each in points:
+        sizes.setdefault(size, []).append(each)
+    nodes = np.array(sorted(sizes), dtype=np.float64)
+    throughput = np.array([float(np.median(sizes[int(one)])) for one in nodes])
+    if nodes.size < 2:
+        return ScalingCurve(nodes, throughput, source)
+    # Of two sizes each form with two numbers is exact: none is better than another.
+    best = _fit(nodes, throughput, _WHOLE)
+    fits = (best, _fit(nodes, throughput, _DIVIDED), _fit(nodes, throughput, _ROUNDS))
+    errors = np.log(throughput / _throughput(best, nodes))
+    freedom = max(int(nodes.size) - int(np.count_nonzero(best)), 0)
+    variance = (float(np.square(errors).sum()) + NOISE_POINTS * NOISE_ASSUMED**2) / (
+        freedom + NOISE_POINTS
+    )
+    missed = float(np.square(errors).mean())
+    return ScalingCurve(
+        nodes, throughput, source, fits, _t_quantile(freedom + NOISE_POINTS) * variance**0.5,
+        max(0.5, missed / (missed + NOISE_ASSUMED**2)),
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------
+# Sizes that a gang may have.
+
+
+@dataclass(frozen=True)
+class ElasticSizes:
+    """The sizes that a gang may have, in ascending order, and what a size is worth."""
+
+    allowed: tuple[int, ...]
+    curve: ScalingCurve
+    #: What a GPU-hour that is left free is worth to others, in GPU-hours: 0 to 1.
+    free_gpu_value: float = 0.0
+    #: The size at which the job takes its length; 0: the largest.
+    length_nodes: int = 0
+
+    @cached_property
+    def _estimates(self) -> dict[int, Quantity]:
+        return dict(zip(self.allowed, self.curve.estimates(self.allowed), strict=True))
+
+    def throughput(self, nodes: int) -> Quantity:
+        """Return the throughput of a size, allowed or not."""
+        return self._estimates.get(nodes) or self.curve.estimates((nodes,))[0]
+
+    @cached_property
+    def _per_node(self) -> float:
+        return max(each.value / nodes for nodes, each in self._estimates.items())
+
+    def efficiency(self, nodes: int) -> Quantity:
+        """Return the throughput per node of a size; 1: that of the most efficient size that is allowed."""
+        throughput, per_node = self.throughput(nodes), nodes * self._per_node
+        return Quantity(
+            throughput.value / per_node,
+            throughput.lower / per_node,
+            throughput.upper / per_node,
+            throughput.source,
+            throughput.evidence,
+        )
+
+    def unplaced_gpu_hours(self, nodes: int, gpus_per_node: int, hours: float) -> float:
+        """Return the GPU-hours that are lost of GPUs that the largest size would have had and this one has not."""
+        unplaced = (self.allowed[-1] - nodes) * gpus_per_node * hours
+        return unplaced * (1.0 - self.free_gpu_value)
+
+    def ideal_hours(self, nodes: int, hours: float) -> float:
+        """Return how long the work of *hours* at `length_nodes` takes without any loss, at an efficiency of 1."""
+        length = self.throughput(self.length_nodes or self.allowed[-1])
+        return hours * length.value / (nodes * self._per_node)
