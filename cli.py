@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "members of a gang failed: the ways to go on",
     ),
+    "resize": (
+        ".aggregator.commands.resize",
+        "aggregator",
+        "is a gang that runs to grow, shrink or stay",
+    ),
     "reservations": (
         ".aggregator.commands.reservations",
         "aggregator",

@@ -112,6 +112,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "PlanPlacement": _SCHEDULERS,
         "EvaluatePlacement": _SCHEDULERS,
         "WatchPlan": _SCHEDULERS,
+        "PlanResize": _SCHEDULERS,
         "ListTopologyDomains": _SCHEDULERS,
     },
     "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS},

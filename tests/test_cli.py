@@ -117,6 +117,7 @@ ARGUMENTS = {
     "permit": ["show"],
     "plan": ["--nodes", "2"],
     "recover": ["--job", "train"],
+    "resize": ["--job", "train", "--sizes", "8..64"],
     "reservations": [],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],

@@ -325,6 +325,7 @@ ASKING = (
     "job",
     "plan",
     "recover",
+    "resize",
     "reservations",
     "record",
 )

@@ -16,11 +16,12 @@ from ..counter_deltas import Flags
 from ..decisions import blockers, elastic
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
 from ..decisions.quantity import Quantity, QuantitySource
-from ..errors import ResourceExhausted, ServiceUnavailable
+from ..errors import NotFound, ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .gang_sizes import add_sizes
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
+from .resize import resize_question
 from .score import SnapshotSource, requested_workload
 from .validation import check_text
 
@@ -87,6 +88,18 @@ class PlacementService(PlacementServiceServicer):
             )
 
         await self._watches.watch(request_iterator, self.snapshot, turn, context.write)
+
+    async def PlanResize(
+        self, request: placement_pb2.PlanResizeRequest, context: Any
+    ) -> placement_pb2.PlanResizeResponse:
+        """Return whether a gang that runs is to change its size. Raises as PlanPlacement does."""
+        snapshot = self.snapshot()
+        question = resize_question(request, snapshot)
+        table, communication = self.running_table(snapshot, question.gang)
+        plan = await self.run(lambda: question.plan(table, communication))
+        reply = question.reply(plan, table)
+        reply.decision_id = decision_id(request, snapshot)
+        return reply
 
     async def ListTopologyDomains(
         self, request: placement_pb2.ListTopologyDomainsRequest, context: Any
@@ -177,6 +190,18 @@ class PlacementService(PlacementServiceServicer):
                 self._tables.pop(next(each for each in self._tables if each))
         return made
 
+    def running_table(
+        self, snapshot: Judgement, gang: placement_pb2.GangRequirements
+    ) -> tuple[NodeTable, Quantity | None]:
+        """Return the same for a gang that runs; without its workload where its job has run too short a time for a fingerprint."""
+        try:
+            return self.table(snapshot, gang)
+        except NotFound:
+            if gang.workload.job not in snapshot.jobs.values():
+                raise
+            plain = placement_pb2.GangRequirements()
+            return self.table(snapshot, plain)
+
     def _begin(self, snapshot: Judgement, table: NodeTable) -> None:
         if not snapshot.degraded_reason:
             self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
@@ -217,7 +242,10 @@ class PlacementService(PlacementServiceServicer):
             self._plans -= 1
 
 
-def decision_id(request: placement_pb2.PlanPlacementRequest, snapshot: Judgement) -> str:
+def decision_id(
+    request: placement_pb2.PlanPlacementRequest | placement_pb2.PlanResizeRequest,
+    snapshot: Judgement,
+) -> str:
     """Return the name of a decision: of the same request about the same snapshot it is the same."""
     digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
     digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())

@@ -235,6 +235,35 @@ def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgeme
     return np.concatenate(others) if others else np.zeros(0, dtype=np.intp)
 
 
+def members_of(requested: Sequence[int], job: str, snapshot: Judgement) -> Indexes:
+    """Return the nodes of a gang that runs: those of `current_node_index`, without any those on which *job* is seen. Raises InvalidArgument."""
+    if requested:
+        return node_list_of("current_node_index", requested, snapshot)
+    if not job:
+        reason = "empty, expected the gang's nodes in rank order, or gang.workload.job"
+        raise InvalidArgument("current_node_index", reason)
+    found = sorted(node for node, name in snapshot.jobs.items() if name == job)
+    if not found:
+        reason = (
+            f"empty, and job {job[:100]!r} is seen on no node; expected its nodes in rank order"
+        )
+        raise InvalidArgument("current_node_index", reason)
+    return np.array(found, dtype=np.intp)
+
+
+def node_list_of(field: str, requested: Sequence[int], snapshot: Judgement) -> Indexes:
+    """Return the nodes of a field, each once; none are none. Raises InvalidArgument."""
+    nodes = np.array(requested, dtype=np.intp)
+    count = len(snapshot.names)
+    if nodes.size > NODES_MAX:
+        raise InvalidArgument(field, f"{nodes.size} nodes, expected at most {NODES_MAX}")
+    if nodes.size and nodes.max() >= count:
+        raise InvalidArgument(field, f"{nodes.max()}, expected below {count}, the number of nodes")
+    if nodes.size and np.bincount(nodes).max() > 1:
+        raise InvalidArgument(field, "a node is there twice, expected each once")
+    return nodes
+
+
 def _bitmap(bitmap: bytes, count: int) -> Flags:
     if len(bitmap) > BITMAP_BYTES_MAX:
         raise InvalidArgument(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import nan
 from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
@@ -22,15 +20,14 @@ from ..decisions.recovery import (
     RecoveryPlan,
     plan_recovery,
 )
-from ..decisions.requirements import NODES_MAX
 from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
-from ..errors import InvalidArgument, NotFound
+from ..errors import InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
-from .validation import check_range, check_text
+from .validation import check_range, check_text, hours_of
 
 LENDERS_MAX, FAILURES_MAX = 32, 1000
 INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
@@ -50,7 +47,9 @@ class RecoveryService(RecoveryServiceServicer):
         ResourceExhausted."""
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
-        current = _current(request, snapshot)
+        current = messages.members_of(
+            request.current_node_index, request.gang.workload.job, snapshot
+        )
         gang = placement_pb2.GangRequirements()
         requested_gang: Any = request.gang
         requested_candidates: Any = request.candidates
@@ -64,14 +63,7 @@ class RecoveryService(RecoveryServiceServicer):
         gang.nodes = current.size
         needs = messages.requirements_of(gang)
         candidates = messages.candidates_of(requested_candidates, snapshot)
-        try:
-            table, communication = self._placement.table(snapshot, gang)
-        except NotFound:
-            if request.gang.workload.job not in snapshot.jobs.values():
-                raise
-            # The job runs, too short a time for a fingerprint: its members must be replaced all the same.
-            gang.ClearField("workload")
-            table, communication = self._placement.table(snapshot, gang)
+        table, communication = self._placement.running_table(snapshot, gang)
         incident = incident_of(request, snapshot, table, current)
         plan = await self._placement.run(
             lambda: plan_recovery(table, candidates, needs, incident, communication)
@@ -88,25 +80,6 @@ class RecoveryService(RecoveryServiceServicer):
 # Requests. Each error names the field, what it is, and what would be right.
 
 
-def _current(request: recovery_pb2.PlanRecoveryRequest, snapshot: Judgement) -> Indexes:
-    if request.current_node_index:
-        current = _nodes("current_node_index", request.current_node_index, snapshot)
-    else:
-        job = request.gang.workload.job
-        if not job:
-            reason = "empty, expected the gang's nodes in rank order, or gang.workload.job"
-            raise InvalidArgument("current_node_index", reason)
-        current = np.array(
-            sorted(node for node, name in snapshot.jobs.items() if name == job), dtype=np.intp
-        )
-        if not current.size:
-            reason = (
-                f"empty, and job {job[:100]!r} is seen on no node; expected its nodes in rank order"
-            )
-            raise InvalidArgument("current_node_index", reason)
-    return current
-
-
 def incident_of(
     request: recovery_pb2.PlanRecoveryRequest,
     snapshot: Judgement,
@@ -118,7 +91,7 @@ def incident_of(
     check_text("application_error", request.application_error, ERROR_CHARACTERS_MAX)
     check_range("nodes_min", request.nodes_min, 0, current.size)
     check_range("failures_at_step", request.failures_at_step, 0, FAILURES_MAX)
-    failed = _nodes("failed_node_index", request.failed_node_index, snapshot)
+    failed = messages.node_list_of("failed_node_index", request.failed_node_index, snapshot)
     if not np.isin(failed, current).all():
         other = int(failed[~np.isin(failed, current)][0])
         reason = f"{other} ({snapshot.names[other]}) is not in current_node_index, expected members of the gang"
@@ -129,7 +102,7 @@ def incident_of(
     return Incident(
         current,
         failed,
-        _nodes("suspect_node_index", request.suspect_node_index, snapshot),
+        messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
         _standbys(request, snapshot, current),
         _lenders(request.lenders, snapshot),
         _checkpoint(request.checkpoint, snapshot, current.size),
@@ -143,7 +116,7 @@ def incident_of(
 def _standbys(
     request: recovery_pb2.PlanRecoveryRequest, snapshot: Judgement, current: Indexes
 ) -> Indexes:
-    standbys = _nodes("hot_spare_node_index", request.hot_spare_node_index, snapshot)
+    standbys = messages.node_list_of("hot_spare_node_index", request.hot_spare_node_index, snapshot)
     if np.isin(standbys, current).any():
         node = int(standbys[np.isin(standbys, current)][0])
         reason = f"{node} is in current_node_index too, expected nodes that are no members"
@@ -164,9 +137,13 @@ def _lenders(
         check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
         if not one.workload:
             raise InvalidArgument(f"{field}.workload", "empty, expected the name of a job")
-        hours = _hours(f"{field}.length_left", one, "length_left", messages.YEAR_SECONDS)
+        hours = hours_of(f"{field}.length_left", one, "length_left", messages.YEAR_SECONDS)
         found.append(
-            Lender(one.workload, _nodes(f"{field}.node_index", one.node_index, snapshot), hours)
+            Lender(
+                one.workload,
+                messages.node_list_of(f"{field}.node_index", one.node_index, snapshot),
+                hours,
+            )
         )
     return tuple(found)
 
@@ -183,33 +160,11 @@ def _checkpoint(
         raise InvalidArgument("checkpoint.replica_node_index", reason)
     week = messages.WEEK_SECONDS
     return CheckpointState(
-        _hours("checkpoint.age", requested, "age", week),
-        _hours("checkpoint.local_restore", requested, "local_restore", week),
-        _hours("checkpoint.remote_restore", requested, "remote_restore", week),
+        hours_of("checkpoint.age", requested, "age", week),
+        hours_of("checkpoint.local_restore", requested, "local_restore", week),
+        hours_of("checkpoint.remote_restore", requested, "remote_restore", week),
         replicas,
     )
-
-
-def _nodes(field: str, requested: Sequence[int], snapshot: Judgement) -> Indexes:
-    nodes = np.array(requested, dtype=np.intp)
-    count = len(snapshot.names)
-    if nodes.size > NODES_MAX:
-        raise InvalidArgument(field, f"{nodes.size} nodes, expected at most {NODES_MAX}")
-    if nodes.size and nodes.max() >= count:
-        raise InvalidArgument(field, f"{nodes.max()}, expected below {count}, the number of nodes")
-    if nodes.size and np.bincount(nodes).max() > 1:
-        raise InvalidArgument(field, "a node is there twice, expected each once")
-    return nodes
-
-
-def _hours(field: str, message: Any, name: str, seconds_max: float) -> float:
-    if not message.HasField(name):
-        return nan
-    duration: Duration = getattr(message, name)
-    seconds = duration.seconds + duration.nanos / 1e9
-    if not 0.0 <= seconds <= seconds_max:
-        raise InvalidArgument(field, f"{seconds:.10g} s, expected 0 to {seconds_max:.0f}")
-    return seconds / 3600.0
 
 
 # ----------------------------------------------------------------------

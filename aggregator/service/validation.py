@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import nan
+from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -33,6 +36,17 @@ def check_real(field: str, value: float, high: float) -> None:
     """Raise InvalidArgument for a number below 0 or above *high*, or none."""
     if not 0.0 <= value <= high:  # also refuses NaN
         raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
+
+
+def hours_of(field: str, message: Any, name: str, seconds_max: float) -> float:
+    """Return a duration in hours, NaN where it is not set. Raises InvalidArgument."""
+    if not message.HasField(name):
+        return nan
+    duration: Duration = getattr(message, name)
+    seconds = duration.seconds + duration.nanos / 1e9
+    if not 0.0 <= seconds <= seconds_max:
+        raise InvalidArgument(field, f"{seconds:.10g} s, expected 0 to {seconds_max:.0f}")
+    return seconds / 3600.0
 
 
 def time_ns_of(field: str, time: Timestamp) -> int:

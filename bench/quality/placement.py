@@ -30,6 +30,7 @@ from bench.quality.hazard import RECORDING, TRAIN_UNTIL, shuffled
 from bench.quality.head import DATA_TEXT, ReportHead
 from bench.quality.markdown import table
 from bench.quality.pipeline_scenario import Floats
+from bench.quality.placement_scaling import RUNS, scaling_section
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, read_events
@@ -285,11 +286,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
-    if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists():
+    if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
         # A clean clone has no recordings: `make evaluate` goes on, and the page stays as it is.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
-    text = f"{fault_section(options.seed)}\n\n{speed_section(options.seed)}"
+    text = f"{fault_section(options.seed)}\n\n{speed_section(options.seed)}\n\n{scaling_section()}"
     if not options.write:
         print(text)
         return 0
@@ -299,7 +300,7 @@ def main() -> int:
     lines = [
         "# How good placement is", "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "How plans are made and priced is in [placement](placement.md). Not measured yet: sizes of elastic gangs, packing,",
+        "How plans are made and priced is in [placement](placement.md). Not measured yet: packing,",
         "simulated fleets, and the regret and the calibration of recoveries.", "",
         text, "",
     ]  # fmt: skip

@@ -38,6 +38,14 @@ class PlanChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_CHEAPER: _ClassVar[PlanChange]
     PLAN_REPRICED: _ClassVar[PlanChange]
     PLAN_UNCHANGED: _ClassVar[PlanChange]
+
+class ResizeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESIZE_KIND_UNSPECIFIED: _ClassVar[ResizeKind]
+    RESIZE_STAY: _ClassVar[ResizeKind]
+    RESIZE_GROW: _ClassVar[ResizeKind]
+    RESIZE_SHRINK: _ClassVar[ResizeKind]
+    RESIZE_MOVE: _ClassVar[ResizeKind]
 ESTIMATE_SOURCE_UNSPECIFIED: EstimateSource
 ESTIMATE_MEASURED: EstimateSource
 ESTIMATE_REPORTED: EstimateSource
@@ -57,6 +65,11 @@ PLAN_BROKEN: PlanChange
 PLAN_CHEAPER: PlanChange
 PLAN_REPRICED: PlanChange
 PLAN_UNCHANGED: PlanChange
+RESIZE_KIND_UNSPECIFIED: ResizeKind
+RESIZE_STAY: ResizeKind
+RESIZE_GROW: ResizeKind
+RESIZE_SHRINK: ResizeKind
+RESIZE_MOVE: ResizeKind
 
 class Estimate(_message.Message):
     __slots__ = ("value", "lower", "upper", "source", "evidence")
@@ -437,3 +450,63 @@ class ListTopologyDomainsResponse(_message.Message):
     score_version: int
     dictionary_version: int
     def __init__(self, domains: _Optional[_Iterable[_Union[TopologyDomain, _Mapping]]] = ..., unknown_node_index: _Optional[_Iterable[int]] = ..., free_bitmap: _Optional[bytes] = ..., excluded_bitmap: _Optional[bytes] = ..., candidates_source: _Optional[str] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ...) -> None: ...
+
+class PlanResizeRequest(_message.Message):
+    __slots__ = ("gang", "current_node_index", "candidates", "reshard", "checkpoint_age", "checkpoint_on_demand", "gain_gpu_hours_min", "explain")
+    GANG_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    RESHARD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_AGE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
+    GAIN_GPU_HOURS_MIN_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    gang: GangRequirements
+    current_node_index: _containers.RepeatedScalarFieldContainer[int]
+    candidates: PlacementCandidates
+    reshard: _duration_pb2.Duration
+    checkpoint_age: _duration_pb2.Duration
+    checkpoint_on_demand: bool
+    gain_gpu_hours_min: float
+    explain: bool
+    def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., current_node_index: _Optional[_Iterable[int]] = ..., candidates: _Optional[_Union[PlacementCandidates, _Mapping]] = ..., reshard: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_on_demand: _Optional[bool] = ..., gain_gpu_hours_min: _Optional[float] = ..., explain: _Optional[bool] = ...) -> None: ...
+
+class ResizeOption(_message.Message):
+    __slots__ = ("kind", "placement", "joined_node_index", "left_node_index", "wait", "stop_hours", "gain_gpu_hours", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    JOINED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEFT_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    STOP_HOURS_FIELD_NUMBER: _ClassVar[int]
+    GAIN_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: ResizeKind
+    placement: PlacementOption
+    joined_node_index: _containers.RepeatedScalarFieldContainer[int]
+    left_node_index: _containers.RepeatedScalarFieldContainer[int]
+    wait: _duration_pb2.Duration
+    stop_hours: Estimate
+    gain_gpu_hours: Estimate
+    reason: str
+    def __init__(self, kind: _Optional[_Union[ResizeKind, str]] = ..., placement: _Optional[_Union[PlacementOption, _Mapping]] = ..., joined_node_index: _Optional[_Iterable[int]] = ..., left_node_index: _Optional[_Iterable[int]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stop_hours: _Optional[_Union[Estimate, _Mapping]] = ..., gain_gpu_hours: _Optional[_Union[Estimate, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PlanResizeResponse(_message.Message):
+    __slots__ = ("decision_id", "options", "gain_gpu_hours_min", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    GAIN_GPU_HOURS_MIN_FIELD_NUMBER: _ClassVar[int]
+    SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    options: _containers.RepeatedCompositeFieldContainer[ResizeOption]
+    gain_gpu_hours_min: float
+    score_version: int
+    dictionary_version: int
+    candidates_source: str
+    degraded: bool
+    degraded_reason: str
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[ResizeOption, _Mapping]]] = ..., gain_gpu_hours_min: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...

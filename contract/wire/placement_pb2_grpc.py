@@ -49,6 +49,11 @@ class PlacementServiceStub:
                 request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.FromString,
                 _registered_method=True)
+        self.PlanResize = channel.unary_unary(
+                '/gangline.v1.PlacementService/PlanResize',
+                request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeResponse.FromString,
+                _registered_method=True)
         self.ListTopologyDomains = channel.unary_unary(
                 '/gangline.v1.PlacementService/ListTopologyDomains',
                 request_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.ListTopologyDomainsRequest.SerializeToString,
@@ -81,6 +86,14 @@ class PlacementServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanResize(self, request, context):
+        """Whether a gang that runs is to grow, shrink, move to other nodes or stay: the gain over the hours left against what the
+        change costs. The first option is advised.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTopologyDomains(self, request, context):
         """The domains of a tier, with their nodes and how many of them are free.
         """
@@ -105,6 +118,11 @@ def add_PlacementServiceServicer_to_server(servicer, server):
                     servicer.WatchPlan,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.SerializeToString,
+            ),
+            'PlanResize': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanResize,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeResponse.SerializeToString,
             ),
             'ListTopologyDomains': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTopologyDomains,
@@ -193,6 +211,33 @@ class PlacementService:
             '/gangline.v1.PlacementService/WatchPlan',
             gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanRequest.SerializeToString,
             gangline_dot_contract_dot_wire_dot_placement__pb2.WatchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanResize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.PlacementService/PlanResize',
+            gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeRequest.SerializeToString,
+            gangline_dot_contract_dot_wire_dot_placement__pb2.PlanResizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

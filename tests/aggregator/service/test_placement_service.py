@@ -417,3 +417,79 @@ def test_options_that_cannot_be(
 def test_names_are_folded_in_their_order(names: list[str], folded: list[str]) -> None:
     """Rank order is what a launcher takes: folding must not sort."""
     assert fold_names(names) == folded
+
+
+def resize(fields: dict[str, Any], snapshot: Judgement | None = None) -> wire.PlanResizeResponse:
+    request = wire.PlanResizeRequest(
+        gang=gang(0), current_node_index=[0, 1], candidates=everyone(8)
+    )
+    request.gang.length.FromSeconds(48 * 3600)
+    request.gang.sizes.allowed_nodes.extend([2, 4])
+    for nodes, throughput in ((1, 1.0), (2, 2.0), (4, 3.95)):
+        request.gang.throughputs.add(nodes=nodes, throughput=throughput)
+    for name, value in fields.items():
+        target: Any = request
+        *path, last = name.split(".")
+        for part in path:
+            target = getattr(target, part)
+        if value is None:
+            target.ClearField(last)
+        elif isinstance(value, list):
+            target.ClearField(last)
+            getattr(target, last).extend(value)
+        elif last in ("length", "reshard", "checkpoint_age"):
+            getattr(target, last).FromSeconds(value)
+        else:
+            setattr(target, last, value)
+    service = PlacementService(SnapshotStandIn(snapshot or placed_world().run(20)))
+    return asyncio.run(service.PlanResize(request, None))
+
+
+def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
+    """Two of eight hosts run a job that scales: four are advised, the broken one is not among them, and nobody leaves."""
+    reply = resize({"checkpoint_on_demand": True, "gang.communication_share": 0.0})
+    first = reply.options[0]
+    assert first.kind == wire.RESIZE_GROW and len(first.placement.node_index) == 4
+    assert len(first.joined_node_index) == 2 and not first.left_node_index
+    assert 3 not in first.joined_node_index and not first.reason
+    assert first.gain_gpu_hours.lower > reply.gain_gpu_hours_min > 0
+    stay = next(one for one in reply.options if one.kind == wire.RESIZE_STAY)
+    assert list(stay.placement.node_index) == [0, 1] and stay.gain_gpu_hours.value == 0
+    settled = resize(
+        {"current_node_index": list(first.placement.node_index), "checkpoint_on_demand": True}
+    )
+    assert settled.options[0].kind == wire.RESIZE_STAY
+    assert all(one.reason for one in settled.options[1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"gang.sizes": None}, "gang.sizes: unset, expected the sizes"),
+        ({"gang.length": None}, "gang.length: unset, expected what is left"),
+        ({"gang.nodes": 3}, "gang.nodes: 3, expected 2"),
+        ({"current_node_index": []}, "current_node_index: empty"),
+        ({"current_node_index": [0, 0]}, "current_node_index: a node is there twice"),
+        ({"current_node_index": [8]}, "current_node_index: 8, expected below 8"),
+        ({"gang.gpus_per_node": 4}, "gang.gpus_per_node: 4, and member 0 has 2"),
+        ({"reshard": 700_000}, "reshard: 700000 s, expected 0 to 604800"),
+        ({"checkpoint_age": 700_000}, "checkpoint_age: 700000 s"),
+        ({"gain_gpu_hours_min": nan}, "gain_gpu_hours_min: nan"),
+        ({"gain_gpu_hours_min": -1.0}, "gain_gpu_hours_min: -1"),
+        ({"gang.sizes.allowed_nodes": [2, 2]}, "gang.sizes.allowed_nodes: a size is there twice"),
+        ({"gang.sizes.allowed_nodes": list(range(1, 66))}, "gang.sizes.allowed_nodes: 65 sizes"),
+        ({"gang.sizes.min_nodes": 1}, "gang.sizes.allowed_nodes: expected alone"),
+        ({"gang.sizes.free_gpu_value": 1.5}, "gang.sizes.free_gpu_value: 1.5"),
+        ({"gang.sizes.allowed_nodes": [], "gang.sizes.max_nodes": 4}, "gang.sizes.min_nodes: 0"),
+        (
+            {"gang.sizes.allowed_nodes": [], "gang.sizes.min_nodes": 5, "gang.sizes.max_nodes": 7,
+             "gang.sizes.powers_of_two": True},
+            "gang.sizes: no size is 5 to 7 nodes, a power of two",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], words: str) -> None:
+    """A request of sizes that cannot be right is refused with what would be."""
+    with pytest.raises(InvalidArgument) as refused:
+        resize(fields)
+    assert words in f"{refused.value.field}: {refused.value.field_message}"

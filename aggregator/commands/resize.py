@@ -1,0 +1,161 @@
+"""`gangline resize`: whether a gang that runs is to grow, shrink, move or stay, and what that gains."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...cli import json_object
+from ...contract.wire import placement_pb2 as wire
+from ...contract.wire import score_pb2
+from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .connection import (
+    FAILED,
+    OK,
+    CommandError,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+from .permit import seconds_of
+from .plan import (
+    DEADLINE_SECONDS,
+    REPLY_BYTES_MAX,
+    add_gang_options,
+    aligned,
+    candidates_of,
+    fold_names,
+    gang_of,
+    node_indexes,
+    option_lines,
+    read_host_names,
+    wrapped,
+)
+from .plan_sizes import add_size_options, apply_sizes
+
+KIND_TITLES = {
+    wire.RESIZE_STAY: "stay",
+    wire.RESIZE_GROW: "grow",
+    wire.RESIZE_SHRINK: "shrink",
+    wire.RESIZE_MOVE: "move",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the ways, the advised one first. 1: refused; 3: no aggregator answers."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not (options.job or options.members):
+        parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
+    if options.sizes is None:
+        parser.error("name the sizes that it may have: --sizes 8..64:power-of-two")
+    return guarded("resize", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    connection_options = read_connection_options(options)
+    with open_channel(
+        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    ) as channel:
+        scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            dictionary = scores.GetNodeDictionary(
+                score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+            )
+            reply = placement.PlanResize(_request(options, dictionary), timeout=DEADLINE_SECONDS)
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
+    if options.json:
+        fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
+        print(json_object(fields))
+    else:
+        print(resize_text(reply, dictionary.names, explain=options.explain))
+    return OK
+
+
+def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeRequest:
+    gang = gang_of(options)
+    apply_sizes(gang, options)
+    members = read_host_names(Path(options.members)) if options.members else []
+    if options.members and not members:
+        raise CommandError(f"{options.members}: no names, expected the gang's hosts", FAILED)
+    request = wire.PlanResizeRequest(
+        gang=gang, current_node_index=node_indexes(dictionary, members),
+        candidates=candidates_of(options, dictionary), explain=options.explain,
+        checkpoint_on_demand=options.checkpoint_on_demand, gain_gpu_hours_min=options.gain_min,
+    )  # fmt: skip
+    if options.reshard is not None:
+        request.reshard.FromSeconds(options.reshard)
+    if options.checkpoint_age is not None:
+        request.checkpoint_age.FromSeconds(options.checkpoint_age)
+    return request
+
+
+def resize_text(
+    reply: wire.PlanResizeResponse, names: Sequence[str], *, explain: bool = False
+) -> str:
+    """Return the ways as a table, then the first in full."""
+    lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
+    rows = [("", "NODES", "GAIN GPU-H", "90 %", "JOIN", "LEAVE", "AFTER", "STANDS", "WHY NOT")]
+    for one in reply.options:
+        gain, stop = one.gain_gpu_hours, one.stop_hours
+        stays = one.kind == wire.RESIZE_STAY
+        rows.append(
+            (
+                KIND_TITLES.get(one.kind, "?"), str(len(one.placement.node_index)),
+                "-" if stays else f"{gain.value:.1f}", "-" if stays else f"{gain.lower:.0f} to {gain.upper:.0f}",
+                str(len(one.joined_node_index)), str(len(one.left_node_index)),
+                "-" if stays else f"{one.wait.seconds / 60:.0f} min", "-" if stays else f"{stop.value * 60:.0f} min",
+                one.reason,
+            )
+        )  # fmt: skip
+    lines += [aligned(rows), ""]
+    first = reply.options[0]
+    if first.kind == wire.RESIZE_STAY:
+        lines.append(f"stay: no change gains more than {reply.gain_gpu_hours_min:.1f} GPU-hours")
+    else:
+        lines.append(f"{KIND_TITLES[first.kind]} to {len(first.placement.node_index)} nodes")
+        if explain:
+            lines.append(f"gain: {first.gain_gpu_hours.evidence}")
+        for title, nodes in (("join", first.joined_node_index), ("leave", first.left_node_index)):
+            if nodes:
+                lines += [f"{title}:", *wrapped(fold_names([names[at] for at in nodes]))]
+    lines += option_lines(first.placement, names, explain=explain)
+    lines.append(
+        f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
+    )
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline resize",
+        description="Whether a gang that runs is to grow, shrink, move to other nodes or stay: the gain over the hours left "
+        "(--for) against what the change costs. It starts, moves and stops nothing.",
+        epilog="exit codes: 0 an answer, 1 refused, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_options(parser)
+    add_gang_options(parser)
+    add_size_options(parser)
+    add = parser.add_argument
+    add(
+        "--members",
+        metavar="FILE",
+        help="names of the gang's hosts in rank order; default: those on which --job is seen",
+    )
+    add("--reshard", type=seconds_of, metavar="5m", help="to lay out the state for another size")
+    add("--checkpoint-age", type=seconds_of, metavar="20m", help="of the last whole checkpoint")
+    add("--checkpoint-on-demand", action="store_true", help="a checkpoint can be written now")
+    add("--gain-min", type=float, default=0.0, metavar="H",
+        help="no change for fewer GPU-hours (default 1 %% of the largest size's GPUs x --for)")  # fmt: skip
+    add("--explain", action="store_true", help="what each part of the price was computed from")
+    return parser

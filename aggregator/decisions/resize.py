@@ -1,0 +1,238 @@
+"""Whether a gang that runs is to grow, shrink, move or stay: the gain over the hours left against what the change costs.
+
+    gain = (price of staying - price of the change, per hour) x hours that are left after it - useful work of the gang while it stands
+
+Prices are those of `elastic`: of the same hours, against the GPUs of the largest size, so that a node that is given back counts with
+what a free GPU is worth. Hours left are no more than the work lasts at the speed after the change. A change counts only when
+its gain is above a margin and surely positive: each change then makes the price lower, and no two calls undo each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+
+import numpy as np
+
+from ..counter_deltas import Indexes
+from . import elastic, planner
+from .node_table import NodeTable
+from .planner import Candidates, PlacementChoice
+from .price import CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES, RESTART_MINUTES, GangPrice
+from .quantity import Quantity, assumed, declared, weakest
+from .requirements import GangRequirements
+from .scaling import ElasticSizes
+
+#: Of laying out the state of training for another number of nodes, in minutes, with its 90 % interval (assumed).
+RESHARD_MINUTES = (5.0, 1.0, 20.0)
+#: A gain below this share of the largest size's GPUs x hours left is not worth a change, unless the request says otherwise.
+GAIN_SHARE_MIN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeTimes:
+    """What the request says of the change, in hours; NaN: nobody said."""
+
+    reshard_hours: float
+    checkpoint_age_hours: float
+    writes_on_demand: bool = False  #: a checkpoint can be written now
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeChoice:
+    """One way. `gain` in GPU-hours against staying; `reason` says why it is not the first one, or why it is."""
+
+    choice: PlacementChoice
+    joined: Indexes
+    left: Indexes
+    wait_hours: float  #: until the checkpoint from which it goes on
+    stop: Quantity  #: hours that the gang stands
+    gain: Quantity
+    reason: str = ""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it may be advised: see `plan_resize`."""
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class ResizePlan:
+    """the ways, the advised one first; `stay` is one of them."""
+
+    choices: list[ResizeChoice]
+    stay: ResizeChoice
+    margin_gpu_hours: float
+
+
+def plan_resize(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    current: Indexes,
+    times: ResizeTimes,
+    communication: Quantity | None = None,
+    gain_min: float = 0.0,
+) -> ResizePlan:
+    """Return the choices for the gang on *current*, whose `needs.hours` are left at its size of now. *gain_min*: in GPU-hours; 0: by share."""
+    sizes = needs.elastic
+    assert sizes is not None
+    size, gpus = current.size, planner.gpus_of(table, needs)
+    every = replace(
+        sizes, allowed=tuple(sorted({*sizes.allowed, size})), length_nodes=size
+    )  # also of a size that is not allowed it is known what staying costs
+    margin = gain_min or GAIN_SHARE_MIN * every.allowed[-1] * gpus * needs.hours
+    now = elastic.evaluate_nodes(
+        table, candidates, replace(needs, nodes=size, elastic=every), current, communication
+    )
+    stop, wait = _stop(needs, times), _wait_hours(needs, times)
+    nothing, zero = np.zeros(0, dtype=np.intp), declared(0.0, "nothing changes")
+    stay = ResizeChoice(now, nothing, nothing, 0.0, zero, zero)
+    choices: list[ResizeChoice] = []
+    for nodes in sizes.allowed:
+        one = replace(needs, nodes=nodes, elastic=None)
+        for choice in _placements(table, candidates, one, current, communication):
+            if choice.nodes.size == size and np.isin(choice.nodes, current).all():
+                continue
+            price = elastic.sized_price(choice.price, every, nodes, gpus, needs.hours)
+            choices.append(
+                _resize_choice(
+                    replace(choice, price=price), now, current, every, needs, (wait, stop), gpus
+                )
+            )
+    choices = _fewest_moves(choices, margin)
+    judged = [replace(one, reason=_reason(one, margin)) for one in choices]
+    judged.sort(key=lambda one: (not one.is_worth_it, -one.gain.value, one.joined.size))
+    advised = [one for one in judged if one.is_worth_it]
+    if needs.elastic is not None and size not in needs.elastic.allowed:
+        stay = replace(stay, reason=f"{size} nodes is none of the sizes asked for")
+    rest = [one for one in judged if not one.is_worth_it]
+    return ResizePlan([*advised, stay, *rest], stay, margin)
+
+
+def _placements(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    current: Indexes,
+    communication: Quantity | None,
+) -> list[PlacementChoice]:
+    """Return the best nodes among the gang's and the free ones; and, where they hold, the gang's nodes with as few changes as can be."""
+    free = candidates.nodes.copy()
+    free[current] = True
+    both = replace(candidates, nodes=free)
+    found = planner.plan(table, both, needs, communication, options_max=1)
+    if needs.nodes <= current.size:
+        own = np.zeros(len(table), dtype=bool)
+        own[current] = True
+        found += planner.plan(
+            table, replace(candidates, nodes=own), needs, communication, options_max=1
+        )
+    elif found:
+        # All members stay, and the best of those that would join do.
+        stays = current[~table.excluded[current]]
+        joins = found[0].nodes[~np.isin(found[0].nodes, current)]
+        joins = joins[np.argsort(table.hazard[joins], kind="stable")]
+        nodes = np.concatenate((stays, joins[: needs.nodes - stays.size]))
+        if nodes.size == needs.nodes and not planner.violations(table, needs, nodes):
+            found.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
+    return found
+
+
+def _resize_choice(
+    choice: PlacementChoice,
+    now: PlacementChoice,
+    current: Indexes,
+    sizes: ElasticSizes,
+    needs: GangRequirements,
+    delays: tuple[float, Quantity],
+    gpus: int,
+) -> ResizeChoice:
+    wait, stop = delays
+    hours = needs.hours
+    lasts = elastic.work_hours(sizes, choice.price, choice.nodes.size, hours).value
+    left = max(min(hours, lasts) - wait - stop.value, 0.0)
+    saved = (now.price.total.value - choice.price.total.value) / hours
+    useful = current.size * gpus * now.price.goodput.value
+    value = saved * left - useful * stop.value
+    # The members' own numbers are the same on both sides; how the throughput scales and how long the gang stands are not.
+    unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
+    gain = Quantity(
+        value,
+        value - unsure - useful * (stop.upper - stop.value),
+        value + unsure + useful * (stop.value - stop.lower),
+        weakest((stop.source, choice.price.goodput.source)),
+        f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stand for {stop.value * 60:.0f} min",
+    )
+    return ResizeChoice(
+        choice,
+        choice.nodes[~np.isin(choice.nodes, current)],
+        current[~np.isin(current, choice.nodes)],
+        wait,
+        stop,
+        gain,
+    )
+
+
+def _scaling_reach(price: GangPrice) -> float:
+    """Return half the width of what scaling costs, in GPU-hours."""
+    part = next(each.gpu_hours for each in price.parts if each.name == "scaling")
+    return 0.5 * (part.upper - part.lower)
+
+
+def _fewest_moves(choices: Sequence[ResizeChoice], margin: float) -> list[ResizeChoice]:
+    """Return of each size one way: that which moves the fewest nodes among those that gain about as much as the best."""
+    by_size: dict[int, list[ResizeChoice]] = {}
+    for one in choices:
+        by_size.setdefault(one.choice.nodes.size, []).append(one)
+    found: list[ResizeChoice] = []
+    for some in by_size.values():
+        best = max(one.gain.value for one in some)
+        near = [one for one in some if one.gain.value >= best - 0.5 * margin]
+        found.append(min(near, key=lambda one: (one.joined.size, -one.gain.value)))
+    return found
+
+
+def _reason(one: ResizeChoice, margin: float) -> str:
+    """Return why it is not worth it; "" where it is."""
+    gain = one.gain
+    if gain.value <= margin:
+        return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
+    if gain.lower <= 0.0:
+        return f"gains {gain.lower:.0f} to {gain.upper:.0f} GPU-hours: it may as well lose"
+    return ""
+
+
+def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
+    """Return for how long the gang stands, in hours: it restarts, lays out its state, and writes first where it does so on demand."""
+    parts = [
+        _duration("restart", needs.restart_hours, RESTART_MINUTES),
+        _duration("reshard", times.reshard_hours, RESHARD_MINUTES),
+    ]
+    if times.writes_on_demand:
+        parts.append(
+            _duration("checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES)
+        )
+    return Quantity(
+        sum(each.value for each in parts), sum(each.lower for each in parts), sum(each.upper for each in parts),
+        weakest(each.source for each in parts), "; ".join(each.evidence for each in parts),
+    )  # fmt: skip
+
+
+def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:
+    """Return the hours until the checkpoint from which it goes on."""
+    if times.writes_on_demand:
+        return 0.0
+    interval = _duration(
+        "interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES
+    ).value
+    age = times.checkpoint_age_hours
+    return 0.5 * interval if isnan(age) else max(interval - age, 0.0)
+
+
+def _duration(name: str, given: float, minutes: tuple[float, float, float]) -> Quantity:
+    if not isnan(given):
+        return declared(given, f"{name} {given * 60:g} min (request)")
+    value, lower, upper = (each / 60.0 for each in minutes)
+    return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")

@@ -1,0 +1,112 @@
+"""PlanResize on the wire: the request checked field by field, and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...contract.wire import placement_pb2
+from ..counter_deltas import Indexes
+from ..decisions.node_table import NodeTable
+from ..decisions.planner import Candidates
+from ..decisions.quantity import Quantity
+from ..decisions.requirements import GangRequirements
+from ..decisions.resize import ResizeChoice, ResizePlan, ResizeTimes, plan_resize
+from ..errors import InvalidArgument
+from ..scoring.evaluate import Judgement
+from . import placement_messages as messages
+from .validation import check_real, hours_of
+
+GAIN_GPU_HOURS_MAX = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeQuestion:
+    """A request, checked, as one snapshot answers it."""
+
+    request: placement_pb2.PlanResizeRequest
+    gang: placement_pb2.GangRequirements
+    snapshot: Judgement
+    candidates: Candidates
+    needs: GangRequirements
+    current: Indexes
+    times: ResizeTimes
+
+    def plan(self, table: NodeTable, communication: Quantity | None) -> ResizePlan:
+        """Return the ways."""
+        return plan_resize(
+            table, self.candidates, self.needs, self.current, self.times, communication,
+            self.request.gain_gpu_hours_min,
+        )  # fmt: skip
+
+    def reply(self, plan: ResizePlan, table: NodeTable) -> placement_pb2.PlanResizeResponse:
+        """Return *plan* for the wire."""
+        snapshot = self.snapshot
+        return placement_pb2.PlanResizeResponse(
+            options=[self._option(one, plan, table) for one in plan.choices],
+            gain_gpu_hours_min=plan.margin_gpu_hours,
+            score_version=snapshot.version,
+            dictionary_version=snapshot.dictionary_version,
+            candidates_source=self.candidates.source,
+            degraded=bool(snapshot.degraded_reason),
+            degraded_reason=snapshot.degraded_reason,
+        )
+
+    def _option(
+        self, one: ResizeChoice, plan: ResizePlan, table: NodeTable
+    ) -> placement_pb2.ResizeOption:
+        explain = self.request.explain
+        before, after = self.current.size, one.choice.nodes.size
+        if one is plan.stay:
+            kind = placement_pb2.RESIZE_STAY
+        elif after == before:
+            kind = placement_pb2.RESIZE_MOVE
+        else:
+            kind = placement_pb2.RESIZE_GROW if after > before else placement_pb2.RESIZE_SHRINK
+        option = placement_pb2.ResizeOption(
+            kind=kind,
+            placement=messages.option_message(table, one.choice, explain=explain),
+            joined_node_index=one.joined.tolist(),
+            left_node_index=one.left.tolist(),
+            stop_hours=messages.estimate_message(one.stop, explain=explain),
+            gain_gpu_hours=messages.estimate_message(one.gain, explain=explain),
+            reason=one.reason,
+        )
+        option.wait.FromNanoseconds(round(one.wait_hours * 3600e9))
+        return option
+
+
+def resize_question(
+    request: placement_pb2.PlanResizeRequest, snapshot: Judgement
+) -> ResizeQuestion:
+    """Return *request*, checked. Raises InvalidArgument, FailedPrecondition."""
+    gang = placement_pb2.GangRequirements()
+    gang.CopyFrom(request.gang)
+    if not gang.HasField("sizes"):
+        reason = "unset, expected the sizes that the gang may have: min_nodes and max_nodes, or allowed_nodes"
+        raise InvalidArgument("gang.sizes", reason)
+    if not gang.HasField("length"):
+        raise InvalidArgument("gang.length", "unset, expected what is left of the job")
+    current = messages.members_of(request.current_node_index, gang.workload.job, snapshot)
+    if gang.nodes not in (0, current.size):
+        reason = f"{gang.nodes}, expected {current.size}, the size of now, or 0"
+        raise InvalidArgument("gang.nodes", reason)
+    gang.nodes = current.size
+    needs = messages.requirements_of(gang)
+    if (gpus := snapshot.facts.gpus[current]).size and not np.all(
+        gpus >= max(gang.gpus_per_node, 1)
+    ):
+        node = int(current[gpus < max(gang.gpus_per_node, 1)][0])
+        reason = f"{gang.gpus_per_node}, and member {node} has {int(snapshot.facts.gpus[node])}"
+        raise InvalidArgument("gang.gpus_per_node", reason)
+    check_real("gain_gpu_hours_min", request.gain_gpu_hours_min, GAIN_GPU_HOURS_MAX)
+    week = messages.WEEK_SECONDS
+    return ResizeQuestion(
+        request, gang, snapshot, messages.candidates_of(request.candidates, snapshot), needs, current,
+        ResizeTimes(
+            hours_of("reshard", request, "reshard", week),
+            hours_of("checkpoint_age", request, "checkpoint_age", week),
+            request.checkpoint_on_demand,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Sizes of gangs on real data: throughput of a size that was left out, and the regret of the size chosen by it.
+
+    python -m bench.quality.placement_scaling
+
+Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of system) have throughput at five
+sizes. Each is left out in turn: the curve of the other four says its throughput, and with that the size is chosen which does the most
+work, where a free node is worth a share v of one that works. Regret: work lost against the size that is best by what was measured,
+free nodes counted with v. Other workloads with three sizes or more are printed beside it. The form of the curve and the assumed
+exponent were chosen by looking at this file, so that these are errors of a fit that knows it, not of data kept aside.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.quality.captures import DATA
+from bench.quality.markdown import table
+from gangline.aggregator.decisions.scaling import scaling_curve
+
+RUNS = DATA / "scaling" / "mlperf_training.csv"
+LLM = ("v5.0", "llama31_405b")
+SUBMITTER, SYSTEM = "NVIDIA", re.compile(r"eos[-a-z]*(?:_n(\d+))?_ngc")
+SIZES_MIN = 3
+FREE_VALUES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
+ERROR_WANTED, REGRET_WANTED = 0.02, 0.03
+TEXT = """\
+Throughput by nodes of public training runs (MLPerf training v4.0 and v5.0, derived and unverified, one submitter and one kind of system;
+mlcommons/training_results, Apache-2.0). Each size is left out in turn and estimated by the others; regret is that of the size chosen by
+such estimates, the largest over values of a free node from 0 to 0.9. The curve's forms were chosen by looking at this file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One size, estimated without it. `regret`: of the size chosen by this estimate, the largest over values of a free node."""
+
+    workload: str
+    nodes: int
+    place: str
+    error: float
+    is_within: bool
+    regret: float
+
+
+def throughputs(path: Path = RUNS) -> dict[tuple[str, str], dict[int, float]]:
+    """Return throughput by nodes, of each (round, benchmark) with sizes enough. Raises OSError."""
+    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            match = SYSTEM.match(row["system"])
+            if row["submitter"] == SUBMITTER and match and float(row["throughput_median"] or 0):
+                sizes = found[row["round"], row["benchmark"]]
+                sizes[int(match[1] or 1)] = float(row["throughput_median"])
+    return {key: dict(sorted(one.items())) for key, one in found.items() if len(one) >= SIZES_MIN}
+
+
+def regret(
+    measured: Mapping[int, float], estimated: Mapping[int, float], free_value: float
+) -> float:
+    """Return the share of work lost by the size that *estimated* makes the best."""
+    most = max(measured)
+
+    def work(nodes: int, throughput: Mapping[int, float]) -> float:
+        per_node = max(one / size for size, one in throughput.items())
+        return throughput[nodes] / per_node + free_value * (most - nodes)
+
+    chosen = max(estimated, key=lambda nodes: work(nodes, estimated))
+    best = max(work(nodes, measured) for nodes in measured)
+    return 1.0 - work(chosen, measured) / best
+
+
+def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
+    """Return a row for each size."""
+    rows: list[LeftOut] = []
+    for nodes, throughput in measured.items():
+        rest = {size: one for size, one in measured.items() if size != nodes}
+        estimate = scaling_curve(list(rest.items())).estimates([nodes])[0]
+        place = "between" if min(rest) < nodes < max(rest) else "outside"
+        place = "beyond twice" if nodes > 2 * max(rest) else place
+        estimated = {**rest, nodes: estimate.value}
+        rows.append(
+            LeftOut(
+                workload, nodes, place, estimate.value / throughput - 1.0,
+                estimate.lower <= throughput <= estimate.upper,
+                max(regret(measured, estimated, value) for value in FREE_VALUES),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def section(rows: Sequence[LeftOut]) -> str:
+    """Return the section, in Markdown."""
+    cells = [
+        (
+            one.workload, str(one.nodes), one.place, f"{one.error:+.1%}", "yes" if one.is_within else "no",
+            f"{one.regret:.1%}",
+        )
+        for one in rows
+    ]  # fmt: skip
+    heads = ("workload", "nodes left out", "of the others", "error", "within its 90 %", "regret")
+    llm = [one for one in rows if one.workload == " ".join(LLM)]
+    inside = [one for one in llm if one.place == "between"]
+    others = [one for one in rows if one.place == "between" and one not in inside]
+    summary = (
+        f"{' '.join(LLM)}, sizes between others: error at most {max(abs(one.error) for one in inside):.1%} (wanted {ERROR_WANTED:.0%}), regret at most "
+        f"{max(one.regret for one in inside):.1%} (wanted {REGRET_WANTED:.0%}); of all its sizes, regret at most {max(one.regret for one in llm):.1%}. "
+        f"The other workloads, of three sizes each, two of which are left: error up to {max(abs(one.error) for one in others):.0%} between them; "
+        f"{sum(one.is_within for one in rows)} of {len(rows)} within the interval."
+    )
+    return "\n\n".join(["## Real: sizes of a gang", TEXT, table(heads, cells), summary])
+
+
+def scaling_section() -> str:
+    """Return the section of the published page. Raises OSError where the recordings are missing."""
+    found = throughputs()
+    keys = [LLM, *(key for key in sorted(found) if key != LLM)]
+    return section([row for key in keys for row in left_out(" ".join(key), found[key])])
+
+
+if __name__ == "__main__":
+    if not RUNS.exists():
+        print(f"left out: {RUNS.name} is not in {DATA}", file=sys.stderr)
+    else:
+        print(scaling_section())
