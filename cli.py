@@ -75,6 +75,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agent",
         "is this host fit for a job? one line, an exit code",
     ),
+    "gang": (
+        ".agent.commands.gang",
+        "agent",
+        "in a Slurm job: a step that outlives lost nodes",
+    ),
     "xid": (".agent.commands.xid", "agent", "what an XID code or log line means, and what to do"),
     "admin": (".aggregator.commands.admin", "aggregator", "backup, restore, verify, compact, ..."),
     "declared": (

@@ -32,6 +32,7 @@ GANG_NODES = 512
 #: What is asked for: against the echo, and of the other calls in seconds at the client.
 IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
 OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX, RECOVERY_SECONDS_MAX = 0.015, 0.002, 0.002
+SIZES, SIZES_SECONDS_MAX = 29, 0.005
 
 
 def _requests() -> dict[str, bytes]:
@@ -41,7 +42,12 @@ def _requests() -> dict[str, bytes]:
     within = wire.GangRequirements(nodes=NODES, gpus_per_node=8, node_score_min=0.99)
     within.invariants.within = wire.TIER_SPINE
     within.invariants.segment_nodes, within.invariants.segment_tier = 16, wire.TIER_LEAF
+    elastic = wire.GangRequirements(gpus_per_node=8)
+    elastic.sizes.min_nodes, elastic.sizes.max_nodes, elastic.sizes.multiple_of = 512, NODES, 128
+    for nodes, throughput in ((512, 512.0), (1024, 1000.0), (2048, 1900.0)):
+        elastic.throughputs.add(nodes=nodes, throughput=throughput)
     return {
+        "sizes": wire.PlanPlacementRequest(gang=elastic, candidates=everyone).SerializeToString(),
         "one": wire.PlanPlacementRequest(gang=whole, candidates=everyone).SerializeToString(),
         "eight": wire.PlanPlacementRequest(gang=whole, candidates=everyone, options_max=8).SerializeToString(),
         "blockers": wire.PlanPlacementRequest(gang=within, candidates=everyone).SerializeToString(),
@@ -116,6 +122,8 @@ def run(seed: int) -> list[Result]:
         answer = plan(requests["one"])
         option = wire.PlanPlacementResponse.FromString(answer).options[0]
         assert len(option.node_index) == NODES
+        sized = wire.PlanPlacementResponse.FromString(plan(requests["sizes"]))
+        assert sized.options and len(sized.sizes) == SIZES
         blocked = wire.PlanPlacementResponse.FromString(plan(requests["blockers"]))
         assert blocked.blockers and not blocked.options
         _, echo_address = stack.enter_context(
@@ -135,6 +143,8 @@ def run(seed: int) -> list[Result]:
             _other("PlanPlacement of 8 options, p99", plan, requests["eight"], OPTIONS_SECONDS_MAX, size),
             _other("blockers, each with priced changes, p99", plan, requests["blockers"], OPTIONS_SECONDS_MAX,
                    f"{len(blocked.blockers)} constraints in conflict"),
+            _other(f"PlanPlacement of {SIZES} sizes, p99", plan, requests["sizes"], SIZES_SECONDS_MAX,
+                   f"512 to {NODES} nodes; {len(sized.options[0].node_index)} chosen"),
             _other("EvaluatePlacement, p99", evaluate, chosen, EVALUATE_SECONDS_MAX, size),
             _other("PlanRecovery, p99", recover, lost, RECOVERY_SECONDS_MAX,
                    f"3 of {GANG_NODES} members failed, {HOSTS} nodes, {len(recovered.options)} ways"),

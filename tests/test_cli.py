@@ -111,6 +111,7 @@ ARGUMENTS = {
     "advise": [],
     "sql": ["SELECT 1"],
     "check": ["--for", "prolog"],
+    "gang": ["--nodes", "2", "--", "srun", "true"],
     "xid": ["79"],
     "declared": ["check", "hosts.toml"],
     "evaluate": ["hazard"],

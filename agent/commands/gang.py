@@ -1,0 +1,259 @@
+"""`gangline gang -- srun ...`: runs a step in a Slurm allocation that has spare nodes, and again on healthy ones when a node is lost.
+
+For batch scripts with one node or more than the step needs, and `--no-kill`: the nodes that are well never leave the job, so that no
+scheduling pass stands between the loss and the new start. What is lost is Slurm's word: a node that left the allocation, or is DOWN,
+failing or not responding. A program that fails is no lost node. Nothing is asked of an aggregator, and no login is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+OK, REFUSED, USAGE = 0, 1, 2
+RESTARTS_DEFAULT, RESTARTS_MAX = 3, 1000
+#: After a step has failed Slurm may take so long to say that a node is lost.
+SETTLE_SECONDS, POLL_SECONDS = 2.0, 0.05
+#: A controller that does not answer for so long is asked again, a few times, before the step's own exit code counts.
+COMMAND_SECONDS, COMMAND_TRIES = 10.0, 3
+NODES_MAX = 100_000
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: After one of these the job is to end: nothing is started again.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Slurm's flags of a node on which no step is to run, and of one that is gone.
+LOST = frozenset({"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "INVAL", "UNKNOWN", "ERROR"})
+UNWANTED = LOST | {"DRAIN", "MAINT", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+#: `DOWN*` does not respond.
+NOT_RESPONDING = "*"
+
+
+class GangError(Exception):
+    """Slurm does not answer, or there is no allocation; the words say what would be right."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the step, and return its exit code. 1: no nodes are left, or Slurm does not answer; 2: wrong usage."""
+    before, dashes, command = _split(arguments)
+    parser = _parser()
+    options = parser.parse_args(before)
+    if not dashes or not command:
+        parser.error("name the step after --: gangline gang --nodes 4 -- srun ./train")
+    if os.path.basename(command[0]) != "srun":
+        parser.error(f"{command[0][:100]!r}: the step is to be started by srun, its first word")
+    if clash := _own_placement(command):
+        parser.error(f"{clash}: leave it out; the nodes of the step are chosen here")
+    try:
+        return _Gang(options.nodes, options.restarts, command).run()
+    except GangError as error:
+        _report(str(error))
+        return REFUSED
+
+
+class _Gang:
+    def __init__(self, nodes: int, restarts_max: int, command: Sequence[str]) -> None:
+        self.job = os.environ.get("SLURM_JOB_ID", "")
+        if not self.job:
+            raise GangError(
+                "no SLURM_JOB_ID: run it in a batch script or an allocation of Slurm, on more nodes than the step needs"
+            )
+        self.count, self.restarts_max, self.command = nodes, restarts_max, command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended_by = 0
+
+    def run(self) -> int:
+        """Run the step until it ends by itself, or no nodes or restarts are left."""
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        restarts, lost_at = 0, 0.0
+        while True:
+            nodes = self._nodes_for_step()
+            if self._ended_by:
+                return 128 + self._ended_by
+            code = self._step(nodes, restarts, lost_at)
+            ended_at = time.monotonic()
+            if code == OK or self._ended_by:
+                return code
+            lost = self._lost(nodes)
+            if not lost:
+                return code
+            names = ", ".join(f"{name} ({state})" for name, state in lost.items())
+            if restarts >= self.restarts_max:
+                _report(
+                    f"lost {names}; {restarts} restarts are used up, the step's exit code is {code}"
+                )
+                return code
+            restarts, lost_at = restarts + 1, ended_at
+            _report(f"lost {names}; restart {restarts} of at most {self.restarts_max}")
+
+    def _step(self, nodes: Sequence[str], restarts: int, lost_at: float) -> int:
+        """Run srun on *nodes*, and return its exit code."""
+        listed = ",".join(nodes)
+        placed = ["--kill-on-bad-exit=1", f"--nodes={len(nodes)}", f"--nodelist={listed}"]
+        # What was inherited of the allocation would be taken before these.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name
+            not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODELIST", "SLURM_NO_KILL")
+        }
+        environment["GANGLINE_RESTART"] = str(restarts)
+        command = [self.command[0], *placed, *self.command[1:]]
+        try:
+            self._child = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise GangError(
+                f"{self.command[0]}: {error.strerror}; is Slurm on the PATH?"
+            ) from error
+        if lost_at:
+            _report(
+                f"started again on {listed} {time.monotonic() - lost_at:.2f} s after the step had ended"
+            )
+        if self._ended_by:  # it came between
+            self._child.send_signal(self._ended_by)
+        code = self._child.wait()
+        self._child = None
+        return code if code >= 0 else 128 - code
+
+    def _forward(self, number: int, _frame: object) -> None:
+        if number in ENDING:
+            self._ended_by = number
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def _nodes_for_step(self) -> list[str]:
+        """Return the first nodes of the allocation that are well, and where those are too few, others that still run."""
+        states = self._states(self._allocated())
+        well = [name for name, state in states.items() if not state & UNWANTED]
+        usable = [
+            *well,
+            *(n for n, state in states.items() if state & UNWANTED and not state & LOST),
+        ]
+        if len(usable) < self.count:
+            out = ", ".join(f"{n} ({'+'.join(sorted(s))})" for n, s in states.items() if s & LOST)
+            more = f"; not usable: {out}" if out else ""
+            raise GangError(
+                f"{len(usable)} nodes of job {self.job} are left, the step needs {self.count}{more}"
+            )
+        return usable[: self.count]
+
+    def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return those of *nodes* that are lost, with what Slurm says of each; waits a little for its word."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while True:
+            allocated = self._allocated()
+            states = self._states(nodes)
+            lost = {
+                name: "+".join(sorted(states.get(name, frozenset())))
+                if name in allocated
+                else "left the job"
+                for name in nodes
+                if name not in allocated or states.get(name, frozenset()) & LOST
+            }
+            if lost or time.monotonic() >= end:
+                return lost
+            time.sleep(POLL_SECONDS)
+
+    def _allocated(self) -> list[str]:
+        """Return the nodes that the job has now."""
+        listed = _slurm("squeue", "--noheader", f"--jobs={self.job}", "--format=%N").strip()
+        if not listed or listed == "(null)":
+            raise GangError(f"job {self.job} has no nodes: it has ended, or never ran")
+        return _slurm("scontrol", "show", "hostnames", listed.splitlines()[0]).split()[:NODES_MAX]
+
+    def _states(self, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Return the flags of each node, in the order of *nodes*."""
+        text = _slurm("scontrol", "-o", "show", "node", ",".join(nodes))
+        found = {
+            name: frozenset(
+                flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))
+            )
+            for name, state in re.findall(r"^NodeName=(\S+) .*? ?State=(\S+)", text, re.MULTILINE)
+        }
+        return {name: found.get(name, frozenset({"UNKNOWN"})) for name in nodes}
+
+
+def _responding(state: str) -> tuple[str, ...]:
+    return ("NOT_RESPONDING",) if NOT_RESPONDING in state else ()
+
+
+def _slurm(*command: str) -> str:
+    """Return what a command of Slurm prints. Raises GangError."""
+    reason = ""
+    for _ in range(COMMAND_TRIES):
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            reason = f"no answer within {COMMAND_SECONDS:g} s"
+            continue
+        except OSError as error:
+            raise GangError(f"{command[0]}: {error.strerror}; is Slurm on the PATH?") from error
+        if done.returncode == 0:
+            return done.stdout
+        reason = done.stderr.strip()[:200] or f"exit code {done.returncode}"
+        time.sleep(POLL_SECONDS)
+    raise GangError(f"{' '.join(command)[:100]}: {reason}")
+
+
+def _own_placement(command: Sequence[str]) -> str:
+    """Return the option of srun that says where the step runs, "" where there is none. What follows the program is its own."""
+    for word in command[1:]:
+        if not word.startswith("-"):
+            if word[0].isdigit():
+                continue  # the value of the option before it
+            return ""
+        if re.match(
+            r"(-w|-N|-K|-k|-x)|--(nodelist|nodes|kill-on-bad-exit|no-kill|exclude)\b", word
+        ):
+            return word
+    return ""
+
+
+def _split(arguments: list[str]) -> tuple[list[str], bool, list[str]]:
+    """Return what is before `--`, whether it is there, and what is after."""
+    if "--" not in arguments:
+        return arguments, False, []
+    at = arguments.index("--")
+    return arguments[:at], True, arguments[at + 1 :]
+
+
+def _report(message: str) -> None:
+    print(f"gangline gang: {message}", file=sys.stderr, flush=True)
+
+
+def _count(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number up to {most}")
+    return int(text)
+
+
+def _nodes_option(text: str) -> int:
+    if not (count := _count(text, NODES_MAX)):
+        raise argparse.ArgumentTypeError("0: expected 1 or more")
+    return count
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline gang",
+        usage="gangline gang --nodes N [--restarts N] -- srun [OPTION]... PROGRAM [ARGUMENT]...",
+        description="In a batch script of Slurm with spare nodes (sbatch -N5 --no-kill): runs a step on N healthy nodes, and "
+        "again on healthy ones when a node is lost. The program is to go on from its last checkpoint; GANGLINE_RESTART says how "
+        "often it was started again.",
+        epilog="exit codes: the step's own; 1 where too few nodes are left or Slurm does not answer, 2 wrong usage",
+    )
+    parser.add_argument(
+        "--nodes", type=_nodes_option, required=True, metavar="N", help="that the step needs"
+    )
+    parser.add_argument(
+        "--restarts", type=lambda text: _count(text, RESTARTS_MAX), default=RESTARTS_DEFAULT, metavar="N",
+        help=f"at most so many (default {RESTARTS_DEFAULT})",
+    )  # fmt: skip
+    return parser

@@ -1,0 +1,160 @@
+"""`gangline gang` in a real Slurm: a lost node costs a restart on a spare, and nothing else does."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline import cli
+from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
+
+slurm = pytest.mark.skipif(not has_slurm(), reason=MISSING)
+
+HEAD = "#!/bin/bash\n"
+GANG = f"exec {sys.executable} -m gangline.cli gang"
+#: Each rank says on which node it runs, in which start, and then works.
+RANK = 'echo "rank on $SLURMD_NODENAME start $GANGLINE_RESTART"'
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with running_slurm(tmp_path_factory.mktemp("slurm"), 4) as one:
+        yield one
+
+
+def ranks(cluster: SlurmCluster, job: str, start: int) -> set[str]:
+    """Return the nodes on which a start has a rank."""
+    return {
+        line.split()[2]
+        for line in cluster.output(job).splitlines()
+        if line.startswith("rank on ") and line.endswith(f"start {start}")
+    }
+
+
+def submit(cluster: SlurmCluster, program: str, *options: str, nodes: int = 4) -> str:
+    step = f"srun --ntasks-per-node=1 bash -c '{program}'"
+    script = f"{HEAD}{GANG} {' '.join(options)} -- {step}\n"
+    return cluster.submit(script, f"-N{nodes}", "--no-kill", "--gpus-per-node=4")
+
+
+def finish(cluster: SlurmCluster, job: str) -> str:
+    """Wait for the end of a job, have its nodes idle again, and return its exit code."""
+    cluster.until(
+        lambda: cluster.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), "an end"
+    )
+    code = cluster.job(job)["ExitCode"]
+    for name, state in cluster.node_states().items():
+        if "DOWN" in state or "DRAIN" in state:
+            cluster.command("scontrol", "update", f"nodename={name}", "state=resume")
+    cluster.until(lambda: len(cluster.node_states("IDLE")) == 4, "all nodes idle")
+    return code
+
+
+@slurm
+def test_a_lost_node_is_replaced_by_a_spare(cluster: SlurmCluster) -> None:
+    """Three of four nodes work; one is lost, and the two others go on with the spare, in the same job."""
+    job = submit(cluster, f"{RANK}; [ $GANGLINE_RESTART = 1 ] && sleep 1 || sleep 300", "--nodes 3")
+    cluster.until(lambda: len(ranks(cluster, job, 0)) == 3, "three ranks")
+    lost = sorted(ranks(cluster, job, 0))[1]
+    cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
+    assert finish(cluster, job) == "0:0"
+    before, after = ranks(cluster, job, 0), ranks(cluster, job, 1)
+    assert len(after) == 3 and lost not in after and len(before & after) == 2
+    said = cluster.output(job)
+    assert f"gangline gang: lost {lost} (" in said and "restart 1 of at most 3" in said
+    assert "started again on " in said
+
+
+@slurm
+def test_a_program_that_fails_is_no_lost_node(cluster: SlurmCluster) -> None:
+    """Its exit code is the job's, and it is not started again."""
+    job = submit(cluster, f"{RANK}; exit 7", "--nodes 2")
+    assert finish(cluster, job) == "7:0"
+    assert not ranks(cluster, job, 1) and "restart" not in cluster.output(job)
+
+
+@slurm
+def test_signals_reach_the_program(cluster: SlurmCluster) -> None:
+    """Slurm warns a job before its limit: the program writes its checkpoint, and nothing is started again after the end."""
+    job = submit(
+        cluster, f'trap "echo saved; exit 3" USR1; {RANK}; while :; do sleep 0.1; done', "--nodes 2"
+    )
+    cluster.until(lambda: len(ranks(cluster, job, 0)) == 2, "two ranks")
+    cluster.command("scancel", "--batch", "--signal=USR1", job)
+    assert finish(cluster, job) == "3:0"
+    assert "saved" in cluster.output(job) and not ranks(cluster, job, 1)
+
+
+@slurm
+def test_without_a_spare_it_says_so(cluster: SlurmCluster) -> None:
+    """The job ends with words, not with a step that waits for ever."""
+    job = submit(cluster, f"{RANK}; sleep 300", "--nodes 2", nodes=2)
+    cluster.until(lambda: len(ranks(cluster, job, 0)) == 2, "two ranks")
+    lost = sorted(ranks(cluster, job, 0))[1]
+    cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
+    assert finish(cluster, job) == "1:0"
+    assert f"1 nodes of job {job} are left, the step needs 2" in cluster.output(job)
+
+
+@slurm
+def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
+    """A step that loses a node each time ends with its own exit code."""
+    job = submit(cluster, f"{RANK}; sleep 300", "--nodes 2", "--restarts 0")
+    cluster.until(lambda: len(ranks(cluster, job, 0)) == 2, "two ranks")
+    lost = sorted(ranks(cluster, job, 0))[1]
+    cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
+    assert finish(cluster, job) not in ("0:0", "1:0") or "restarts are used up" in cluster.output(
+        job
+    )
+    assert "0 restarts are used up" in cluster.output(job) and not ranks(cluster, job, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "2"], "name the step after --"),
+        (["--nodes", "2", "--"], "name the step after --"),
+        (["--nodes", "2", "--", "mpirun", "x"], "'mpirun': the step is to be started by srun"),
+        (["--nodes", "2", "--", "srun", "-N4", "x"], "-N4: leave it out"),
+        (["--nodes", "2", "--", "srun", "-n", "4", "--nodelist=a", "x"], "--nodelist=a: leave it out"),
+        (["--nodes", "0", "--", "srun", "x"], "expected 1 or more"),
+        (["--nodes", "two", "--", "srun", "x"], "expected a whole number"),
+        (["--nodes", "2", "--restarts", "1001", "--", "srun", "x"], "up to 1000"),
+        (["--", "srun", "x"], "--nodes"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong usage is exit code 2, with what would be right."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["gang", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_outside_of_a_job_it_says_where_to_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a prompt there is no allocation; options of the program itself are its own."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert cli.main(["gang", "--nodes", "2", "--", "srun", "-n", "2", "./train", "-N4"]) == 1
+    assert "no SLURM_JOB_ID: run it in a batch script" in capsys.readouterr().err
+
+
+def test_nothing_but_slurm_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Slurm's commands are missing the words say so; no signal handler stays behind."""
+    before = signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        assert cli.main(["gang", "--nodes", "1", "--", "srun", "true"]) == 1
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGUSR1, before)
