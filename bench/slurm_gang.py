@@ -1,0 +1,89 @@
+"""From the loss of a node until all ranks of a step run on healthy ones: `gangline gang` with a spare, against a requeue without one.
+
+A real slurmctld and five slurmd on this machine, with settings that wait for nothing (`batch_sched_delay=0,sched_min_interval=0`).
+The loss is `scontrol update state=down`, as an executor sends it; how long Slurm takes to notice a dead host by itself is not in it.
+The requeue is the fastest that Slurm has: the job comes back by itself, and `StartTime=now` takes its hold of 120 s away as soon as it
+is pending. Both start a program that does nothing but say that it runs: what it reads from a checkpoint is not in it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.measure import Result, percentile
+from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
+
+RUNS, NODES, STEP_NODES = 20, 5, 4
+WANTED_SECONDS = 1.0
+RANK = 'echo "rank $SLURMD_NODENAME ${GANGLINE_RESTART:-0}${SLURM_RESTART_COUNT:-0}"; sleep 300'
+
+
+def run(seed: int) -> list[Result]:
+    """Return a row; nothing where Slurm is not installed."""
+    if not has_slurm():
+        print(MISSING, file=sys.stderr)
+        return []
+    source = random.Random(seed)
+    spare, requeued = list[float](), list[float]()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_slurm(Path(folder), NODES) as cluster,
+    ):
+        for _ in range(RUNS):
+            spare.append(_with_spare(cluster, source))
+            requeued.append(_by_requeue(cluster, source))
+    notes = (
+        f"{STEP_NODES} of {NODES} nodes, {RUNS} runs each, in turns; p50 {1000 * percentile(spare, 0.5):.0f} against "
+        f"{1000 * percentile(requeued, 0.5):.0f} ms; wanted: p95 at most {WANTED_SECONDS:g} s"
+    )
+    return [
+        Result(
+            "a node is lost until all ranks run, p95", percentile(spare, 0.95), "s",
+            "requeue with StartTime=now, no spare", percentile(requeued, 0.95), notes,
+        )
+    ]  # fmt: skip
+
+
+def _with_spare(cluster: SlurmCluster, source: random.Random) -> float:
+    command = f"{sys.executable} -m gangline.cli gang --nodes {STEP_NODES}"
+    script = f"#!/bin/bash\nexec {command} -- srun --ntasks-per-node=1 bash -c '{RANK}'\n"
+    job = cluster.submit(script, f"-N{NODES}", "--no-kill", "--gpus-per-node=4")
+    return _lose_a_node(cluster, source, job, "10")
+
+
+def _by_requeue(cluster: SlurmCluster, source: random.Random) -> float:
+    script = f"#!/bin/bash\nexec srun --ntasks-per-node=1 bash -c '{RANK}'\n"
+    job = cluster.submit(
+        script, f"-N{STEP_NODES}", "--requeue", "--open-mode=append", "--gpus-per-node=4"
+    )
+    return _lose_a_node(cluster, source, job, "01")
+
+
+def _lose_a_node(cluster: SlurmCluster, source: random.Random, job: str, start: str) -> float:
+    """Take a node of *job* away, and return the seconds until *start* has all ranks."""
+
+    def ranks(which: str) -> list[str]:
+        lines = (line.split() for line in cluster.output(job).splitlines())
+        return [line[1] for line in lines if line[:1] == ["rank"] and line[2] == which]
+
+    cluster.until(lambda: len(ranks("00")) == STEP_NODES, "all ranks of the first start")
+    # The first node runs the batch script: with it the job itself is gone.
+    lost = source.choice(sorted(ranks("00"))[1:])
+    begin = time.perf_counter()
+    cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=bench")
+    if start == "01":
+        cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "pending")
+        cluster.command("scontrol", "update", f"jobid={job}", "StartTime=now")
+    cluster.until(lambda: len(ranks(start)) == STEP_NODES, "all ranks of the second start")
+    seconds = time.perf_counter() - begin
+    cluster.command("scancel", job)
+    cluster.until(
+        lambda: "JobState=CANCELLED" in f"JobState={cluster.job(job)['JobState']}", "its end"
+    )
+    cluster.command("scontrol", "update", f"nodename={lost}", "state=resume")
+    cluster.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes idle")
+    return seconds
