@@ -64,6 +64,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "nodes that schedulers have reserved",
     ),
+    "executor": (
+        ".aggregator.commands.executor",
+        "executor",
+        "carry out advisories in Slurm: run, doctor, undo",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

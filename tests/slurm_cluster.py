@@ -102,11 +102,11 @@ class SlurmCluster:
             (folder / name).mkdir()
         for name in self.nodes:
             (folder / "spool" / name).mkdir()
-        self.conf = folder / "slurm.conf"
+        self.conf, self.user = folder / "slurm.conf", getpass.getuser()
         host = socket.gethostname().partition(".")[0]
         self.conf.write_text(
             CONF.format(
-                host=host, user=getpass.getuser(), port=controller, folder=folder, nodes=nodes,
+                host=host, user=self.user, port=controller, folder=folder, nodes=nodes,
                 first=ports[0], last=ports[-1], gpus=GPUS,
             )
         )  # fmt: skip

@@ -49,7 +49,7 @@ LAYERS = {
         "clock_jump counter_deltas durable_file errors metrics model sql workers",
         "hazard principal",
         "config",
-        "auth store",
+        "auth executors store",
         "declared query",
         "fleet",
         "declared_reload ingest scoring",

@@ -1,0 +1,267 @@
+"""An executor's connection to the aggregator: advisories as they change, answers, and reports about the scheduler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from ...contract.wire import advisory_pb2 as wire
+from ...contract.wire import outcome_pb2, score_pb2
+from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from ...contract.wire.outcome_pb2_grpc import OutcomeServiceStub
+from .model import ADVISORY_NAME, NODE_NAME, Advice
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX = 64 << 20
+#: A call that takes longer is given up.
+CALL_SECONDS = 5.0
+#: The aggregator sends a bookmark each 15 s: after so long without any event the picture is not current.
+SILENCE_SECONDS_MAX = 45.0
+#: After a lost connection it is tried again after so long, then after twice as long each time.
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
+#: gRPC's own pause between attempts is two minutes at most; nothing new is done meanwhile.
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+)
+#: An advisory that has ended is remembered for so long.
+ENDED_SECONDS = 120.0
+#: Open and standing advisories; more are not taken.
+ADVISORIES_MAX = 20_000
+#: Clocks of two machines that differ by less count as equal.
+CLOCK_SECONDS = 1.0
+#: What is wrong with a call that may work later.
+LATER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+
+
+class ClientError(Exception):
+    """The aggregator does not answer, or refused; `is_temporary`: later may help."""
+
+    def __init__(self, message: str, is_temporary: bool) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
+
+
+class AggregatorClient:
+    """`start`, then read `advice` whenever *wake* was called. Calls may come from one other thread."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        actor: str,
+        wake: Callable[[], None],
+        node_of_host: Callable[[str], str],
+    ) -> None:
+        """*actor*: how answers name us; *node_of_host*: the scheduler's name of a host, "" for none."""
+        self._stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.actor, self._wake, self._node_of_host = actor, wake, node_of_host
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[wire.Advisory, float]] = {}
+        self._fresh: dict[str, tuple[wire.Advisory, float]] | None = None
+        self._received = 0.0
+        self._is_complete = False
+        #: By so much the aggregator's clock is ahead of ours.
+        self.ahead_seconds = 0.0
+        #: Why there is no connection; "" while there is one.
+        self.problem = "not connected yet"
+        self._call: Any = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch-advisories", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End watching."""
+        self._stopped.set()
+        if self._call is not None:
+            self._call.cancel()
+        self._thread.join(CALL_SECONDS)
+
+    # ---- what is advised
+
+    def advice(self) -> dict[str, Advice]:
+        """Return advisories of one node each, by name."""
+        with self._lock:
+            messages = [message for message, _ in self._known.values()]
+        found = (self._advice(message) for message in messages)
+        return {one.name: one for one in found if one is not None}
+
+    def is_live(self) -> bool:
+        """Say whether `advice` is complete and current."""
+        return self._is_complete and time.monotonic() - self._received < SILENCE_SECONDS_MAX
+
+    def _advice(self, message: wire.Advisory) -> Advice | None:
+        """Return *message* as an executor needs it; None for what hosts share, and for names that nobody could have meant."""
+        name = message.name.removeprefix("advisories/")
+        if not ADVISORY_NAME.fullmatch(name) or len(message.nodes) != 1:
+            return None
+        if not message.subject.startswith("host "):
+            return None
+        node = self._node_of_host(message.nodes[0].removeprefix("nodes/"))
+        if not NODE_NAME.fullmatch(node):
+            return None
+        return Advice(
+            name, message.etag, _name(wire.Action, message.action),
+            _name(wire.AdvisoryState, message.state), node, message.scope,
+            _name(score_pb2.ReasonCode, message.reason), message.reason_text[:200], message.owner, message.fencing_token,
+            self._local(message.expire_time), self._local(message.lease_expire_time), message.workload,
+            message.checkpoint_interval.seconds + message.checkpoint_interval.nanos / 1e9,
+        )  # fmt: skip
+
+    def _local(self, when: Any) -> float:
+        """Return a time of the aggregator by our clock; 0 for none."""
+        seconds = float(when.seconds) + when.nanos / 1e9
+        return seconds - self.ahead_seconds if seconds else 0.0
+
+    def _watch(self) -> None:
+        rest = RETRY_SECONDS
+        while not self._stopped.is_set():
+            started = time.monotonic()
+            try:
+                # From what stands: a list that is complete is known to be so at once.
+                self._call = self._stub.WatchAdvisories(wire.WatchAdvisoriesRequest())
+                for event in self._call:
+                    self._take(event)
+                self._lose("the aggregator ended the call")
+            except grpc.RpcError as error:
+                code: Any = error
+                self._lose(f"{code.code().name}: {code.details()}")
+            except Exception as error:  # a thread must not end unseen
+                log.exception("watching advisories failed")
+                self._lose(repr(error))
+            if time.monotonic() - started > RETRY_SECONDS_MAX:
+                rest = RETRY_SECONDS
+            self._stopped.wait(rest)
+            rest = min(2 * rest, RETRY_SECONDS_MAX)
+
+    def _lose(self, problem: str) -> None:
+        if self._stopped.is_set():
+            return
+        if problem != self.problem:
+            log.warning("no connection to the aggregator: %s", problem)
+        self.problem = problem
+        with self._lock:
+            self._is_complete, self._fresh = False, None
+        self._wake()
+
+    def _take(self, event: wire.AdvisoryEvent) -> None:
+        """Take one event. Events without a token list what stands; the bookmark behind them completes the list."""
+        now = time.monotonic()
+        with self._lock:
+            self._received = now
+            if not event.resume_token and self._fresh is None:
+                self._fresh = {}
+            into = self._known if self._fresh is None else self._fresh
+            if event.HasField("advisory"):
+                if len(into) < ADVISORIES_MAX or event.advisory.name in into:
+                    into[event.advisory.name] = event.advisory, now
+            else:
+                self._take_bookmark(event, now)
+        if event.HasField("advisory") and self._fresh is not None:
+            return
+        self._wake()
+
+    def _take_bookmark(self, event: wire.AdvisoryEvent, now: float) -> None:
+        ahead = event.bookmark.seconds + event.bookmark.nanos / 1e9 - time.time()
+        if abs(ahead - self.ahead_seconds) > CLOCK_SECONDS:
+            self.ahead_seconds = 0.0 if abs(ahead) <= CLOCK_SECONDS else ahead
+        if self._fresh is not None and event.resume_token:
+            self._known, self._fresh = self._fresh, None
+        if not self._is_complete and self._fresh is None:
+            self._is_complete = True
+            if self.problem:
+                log.info("connected to the aggregator")
+            self.problem = ""
+        for name, (message, received) in list(self._known.items()):
+            over = message.state not in _LASTING and now - received > ENDED_SECONDS
+            if over or (
+                message.state == wire.DONE
+                and now - received > ENDED_SECONDS
+                and self._local(message.expire_time) < time.time()
+            ):
+                del self._known[name]
+
+    # ---- what is answered and reported
+
+    def answer(
+        self, advice: Advice, state: str, note: str = "", lease_seconds: float = 0.0
+    ) -> Advice:
+        """Answer an advisory, and return how it is then. Raises ClientError."""
+        request = wire.AckAdvisoryRequest(
+            name=f"advisories/{advice.name}", new_state=state, actor=self.actor,
+            etag=advice.etag if state == "ACCEPTED" and advice.state != "ACCEPTED" else "",
+            note="".join(c if c.isprintable() else " " for c in note)[:500],
+        )  # fmt: skip
+        if lease_seconds:
+            request.lease.FromMilliseconds(int(1000 * lease_seconds))
+        message: wire.Advisory = self._ask(self._stub.AckAdvisory, request)
+        with self._lock:
+            self._known[message.name] = message, time.monotonic()
+        after = self._advice(message)
+        if after is None:
+            raise ClientError(f"{advice.name}: the answer is of another advisory", False)
+        return after
+
+    def report_gangs(self, gangs: Iterable[wire.Gang], ended: Sequence[str]) -> None:
+        """Say what runs where. Raises ClientError."""
+        self._ask(
+            self._stub.ReportGangs,
+            wire.ReportGangsRequest(actor=self.actor, gangs=gangs, ended_workloads=ended),
+        )
+
+    def report_unavailable(
+        self, out: Mapping[str, str], ttl_seconds: float, returned: Sequence[str]
+    ) -> None:
+        """Say which hosts others took out, and which are back. Raises ClientError."""
+        ttl = Duration(seconds=int(ttl_seconds))
+        nodes = [
+            wire.UnavailableNode(node=f"nodes/{host}", reason=reason[:500], ttl=ttl)
+            for host, reason in out.items()
+        ]
+        request = wire.ReportUnavailableNodesRequest(
+            actor=self.actor, nodes=nodes, returned_nodes=[f"nodes/{host}" for host in returned]
+        )
+        self._ask(self._stub.ReportUnavailableNodes, request)
+
+    def report_outcomes(self, outcomes: Sequence[outcome_pb2.Outcome]) -> None:
+        """Say how jobs ended. Raises ClientError."""
+        self._ask(
+            self._outcomes.ReportOutcomes, outcome_pb2.ReportOutcomesRequest(outcomes=outcomes)
+        )
+
+    def _ask(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            call: Any = error
+            raise ClientError(
+                f"{call.code().name}: {call.details()}", call.code() in LATER
+            ) from error
+
+
+_LASTING = (wire.PROPOSED, wire.ACCEPTED, wire.DEFERRED, wire.DONE)
+
+
+def _name(kind: Any, number: int) -> str:
+    """Return the name of an enumerated value; a newer aggregator may send one that has none here."""
+    try:
+        return str(kind.Name(number))
+    except ValueError:
+        return f"UNKNOWN_{number}"

@@ -1,0 +1,634 @@
+"""What an executor does next: advice, the scheduler's state, the ledger and the clock in; steps out, each with its reason. No I/O.
+
+Each call looks at everything anew, so that an executor that was killed at any point goes on from what the ledger and the scheduler
+say; the scheduler's word counts more. What a person changed stays as the person wants it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .ledger import (
+    ACCEPTED,
+    DOWN,
+    DRAIN,
+    GIVEN_BACK,
+    HOLD,
+    LEFT,
+    MOVED,
+    NONE,
+    REMOVED,
+    REQUEUE,
+    SET,
+    SETTING,
+    START,
+    Entry,
+    ExecutorLedger,
+    JobProgress,
+)
+from .model import (
+    DONE,
+    EVICT_SUFFIX,
+    HOLD_PREFIX,
+    HOLDING_ACTIONS,
+    OPEN_STATES,
+    REASON_PREFIX,
+    REBOOT,
+    RESET_GPU,
+    RETURN,
+    Accept,
+    Advice,
+    Answer,
+    Capabilities,
+    Drain,
+    EndStep,
+    ExtendHold,
+    Forget,
+    GiveBack,
+    Node,
+    PlaceHold,
+    Reboot,
+    RemoveHold,
+    RenewLease,
+    Requeue,
+    ResetGpus,
+    Resume,
+    ScheduledJob,
+    SchedulerState,
+    StartNow,
+    Step,
+)
+
+#: A hold that would end sooner is not set any more.
+HOLD_SECONDS_MIN = 1.0
+#: A hold's end is moved when the advisory's expiry moved by more than this.
+EXTEND_SECONDS_MIN = 30.0
+#: A mark that the scheduler does not show so soon after it was set is read again before anybody is taken to have removed it.
+SETTLE_SECONDS = 5.0
+#: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
+END_MARGIN_SECONDS = 5.0
+#: A job is asked to leave so long after its checkpoint is due, for the write to finish.
+CHECKPOINT_MARGIN_SECONDS = 60.0
+#: After so long without success the advisory is answered FAILED.
+GIVE_UP_SECONDS = 300.0
+#: An expiry that moved by less did not move.
+CLOCK_SECONDS = 2.0
+#: A job that does not complete is looked at so quickly for so long.
+QUICK_SECONDS_MAX = 60.0
+#: Answers are at most so long.
+NOTE_CHARACTERS_MAX, JOB_NOTE_CHARACTERS_MAX = 450, 120
+
+#: Names that executors give to holds.
+OUR_HOLD = re.compile(rf"{HOLD_PREFIX}a[0-9]{{1,18}}(?:{EVICT_SUFFIX})?", re.ASCII)
+
+#: How marks are chosen: `auto` is a hold, and for EVICT_NOW a drain where drains end by themselves.
+MARKS = ("auto", "hold", "drain")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorPolicy:
+    """What the operator allows."""
+
+    actions: frozenset[str] = frozenset((*HOLDING_ACTIONS, RETURN))
+    mark: str = "auto"
+    #: At most so many marks at one time, whatever the aggregator grants.
+    marks_max: int = 100
+    lease_seconds: float = 600.0
+    #: How our answers name us; the aggregator may put a login before it.
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a decision is made of. `is_live`: *advice* is complete and current; else nothing new begins."""
+
+    advice: Mapping[str, Advice]
+    scheduler: SchedulerState
+    now: float
+    is_live: bool
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    policy: ExecutorPolicy = field(default_factory=ExecutorPolicy)
+
+
+def decide(situation: Situation, ledger: ExecutorLedger) -> list[Step]:
+    """Return what to do now: new marks first, then jobs, then what is taken away. Changes nothing."""
+    placed: list[Step] = []
+    removed: list[Step] = []
+    marks = sum(entry.is_marked for entry in ledger)
+    returning = _returning(situation, ledger)
+    for name in sorted(situation.advice, key=_number):
+        advice = situation.advice[name]
+        entry = ledger.get(name)
+        if entry is not None and _is_anothers(advice, entry):
+            removed.append(Forget(name, f"{advice.owner} carries it out, token {advice.token}"))
+        elif advice.action == RETURN:
+            removed += _return(situation, ledger, advice, entry)
+        elif entry is None or advice.state in ("PROPOSED", "DEFERRED"):
+            steps = _take(situation, ledger, advice, marks)
+            marks += len(steps)
+            placed += steps
+            if entry is not None and not steps and entry.expires <= situation.now:
+                removed += _take_back(situation, ledger, entry, "it has expired")
+        elif entry.node in returning:
+            continue
+        elif advice.state == "ACCEPTED":
+            placed += _carry_out(situation, advice, entry)
+        elif advice.state == DONE and advice.expires > situation.now:
+            placed += _uphold(situation, advice, entry) or _restart_jobs(situation, entry)
+        else:
+            removed += _take_back(situation, ledger, entry, f"the advisory is {advice.state}")
+    for entry in ledger:
+        if entry.advisory in situation.advice:
+            continue
+        if situation.is_live:
+            removed += _take_back(
+                situation, ledger, entry, "the aggregator does not know it any more"
+            )
+        elif entry.expires <= situation.now:
+            removed += _take_back(situation, ledger, entry, "it has expired")
+        else:
+            removed += _restart_jobs(situation, entry)
+    return [*placed, *removed, *_stray_holds(situation.scheduler, ledger)]
+
+
+def _returning(situation: Situation, ledger: ExecutorLedger) -> set[str]:
+    """Return the nodes that we are about to take back into service."""
+    return {
+        advice.node
+        for advice in situation.advice.values()
+        if advice.action == RETURN and advice.state == "ACCEPTED" and ledger.get(advice.name)
+    }
+
+
+def _stray_holds(scheduler: SchedulerState, ledger: ExecutorLedger) -> list[Step]:
+    """An advisory became graver, and its hold has another name now: the earlier one goes."""
+    steps: list[Step] = []
+    for entry in ledger:
+        base = f"{HOLD_PREFIX}{entry.advisory}"
+        for name in (base, base + EVICT_SUFFIX):
+            if entry.phase == SET and name != entry.hold and name in scheduler.holds:
+                steps.append(RemoveHold(entry.advisory, f"{entry.hold} took its place", name))
+    return steps
+
+
+def _number(name: str) -> int:
+    return int(name[1:])
+
+
+def _is_anothers(advice: Advice, entry: Entry) -> bool:
+    """Say whether another executor has it by now: then nothing that is set is ours to touch."""
+    if advice.state not in ("ACCEPTED", DONE):
+        return False
+    return advice.token > entry.token or (
+        advice.token == entry.token and bool(advice.owner) and advice.owner != entry.owner
+    )
+
+
+# ---------------------------------------------------------------- begin
+
+
+def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> list[Step]:
+    """Accept *advice* if it is for us, also where we were killed before the ledger had that we did."""
+    actor = situation.policy.actor
+    is_lost = (
+        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
+    )
+    if not situation.is_live or not (advice.state == "PROPOSED" or is_lost):
+        return []
+    if refusal_reason(situation, ledger, advice, marks):
+        return []
+    return [Accept(advice.name, f"{advice.action} of {advice.node}: {advice.reason}")]
+
+
+def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
+    """Return why *advice* is left to people; "" if it is carried out."""
+    policy = situation.policy
+    if advice.action not in policy.actions:
+        return f"{advice.action} is not among the actions that this executor carries out"
+    if (known := ledger.tokens.get(advice.name, 0)) > advice.token and advice.token:
+        return f"its fencing token {advice.token} is older than {known}"
+    node = situation.scheduler.nodes.get(advice.node)
+    if node is None:
+        return f"{advice.node or 'its host'} is not a node of this scheduler"
+    if node.out and not node.is_managed:
+        return f"{node.name} is out already: {node.out}"
+    entry = ledger.get(advice.name)
+    if entry is not None and entry.phase == GIVEN_BACK:
+        return "a person took back what was set for it"
+    if marks >= policy.marks_max and (entry is None or not entry.is_marked):
+        return f"marks_max = {policy.marks_max} marks are set"
+    return ""
+
+
+def mark_of(situation: Situation, advice: Advice) -> str:
+    """Return what is set for *advice*."""
+    node = situation.scheduler.nodes[advice.node]
+    if advice.action == "EVICT_NOW" and not node.is_responding:
+        return DOWN
+    if situation.policy.mark == "drain":
+        return DRAIN
+    drains = advice.action == "EVICT_NOW" and situation.capabilities.drain_ends
+    return DRAIN if situation.policy.mark == "auto" and drains else HOLD
+
+
+def plan(situation: Situation, advice: Advice) -> list[Step]:
+    """Return the steps that would carry *advice* out now: what `--shadow` prints."""
+    node = situation.scheduler.nodes[advice.node]
+    entry = Entry(
+        advice.name, advice.node, advice.action, "", advice.token, situation.now,
+        situation.now + 7200, mark=mark_of(situation, advice),
+    )  # fmt: skip
+    steps = [_place(situation, advice, entry, node)]
+    if advice.action == "EVICT_NOW":
+        for job in _named_jobs(situation.scheduler, advice):
+            steps.append(_leave(advice, job))
+    return [step for step in steps if step]
+
+
+def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> Step:
+    seconds = max(entry.expires - situation.now, HOLD_SECONDS_MIN)
+    why = f"{advice.action}: {advice.reason}"
+    if entry.mark == HOLD:
+        name = entry.hold or advice.hold_name
+        others = any(
+            node.name in hold.nodes and hold.name != name
+            for hold in situation.scheduler.holds.values()
+        )
+        return PlaceHold(advice.name, why, name, node.name, seconds, others)
+    reason = drain_reason(advice, seconds)
+    return Drain(advice.name, why, node.name, reason, seconds, down=entry.mark == DOWN)
+
+
+def drain_reason(advice: Advice, seconds: float) -> str:
+    """Return the reason by which a drain of ours is known again: one grammar with the checks of hosts."""
+    act = "evict" if advice.action == "EVICT_NOW" else "drain"
+    cause = "".join(c for c in advice.cause.lower() if c.isalnum() or c in "_.-")[:64]
+    return (
+        f"{REASON_PREFIX}act={act};cause={cause or 'unknown'};ttl={seconds:.0f};adv={advice.name}"
+    )
+
+
+# ---------------------------------------------------------------- go on
+
+
+def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
+    """Return what is next for an advisory that is accepted by us."""
+    steps: list[Step] = []
+    if advice.lease_until - situation.now < situation.policy.lease_seconds / 2:
+        steps.append(RenewLease(advice.name, "the lease ends soon"))
+    if entry.answered:
+        return steps
+    if entry.phase == GIVEN_BACK:
+        note = f"a person took {_named(entry)} away: it is not set again"
+        return [Answer(advice.name, note, "REJECTED")]
+    if advice.action in (REBOOT, RESET_GPU):
+        return [*steps, *_repair(situation, advice, entry)]
+    if entry.phase != SET and situation.now - entry.accepted > GIVE_UP_SECONDS:
+        return [Answer(advice.name, "the scheduler did not take the mark", "FAILED")]
+    upheld = _uphold(situation, advice, entry)
+    steps += upheld
+    if entry.phase != SET or any(isinstance(step, GiveBack | Answer) for step in upheld):
+        return steps
+    return [*steps, *_move_jobs(situation, advice, entry)]
+
+
+def _uphold(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
+    """Have the mark stand until the advisory expires; a person's word counts more."""
+    node = situation.scheduler.nodes.get(entry.node)
+    if node is None or entry.phase in (GIVEN_BACK, REMOVED):
+        return []
+    if node.out and not node.is_managed:
+        return _yield_to(situation, advice, entry, node)
+    if not _is_in_place(situation.scheduler, entry):
+        return _set_again(situation, advice, entry, node)
+    moved = abs(advice.expires - entry.ends) > EXTEND_SECONDS_MIN
+    if entry.phase == SET and moved and entry.mark == HOLD:
+        seconds = advice.expires - situation.now
+        return [ExtendHold(advice.name, "its cause still stands", entry.hold, seconds)]
+    # SETTING: the command was sent, or about to be, when we were killed.
+    if entry.phase == SETTING or moved:
+        return [_place(situation, advice, entry, node)]
+    return []
+
+
+def _is_in_place(scheduler: SchedulerState, entry: Entry) -> bool:
+    """Say whether the scheduler shows the mark."""
+    if entry.mark == HOLD:
+        hold = scheduler.holds.get(entry.hold)
+        return hold is not None and entry.node in hold.nodes
+    node = scheduler.nodes.get(entry.node)
+    return node is not None and node.is_managed
+
+
+def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -> list[Step]:
+    """The mark does not stand: set it, unless a person took it away."""
+    if advice.expires - situation.now < HOLD_SECONDS_MIN:
+        return []
+    ended_itself = situation.now >= entry.ends - END_MARGIN_SECONDS
+    if entry.phase == SET and not ended_itself:
+        if situation.now - entry.set_at < SETTLE_SECONDS:
+            return []
+        return [GiveBack(advice.name, f"somebody took {_named(entry)} away", entry.node)]
+    return [_place(situation, advice, entry, node)]
+
+
+def _named(entry: Entry) -> str:
+    return entry.hold if entry.mark == HOLD else f"the drain of {entry.node}"
+
+
+def _yield_to(situation: Situation, advice: Advice, entry: Entry, node: Node) -> list[Step]:
+    """Somebody else took the node out: it stays theirs, and ours goes."""
+    steps: list[Step] = []
+    if entry.mark == HOLD and entry.is_marked and entry.hold in situation.scheduler.holds:
+        steps.append(RemoveHold(advice.name, f"{node.name} is out: {node.out}", entry.hold))
+    if advice.state == "ACCEPTED" and not entry.answered:
+        note = f"{node.name} is out already ({node.out}), which stands; ours was taken back"
+        steps.append(Answer(advice.name, note, "DONE"))
+    return steps
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def _named_jobs(scheduler: SchedulerState, advice: Advice) -> list[ScheduledJob]:
+    """Return the jobs on the node that the advice names; others there live."""
+    return [job for job in scheduler.running_on(advice.node) if job.name == advice.workload]
+
+
+def _leave(advice: Advice, job: ScheduledJob) -> Step:
+    """Return how *job* leaves the node."""
+    if job.restarts_itself:
+        return EndStep(advice.name, f"job {job.name} goes on with its spare nodes", job.name)
+    return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
+
+
+def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
+    """Have the jobs leave that must, and answer DONE when that is over."""
+    scheduler = situation.scheduler
+    running = scheduler.running_on(entry.node)
+    if advice.action == "AVOID":
+        return _finish(advice, entry, scheduler)
+    steps = _restart_jobs(situation, entry)
+    evicts = advice.action == "EVICT_NOW"
+    if advice.action == "DRAIN_AT_CHECKPOINT":
+        due = checkpoint_due(situation, advice, entry)
+        evicts = bool(due) and situation.now >= due
+    named = _named_jobs(scheduler, advice) if evicts else []
+    for job in named:
+        progress = entry.jobs.get(job.name)
+        if progress is not None and progress.state == LEFT:
+            continue
+        if progress is None or (progress.state == REQUEUE and job.restarts <= progress.restarts):
+            steps.append(_leave(advice, job))
+    if steps:
+        return steps
+    waiting = any(progress.state in (REQUEUE, START) for progress in entry.jobs.values())
+    if advice.action == "EVICT_NOW":
+        return [] if waiting else _finish(advice, entry, scheduler)
+    return [] if running or waiting else _finish(advice, entry, scheduler)
+
+
+def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
+    """Let requeued jobs start at once: the scheduler holds each back for a time, and overwrites an earlier wish while it completes."""
+    steps: list[Step] = []
+    for name, progress in entry.jobs.items():
+        job = situation.scheduler.jobs.get(name)
+        if progress.state in (REQUEUE, START) and job is not None and job.waits_for_begin_time:
+            steps.append(StartNow(entry.advisory, f"job {name} was requeued by us", name))
+    return steps
+
+
+def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
+    """Return when the jobs leave: after the first checkpoint that is due since it was accepted; 0 where the cadence is not known."""
+    times = []
+    for job in _named_jobs(situation.scheduler, advice):
+        interval = advice.checkpoint_seconds or job.checkpoint_seconds
+        if not interval > 0 or not job.started or not job.may_requeue:
+            return 0.0
+        count = max(0.0, entry.accepted - job.started) // interval + 1
+        times.append(job.started + count * interval + min(CHECKPOINT_MARGIN_SECONDS, interval / 4))
+    return max(times, default=0.0)
+
+
+def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Step]:
+    """Answer DONE, with what was set and what became of the jobs."""
+    if entry.answered:
+        return []
+    what = f"{entry.hold} stands" if entry.mark == HOLD else f"{entry.node} is drained"
+    parts = [what]
+    if advice.scope == "gpu":
+        parts.append("the whole node: the scheduler takes out no single GPU")
+    for name, progress in entry.jobs.items():
+        parts.append(progress.note or f"job {name} {progress.state}")
+    left = [job.name for job in scheduler.running_on(entry.node) if job.name not in entry.jobs]
+    if left and advice.action in ("EVICT_NOW", "AVOID"):
+        parts.append(f"goes on there: {', '.join(left[:5])}")
+    return [Answer(advice.name, "; ".join(parts)[:NOTE_CHARACTERS_MAX], "DONE")]
+
+
+# ---------------------------------------------------------------- repairs
+
+
+def _repair(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
+    """Reboot or reset, once."""
+    if entry.answered:
+        return []
+    if entry.phase == ACCEPTED:
+        if advice.action == REBOOT:
+            reason = drain_reason(advice, entry.expires - situation.now)
+            return [Reboot(advice.name, advice.reason, entry.node, reason)]
+        return [ResetGpus(advice.name, advice.reason, entry.node)]
+    word = "reboots once it is free" if advice.action == REBOOT else "its GPUs were reset"
+    return [Answer(advice.name, f"{entry.node} {word}", "DONE")]
+
+
+# ---------------------------------------------------------------- take back
+
+
+def _return(
+    situation: Situation, ledger: ExecutorLedger, advice: Advice, entry: Entry | None
+) -> list[Step]:
+    """Take away what was set on the node for earlier advisories, and nothing else."""
+    earlier = [one for one in ledger.on_node(advice.node) if one.advisory != advice.name]
+    if advice.state == "PROPOSED":
+        allowed = RETURN in situation.policy.actions and situation.is_live
+        if not allowed or not earlier:
+            return []
+        return [Accept(advice.name, f"{advice.node} is well: {advice.reason}")]
+    if entry is None:
+        return []
+    if advice.state != "ACCEPTED":
+        return [Forget(advice.name, f"the advisory is {advice.state}")]
+    steps = [
+        step
+        for one in earlier
+        for step in _take_back(situation, ledger, one, f"{advice.node} is well")
+    ]
+    if not earlier and not entry.answered:
+        note = f"{advice.node} is back: what was set was taken away"
+        steps.append(Answer(advice.name, note, "DONE"))
+    return steps
+
+
+def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: str) -> list[Step]:
+    """Remove the mark if it stands, then forget the entry. A node that somebody else took out since stays out."""
+    starts = _restart_jobs(situation, entry)
+    if entry.is_marked and _is_in_place(situation.scheduler, entry):
+        if entry.mark == HOLD:
+            return [*starts, RemoveHold(entry.advisory, why, entry.hold)]
+        if not any(_wants_drain(one) for one in ledger.on_node(entry.node) if one is not entry):
+            return [*starts, Resume(entry.advisory, why, entry.node)]
+    if starts:
+        return starts
+    waits = any(progress.state in (REQUEUE, START) for progress in entry.jobs.values())
+    if waits and situation.now - entry.accepted < GIVE_UP_SECONDS:
+        return []  # the job still completes: its delay is lifted next
+    return [Forget(entry.advisory, why)]
+
+
+def _wants_drain(entry: Entry) -> bool:
+    return entry.is_marked and entry.mark in (DRAIN, DOWN)
+
+
+# ---------------------------------------------------------------- what is written after each step
+
+
+def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:
+    """Note in *ledger* that *step* is about to be sent."""
+    entry = ledger.get(step.advisory)
+    if entry is None:
+        return
+    match step:
+        case PlaceHold() | Drain():
+            if entry.phase != SET:
+                entry.phase = SETTING
+                node = situation.scheduler.nodes.get(entry.node)
+                if node is not None and not node.is_managed:
+                    entry.before_state, entry.before_reason = node.state, node.reason
+        case Requeue(job=job, restarts=restarts):
+            entry.jobs[job] = JobProgress(REQUEUE, restarts)
+        case Reboot() | ResetGpus():
+            entry.phase = SETTING
+        case _:
+            pass
+
+
+def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
+    """Bring *ledger* into line with what aggregator and scheduler say; return whether anything changed."""
+    changed = False
+    for entry in ledger:
+        advice = situation.advice.get(entry.advisory)
+        if (
+            advice is not None
+            and advice.expires != entry.expires
+            and not _is_anothers(advice, entry)
+        ):
+            entry.expires, changed = advice.expires, True
+        for name, progress in entry.jobs.items():
+            if progress.state not in (REQUEUE, START):
+                continue
+            job = situation.scheduler.jobs.get(name)
+            restarted = job is not None and job.is_running and job.restarts > progress.restarts
+            if restarted or job is None or job.ended:
+                progress.state, changed = MOVED, True
+                word = "runs again" if restarted else "has ended"
+                progress.note = progress.note or f"job {name} {word}"
+    return changed
+
+
+def record_accept(ledger: ExecutorLedger, situation: Situation, advice: Advice) -> None:
+    """Note that *advice* is ours now. What an earlier lease of ours set stays as it is."""
+    entry = ledger.get(advice.name)
+    mark, hold = NONE, ""
+    if advice.action in HOLDING_ACTIONS:
+        mark = mark_of(situation, advice)
+        hold = advice.hold_name if mark == HOLD else ""
+    if entry is not None and (entry.mark, entry.hold) == (mark, hold):
+        entry.owner, entry.token, entry.answered = advice.owner, advice.token, ""
+        entry.accepted, entry.expires = situation.now, advice.expires
+    else:
+        entry = Entry(
+            advice.name, advice.node, advice.action, advice.owner, advice.token, situation.now,
+            advice.expires, mark, hold,
+        )  # fmt: skip
+    ledger.add(entry)
+
+
+def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) -> None:
+    """Note in *ledger* what came of *step*; *error* "" for success."""
+    entry = ledger.get(step.advisory)
+    if entry is None:
+        return
+    match step:
+        case PlaceHold(seconds=seconds) | Drain(seconds=seconds) if not error:
+            entry.phase, entry.set_at, entry.ends = SET, now, now + seconds
+        case ExtendHold(seconds=seconds) if not error:
+            entry.ends = now + seconds
+        case Requeue(job=job):
+            _record_requeue(entry, job, error)
+        case EndStep(job=job):
+            note = error or f"job {job} goes on with its spare nodes"
+            entry.jobs[job] = JobProgress(
+                LEFT if error else MOVED, note=note[:JOB_NOTE_CHARACTERS_MAX]
+            )
+        case RemoveHold(hold=hold) if not error and hold == entry.hold:
+            entry.phase = REMOVED
+        case Resume() if not error:
+            entry.phase = REMOVED
+        case StartNow(job=job) if not error:
+            entry.jobs[job].state = MOVED
+            entry.jobs[job].note = f"job {job} was requeued"
+        case Reboot() | ResetGpus():
+            entry.phase = ACCEPTED if error else SET
+        case GiveBack():
+            entry.phase = GIVEN_BACK
+        case Forget():
+            ledger.remove(step.advisory)
+        case _:
+            pass
+
+
+def _record_requeue(entry: Entry, job: str, error: str) -> None:
+    progress = entry.jobs[job]
+    if error:
+        progress.state, progress.note = (
+            LEFT,
+            f"job {job} was left: {error}"[:JOB_NOTE_CHARACTERS_MAX],
+        )
+    else:
+        progress.state, progress.note = START, f"job {job} was requeued"
+
+
+def is_quick(ledger: ExecutorLedger, now: float) -> bool:
+    """Say whether a job is about to be requeued, so that the scheduler is to be read again within milliseconds."""
+    return any(
+        progress.state in (REQUEUE, START)
+        for entry in ledger
+        if now - entry.accepted < QUICK_SECONDS_MAX
+        for progress in entry.jobs.values()
+    )
+
+
+def nodes_of_interest(advice: Iterable[Advice], ledger: ExecutorLedger) -> set[str]:
+    """Return the nodes that decisions are about now."""
+    named = {one.node for one in advice if one.state in (*OPEN_STATES, DONE)}
+    return {node for node in named | {entry.node for entry in ledger} if node}
+
+
+def undo_steps(scheduler: SchedulerState) -> list[Step]:
+    """Return the steps that take away all that executors set, by the names of holds and the reasons of drains."""
+    steps: list[Step] = [
+        RemoveHold(_advisory_of(hold.name), "undo", hold.name)
+        for hold in scheduler.holds.values()
+        if OUR_HOLD.fullmatch(hold.name)
+    ]
+    for node in scheduler.nodes.values():
+        if node.is_managed and (found := re.search(r";adv=(a[0-9]{1,18})\b", node.reason)):
+            steps.append(Resume(found.group(1), "undo", node.name))
+    return steps
+
+
+def _advisory_of(hold: str) -> str:
+    return hold.removeprefix(HOLD_PREFIX).removesuffix(EVICT_SUFFIX)

@@ -1,0 +1,328 @@
+"""The loop of an executor: waits for advice, reads the scheduler, decides, writes the ledger, sends commands, reports.
+
+One thread decides and acts; another one watches advisories (`client.py`). The loop never raises out of a turn for what scheduler or
+aggregator do: it says so in the log, and tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from . import core, reports
+from .client import AggregatorClient, ClientError
+from .ledger import ExecutorLedger, LedgerError
+from .model import (
+    SCHEDULER_STEPS,
+    Accept,
+    Advice,
+    Answer,
+    Capabilities,
+    EndStep,
+    Forget,
+    GiveBack,
+    RenewLease,
+    Requeue,
+    Scheduler,
+    SchedulerError,
+    SchedulerState,
+    Step,
+)
+from .settings import ExecutorConfig, NodeNames
+
+log = logging.getLogger(__name__)
+
+#: Rounds of deciding and acting in one turn: each advisory takes a few.
+ROUNDS_MAX = 8
+#: While a job is being requeued the scheduler is read this often.
+QUICK_SECONDS = 0.02
+#: After a command or call failed for an advisory, it is left alone for so long.
+PAUSE_SECONDS = 5.0
+#: A failure that repeats is logged this often.
+LOG_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start, by kind of step and by failure."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    failures: int = 0
+
+
+class Executor:
+    """`run` until `stop`. With *shadow* it says what it would do, and changes nothing anywhere."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        scheduler: Scheduler,
+        client: AggregatorClient,
+        ledger: ExecutorLedger,
+        names: NodeNames,
+        *,
+        shadow: bool = False,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        wake: threading.Event | None = None,
+    ) -> None:
+        """*wake*: set by the client when advice changed."""
+        self._config, self._policy = config, config.policy()
+        self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
+        self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
+        self._wake = wake or threading.Event()
+        self._stopped = False
+        self._capabilities: Capabilities | None = None
+        self._state = SchedulerState()
+        self._all_nodes_at = self._jobs_at = -1e9
+        self._reported = reports.Reported()
+        self._paused: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
+        self._announced: set[str] = set()
+        self.counters = Counters()
+
+    def stop(self) -> None:
+        """End `run` after the step that it is at."""
+        self._stopped = True
+        self._wake.set()
+
+    def run(self) -> None:
+        """Turn until `stop`."""
+        while not self._stopped:
+            pause = self.turn()
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def turn(self) -> float:
+        """Read, decide, act, report; return after how many seconds the next turn is due. Never raises for others' failures."""
+        try:
+            if self._capabilities is None:
+                self._capabilities = self._scheduler.capabilities()
+            self._read()
+            self._act()
+            self._report()
+        except SchedulerError as error:
+            self._complain("the scheduler does not answer", str(error))
+            return self._config.poll_seconds
+        except LedgerError as error:
+            self._complain("nothing is done without the ledger", str(error))
+            return PAUSE_SECONDS
+        if core.is_quick(self._ledger, self._wall()):
+            return QUICK_SECONDS
+        return self._config.poll_seconds
+
+    # ---- read
+
+    def _situation(self) -> core.Situation:
+        return core.Situation(
+            self._client.advice(), self._state, self._wall(), self._client.is_live(),
+            self._capabilities or Capabilities(), self._policy,
+        )  # fmt: skip
+
+    def _read(self) -> None:
+        """Read jobs, holds, and the nodes that decisions are about; all nodes now and then."""
+        now = self._monotonic()
+        nodes = dict(self._state.nodes)
+        if now - self._all_nodes_at >= self._config.nodes_poll_seconds:
+            nodes = self._scheduler.read_nodes()
+            self._all_nodes_at = now
+        else:
+            wanted = core.nodes_of_interest(self._client.advice().values(), self._ledger)
+            nodes |= self._scheduler.read_nodes(wanted) if wanted else {}
+        self._state = SchedulerState(
+            nodes, self._scheduler.read_jobs(), self._scheduler.read_holds()
+        )
+
+    # ---- act
+
+    def _act(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            situation = self._situation()
+            if core.reconcile(self._ledger, situation):
+                self._ledger.save()
+            steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
+            if self._shadow:
+                self._announce(situation)
+                return
+            if not steps or self._stopped:
+                return
+            self._carry_out(situation, steps)
+            if any(isinstance(step, SCHEDULER_STEPS) for step in steps):
+                self._read()
+
+    def _is_due(self, step: Step) -> bool:
+        return self._paused.get(step.advisory, -1e9) <= self._monotonic()
+
+    def _carry_out(self, situation: core.Situation, steps: list[Step]) -> None:
+        """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator one by one."""
+        commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
+        for command in commands:
+            core.record_intent(command, self._ledger, situation)
+            log.info("%s: %s", describe(command), command.why)
+        if commands:
+            self._ledger.save()
+            errors = self._scheduler.apply(commands)
+            now = self._wall()
+            for command in commands:
+                self._note(command, errors.get(command, ""), now)
+            self._ledger.save()
+        for step in steps:
+            if not isinstance(step, SCHEDULER_STEPS):
+                self._tell(situation, step)
+
+    def _note(self, step: Step, error: str, now: float) -> None:
+        kind = type(step).__name__
+        self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
+        core.record_result(step, error, self._ledger, now)
+        if error:
+            self.counters.failures += 1
+            if not isinstance(step, Requeue | EndStep):  # these are not tried again
+                self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
+            self._complain(f"{describe(step)} failed", error)
+
+    def _tell(self, situation: core.Situation, step: Step) -> None:
+        """Carry out a step that is about the aggregator, or about the ledger alone."""
+        advice = situation.advice.get(step.advisory)
+        try:
+            match step:
+                case Accept() if advice is not None:
+                    self._accept(situation, advice)
+                case RenewLease() if advice is not None:
+                    self._client.answer(
+                        advice, "ACCEPTED", lease_seconds=self._config.lease_seconds
+                    )
+                case Answer(state=state, why=note) if advice is not None:
+                    log.info("%s %s: %s", step.advisory, state, note)
+                    self._client.answer(advice, state, note)
+                    entry = self._ledger.get(step.advisory)
+                    if entry is not None:
+                        entry.answered = state
+                case GiveBack(node=node):
+                    log.warning("%s: %s", node, step.why)
+                    self._client.report_unavailable({}, 0, [self._names.host_of(node)])
+                case Forget():
+                    log.info("%s is over: %s", step.advisory, step.why)
+                case _:
+                    return
+        except ClientError as error:
+            self.counters.failures += 1
+            self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
+            self._complain(f"{describe(step)} of {step.advisory}", str(error))
+            return
+        kind = type(step).__name__
+        self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
+        core.record_result(step, "", self._ledger, self._wall())
+        self._ledger.save()
+
+    def _accept(self, situation: core.Situation, advice: Advice) -> None:
+        after = self._client.answer(advice, "ACCEPTED", lease_seconds=self._config.lease_seconds)
+        if after.state != "ACCEPTED":
+            self._paused[advice.name] = self._monotonic() + PAUSE_SECONDS
+            log.info("%s was not granted: it is %s now", advice.name, after.state)
+            return
+        if after.token < self._ledger.tokens.get(advice.name, 0):
+            log.warning("%s: fencing token %d is older than one seen", advice.name, after.token)
+            return
+        log.info(
+            "accepted %s: %s of %s: %s", advice.name, advice.action, advice.node, advice.reason
+        )
+        core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
+
+    def _announce(self, situation: core.Situation) -> None:
+        """Say, once for each state of an advisory, what would be done."""
+        marks = sum(entry.is_marked for entry in self._ledger)
+        for advice in situation.advice.values():
+            key = f"{advice.etag} {advice.state}"
+            if advice.state != "PROPOSED" or key in self._announced:
+                continue
+            self._announced.add(key)
+            if refusal := core.refusal_reason(situation, self._ledger, advice, marks):
+                log.info(
+                    "shadow: %s (%s of %s) would be left alone: %s",
+                    advice.name,
+                    advice.action,
+                    advice.node,
+                    refusal,
+                )
+                continue
+            would = [f"{describe(step)}" for step in core.plan(situation, advice)]
+            log.info(
+                "shadow: %s (%s of %s: %s) would be accepted; then: %s", advice.name, advice.action,
+                advice.node, advice.reason, "; ".join(would) or "nothing",
+            )  # fmt: skip
+
+    # ---- report
+
+    def _report(self) -> None:
+        if self._shadow or not self._client.is_live():
+            return
+        now, state, names = self._wall(), self._state, self._names
+        try:
+            if self._config.report_gangs:
+                gangs, ended = reports.gang_updates(self._reported, state, now, names.host_of)
+                if gangs or ended:
+                    self._client.report_gangs(gangs, ended)
+                    reports.record_gangs(self._reported, state, gangs, ended, now)
+            if self._config.report_unavailable:
+                fresh, back = reports.unavailable_updates(
+                    self._reported, state, self._ledger, now, names.host_of
+                )
+                if fresh or back:
+                    self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
+                    reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
+            if self._config.report_outcomes:
+                self._report_outcomes(now)
+        except ClientError as error:
+            self._complain("a report was not taken", str(error))
+
+    def _report_outcomes(self, now: float) -> None:
+        reported = self._reported
+        reports.collect_outcomes(
+            reported, self._state, self._ledger, self._config.cluster, now, self._names.host_of
+        )
+        some = reported.outcomes[: reports.OUTCOMES_PER_REQUEST]
+        if not some:
+            return
+        try:
+            self._client.report_outcomes(some)
+        except ClientError as error:
+            if error.is_temporary:
+                raise
+            self._complain("outcomes were refused and are dropped", str(error))
+        del reported.outcomes[: len(some)]
+
+    def _complain(self, what: str, error: str) -> None:
+        """Log a failure, the same one once a minute."""
+        now = self._monotonic()
+        line = f"{what}: {error}"
+        if now - self._logged.get(line, -1e9) < LOG_SECONDS:
+            return
+        if len(self._logged) > 1000:
+            self._logged.clear()
+        self._logged[line] = now
+        log.warning("%s", line)
+
+
+def describe(step: Step) -> str:
+    """Return *step* in a few words."""
+    fields = [
+        f"{name}={value:.0f}" if isinstance(value, float) else f"{name}={value}"
+        for name in type(step).__dataclass_fields__
+        if name not in ("advisory", "why") and (value := getattr(step, name)) not in ("", False)
+    ]
+    return " ".join([type(step).__name__, *fields])
+
+
+def undo_all(scheduler: Scheduler) -> tuple[list[str], list[str]]:
+    """Take away everything that executors set, known by name and reason; return (what was done, what failed).
+
+    Needs neither aggregator nor ledger. A drain is ended only where the node's reason is still ours.
+    """
+    state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
+    steps = core.undo_steps(state)
+    errors = scheduler.apply(steps) if steps else {}
+    done = [describe(step) for step in steps if step not in errors]
+    return done, [f"{describe(step)}: {error}" for step, error in errors.items()]

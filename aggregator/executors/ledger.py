@@ -1,0 +1,201 @@
+"""The ledger: what this executor set in the scheduler, for which advisory, and what stood there before. On disk before each command.
+
+A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+#: A larger file is no ledger; entries beyond are refused.
+FILE_BYTES_MAX, ENTRIES_MAX = 16 << 20, 20_000
+
+#: `mark` of an entry: what was set. NONE: nothing, the advisory needs no mark.
+HOLD, DRAIN, DOWN, NONE = "hold", "drain", "down", ""
+
+#: `phase` of an entry.
+ACCEPTED = "accepted"  # nothing is set yet
+SETTING = "setting"  # the command that sets the mark was about to be sent
+SET = "set"  # the scheduler confirmed the mark
+GIVEN_BACK = "given back"  # a person took the mark away: never set again
+REMOVED = "removed"  # we took the mark away
+PHASES = (ACCEPTED, SETTING, SET, GIVEN_BACK, REMOVED)
+
+#: Progress of a job that is evicted.
+REQUEUE, START, MOVED, LEFT = "requeue", "start", "moved", "left"
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read, written or locked; the message says what to do."""
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """A job that leaves a node. `restarts`: how often it had been requeued before."""
+
+    state: str
+    restarts: int = 0
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is, or was about to be, set for one advisory."""
+
+    advisory: str
+    node: str
+    action: str
+    owner: str
+    token: int
+    accepted: float
+    expires: float
+    mark: str = NONE
+    hold: str = ""
+    phase: str = ACCEPTED
+    #: When the mark was last confirmed; 0: never.
+    set_at: float = 0.0
+    #: The end that the scheduler was last given.
+    ends: float = 0.0
+    before_state: str = ""
+    before_reason: str = ""
+    #: Last answer to the aggregator: "", DONE, FAILED, REJECTED.
+    answered: str = ""
+    #: When jobs leave the node at a checkpoint; 0: not known.
+    evict_at: float = 0.0
+    jobs: dict[str, JobProgress] = field(default_factory=dict)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the scheduler may hold something of it."""
+        return self.phase in (SETTING, SET) and self.mark != NONE
+
+
+class ExecutorLedger:
+    """Entries by advisory. `save` after each change, before the command that it is about."""
+
+    def __init__(self, path: Path) -> None:
+        """Read *path*, which may be missing. Raises LedgerError."""
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        #: The highest fencing token seen of any advisory: an older one is never acted on.
+        self.tokens: dict[str, int] = {}
+        self._read()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self.entries.values()))
+
+    def get(self, advisory: str) -> Entry | None:
+        """Return the entry of an advisory."""
+        return self.entries.get(advisory)
+
+    def add(self, entry: Entry) -> None:
+        """Keep a new entry. Raises LedgerError beyond ENTRIES_MAX."""
+        if len(self.entries) >= ENTRIES_MAX and entry.advisory not in self.entries:
+            raise LedgerError(f"{self.path}: {ENTRIES_MAX} entries; nothing more is accepted")
+        self.entries[entry.advisory] = entry
+        self.tokens[entry.advisory] = max(self.tokens.get(entry.advisory, 0), entry.token)
+
+    def remove(self, advisory: str) -> None:
+        """Forget an entry, and tokens of advisories that have none once they are many."""
+        self.entries.pop(advisory, None)
+        if len(self.tokens) > ENTRIES_MAX:
+            newest = sorted(self.tokens.items(), key=lambda one: -one[1])[: ENTRIES_MAX // 2]
+            recent = dict(newest) | {
+                name: self.tokens[name] for name in self.entries if name in self.tokens
+            }
+            self.tokens = recent
+
+    def on_node(self, node: str) -> list[Entry]:
+        """Return the entries of *node*."""
+        return [entry for entry in self.entries.values() if entry.node == node]
+
+    def save(self) -> None:
+        """Write all, synced. Raises LedgerError."""
+        document = {
+            "format": FORMAT,
+            "entries": [asdict(entry) for entry in self.entries.values()],
+            "tokens": self.tokens,
+        }
+        temporary = self.path.with_suffix(".new")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: {error.strerror}") from error
+
+    def _read(self) -> None:
+        try:
+            if self.path.stat().st_size > FILE_BYTES_MAX:
+                raise LedgerError(f"{self.path}: larger than {FILE_BYTES_MAX} bytes; {_MOVE}")
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise LedgerError(f"{self.path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise LedgerError(f"{self.path}: no ledger: {error}; {_MOVE}") from error
+        try:
+            if document["format"] != FORMAT:
+                raise LedgerError(
+                    f"{self.path}: format {document['format']!r}, this version reads {FORMAT}; {_MOVE}"
+                )
+            self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
+            self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LedgerError(f"{self.path}: no ledger: {error!r}; {_MOVE}") from error
+
+
+_MOVE = (
+    "stop the executor, run `gangline executor slurm undo --all`, and move the file out of the way"
+)
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+
+
+def _entry(document: Any) -> Entry:
+    """Return an entry as JSON has it. Raises KeyError, TypeError, ValueError."""
+    values = dict(document)
+    jobs = {str(name): JobProgress(**one) for name, one in values.pop("jobs", {}).items()}
+    entry = Entry(**values, jobs=jobs)
+    for one in fields(Entry):
+        expected = _TYPES.get(str(one.type))
+        if expected and not isinstance(getattr(entry, one.name), expected):
+            raise ValueError(f"{one.name} = {getattr(entry, one.name)!r}")
+    if entry.phase not in PHASES or entry.mark not in (HOLD, DRAIN, DOWN, NONE):
+        raise ValueError(f"phase {entry.phase!r}, mark {entry.mark!r}")
+    return entry
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep others off the ledger in *folder*, which is made. Raises LedgerError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LedgerError(f"{folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LedgerError(
+                f"{folder}: another executor uses this ledger; stop it, or name another folder with --set ledger="
+            ) from error
+        yield
+    finally:
+        os.close(handle)

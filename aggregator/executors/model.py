@@ -1,0 +1,315 @@
+"""What an executor knows and does: nodes, jobs and holds of a scheduler, advice of the aggregator, and the steps between them.
+
+Nothing here belongs to one scheduler. Times are seconds since the epoch by this machine's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+#: Actions that keep new work off a node, the mildest first. The driver's wishes begin with a drain.
+HOLDING_ACTIONS = (
+    "AVOID",
+    "DRAIN_AFTER_JOB",
+    "DRAIN_P2P",
+    "RECOVER_IMEX_DOMAIN",
+    "DRAIN_AND_RESET",
+    "DRAIN_AT_CHECKPOINT",
+    "EVICT_NOW",
+)
+RETURN = "RETURN_TO_SERVICE"
+REBOOT, RESET_GPU = "REBOOT", "RESET_GPU"
+#: What an executor may be allowed to carry out.
+ACTIONS = (*HOLDING_ACTIONS, REBOOT, RESET_GPU, RETURN)
+
+#: States of an advisory in which it has not ended.
+OPEN_STATES = ("PROPOSED", "ACCEPTED", "DEFERRED")
+#: The state in which what was set stands until the advisory's expiry.
+DONE = "DONE"
+
+#: What is set in a scheduler bears one of these, so that it is known again.
+HOLD_PREFIX = "gangline_"
+EVICT_SUFFIX = "_evict"
+REASON_PREFIX = "gangline:v1;"
+
+ADVISORY_NAME = re.compile(r"a[0-9]{1,18}", re.ASCII)
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
+
+
+class SchedulerError(Exception):
+    """The scheduler does not answer, or refused a command; the message is its own."""
+
+
+# ---------------------------------------------------------------- what the scheduler says
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node. `out`: why a person keeps work off it; `down`: why the scheduler does; "" where nobody does."""
+
+    name: str
+    state: str
+    reason: str = ""
+    is_responding: bool = True
+    out: str = ""
+    down: str = ""
+    #: Set by an executor: `reason` begins with REASON_PREFIX and the node is drained or down.
+    is_managed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledJob:
+    """A job that runs, waits or has just ended. The parts of a heterogeneous job are one."""
+
+    name: str
+    state: str
+    nodes: frozenset[str] = frozenset()
+    restarts: int = 0
+    may_requeue: bool = False
+    gpus: int = 0
+    submitted: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    checkpoint_seconds: float = 0.0
+    #: It starts its step again on healthy nodes of its own (`gangline gang`): ending the step is enough.
+    restarts_itself: bool = False
+    #: It waits only because it was requeued: it may start now.
+    waits_for_begin_time: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds nodes."""
+        return self.state in ("RUNNING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHold:
+    """Something that keeps new work off nodes until `ends` (0: unlimited). `name` begins with HOLD_PREFIX if an executor set it."""
+
+    name: str
+    nodes: frozenset[str]
+    ends: float = 0.0
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether an executor set it."""
+        return self.name.startswith(HOLD_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """What was read last."""
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    jobs: Mapping[str, ScheduledJob] = field(default_factory=dict)
+    holds: Mapping[str, NodeHold] = field(default_factory=dict)
+
+    def running_on(self, node: str) -> list[ScheduledJob]:
+        """Return the jobs that hold *node*, by name."""
+        return sorted(
+            (job for job in self.jobs.values() if node in job.nodes and job.is_running),
+            key=lambda job: job.name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this version of the scheduler can do."""
+
+    version: str = ""
+    #: A drain that ends by itself.
+    drain_ends: bool = False
+
+
+# ---------------------------------------------------------------- what the aggregator says
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """An advisory as an executor needs it; `node` is the scheduler's name of the host."""
+
+    name: str
+    etag: str
+    action: str
+    state: str
+    node: str
+    scope: str = ""
+    cause: str = ""
+    reason: str = ""
+    owner: str = ""
+    token: int = 0
+    expires: float = 0.0
+    lease_until: float = 0.0
+    workload: str = ""
+    checkpoint_seconds: float = 0.0
+
+    @property
+    def hold_name(self) -> str:
+        """The name of what is set in the scheduler for it."""
+        suffix = EVICT_SUFFIX if self.action == "EVICT_NOW" else ""
+        return f"{HOLD_PREFIX}{self.name}{suffix}"
+
+
+# ---------------------------------------------------------------- what is done, each step with its reason
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do. `advisory`: for which; `why`: in words."""
+
+    advisory: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Step):
+    """Ask the aggregator for the advisory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease(Step):
+    """Keep the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Step):
+    """Tell the aggregator what came of it: DONE, FAILED or REJECTED, with `why` as the note."""
+
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Step):
+    """Nothing of it is left; take it out of the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack(Step):
+    """A person took away what was set on *node*: tell the aggregator, and do not set it again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceHold(Step):
+    """Keep new work off *node* for so long; what runs there goes on."""
+
+    hold: str
+    node: str
+    seconds: float
+    #: Another hold stands on the node.
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendHold(Step):
+    """Let the hold end so many seconds from now."""
+
+    hold: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveHold(Step):
+    """Take the hold away."""
+
+    hold: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Step):
+    """Drain *node* under `reason`, by itself no longer than so many seconds where the scheduler can. `down`: it does not respond."""
+
+    node: str
+    reason: str
+    seconds: float
+    down: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Step):
+    """End our drain of *node*. Never sent to a node whose reason is not ours."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Step):
+    """Stop *job* and put it back into the queue. `restarts`: how often it had been before."""
+
+    job: str
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartNow(Step):
+    """Lift the delay that a requeue puts on *job*."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndStep(Step):
+    """End the running step of *job*, which starts it again on its other nodes."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reboot(Step):
+    """Reboot *node* once it is free, and take it back into service."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetGpus(Step):
+    """Run the site's own command that resets the GPUs of *node*."""
+
+    node: str
+
+
+#: Steps that change the scheduler: the ledger is written before each.
+SCHEDULER_STEPS = (
+    PlaceHold,
+    ExtendHold,
+    RemoveHold,
+    Drain,
+    Resume,
+    Requeue,
+    StartNow,
+    EndStep,
+    Reboot,
+    ResetGpus,
+)
+
+
+class Scheduler(ABC):
+    """What an executor needs of a scheduler. Each method raises SchedulerError, and waits for a bounded time."""
+
+    #: How answers and outcomes name it.
+    name = "scheduler"
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+
+    @abstractmethod
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return nodes by name; all if *names* is None. Unknown names are left out."""
+
+    @abstractmethod
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return jobs that run, wait or have just ended, by name."""
+
+    @abstractmethod
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return the holds that stand now, by name."""
+
+    @abstractmethod
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps* of SCHEDULER_STEPS; return the error of each that failed. A step that is so already is no error."""

@@ -1,0 +1,189 @@
+"""What an executor tells the aggregator of its scheduler: gangs, nodes that others took out, and how jobs ended. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ...contract.wire import advisory_pb2, outcome_pb2
+from .ledger import ExecutorLedger
+from .model import ScheduledJob, SchedulerState
+
+#: A gang and an unavailable node stand so long unless they are told again, which they are after a third of it.
+TTL_SECONDS = 600.0
+#: In one request.
+GANGS_PER_REQUEST, NODES_PER_GANG_MAX, NODES_PER_REQUEST = 1000, 10_000, 50_000
+OUTCOMES_PER_REQUEST, OUTCOME_NODES_MAX = 1000, 4096
+#: Outcomes that wait while the aggregator is away; older ones are dropped first.
+OUTCOMES_WAITING_MAX = 10_000
+
+#: States in which a job was interrupted by health, not by its owner or by preemption.
+INTERRUPTED_STATES = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+
+HostOf = Callable[[str], str]
+
+
+@dataclass(slots=True)
+class Reported:
+    """What the aggregator was told, by this process. Lost with it: everything is told again after a start."""
+
+    gangs: dict[str, tuple[object, float]] = field(default_factory=dict)
+    unavailable: dict[str, tuple[str, float]] = field(default_factory=dict)
+    #: Jobs that ran when they were last looked at.
+    running: dict[str, ScheduledJob] = field(default_factory=dict)
+    #: (job, restarts) that we evicted -> the node that the advice was about.
+    evicted: dict[tuple[str, int], str] = field(default_factory=dict)
+    outcomes: list[outcome_pb2.Outcome] = field(default_factory=list)
+    dropped_count: int = 0
+
+
+def gang_updates(
+    reported: Reported, state: SchedulerState, now: float, host_of: HostOf
+) -> tuple[list[advisory_pb2.Gang], list[str]]:
+    """Return gangs to tell and workloads that ended: at most one request's worth, the rest comes with the next call."""
+    running = {job.name: job for job in state.jobs.values() if job.is_running and job.nodes}
+    gangs: list[advisory_pb2.Gang] = []
+    nodes = 0
+    for job in running.values():
+        key = (job.nodes, job.gpus, job.restarts, job.checkpoint_seconds)
+        before = reported.gangs.get(job.name)
+        if before is not None and before[0] == key and now - before[1] < TTL_SECONDS / 3:
+            continue
+        nodes += len(job.nodes)
+        if len(gangs) >= GANGS_PER_REQUEST or nodes > NODES_PER_REQUEST:
+            break
+        gangs.append(_gang(job, host_of))
+    ended = [name for name in reported.gangs if name not in running][:NODES_PER_GANG_MAX]
+    return gangs, ended
+
+
+def _gang(job: ScheduledJob, host_of: HostOf) -> advisory_pb2.Gang:
+    hosts = sorted(host_of(node) for node in job.nodes)[:NODES_PER_GANG_MAX]
+    gang = advisory_pb2.Gang(
+        workload=job.name, nodes=[f"nodes/{host}" for host in hosts], gpus_count=job.gpus
+    )
+    gang.ttl.FromSeconds(int(TTL_SECONDS))
+    if job.checkpoint_seconds:
+        gang.checkpoint_interval.FromMilliseconds(int(1000 * job.checkpoint_seconds))
+    return gang
+
+
+def record_gangs(
+    reported: Reported,
+    state: SchedulerState,
+    gangs: Iterable[advisory_pb2.Gang],
+    ended: Iterable[str],
+    now: float,
+) -> None:
+    """Note that the aggregator took them."""
+    for gang in gangs:
+        job = state.jobs.get(gang.workload)
+        if job is not None:
+            key = (job.nodes, job.gpus, job.restarts, job.checkpoint_seconds)
+            reported.gangs[job.name] = key, now
+    for name in ended:
+        reported.gangs.pop(name, None)
+
+
+def unavailable_updates(
+    reported: Reported, state: SchedulerState, ledger: ExecutorLedger, now: float, host_of: HostOf
+) -> tuple[dict[str, str], list[str]]:
+    """Return hosts that others took out, with why, and those that are back. What this executor set is not among them."""
+    managed = {entry.node for entry in ledger if entry.is_marked}
+    out: dict[str, str] = {}
+    for node in state.nodes.values():
+        reason = node.out or node.down
+        if reason and not node.is_managed:
+            out[node.name] = reason
+    for hold in state.holds.values():
+        if not hold.is_managed and hold.name.lower().startswith("maint"):
+            for name in hold.nodes:
+                out.setdefault(name, f"reservation {hold.name}")
+    fresh: dict[str, str] = {}
+    for name, reason in out.items():
+        if name in managed and not state.nodes[name].out:
+            continue
+        before = reported.unavailable.get(name)
+        if before is None or before[0] != reason or now - before[1] > TTL_SECONDS / 3:
+            fresh[host_of(name)] = reason
+    back = [host_of(name) for name in reported.unavailable if name not in out]
+    return fresh, back
+
+
+def record_unavailable(
+    reported: Reported, fresh: dict[str, str], back: Iterable[str], now: float, node_of: HostOf
+) -> None:
+    """Note that the aggregator took them."""
+    for host, reason in fresh.items():
+        reported.unavailable[node_of(host)] = reason, now
+    for host in back:
+        reported.unavailable.pop(node_of(host), None)
+
+
+def collect_outcomes(
+    reported: Reported,
+    state: SchedulerState,
+    ledger: ExecutorLedger,
+    cluster: str,
+    now: float,
+    host_of: HostOf,
+) -> None:
+    """Add an outcome for each run of a job that ended since the last call: it ended, was requeued, or lost a node."""
+    for entry in ledger:
+        for name, progress in entry.jobs.items():
+            if progress.state != "left":
+                reported.evicted[name, progress.restarts] = entry.node
+    for name, before in list(reported.running.items()):
+        after = state.jobs.get(name)
+        if after is not None and after.is_running and after.restarts == before.restarts:
+            continue
+        blamed = reported.evicted.pop((name, before.restarts), "")
+        reported.outcomes.append(_outcome(before, after, blamed, state, cluster, now, host_of))
+    if (extra := len(reported.outcomes) - OUTCOMES_WAITING_MAX) > 0:
+        del reported.outcomes[:extra]
+        reported.dropped_count += extra
+    reported.running = {
+        job.name: job for job in state.jobs.values() if job.is_running and job.nodes and job.started
+    }
+
+
+def _outcome(
+    before: ScheduledJob,
+    after: ScheduledJob | None,
+    evicted_from: str,
+    state: SchedulerState,
+    cluster: str,
+    now: float,
+    host_of: HostOf,
+) -> outcome_pb2.Outcome:
+    """Return how the run *before* ended; *after*: the job as it is now, None where the scheduler has forgotten it."""
+    lost = [
+        name for name in sorted(before.nodes)
+        if (node := state.nodes.get(name)) is not None and (node.down or not node.is_responding)
+    ]  # fmt: skip
+    requeued = after is not None and not after.ended and after.restarts >= before.restarts
+    state_name = after.state if after is not None else "unknown"
+    # A requeue without a lost node is a person's or a preemption.
+    interrupted = (
+        bool(evicted_from) or (requeued and bool(lost)) or state_name in INTERRUPTED_STATES
+    )
+    if evicted_from:
+        reason = "requeued by advice"
+    elif requeued:
+        reason = f"requeued; lost: {', '.join(lost[:5])}" if lost else "requeued"
+    else:
+        reason = state_name
+    blamed = evicted_from or (lost[0] if interrupted and len(lost) == 1 else "")
+    outcome = outcome_pb2.Outcome(
+        outcome_id=f"{cluster}-{before.name}-{before.submitted:.0f}-{before.restarts}"[:128],
+        workload=before.name[:256],
+        nodes=[f"nodes/{host_of(node)}" for node in sorted(before.nodes)[:OUTCOME_NODES_MAX]],
+        blamed_node=f"nodes/{host_of(blamed)}" if blamed in before.nodes else "",
+        interrupted=interrupted,
+        end_reason=reason[:200],
+        advice_followed=bool(evicted_from),
+    )
+    ended = after.ended if after is not None and after.ended else now
+    outcome.start_time.FromMilliseconds(int(1000 * before.started))
+    outcome.end_time.FromMilliseconds(int(1000 * max(min(now, ended), before.started)) + 1)
+    return outcome

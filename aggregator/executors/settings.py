@@ -1,0 +1,131 @@
+"""Settings of an executor."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...contract.settings import setting
+from .core import MARKS, ExecutorPolicy
+from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, RETURN
+
+ACTOR_CHARACTERS_MAX = 64
+NODE_MAP_BYTES_MAX = 16 << 20
+
+
+def _check_actions(actions: tuple[str, ...]) -> None:
+    for action in actions:
+        if action not in ACTIONS:
+            raise ValueError(f"actions among {', '.join(ACTIONS)}; not {action[:40]!r}")
+
+
+def _check_mark(mark: str) -> None:
+    if mark not in MARKS:
+        raise ValueError(f"one of {', '.join(MARKS)}")
+
+
+def _check_actor(actor: str) -> None:
+    if not 0 < len(actor) <= ACTOR_CHARACTERS_MAX or not actor.isprintable():
+        raise ValueError(f"1 to {ACTOR_CHARACTERS_MAX} printable characters")
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """One executor of one scheduler."""
+
+    ledger: str = setting(
+        "/var/lib/gangline-executor",
+        description="folder of the ledger: what was set, written before each command",
+    )
+    cluster: str = setting(
+        "slurm",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this cluster",
+    )
+    actions: tuple[str, ...] = setting(
+        (*HOLDING_ACTIONS, RETURN),
+        check=_check_actions,
+        description="advisories that are carried out; REBOOT and RESET_GPU are off unless they are named here",
+    )
+    mark: str = setting(
+        "auto", check=_check_mark,
+        description="what keeps new work off a node: `hold` (a reservation, which ends by itself), `drain`, or `auto`: "
+        "a hold, and for EVICT_NOW a drain where the version lets drains end by themselves",
+    )  # fmt: skip
+    marks_max: int = setting(
+        100, low=1, high=10_000,
+        description="nodes with a mark of this executor at one time, at most, whatever the aggregator grants",
+    )  # fmt: skip
+    lease_seconds: float = setting(
+        600.0, low=30.0, high=86_400.0,
+        description="an accepted advisory is ours for so long without another answer",
+    )  # fmt: skip
+    poll_seconds: float = setting(
+        1.5, low=0.2, high=60.0, description="jobs and reservations are read this often"
+    )
+    nodes_poll_seconds: float = setting(
+        10.0, low=1.0, high=600.0,
+        description="all nodes are read this often; those with advice are read with the jobs",
+    )  # fmt: skip
+    report_gangs: bool = setting(True, description="tell the aggregator which jobs run where")
+    report_unavailable: bool = setting(
+        True, description="tell the aggregator which nodes others took out"
+    )
+    report_outcomes: bool = setting(True, description="tell the aggregator how jobs ended")
+    node_map: str = setting(
+        "",
+        description="file with a line `NODE HOST` for each node that agents call by another name",
+    )
+    release_command: str = setting(
+        "", description="run before a reboot or a reset, as `ssh {node} gangline release`; no shell"
+    )
+    reset_command: str = setting(
+        "",
+        description="resets the GPUs of a node for RESET_GPU, as `ssh {node} nvidia-smi -r`; no shell",
+    )
+
+    @property
+    def actor(self) -> str:
+        """How the aggregator knows this executor: another machine's is another."""
+        return f"executor {self.cluster} {socket.gethostname()}"[:120]
+
+    def policy(self) -> ExecutorPolicy:
+        """Return what decisions need of it."""
+        return ExecutorPolicy(
+            frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor
+        )
+
+
+class NodeNames:
+    """Names of nodes in the scheduler and at the aggregator: equal, or by a file."""
+
+    def __init__(self, file: str = "") -> None:
+        """Read *file*. Raises ValueError with the line that is wrong, OSError."""
+        self._host_of: dict[str, str] = {}
+        self._node_of: dict[str, str] = {}
+        if not file:
+            return
+        path = Path(file)
+        if path.stat().st_size > NODE_MAP_BYTES_MAX:
+            raise ValueError(f"{file}: larger than {NODE_MAP_BYTES_MAX} bytes")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            fields = line.partition("#")[0].split()
+            if not fields:
+                continue
+            if len(fields) != 2 or not all(NODE_NAME.fullmatch(word) for word in fields):
+                raise ValueError(f"{file}:{number}: expected `NODE HOST`, found {line[:80]!r}")
+            node, host = fields
+            if node in self._host_of or host in self._node_of:
+                raise ValueError(f"{file}:{number}: {node} or {host} is named twice")
+            self._host_of[node], self._node_of[host] = host, node
+
+    def host_of(self, node: str) -> str:
+        """Return the aggregator's name of *node*."""
+        return self._host_of.get(node, node)
+
+    def node_of(self, host: str) -> str:
+        """Return the scheduler's name of *host*; "" where another node has that name."""
+        if host in self._node_of:
+            return self._node_of[host]
+        return "" if host in self._host_of else host

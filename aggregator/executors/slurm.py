@@ -1,0 +1,469 @@
+"""Slurm as an executor sees it, through its own commands: `scontrol`, `squeue`, `scancel`. Nothing else of Slurm is needed.
+
+Users choose names and comments of jobs, so jobs are read by `squeue` with fields that users cannot write; a comment is asked for
+one job at a time. Parsing and running commands are apart.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from .model import (
+    NODE_NAME,
+    REASON_PREFIX,
+    Capabilities,
+    Drain,
+    EndStep,
+    ExtendHold,
+    Node,
+    NodeHold,
+    PlaceHold,
+    Reboot,
+    RemoveHold,
+    Requeue,
+    ResetGpus,
+    Resume,
+    ScheduledJob,
+    Scheduler,
+    SchedulerError,
+    StartNow,
+    Step,
+)
+
+COMMAND_SECONDS = 10.0
+#: Output of a command beyond this is refused: 100,000 nodes or 200,000 jobs.
+OUTPUT_BYTES_MAX = 256 << 20
+ERROR_CHARACTERS_MAX = 300
+#: Names in one command line.
+NODES_PER_COMMAND = 500
+#: From this version on a drain may end by itself (`resumeafter`).
+DRAIN_ENDS_VERSION = (23, 11)
+#: Slurm writes 8 characters of a time that it does not know.
+NO_TIMES = ("", "N/A", "NONE", "Unknown", "(null)")
+
+#: Flags by which a person keeps work off a node, and by which the controller does.
+OUT_FLAGS = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT"})
+DOWN_FLAGS = frozenset(
+    {"DOWN", "INVAL", "ERROR", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "FUTURE"}
+)
+#: Reasons that the controller itself writes on a node that it takes DOWN.
+CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
+#: After the state, `scontrol` marks nodes with these.
+STATE_MARKS = "*~#!%$@^-"
+
+#: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
+IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%r|%b|%N"
+#: Width of each column of the second listing.
+COUNT_FORMAT = "JobID:16,RestartCnt:16,Requeue:16"
+JOB_LINE = re.compile(
+    r"([0-9]{1,10})\|([0-9]{1,10})([+_][^|]*)?\|([A-Z_]{1,30})\|([0-9]{1,7})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)",
+    re.ASCII,
+)
+GPUS = re.compile(r"(?:^|[,:])gpu(?::[^,:=]*)?[:=]([0-9]{1,5})", re.ASCII)
+COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", re.ASCII)
+CHECKPOINT_SECONDS_MAX = 7 * 86_400
+#: Comments are kept of so many jobs.
+COMMENTS_MAX = 100_000
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run_command(
+    command: Sequence[str],
+    seconds_max: float = COMMAND_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Return what *command* prints. Raises SchedulerError with its own message."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            timeout=seconds_max,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SchedulerError(f"{command[0]}: no answer within {seconds_max:g} s") from error
+    except OSError as error:
+        raise SchedulerError(f"{command[0]}: {error.strerror}; is Slurm on the PATH?") from error
+    if len(done.stdout) > OUTPUT_BYTES_MAX:
+        raise SchedulerError(f"{command[0]}: more than {OUTPUT_BYTES_MAX} bytes of output")
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        message = " ".join(done.stderr.decode("utf-8", "replace").split()) or text.strip()
+        raise SchedulerError(
+            f"{' '.join(command[:3])}: {message[:ERROR_CHARACTERS_MAX] or f'exit code {done.returncode}'}"
+        )
+    return text
+
+
+class Slurm(Scheduler):
+    """By commands of Slurm; *run* stands for them in tests of parsing."""
+
+    name = "slurm"
+
+    def __init__(
+        self, run: Run = run_command, reset_command: str = "", release_command: str = ""
+    ) -> None:
+        """*reset_command*, *release_command*: of the site, with `{node}` where the name goes; "" for none."""
+        self._run = run
+        self._reset_command, self._release_command = reset_command, release_command
+        #: Comment of each job that was seen, by (job, submit time).
+        self._comments: dict[tuple[str, float], str] = {}
+
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+        text = self._run(["scontrol", "--version"]).strip()
+        version = text.split()[-1] if text else ""
+        numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+        return Capabilities(version, drain_ends=numbers >= DRAIN_ENDS_VERSION)
+
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return nodes by name; all if *names* is None."""
+        if names is None:
+            return parse_nodes(self._run(["scontrol", "-o", "show", "node"]))
+        known = sorted(name for name in names if NODE_NAME.fullmatch(name))
+        found: dict[str, Node] = {}
+        for start in range(0, len(known), NODES_PER_COMMAND):
+            listed = known[start : start + NODES_PER_COMMAND]
+            try:
+                text = self._run(["scontrol", "-o", "show", "node", ",".join(listed)])
+            except SchedulerError as error:
+                if "not found" not in str(error):
+                    raise
+                text = ""  # of one unknown name nothing is said of the others in some versions
+                for name in listed:
+                    text += self._read_node(name)
+            found |= parse_nodes(text)
+        return found
+
+    def _read_node(self, name: str) -> str:
+        try:
+            return self._run(["scontrol", "-o", "show", "node", name])
+        except SchedulerError as error:
+            if "not found" in str(error):
+                return ""
+            raise
+
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return jobs by the number of their first part."""
+        listing = ["squeue", "--noheader", "--all", "--array", "--states=all"]
+        identity = self._run([*listing, f"--format={IDENTITY_FORMAT}"])
+        counts = self._run([*listing, f"--Format={COUNT_FORMAT}"])
+        jobs = parse_jobs(identity, counts, self._hostnames)
+        return {name: self._with_comment(job) for name, job in jobs.items()}
+
+    def _with_comment(self, job: ScheduledJob) -> ScheduledJob:
+        if not job.is_running:
+            return job
+        key = (job.name, job.submitted)
+        comment = self._comments.get(key)
+        if comment is None:
+            try:
+                comment = self._run(["squeue", "--noheader", f"--jobs={job.name}", "--format=%k"])
+            except SchedulerError:  # it ended meanwhile
+                return job
+            if len(self._comments) >= COMMENTS_MAX:
+                self._comments.clear()
+            self._comments[key] = comment
+        return apply_comment(job, comment)
+
+    def _hostnames(self, listed: str) -> list[str]:
+        return expand_hostlist(
+            listed, lambda text: self._run(["scontrol", "show", "hostnames", text])
+        )
+
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return the reservations that stand now."""
+        text = self._run(["scontrol", "-o", "show", "reservation"])
+        return parse_reservations(text, self._hostnames)
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps*; equal drains and resumes are one command."""
+        errors: dict[Step, str] = {}
+        together: dict[tuple[str, ...], list[Drain | Resume]] = {}
+        for step in steps:
+            match step:
+                case Drain(node=node, seconds=seconds, down=down):
+                    state = "down" if down else "drain"
+                    # The time that is left of each differs by milliseconds.
+                    assignments = [f"state={state}", f"reason={step.reason}"]
+                    if self.capabilities_cached.drain_ends:
+                        assignments.append(f"resumeafter={max(1, round(seconds))}")
+                    together.setdefault(tuple(assignments), []).append(step)
+                case Resume(node=node):
+                    del node
+                    together.setdefault(("state=resume",), []).append(step)
+                case _:
+                    if error := self._attempt(partial(self._apply_one, step)):
+                        errors[step] = error
+        for update, same in together.items():
+            nodes = ",".join(step.node for step in same)
+            command = ["scontrol", "update", f"nodename={nodes}", *update]
+            if error := self._attempt(partial(self._run, command)):
+                errors |= dict.fromkeys(same, error)
+        return errors
+
+    @property
+    def capabilities_cached(self) -> Capabilities:
+        """What the version can do, asked once."""
+        if self._capabilities is None:
+            self._capabilities = self.capabilities()
+        return self._capabilities
+
+    _capabilities: Capabilities | None = None
+
+    @staticmethod
+    def _attempt(call: Callable[[], object]) -> str:
+        try:
+            call()
+        except SchedulerError as error:
+            return str(error)
+        return ""
+
+    def _apply_one(self, step: Step) -> None:
+        match step:
+            case PlaceHold():
+                self._place(step)
+            case ExtendHold(hold=hold, seconds=seconds):
+                self._run(["scontrol", "update", f"reservationname={hold}", _end_word(seconds)])
+            case RemoveHold(hold=hold):
+                self._remove(hold)
+            case Requeue(job=job):
+                self._run(["scontrol", "requeue", job])
+            case StartNow(job=job):
+                for part in self._parts(job):
+                    self._run(["scontrol", "update", f"jobid={part}", "starttime=now"])
+            case EndStep(job=job):
+                self._end_steps(job)
+            case Reboot(node=node, reason=reason):
+                if self._release_command:
+                    self._run(site_command(self._release_command, node))
+                self._run(
+                    ["scontrol", "reboot", "asap", "nextstate=resume", f"reason={reason}", node]
+                )
+            case ResetGpus(node=node):
+                if self._release_command:
+                    self._run(site_command(self._release_command, node))
+                self._run(site_command(self._reset_command, node))
+            case _:
+                raise SchedulerError(f"{type(step).__name__} is not a step of Slurm")
+
+    def _place(self, step: PlaceHold) -> None:
+        flags = "ignore_jobs,overlap" if step.overlaps else "ignore_jobs"
+        try:
+            self._run(
+                [
+                    "scontrol", "create", "reservation", f"reservationname={step.hold}", f"nodes={step.node}",
+                    "starttime=now", _end_word(step.seconds), "users=root", f"flags={flags}",
+                ]
+            )  # fmt: skip
+        except SchedulerError as error:
+            if "Duplicate" in str(error) or (
+                "name" in str(error).lower() and step.hold in self.read_holds()
+            ):
+                self._run(
+                    ["scontrol", "update", f"reservationname={step.hold}", _end_word(step.seconds)]
+                )
+                return
+            if step.overlaps or "overlap" not in str(error).lower():
+                raise
+            self._place(replace(step, overlaps=True))
+
+    def _remove(self, hold: str) -> None:
+        try:
+            self._run(["scontrol", "delete", f"reservationname={hold}"])
+        except SchedulerError:
+            if hold in self.read_holds():
+                raise
+
+    def _parts(self, job: str) -> list[str]:
+        """Return the numbers of all parts of *job*."""
+        text = self._run(["squeue", "--noheader", "--all", f"--jobs={job}", "--format=%A"])
+        parts = [line.strip() for line in text.splitlines() if line.strip().isdecimal()]
+        return parts or [job]
+
+    def _end_steps(self, job: str) -> None:
+        text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
+        steps = [
+            line.strip()
+            for line in text.splitlines()
+            if re.fullmatch(r"[0-9+]+\.[0-9]+", line.strip())
+        ]
+        if not steps:
+            raise SchedulerError(f"job {job} has no step that runs")
+        self._run(["scancel", *steps])
+
+
+def _end_word(seconds: float) -> str:
+    """Return when a reservation ends, by the controller's clock."""
+    return f"endtime=now+{max(1, int(seconds))}seconds"
+
+
+def site_command(template: str, node: str) -> list[str]:
+    """Return a site's command for *node*, without a shell. Raises SchedulerError for none."""
+    command = [part.replace("{node}", node) for part in shlex.split(template)]
+    if not command:
+        raise SchedulerError("no command is configured for it")
+    return command
+
+
+# ---------------------------------------------------------------- parsing
+
+
+def parse_nodes(text: str) -> dict[str, Node]:
+    """Return the nodes of `scontrol -o show node`."""
+    nodes: dict[str, Node] = {}
+    for line in text.splitlines():
+        head = re.match(r"NodeName=(\S+) .*? ?State=(\S+)", line)
+        if head is None:
+            continue
+        name, state = head.groups()
+        # The last field but those of newer versions; it ends with who wrote it and when.
+        found = re.search(
+            r" Reason=(.*?)(?: \[([^\[\]@]*)@[^\[\]]*\])?(?: (?:Comment|Extra)=.*)?$", line
+        )
+        reason, author = (found.group(1), found.group(2) or "") if found else ("", "")
+        nodes[name] = node_of(name, state, reason, author)
+    return nodes
+
+
+def node_of(name: str, state: str, reason: str, author: str) -> Node:
+    """Return a node of which Slurm says *state*, such as `IDLE+DRAIN` or `DOWN*`."""
+    flags = {flag.rstrip(STATE_MARKS) for flag in state.split("+")}
+    is_out = bool(flags & OUT_FLAGS)
+    is_down = bool(flags & DOWN_FLAGS)
+    is_managed = reason.startswith(REASON_PREFIX) and (is_out or "DOWN" in flags)
+    by_controller = author == "slurm" or reason.startswith(CONTROLLER_REASONS) or not reason
+    shown = "+".join(sorted(flags & (OUT_FLAGS | DOWN_FLAGS)))
+    message = f"{shown}: {reason}" + (f" ({author})" if author else "") if reason else shown
+    out = message if is_out or (is_down and not by_controller and "DOWN" in flags) else ""
+    down = message if is_down and not out else ""
+    is_responding = "*" not in state and "NOT_RESPONDING" not in flags
+    return Node(name, state, reason, is_responding, out, down, is_managed)
+
+
+def parse_jobs(
+    identity: str, counts: str, hostnames: Callable[[str], list[str]]
+) -> dict[str, ScheduledJob]:
+    """Return jobs of two listings of `squeue`: IDENTITY_FORMAT and COUNT_FORMAT. Those in only one of the two began or ended between."""
+    counted: dict[str, tuple[int, bool]] = {}
+    for line in counts.splitlines():
+        fields = line.split()
+        if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
+            counted[fields[0]] = int(fields[1]), fields[2] in ("1", "yes", "YES", "true")
+    jobs: dict[str, ScheduledJob] = {}
+    expanded: dict[str, list[str]] = {}
+    for line in identity.splitlines():
+        match = JOB_LINE.fullmatch(line)
+        if match is None or match.group(1) not in counted:
+            continue
+        number, shown, suffix, state, count, started, ended, submitted, reason, gpus, listed = (
+            match.groups()
+        )
+        # 3+1 is a part of job 3; 5_2 is a task with a number of its own.
+        name = shown if suffix and suffix.startswith("+") else number
+        restarts, may_requeue = counted[number]
+        if listed not in expanded:
+            expanded[listed] = hostnames(listed)
+        part = ScheduledJob(
+            name, state, frozenset(expanded[listed]), restarts, may_requeue,
+            _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
+            waits_for_begin_time=state == "PENDING" and reason == "BeginTime" and restarts > 0,
+        )  # fmt: skip
+        jobs[name] = _joined(jobs[name], part) if name in jobs else part
+    return jobs
+
+
+ENDED_STATES = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "TIMEOUT", "REVOKED",
+    }
+)  # fmt: skip
+
+
+def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
+    """Return two parts of a heterogeneous job as one: it runs while all of them do."""
+    waiting = [part for part in (first, second) if not part.is_running]
+    return replace(
+        first,
+        state=waiting[0].state if waiting else first.state,
+        nodes=first.nodes | second.nodes,
+        restarts=max(first.restarts, second.restarts),
+        may_requeue=first.may_requeue and second.may_requeue,
+        gpus=first.gpus + second.gpus,
+        started=max(first.started, second.started),
+        ended=max(first.ended, second.ended),
+        waits_for_begin_time=first.waits_for_begin_time or second.waits_for_begin_time,
+    )
+
+
+def apply_comment(job: ScheduledJob, comment: str) -> ScheduledJob:
+    """Return *job* with what its owner says in `--comment`: `gangline:checkpoint=1800`, `gangline:spares`."""
+    options = {name: value for name, value in COMMENT.findall(comment[:4096])}
+    seconds = int(options.get("checkpoint") or 0)
+    if not 0 < seconds <= CHECKPOINT_SECONDS_MAX:
+        seconds = 0
+    return replace(job, checkpoint_seconds=float(seconds), restarts_itself="spares" in options)
+
+
+def _gpus(text: str) -> int:
+    """Return the GPUs of `gpu:h100:8`, `gres:gpu:4`; 0 where none are named."""
+    return sum(int(count) for count in GPUS.findall(text))
+
+
+def _seconds(text: str) -> float:
+    """Return a time of Slurm, which is local, as seconds since the epoch; 0 for none."""
+    if text in NO_TIMES:
+        return 0.0
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def parse_reservations(text: str, hostnames: Callable[[str], list[str]]) -> dict[str, NodeHold]:
+    """Return the reservations of `scontrol -o show reservation` that are active."""
+    holds: dict[str, NodeHold] = {}
+    for line in text.splitlines():
+        head = re.match(r"ReservationName=(\S+) ", line)
+        nodes = re.search(r" Nodes=(\S+)", line)
+        end = re.search(r" EndTime=(\S+)", line)
+        if head is None or nodes is None or " State=ACTIVE" not in line:
+            continue
+        names = frozenset() if nodes.group(1) == "(null)" else frozenset(hostnames(nodes.group(1)))
+        holds[head.group(1)] = NodeHold(
+            head.group(1), names, _seconds(end.group(1)) if end else 0.0
+        )
+    return holds
+
+
+def expand_hostlist(listed: str, expand: Callable[[str], str]) -> list[str]:
+    """Return the names of a Slurm host list. Lists with one level of brackets are expanded here, others by *expand*."""
+    listed = listed.strip()
+    if not listed or listed in NO_TIMES or listed.startswith("(None"):
+        return []
+    names: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*|\[[^\]]*\]", listed):
+        if "[" not in part:
+            names.append(part)
+            continue
+        match = re.fullmatch(r"([^\[\]]*)\[([0-9,-]+)\]", part)
+        if match is None:
+            return expand(listed).split()
+        prefix, ranges = match.groups()
+        for one in ranges.split(","):
+            low, _, high = one.partition("-")
+            high = high or low
+            if int(high) - int(low) > 200_000:
+                raise SchedulerError(f"host list {listed[:80]!r} names too many hosts")
+            names += [f"{prefix}{at:0{len(low)}d}" for at in range(int(low), int(high) + 1)]
+    return names

@@ -1,0 +1,102 @@
+"""What `gangline executor slurm doctor` finds: settings of Slurm that cost time, rights that are missing, what this version cannot do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .model import Capabilities, SchedulerError
+from .slurm import Run
+
+OK, NOTE, SLOW, MISSING = "ok", "note", "slow", "missing"
+
+#: Setting of SchedulerParameters -> (stock value, what is fast, what the stock value costs).
+SCHEDULER_PARAMETERS = {
+    "batch_sched_delay": (3, 0, "a requeued gang waits up to {value} s longer"),
+    "sched_interval": (60, 5, "a gang that does not fit at once waits up to {value} s for the next full pass"),
+    "bf_interval": (30, 1, "heterogeneous jobs and jobs behind others wait up to {value} s for a backfill pass"),
+}  # fmt: skip
+MIN_JOB_AGE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One line: how grave, what is so, and what to do."""
+
+    level: str
+    text: str
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Return the settings of `scontrol show config`."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = re.match(r"(\w[\w./-]*)\s+=\s?(.*)$", line)
+        if match:
+            found.setdefault(match.group(1), match.group(2).strip())
+    return found
+
+
+def config_findings(
+    config: Mapping[str, str], capabilities: Capabilities, user: str
+) -> Iterable[DoctorFinding]:
+    """Yield what the settings cost. Pure."""
+    yield DoctorFinding(OK, f"Slurm {capabilities.version} answers")
+    parameters = dict(
+        word.partition("=")[::2]
+        for word in config.get("SchedulerParameters", "").split(",")
+        if word and word != "(null)"
+    )
+    for name, (stock, fast, cost) in SCHEDULER_PARAMETERS.items():
+        text = parameters.get(name, str(stock))
+        value = int(text) if text.isdecimal() else stock
+        if value > fast:
+            text = cost.format(value=value)
+            yield DoctorFinding(
+                SLOW, f"{name}={value}: {text}; SchedulerParameters={name}={fast} removes it"
+            )
+    if config.get("JobRequeue", "1") == "0":
+        yield DoctorFinding(
+            SLOW,
+            "JobRequeue=0: only jobs submitted with --requeue can be moved off a bad node; JobRequeue=1 allows it for all",
+        )
+    age = re.match(r"([0-9]+)", config.get("MinJobAge", ""))
+    if age and int(age.group(1)) < MIN_JOB_AGE_SECONDS:
+        yield DoctorFinding(
+            NOTE,
+            f"MinJobAge={age.group(1)}: Slurm forgets ended jobs so soon that some ends may not be reported; {MIN_JOB_AGE_SECONDS} is enough",
+        )
+    if not capabilities.drain_ends:
+        yield DoctorFinding(
+            NOTE,
+            "this version has no resumeafter: a drain would outlive a dead executor, so nodes are kept free by reservations, which end by themselves (mark = auto)",
+        )
+    private = config.get("PrivateData", "none")
+    if re.search(r"jobs|nodes|reservations", private):
+        yield DoctorFinding(
+            NOTE, f"PrivateData={private}: run the executor as SlurmUser, or it does not see all"
+        )
+    slurm_user = config.get("SlurmUser", "").partition("(")[0]
+    if user not in ("root", slurm_user):
+        yield DoctorFinding(
+            NOTE,
+            f"runs as {user}, Slurm's own user is {slurm_user}: reservations and requeues need the operator role; check with --try",
+        )
+
+
+def rights_finding(run: Run, node: str) -> DoctorFinding:
+    """Make a reservation that begins tomorrow, and delete it: whether we may is only known by trying."""
+    name = "gangline_doctor"
+    try:
+        run(
+            ["scontrol", "create", "reservation", f"reservationname={name}", f"nodes={node}", "starttime=now+1days",
+             "duration=1", "users=root", "flags=ignore_jobs,overlap"]
+        )  # fmt: skip
+        run(["scontrol", "delete", f"reservationname={name}"])
+    except SchedulerError as error:
+        return DoctorFinding(
+            MISSING,
+            f"reservations cannot be made: {error}; give the user AdminLevel=Operator, or run as SlurmUser",
+        )
+    return DoctorFinding(OK, "reservations can be made and deleted")

@@ -1,0 +1,204 @@
+"""AdvisoryService and OutcomeService over the real engine on a port of this machine; a test says what is wrong with which host."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from gangline.aggregator.advisories.advisory import (
+    NOWHERE,
+    Action,
+    Advisory,
+    AdvisoryLimits,
+    Basis,
+    Case,
+    CaseGone,
+    CaseSeen,
+    Event,
+    FleetSize,
+    Member,
+    Price,
+    Scope,
+    Tick,
+    Well,
+)
+from gangline.aggregator.advisories.engine import AdvisoryEngine
+from gangline.aggregator.advisories.observer import Observer
+from gangline.aggregator.service.advisory import AdvisoryService
+from gangline.aggregator.service.outcome import OutcomeService
+from gangline.aggregator.service.status import ErrorInterceptor
+from gangline.contract.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_server
+from gangline.contract.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
+from tests.aggregator.advisories.served import Known, Tables
+from tests.processes import GUARD_SECONDS
+
+TICK_SECONDS = 0.05
+HOSTS = 100
+#: Short enough for a test to see an end, and room for all that a test asks for.
+LIMITS = AdvisoryLimits(
+    gather_seconds=0.0, hold_seconds=60.0, verify_seconds=0.2, cluster_hosts_min=HOSTS, hosts_per_hour_max=10_000,
+    rack_hosts_max=HOSTS, job_hosts_max=HOSTS, failures_max=1000,
+)  # fmt: skip
+
+
+class AdviceServer:
+    """Started by `serving_advice`. Its methods are for other threads."""
+
+    def __init__(self, limits: AdvisoryLimits) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._tables = Tables()
+        store: Any = self._tables
+        self.engine = AdvisoryEngine(store, limits, Observer(), time.time_ns(), shadow=False)
+        self.address = ""
+        self._faults: dict[str, list[str]] = {}
+        self._number = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._ready = threading.Event()
+        self._stopped: asyncio.Event | None = None
+        self._restart: asyncio.Event | None = None
+        self._port = 0
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(GUARD_SECONDS)
+
+    def close(self) -> None:
+        assert self._stopped is not None
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(GUARD_SECONDS)
+        self._tables.close()
+
+    def fault(
+        self,
+        host: str,
+        action: Action = Action.AVOID,
+        *,
+        job: str = "",
+        checkpoint_seconds: float = 0.0,
+        scope: Scope = Scope.HOST,
+    ) -> str:
+        """Something is wrong with *host*; return its key. A further fault of the host is another key."""
+        self._number += 1
+        key = f"{host}/{self._number}"
+        self._faults.setdefault(host, []).append(key)
+        now_ns = time.time_ns()
+        case = Case(
+            key, host, "XID", Basis.DETERMINISTIC, action, scope, "GPU 3: XID 79", now_ns, place=NOWHERE,
+            job=job, checkpoint_seconds=checkpoint_seconds, price=Price(100.0, 1.0), gpus=8,
+        )  # fmt: skip
+        self._do([CaseSeen(now_ns, case)])
+        return key
+
+    def heal(self, host: str) -> None:
+        """Nothing is wrong with *host* any more."""
+        now_ns = time.time_ns()
+        gone = [CaseGone(now_ns, key, "gone") for key in self._faults.pop(host, [])]
+        self._do([*gone, Well(now_ns, host, True)])
+
+    def advisories(self) -> dict[str, Advisory]:
+        """Return open and ended advisories by name."""
+        state = self.engine.machine.state
+        return {**state.ended, **state.advisories}
+
+    def of(self, host: str) -> Advisory | None:
+        """Return the newest advisory of *host*."""
+        found = [one for one in self.advisories().values() if host in one.hosts]
+        return max(found, key=lambda one: int(one.name[1:]), default=None)
+
+    def outcomes(self) -> list[tuple[Any, ...]]:
+        """Return (workload, interrupted, end_reason, advice_followed) of each outcome."""
+        rows: list[tuple[Any, ...]] = self._ask(
+            lambda: self._tables.connection.execute(
+                "SELECT job, interrupted, end_reason, followed FROM outcomes ORDER BY ALL"
+            ).fetchall()
+        )
+        return rows
+
+    def gangs(self) -> dict[str, tuple[tuple[str, ...], int, float]]:
+        """Return what schedulers told of: workload -> (hosts, GPUs, seconds between checkpoints)."""
+        gangs = self.engine.gangs._gangs.values()
+        return {one.workload: (one.hosts, one.gpus, one.checkpoint_seconds) for one in list(gangs)}
+
+    def unavailable(self) -> dict[str, list[str]]:
+        """Return host -> why, by others' word."""
+        absent = self.engine.machine.state.absent
+        return {host: [one.words for one in reported.values()] for host, reported in absent.items()}
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nobody answers on the port for a while."""
+        self._ask_async(self._server.stop(None))
+        try:
+            yield
+        finally:
+            self._ask_async(self._listen())
+
+    def _do(self, events: list[Event]) -> None:
+        async def step() -> None:
+            for event in events:
+                self.engine._step(event)
+            self.engine._step(Tick(time.time_ns()))
+            await self.engine.flush()
+
+        self._ask_async(step())
+
+    def _ask(self, work: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return work()
+
+        return self._ask_async(call())
+
+    def _ask_async(self, work: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result(GUARD_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._work())
+        finally:
+            self._loop.close()
+
+    async def _listen(self) -> None:
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(), Known()])
+        members: Any = lambda host: Member(host)
+        advisory = AdvisoryService(self.engine, time.time_ns, members)
+        outcome = OutcomeService(self.engine, time.time_ns)
+        add_AdvisoryServiceServicer_to_server(advisory, self._server)  # type: ignore[no-untyped-call]
+        add_OutcomeServiceServicer_to_server(outcome, self._server)  # type: ignore[no-untyped-call]
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self.address = f"127.0.0.1:{self._port}"
+        await self._server.start()
+
+    async def _work(self) -> None:
+        self._stopped = asyncio.Event()
+        self.engine._step(FleetSize(time.time_ns(), HOSTS))
+        await self._listen()
+        self._ready.set()
+        while not self._stopped.is_set():
+            self.engine._step(Tick(time.time_ns()))
+            await self.engine.flush()
+            try:
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._stopped.wait()
+            except TimeoutError:
+                continue
+        await self._server.stop(None)
+
+
+@contextmanager
+def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
+    """Have a server of advice."""
+    server = AdviceServer(limits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()

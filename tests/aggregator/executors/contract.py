@@ -1,0 +1,288 @@
+"""What any executor promises, over any scheduler: one class of tests, run over the model and over real Slurm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
+from gangline.aggregator.executors.executor import Executor, undo_all
+from gangline.aggregator.executors.ledger import ExecutorLedger
+from gangline.aggregator.executors.model import Scheduler
+from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
+from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
+from tests.processes import GUARD_SECONDS
+
+
+class Site(ABC):
+    """A scheduler of eight nodes, n1 to n8 by `node(1)` to `node(8)`, and the people who use it."""
+
+    @property
+    @abstractmethod
+    def scheduler(self) -> Scheduler: ...
+
+    @abstractmethod
+    def node(self, number: int) -> str: ...
+
+    @abstractmethod
+    def submit(self, nodes: int, *, may_requeue: bool = True) -> str:
+        """Submit a job; return its name once it runs."""
+
+    @abstractmethod
+    def drain(self, node: str, reason: str) -> None:
+        """A person drains a node."""
+
+    @abstractmethod
+    def resume(self, node: str) -> None: ...
+
+    @abstractmethod
+    def remove_hold(self, name: str) -> None: ...
+
+    @abstractmethod
+    def cancel(self, job: str) -> None: ...
+
+    def ours(self) -> dict[str, frozenset[str]]:
+        """Return the holds of executors, and the nodes drained by them."""
+        holds = {
+            hold.name: hold.nodes
+            for hold in self.scheduler.read_holds().values()
+            if hold.is_managed
+        }
+        drained = {
+            node.reason: frozenset([node.name])
+            for node in self.scheduler.read_nodes().values()
+            if node.is_managed
+        }
+        return holds | drained
+
+
+class Rig:
+    """A site, advice, and executors that a test starts, kills and starts again."""
+
+    def __init__(self, site: Site, advice: AdviceServer, folder: Path, stack: ExitStack) -> None:
+        self.site, self.advice, self.folder, self._stack = site, advice, folder, stack
+        self.executor: Executor | None = None
+        self.client: AggregatorClient | None = None
+
+    def start(self, name: str = "one", *, shadow: bool = False, **settings: object) -> Executor:
+        """Start an executor with the ledger *name*, in place of the one before (which is as good as killed)."""
+        if self.client is not None:
+            self.client.close()
+        fields = {"poll_seconds": 0.2, "nodes_poll_seconds": 1.0, "cluster": name, **settings}
+        config = ExecutorConfig(ledger=str(self.folder / name), **fields)  # type: ignore[arg-type]
+        (self.folder / name).mkdir(exist_ok=True)
+        channel = self._stack.enter_context(
+            grpc.insecure_channel(self.advice.address, options=CHANNEL_OPTIONS)
+        )
+        wake = threading.Event()
+        names = NodeNames()
+        client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
+        client.start()
+        self._stack.callback(client.close)
+        ledger = ExecutorLedger(self.folder / name / "ledger.json")
+        self.executor = Executor(
+            config, self.site.scheduler, client, ledger, names, shadow=shadow, wake=wake
+        )
+        self.client, self.ledger = client, ledger
+        return self.executor
+
+    def until(self, condition: Callable[[], object], what: str, *executors: Executor) -> None:
+        """Turn the executors until *condition* holds."""
+        end = time.monotonic() + GUARD_SECONDS
+        turning = executors or ((self.executor,) if self.executor else ())
+        while not condition():
+            assert time.monotonic() < end, f"never: {what}; {self.site.ours()}; {self.states()}"
+            for one in turning:
+                one.turn()
+            time.sleep(0.01)
+
+    def states(self) -> dict[str, str]:
+        return {
+            name: f"{one.action.name} {one.hosts[0]} {one.state.name}: {one.state_words}"
+            for name, one in self.advice.advisories().items()
+        }
+
+    def is_done(self, node: str) -> bool:
+        found = self.advice.of(node)
+        return found is not None and found.state is AdvisoryState.DONE
+
+    def turn(self, count: int = 5) -> None:
+        assert self.executor is not None
+        for _ in range(count):
+            self.executor.turn()
+
+
+class ExecutorContract:
+    """Subclasses give the fixture `site`."""
+
+    limits: AdvisoryLimits = LIMITS
+
+    @pytest.fixture
+    def rig(self, site: Site, tmp_path: Path) -> Iterator[Rig]:
+        with serving_advice(self.limits) as advice, ExitStack() as stack:
+            yield Rig(site, advice, tmp_path, stack)
+
+    def test_avoid_keeps_new_work_off_and_lets_jobs_go_on(self, rig: Rig) -> None:
+        """AVOID costs no job: what runs goes on, and only new work stays away."""
+        job = rig.site.submit(8)
+        node = rig.site.node(3)
+        rig.start()
+        rig.advice.fault(node, Action.AVOID)
+        rig.until(lambda: rig.is_done(node), "done")
+        assert set().union(*rig.site.ours().values()) == {node}
+        assert rig.site.scheduler.read_jobs()[job].is_running
+
+    def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
+        """The job that the advice names runs elsewhere; its node takes nothing new."""
+        rig.start()
+        named = rig.site.submit(3)
+        rig.until(lambda: named in rig.advice.gangs(), "the gang is reported")
+        nodes = rig.site.scheduler.read_jobs()[named].nodes
+        node = min(nodes)
+        other = rig.site.submit(1)
+        rig.advice.fault(node, Action.EVICT_NOW, job=named)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[named].is_running, "it runs again")
+        jobs = rig.site.scheduler.read_jobs()
+        assert node not in jobs[named].nodes and jobs[named].restarts == 1
+        assert jobs[other].is_running and jobs[other].restarts == 0
+        rig.until(lambda: rig.advice.outcomes(), "the outcome is reported")
+        assert rig.advice.outcomes()[0] == (named, True, "requeued by advice", True)
+
+    def test_a_job_that_may_not_be_requeued_is_left(self, rig: Rig) -> None:
+        """Its owner said so at submission: the answer says that it goes on there."""
+        rig.start()
+        job = rig.site.submit(2, may_requeue=False)
+        rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
+        node = min(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(lambda: rig.is_done(node), "done")
+        assert rig.site.scheduler.read_jobs()[job].is_running
+        found = rig.advice.of(node)
+        assert found is not None and f"job {job} was left: " in found.state_words
+
+    def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
+        """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
+        rig.start()
+        job = rig.site.submit(8)
+        node = rig.site.node(2)
+        rig.advice.fault(node, Action.DRAIN_AFTER_JOB, job=job)
+        rig.until(rig.site.ours, "a mark")
+        rig.turn()
+        assert not rig.is_done(node)
+        rig.site.cancel(job)
+        rig.until(lambda: rig.is_done(node), "done")
+
+    def test_a_return_takes_back_ours_and_nothing_else(self, rig: Rig) -> None:
+        """Somebody else's drain of another node stands."""
+        rig.start()
+        node, others = rig.site.node(1), rig.site.node(2)
+        rig.site.drain(others, "bad fan")
+        rig.advice.fault(node, Action.DRAIN_AFTER_JOB)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.advice.heal(node)
+        rig.until(lambda: not rig.site.ours(), "ours is gone")
+        rig.until(lambda: not rig.ledger.entries, "the ledger is empty")
+        assert rig.site.scheduler.read_nodes()[others].out
+        assert rig.advice.unavailable().keys() == {others}
+
+    def test_a_node_that_somebody_drained_stays_theirs(self, rig: Rig) -> None:
+        """Before ours: nothing is accepted. After ours: ours goes, theirs stands."""
+        rig.start()
+        first, second = rig.site.node(1), rig.site.node(2)
+        rig.site.drain(first, "bad fan")
+        rig.until(lambda: first in rig.advice.unavailable(), "it is reported")
+        rig.advice.fault(first, Action.AVOID)
+        rig.advice.fault(second, Action.AVOID)
+        rig.until(lambda: rig.is_done(second), "done")
+        rig.site.drain(second, "burn-in")
+        rig.until(lambda: not rig.site.ours(), "ours is given up")
+        rig.until(lambda: second in rig.advice.unavailable(), "it is reported")
+        rig.turn()
+        nodes = rig.site.scheduler.read_nodes()
+        assert "bad fan" in nodes[first].out and "burn-in" in nodes[second].out
+
+    def test_what_a_person_takes_away_is_not_set_again(self, rig: Rig) -> None:
+        """A person resumed the node: that is an answer."""
+        rig.start()
+        node = rig.site.node(4)
+        rig.advice.fault(node, Action.AVOID)
+        rig.until(lambda: rig.is_done(node), "done")
+        (entry,) = rig.ledger
+        entry.set_at -= 60  # long enough for the scheduler to have shown it
+        if entry.hold:
+            rig.site.remove_hold(entry.hold)
+        else:
+            rig.site.resume(node)
+        rig.until(lambda: entry.phase == "given back" or not rig.ledger.entries, "given back")
+        rig.turn()
+        assert not rig.site.ours()
+
+    def test_of_two_executors_one_acts(self, rig: Rig) -> None:
+        """The other one is refused by the aggregator, and sets nothing."""
+        first = rig.start("one")
+        client = rig.client
+        rig.client = None
+        second = rig.start("two")
+        nodes = [rig.site.node(number) for number in (1, 2, 3)]
+        for node in nodes:
+            rig.advice.fault(node, Action.AVOID)
+        rig.until(lambda: all(map(rig.is_done, nodes)), "done", first, second)
+        assert len(rig.site.ours()) == 3
+        owners = {one.owner for one in rig.advice.advisories().values()}
+        assert all(owner.startswith(("executor one", "executor two")) for owner in owners)
+        assert (
+            first.counters.steps.get("PlaceHold", 0) + second.counters.steps.get("PlaceHold", 0)
+            == 3
+        )
+        if client is not None:
+            client.close()
+
+    def test_shadow_changes_nothing(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+        """It says what it would do, and the advisory stays proposed."""
+        caplog.set_level("INFO")
+        rig.start(shadow=True)
+        node = rig.site.node(1)
+        rig.advice.fault(node, Action.AVOID)
+        rig.until(lambda: "would be accepted; then: " in caplog.text, "it says so")
+        found = rig.advice.of(node)
+        assert found is not None and found.state is AdvisoryState.PROPOSED
+        assert not rig.site.ours() and not rig.advice.gangs()
+
+    def test_while_the_aggregator_is_away_marks_stand_and_nothing_new_begins(
+        self, rig: Rig
+    ) -> None:
+        """Jobs go on being scheduled; after the return nothing is done twice."""
+        executor = rig.start()
+        node = rig.site.node(5)
+        rig.advice.fault(node, Action.AVOID)
+        rig.until(lambda: rig.is_done(node), "done")
+        before = dict(executor.counters.steps)
+        with rig.advice.away():
+            rig.until(lambda: rig.client is not None and not rig.client.is_live(), "it is away")
+            rig.turn()
+            assert set().union(*rig.site.ours().values()) == {node}
+            assert rig.site.submit(2)
+        rig.until(lambda: rig.client is not None and rig.client.is_live(), "it is back")
+        rig.turn()
+        assert executor.counters.steps.get("PlaceHold") == before.get("PlaceHold")
+
+    def test_undo_takes_everything_away_without_the_aggregator(self, rig: Rig) -> None:
+        """The one line for three in the morning; a foreign drain stands."""
+        rig.start()
+        for number in (1, 2):
+            rig.advice.fault(rig.site.node(number), Action.AVOID)
+        rig.until(lambda: len(rig.site.ours()) == 2, "two marks")
+        rig.site.drain(rig.site.node(7), "bad fan")
+        with rig.advice.away():
+            done, failed = undo_all(rig.site.scheduler)
+        assert len(done) == 2 and not failed and not rig.site.ours()
+        assert rig.site.scheduler.read_nodes()[rig.site.node(7)].out
