@@ -2,7 +2,8 @@
 
 For batch scripts with one node or more than the step needs, and `--no-kill`: the nodes that are well never leave the job, so that no
 scheduling pass stands between the loss and the new start. What is lost is Slurm's word: a node that left the allocation, or is DOWN,
-failing or not responding. A program that fails is no lost node. Nothing is asked of an aggregator, and no login is needed.
+failing or not responding, or that an executor evicts jobs from. A program that fails is no lost node. Nothing is asked of an
+aggregator, and no login is needed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 #: After one of these the job is to end: nothing is started again.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Slurm's flags of a node on which no step is to run, and of one that is gone.
-LOST = frozenset({"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "INVAL", "UNKNOWN", "ERROR"})
+EVICTED = "EVICTED"
+LOST = frozenset(
+    {"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "INVAL", "UNKNOWN", "ERROR", EVICTED}
+)
 UNWANTED = LOST | {"DRAIN", "MAINT", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+#: By these an executor says that jobs are to leave a node: the reason of a drain, the name of a reservation.
+EVICT_REASON = "gangline:v1;act=evict;"
+EVICT_RESERVATION = re.compile(
+    r"^ReservationName=gangline_a[0-9]+_evict .*? Nodes=(\S+)", re.MULTILINE
+)
 #: `DOWN*` does not respond.
 NOT_RESPONDING = "*"
 
@@ -167,15 +176,27 @@ class _Gang:
         return _slurm("scontrol", "show", "hostnames", listed.splitlines()[0]).split()[:NODES_MAX]
 
     def _states(self, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Return the flags of each node, in the order of *nodes*."""
+        """Return the flags of each node, in the order of *nodes*; EVICTED is ours."""
         text = _slurm("scontrol", "-o", "show", "node", ",".join(nodes))
-        found = {
-            name: frozenset(
-                flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))
-            )
-            for name, state in re.findall(r"^NodeName=(\S+) .*? ?State=(\S+)", text, re.MULTILINE)
-        }
+        found: dict[str, frozenset[str]] = {}
+        for line in text.splitlines():
+            head = re.match(r"NodeName=(\S+) .*? ?State=(\S+)", line)
+            if head is None:
+                continue
+            name, state = head.groups()
+            flags = {flag.rstrip("*~#!%$@^-+") for flag in (*state.split("+"), *_responding(state))}
+            if f" Reason={EVICT_REASON}" in line:
+                flags.add(EVICTED)
+            found[name] = frozenset(flags)
+        for name in _evicted_nodes() & found.keys():
+            found[name] |= {EVICTED}
         return {name: found.get(name, frozenset({"UNKNOWN"})) for name in nodes}
+
+
+def _evicted_nodes() -> set[str]:
+    """Return the nodes of the reservations by which executors evict jobs."""
+    listed = EVICT_RESERVATION.findall(_slurm("scontrol", "-o", "show", "reservation"))
+    return {name for one in listed for name in _slurm("scontrol", "show", "hostnames", one).split()}
 
 
 def _responding(state: str) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ END_MARGIN_SECONDS = 5.0
 CHECKPOINT_MARGIN_SECONDS = 60.0
 #: After so long without success the advisory is answered FAILED.
 GIVE_UP_SECONDS = 300.0
+#: A requeued job that still waits for its delay is told again to start after so long.
+START_AGAIN_SECONDS = 0.3
 #: An expiry that moved by less did not move.
 CLOCK_SECONDS = 2.0
 #: A job that does not complete is looked at so quickly for so long.
@@ -200,6 +202,15 @@ def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: i
     if refusal_reason(situation, ledger, advice, marks):
         return []
     return [Accept(advice.name, f"{advice.action} of {advice.node}: {advice.reason}")]
+
+
+def _is_to_take(situation: Situation, advice: Advice) -> bool:
+    """Say whether *advice* is nobody's, or ours but for a ledger that does not have it: we were killed before that was written."""
+    actor = situation.policy.actor
+    is_lost = (
+        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
+    )
+    return advice.state == "PROPOSED" or is_lost
 
 
 def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> str:
@@ -395,7 +406,10 @@ def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
     steps: list[Step] = []
     for name, progress in entry.jobs.items():
         job = situation.scheduler.jobs.get(name)
-        if progress.state in (REQUEUE, START) and job is not None and job.waits_for_begin_time:
+        if progress.state not in (REQUEUE, START) or job is None:
+            continue
+        # Of a job that was just completing the wish may have been overwritten.
+        if job.waits_for_begin_time and situation.now - progress.started > START_AGAIN_SECONDS:
             steps.append(StartNow(entry.advisory, f"job {name} was requeued by us", name))
     return steps
 
@@ -452,7 +466,7 @@ def _return(
 ) -> list[Step]:
     """Take away what was set on the node for earlier advisories, and nothing else."""
     earlier = [one for one in ledger.on_node(advice.node) if one.advisory != advice.name]
-    if advice.state == "PROPOSED":
+    if entry is None and _is_to_take(situation, advice):
         allowed = RETURN in situation.policy.actions and situation.is_live
         if not allowed or not earlier:
             return []
@@ -531,10 +545,17 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
                 continue
             job = situation.scheduler.jobs.get(name)
             restarted = job is not None and job.is_running and job.restarts > progress.restarts
-            if restarted or job is None or job.ended:
+            waits = (
+                job is not None
+                and job.state == "PENDING"
+                and not job.waits_for_begin_time
+                and (progress.started > 0 or job.restarts > progress.restarts)
+            )
+            if restarted or waits or job is None or job.ended:
                 progress.state, changed = MOVED, True
-                word = "runs again" if restarted else "has ended"
-                progress.note = progress.note or f"job {name} {word}"
+                outcome = "runs again" if restarted else "waits for nodes" if waits else "has ended"
+                requeued = "was requeued and " if restarted or waits else ""
+                progress.note = f"job {name} {requeued}{outcome}"
     return changed
 
 
@@ -578,8 +599,7 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
         case Resume() if not error:
             entry.phase = REMOVED
         case StartNow(job=job) if not error:
-            entry.jobs[job].state = MOVED
-            entry.jobs[job].note = f"job {job} was requeued"
+            entry.jobs[job].state, entry.jobs[job].started = START, now
         case Reboot() | ResetGpus():
             entry.phase = ACCEPTED if error else SET
         case GiveBack():

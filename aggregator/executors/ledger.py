@@ -44,6 +44,8 @@ class JobProgress:
     state: str
     restarts: int = 0
     note: str = ""
+    #: When its delay was last lifted.
+    started: float = 0.0
 
 
 @dataclass(slots=True)

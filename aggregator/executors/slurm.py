@@ -402,7 +402,9 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         gpus=first.gpus + second.gpus,
         started=max(first.started, second.started),
         ended=max(first.ended, second.ended),
-        waits_for_begin_time=first.waits_for_begin_time or second.waits_for_begin_time,
+        # While one part completes, Slurm will still put the delay on it.
+        waits_for_begin_time=first.state == second.state == "PENDING"
+        and (first.waits_for_begin_time or second.waits_for_begin_time),
     )
 
 

@@ -99,7 +99,9 @@ class Rig:
         end = time.monotonic() + GUARD_SECONDS
         turning = executors or ((self.executor,) if self.executor else ())
         while not condition():
-            assert time.monotonic() < end, f"never: {what}; {self.site.ours()}; {self.states()}"
+            assert time.monotonic() < end, (
+                f"never: {what}; {self.site.ours()}; {self.states()}; {self.site.scheduler.read_jobs()}"
+            )
             for one in turning:
                 one.turn()
             time.sleep(0.01)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from gangline.aggregator.advisories.advisory import Action
+from gangline.aggregator.executors.executor import Executor
 from gangline.aggregator.executors.model import Scheduler
-from tests.aggregator.executors.contract import ExecutorContract, Site
+from tests.aggregator.executors.advice_server import serving_advice
+from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.aggregator.executors.model_scheduler import ModelScheduler
+from tests.processes import GUARD_SECONDS
 
 
 class ModelSite(Site):
@@ -40,3 +50,77 @@ class TestModel(ExecutorContract):
     @pytest.fixture(params=[False, True], ids=["drains stay", "drains end"])
     def site(self, request: pytest.FixtureRequest) -> Site:
         return ModelSite(request.param)
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing behind it is done."""
+
+
+class KillPoints:
+    """Counts moments before and after each command and each call; kills at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def pass_by(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **more: Any) -> Any:
+            self.pass_by()
+            result = call(*arguments, **more)
+            self.pass_by()
+            return result
+
+        return guarded
+
+
+def life(rig: Rig, model: ModelScheduler, points: KillPoints) -> None:
+    """A node is evicted, and comes back; whenever the executor is killed another one goes on from its ledger."""
+
+    def start() -> Executor:
+        executor = rig.start(poll_seconds=0.05)
+        assert rig.client is not None
+        rig.client.answer = points.around(rig.client.answer)  # type: ignore[method-assign]
+        return executor
+
+    executor = start()
+
+    def until(condition: Callable[[], object]) -> None:
+        nonlocal executor
+        end = time.monotonic() + GUARD_SECONDS
+        while not condition():
+            assert time.monotonic() < end, f"{rig.states()} {rig.site.ours()} {list(rig.ledger)}"
+            try:
+                executor.turn()
+            except Killed:
+                executor = start()
+            time.sleep(0.005)
+
+    until(lambda: rig.client is not None and rig.client.is_live())
+    job = rig.site.submit(3)
+    until(lambda: job in rig.advice.gangs())
+    rig.advice.fault("n2", Action.EVICT_NOW, job=job)
+    until(lambda: rig.is_done("n2"))
+    until(lambda: model.read_jobs()[job].is_running)
+    assert model.read_jobs()[job].restarts == 1, "requeued once, however often it was killed"
+    assert "n2" not in model.read_jobs()[job].nodes
+    rig.advice.heal("n2")
+    until(lambda: not rig.site.ours() and not rig.ledger.entries)
+
+
+@pytest.mark.parametrize(
+    "at", [pytest.param(n, marks=() if n in (2, 5, 7) else pytest.mark.slow) for n in range(1, 26)]
+)
+def test_killed_at_any_step_it_goes_on_from_its_ledger(at: int, tmp_path: Path) -> None:
+    """A job was requeued twice, or a hold stayed, when the executor died between a command and its note of it."""
+    site = ModelSite(drain_ends=False)
+    model = site.scheduler
+    assert isinstance(model, ModelScheduler)
+    points = KillPoints(at)
+    model.apply_one = points.around(model.apply_one)  # type: ignore[method-assign]
+    with serving_advice() as advice, ExitStack() as stack:
+        life(Rig(site, advice, tmp_path, stack), model, points)
+    assert points.left <= 0 or at > 14, "the moment was reached"

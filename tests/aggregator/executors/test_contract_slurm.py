@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
+from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.executors.model import Scheduler
 from gangline.aggregator.executors.slurm import Slurm, run_command
-from tests.aggregator.executors.contract import ExecutorContract, Site
+from tests.aggregator.executors.contract import ExecutorContract, Rig, Site
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 
 SCRIPT = "#!/bin/bash\nsleep 1000\n"
 NODES = 8
+GANG = f"{sys.executable} -m gangline.cli gang"
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +78,52 @@ class TestSlurm(ExecutorContract):
         site = SlurmSite(cluster)
         yield site
         site.clean()
+
+    def test_a_gang_with_a_spare_never_leaves_its_nodes(
+        self, rig: Rig, cluster: SlurmCluster
+    ) -> None:
+        """The step starts again on the spare in the same allocation: no requeue, no scheduling pass."""
+        rig.start()
+        rank = 'echo "rank $SLURMD_NODENAME $GANGLINE_RESTART"; sleep 300'
+        script = (
+            f"#!/bin/bash\nexec {GANG} --nodes 2 -- srun --ntasks-per-node=1 bash -c '{rank}'\n"
+        )
+        job = cluster.submit(script, "-N3", "--no-kill", "--comment=gangline:spares", "--requeue")
+
+        def ranks(start: str) -> set[str]:
+            lines = (line.split() for line in cluster.output(job).splitlines())
+            return {line[1] for line in lines if line[0] == "rank" and line[2] == start}
+
+        rig.until(lambda: len(ranks("0")) == 2 and job in rig.advice.gangs(), "two ranks")
+        node = max(ranks("0"))
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(lambda: len(ranks("1")) == 2, "two ranks again")
+        assert node not in ranks("1")
+        rig.until(lambda: rig.is_done(node), "done")
+        assert cluster.job(job)["Restarts"] == "0"
+        assert re.search(rf"lost {node} \(.*EVICTED", cluster.output(job))
+
+    def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
+        """Both parts leave when a node of the second one is evicted, and both start again."""
+        rig.start()
+        script = cluster.folder / "jobs" / "het.sh"
+        script.write_text(SCRIPT)
+        command = [
+            "sbatch",
+            "--parsable",
+            "--requeue",
+            "--output=/dev/null",
+            "-N2",
+            ":",
+            "-N1",
+            str(script),
+        ]
+        job = cluster.command(*command).strip()
+        rig.until(lambda: len(rig.advice.gangs().get(job, ((),))[0]) in (1, 3), "the gang")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "both parts run")
+        node = max(rig.site.scheduler.read_jobs()[job].nodes)
+        rig.advice.fault(node, Action.EVICT_NOW, job=job)
+        rig.until(lambda: rig.is_done(node), "done")
+        rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "both parts run again")
+        again = rig.site.scheduler.read_jobs()[job]
+        assert again.restarts == 1 and node not in again.nodes

@@ -1,0 +1,187 @@
+"""What Slurm prints, read: states of nodes, jobs whose owners plant words, host lists, reservations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.executors.model import Capabilities, Drain, ScheduledJob, SchedulerError
+from gangline.aggregator.executors.slurm import (
+    Slurm,
+    apply_comment,
+    expand_hostlist,
+    parse_jobs,
+    parse_nodes,
+    parse_reservations,
+    site_command,
+)
+from gangline.aggregator.executors.slurm_doctor import config_findings, parse_config
+
+NODE = "NodeName=gpu1 Arch=x86_64 OS=Linux 6.1 #1 SMP  RealMemory=100 Boards=1 State={state} ThreadsPerCore=1 Partitions=main{reason}\n"
+
+
+def no_list(listed: str) -> list[str]:
+    return [] if listed in ("", "(null)") else listed.split(",")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "out", "down", "managed", "responding"),
+    [
+        ("IDLE", "", "", "", False, True),
+        ("MIXED+RESERVED", "", "", "", False, True),
+        ("IDLE+DRAIN", " Reason=bad fan [root@2026-11-28T01:00:00]", "DRAIN: bad fan (root)", "", False, True),
+        ("ALLOCATED+DRAIN", " Reason=gangline:v1;act=drain;adv=a1 [root@2026-11-28T01:00:00]",
+         "DRAIN: gangline:v1;act=drain;adv=a1 (root)", "", True, True),
+        ("DOWN*", " Reason=Not responding [slurm@2026-11-28T01:00:00]", "", "DOWN: Not responding (slurm)", False, False),
+        ("DOWN", " Reason=Node unexpectedly rebooted [slurm@2026-11-28T01:00:00]", "",
+         "DOWN: Node unexpectedly rebooted (slurm)", False, True),
+        ("DOWN", " Reason=disk gone [ada@2026-11-28T01:00:00]", "DOWN: disk gone (ada)", "", False, True),
+        ("DOWN+NOT_RESPONDING", "", "", "DOWN", False, False),
+        ("IDLE+MAINT", "", "MAINT", "", False, True),
+        # A reason of ours on a node that nobody drains any more is what Slurm leaves after a resume.
+        ("IDLE", " Reason=gangline:v1;act=drain;adv=a1 [root@2026-11-28T01:00:00]", "", "", False, True),
+        ("IDLE+DRAIN", " Reason=[x] y [root@2026-11-28T01:00:00] Comment=z", "DRAIN: [x] y (root)", "", False, True),
+    ],
+)  # fmt: skip
+def test_states_of_nodes(
+    state: str, reason: str, out: str, down: str, managed: bool, responding: bool
+) -> None:
+    """Who keeps work off a node decides whether ours is given up, and what is reported."""
+    (node,) = parse_nodes(NODE.format(state=state, reason=reason)).values()
+    assert (node.out, node.down, node.is_managed, node.is_responding) == (
+        out, down, managed, responding,
+    )  # fmt: skip
+
+
+LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|{reason}|gres:gpu:h100:4|{nodes}\n"
+COUNT = "{number}              0               1               \n"
+
+
+def test_jobs_and_their_parts() -> None:
+    """Parts of a heterogeneous job are one job, tasks of an array are jobs of their own."""
+    identity = (
+        LINE.format(number=3, shown="3+0", state="RUNNING", reason="None", nodes="a,b")
+        + LINE.format(number=4, shown="3+1", state="RUNNING", reason="None", nodes="c,d")
+        + LINE.format(number=6, shown="5_1", state="RUNNING", reason="None", nodes="e,f")
+        + LINE.format(number=9, shown="9", state="PENDING", reason="BeginTime", nodes="")
+    )
+    counts = "".join(COUNT.format(number=number) for number in (3, 4, 6, 9))
+    jobs = parse_jobs(identity, counts, no_list)
+    assert {name: (job.state, set(job.nodes), job.gpus) for name, job in jobs.items()} == {
+        "3": ("RUNNING", {"a", "b", "c", "d"}, 16),
+        "6": ("RUNNING", {"e", "f"}, 8),
+        "9": ("PENDING", set(), 8),
+    }
+    assert jobs["3"].started == jobs["3"].submitted + 60
+
+
+def test_a_part_that_completes_keeps_the_job_waiting() -> None:
+    """StartTime=now that was sent while another part was completing was overwritten: the job waited for two minutes."""
+    identity = LINE.format(number=3, shown="3+0", state="PENDING", reason="BeginTime", nodes="") + LINE.format(
+        number=4, shown="3+1", state="COMPLETING", reason="None", nodes="c"
+    )  # fmt: skip
+    counts = "3 1 1\n4 1 1\n"
+    assert not parse_jobs(identity, counts, no_list)["3"].waits_for_begin_time
+    waiting = identity.replace("COMPLETING|2", "PENDING|2").replace("|None|", "|BeginTime|")
+    assert parse_jobs(waiting, counts, no_list)["3"].waits_for_begin_time
+
+
+@given(st.text(max_size=200))
+def test_words_of_users_make_no_job(text: str) -> None:
+    """A job's name or comment is never read as another job's line."""
+    assert not parse_jobs(text.replace("|", ";"), "7 0 1\n", no_list)
+
+
+@pytest.mark.parametrize(
+    ("comment", "seconds", "restarts_itself"),
+    [
+        ("gangline:checkpoint=1800", 1800, False),
+        ("ticket 12; gangline:checkpoint=60,gangline:spares", 60, True),
+        ("gangline:checkpoint=0", 0, False),
+        ("gangline:checkpoint=9999999", 0, False),
+        ("gangline:checkpoint=soon", 0, False),
+        ("xgangline:spares", 0, False),
+        ("", 0, False),
+    ],
+)
+def test_comments_of_jobs(comment: str, seconds: int, restarts_itself: bool) -> None:
+    """What an owner says of the job's checkpoints and spares."""
+    job = apply_comment(ScheduledJob("1", "RUNNING"), comment)
+    assert (job.checkpoint_seconds, job.restarts_itself) == (seconds, restarts_itself)
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ("gpu1", ["gpu1"]),
+        ("gpu[1-3,7]", ["gpu1", "gpu2", "gpu3", "gpu7"]),
+        ("gpu[08-11],login", ["gpu08", "gpu09", "gpu10", "gpu11", "login"]),
+        ("", []),
+        ("(null)", []),
+        ("r[1-2]n[1-2]", ["asked of Slurm"]),
+    ],
+)
+def test_host_lists(listed: str, names: list[str]) -> None:
+    """Lists of one range are expanded without a process; others by Slurm."""
+    assert expand_hostlist(listed, lambda text: "asked of Slurm".replace(" ", "_")) == [
+        name.replace(" ", "_") for name in names
+    ]
+
+
+def test_a_host_list_has_a_limit() -> None:
+    """`a[0-999999999]` took all memory."""
+    with pytest.raises(SchedulerError, match="too many hosts"):
+        expand_hostlist("a[0-999999999]", lambda text: "")
+
+
+def test_reservations() -> None:
+    """Only those that are active count; times are of the controller's zone."""
+    text = (
+        "ReservationName=gangline_a1 StartTime=x EndTime=2026-11-28T01:34:18 Duration=00:01:30 Nodes=gpu2,gpu3 State=ACTIVE x\n"
+        "ReservationName=later StartTime=x EndTime=2026-11-29T01:34:18 Nodes=gpu4 State=INACTIVE x\n"
+        "ReservationName=licenses StartTime=x EndTime=2026-11-29T01:34:18 Nodes=(null) State=ACTIVE x\n"
+        "No reservations in the system\n"
+    )
+    holds = parse_reservations(text, no_list)
+    assert {hold.name: (set(hold.nodes), hold.is_managed) for hold in holds.values()} == {
+        "gangline_a1": ({"gpu2", "gpu3"}, True),
+        "licenses": (set(), False),
+    }
+
+
+def test_drains_of_a_version_that_lets_them_end() -> None:
+    """24.11 ends a drain by itself; 22.05 does not know the word, and would refuse the command."""
+    for version, ends in (("slurm-wlm 24.11.5", True), ("slurm-wlm 22.05.8", False)):
+        sent: list[list[str]] = []
+
+        def run(command: object, version: str = version, sent: list[list[str]] = sent) -> str:
+            sent.append(list(command))  # type: ignore[call-overload]
+            return version
+
+        steps = [Drain("a1", "", f"gpu{at}", "gangline:v1;act=evict;adv=a1", 60.0) for at in (1, 2)]
+        assert Slurm(run).apply(steps) == {}
+        assert sent[-1][:3] == ["scontrol", "update", "nodename=gpu1,gpu2"]
+        assert ("resumeafter=60" in sent[-1]) == ends
+
+
+def test_a_site_command_is_no_shell() -> None:
+    """A node's name is one word, whatever it is."""
+    assert site_command("ssh {node} nvidia-smi -r", "gpu1") == ["ssh", "gpu1", "nvidia-smi", "-r"]
+    with pytest.raises(SchedulerError, match="no command is configured"):
+        site_command("", "gpu1")
+
+
+def test_the_doctor_names_what_costs_time() -> None:
+    """batch_sched_delay=3 costs each failover three seconds, and nothing in Slurm says so."""
+    text = "SchedulerParameters     = bf_interval=1,sched_interval=5\nJobRequeue              = 0\nSlurmUser               = slurm(64030)\nMinJobAge               = 10 sec\nPrivateData             = none\n"
+    found = [
+        one.text for one in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
+    ]
+    assert any(
+        one.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for one in found
+    )
+    assert not any("bf_interval" in one or "sched_interval" in one for one in found)
+    assert any(one.startswith("JobRequeue=0") for one in found)
+    assert any(one.startswith("MinJobAge=10") for one in found)
+    assert any("runs as ada, Slurm's own user is slurm" in one for one in found)
