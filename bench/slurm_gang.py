@@ -3,11 +3,12 @@
 A real slurmctld and five slurmd on this machine, with settings that wait for nothing (`batch_sched_delay=0,sched_min_interval=0`).
 The loss is `scontrol update state=down`, as an executor sends it; how long Slurm takes to notice a dead host by itself is not in it.
 The requeue is the fastest that Slurm has: the job comes back by itself, and `StartTime=now` takes its hold of 120 s away as soon as it
-is pending. Both start a program that does nothing but say that it runs: what it reads from a checkpoint is not in it.
+is pending and the second in which it was killed is over (in the same second it would fail: "Job already killed"). Both start a program that does nothing but say that it runs: what it reads from a checkpoint is not in it.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import tempfile
@@ -76,7 +77,9 @@ def _lose_a_node(cluster: SlurmCluster, source: random.Random, job: str, start: 
     begin = time.perf_counter()
     cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=bench")
     if start == "01":
+        next_second = math.floor(time.time()) + 1.05
         cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "pending")
+        cluster.until(lambda: time.time() >= next_second, "the next second")
         cluster.command("scontrol", "update", f"jobid={job}", "StartTime=now")
     cluster.until(lambda: len(ranks(start)) == STEP_NODES, "all ranks of the second start")
     seconds = time.perf_counter() - begin

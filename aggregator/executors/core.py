@@ -6,6 +6,7 @@ say; the scheduler's word counts more. What a person changed stays as the person
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,12 @@ CHECKPOINT_MARGIN_SECONDS = 60.0
 GIVE_UP_SECONDS = 300.0
 #: A requeued job that still waits for its delay is told again to start after so long.
 START_AGAIN_SECONDS = 0.3
+#: While a job is being requeued the scheduler is read this often.
+QUICK_SECONDS = 0.02
+#: Clocks of this machine and the controller's differ by less.
+SECOND_MARGIN_SECONDS = 0.05
+#: A job that completes for so long is killed again.
+KILLED_AGAIN_SECONDS = 5.0
 #: An expiry that moved by less did not move.
 CLOCK_SECONDS = 2.0
 #: A job that does not complete is looked at so quickly for so long.
@@ -409,9 +416,24 @@ def _restart_jobs(situation: Situation, entry: Entry) -> list[Step]:
         if progress.state not in (REQUEUE, START) or job is None:
             continue
         # Of a job that was just completing the wish may have been overwritten.
-        if job.waits_for_begin_time and situation.now - progress.started > START_AGAIN_SECONDS:
+        is_due = situation.now - progress.started > START_AGAIN_SECONDS
+        if (
+            job.waits_for_begin_time
+            and is_due
+            and situation.now >= earliest_start(situation.capabilities, progress)
+        ):
             steps.append(StartNow(entry.advisory, f"job {name} was requeued by us", name))
     return steps
+
+
+def earliest_start(capabilities: Capabilities, progress: JobProgress) -> float:
+    """Return when a requeued job may start again."""
+    if not capabilities.restart_next_second:
+        return 0.0
+    # A job that takes long to complete is killed again, with a later time.
+    soon = progress.waiting - progress.requeued < KILLED_AGAIN_SECONDS
+    killed = progress.requeued if soon and progress.requeued else progress.waiting
+    return math.floor(killed) + 1 + SECOND_MARGIN_SECONDS
 
 
 def checkpoint_due(situation: Situation, advice: Advice, entry: Entry) -> float:
@@ -545,6 +567,8 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
                 continue
             job = situation.scheduler.jobs.get(name)
             restarted = job is not None and job.is_running and job.restarts > progress.restarts
+            if job is not None and job.waits_for_begin_time and not progress.waiting:
+                progress.waiting, changed = situation.now, True
             waits = (
                 job is not None
                 and job.state == "PENDING"
@@ -588,7 +612,7 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
         case ExtendHold(seconds=seconds) if not error:
             entry.ends = now + seconds
         case Requeue(job=job):
-            _record_requeue(entry, job, error)
+            _record_requeue(entry, job, error, now)
         case EndStep(job=job):
             note = error or f"job {job} goes on with its spare nodes"
             entry.jobs[job] = JobProgress(
@@ -610,7 +634,7 @@ def record_result(step: Step, error: str, ledger: ExecutorLedger, now: float) ->
             pass
 
 
-def _record_requeue(entry: Entry, job: str, error: str) -> None:
+def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
     progress = entry.jobs[job]
     if error:
         progress.state, progress.note = (
@@ -619,16 +643,23 @@ def _record_requeue(entry: Entry, job: str, error: str) -> None:
         )
     else:
         progress.state, progress.note = START, f"job {job} was requeued"
+        progress.requeued = now
 
 
-def is_quick(ledger: ExecutorLedger, now: float) -> bool:
-    """Say whether a job is about to be requeued, so that the scheduler is to be read again within milliseconds."""
-    return any(
-        progress.state in (REQUEUE, START)
-        for entry in ledger
-        if now - entry.accepted < QUICK_SECONDS_MAX
-        for progress in entry.jobs.values()
-    )
+def next_look_seconds(
+    ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
+) -> float:
+    """Return after how many seconds the scheduler is to be read again: soon while a job is being requeued, else *otherwise*."""
+    looks = [otherwise]
+    for entry in ledger:
+        if now - entry.accepted > QUICK_SECONDS_MAX:
+            continue
+        for progress in entry.jobs.values():
+            if progress.state not in (REQUEUE, START):
+                continue
+            wait = earliest_start(capabilities, progress) - now if progress.waiting else 0.0
+            looks.append(max(wait, QUICK_SECONDS))
+    return min(looks)
 
 
 def nodes_of_interest(advice: Iterable[Advice], ledger: ExecutorLedger) -> set[str]:

@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 #: Rounds of deciding and acting in one turn: each advisory takes a few.
 ROUNDS_MAX = 8
-#: While a job is being requeued the scheduler is read this often.
-QUICK_SECONDS = 0.02
 #: After a command or call failed for an advisory, it is left alone for so long.
 PAUSE_SECONDS = 5.0
 #: A failure that repeats is logged this often.
@@ -110,9 +108,9 @@ class Executor:
         except LedgerError as error:
             self._complain("nothing is done without the ledger", str(error))
             return PAUSE_SECONDS
-        if core.is_quick(self._ledger, self._wall()):
-            return QUICK_SECONDS
-        return self._config.poll_seconds
+        return core.next_look_seconds(
+            self._ledger, self._capabilities, self._wall(), self._config.poll_seconds
+        )
 
     # ---- read
 

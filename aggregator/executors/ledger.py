@@ -44,7 +44,9 @@ class JobProgress:
     state: str
     restarts: int = 0
     note: str = ""
-    #: When its delay was last lifted.
+    #: When it was requeued, when it was first seen to wait, and when its delay was last lifted; 0: not yet.
+    requeued: float = 0.0
+    waiting: float = 0.0
     started: float = 0.0
 
 

@@ -122,6 +122,8 @@ class Capabilities:
     version: str = ""
     #: A drain that ends by itself.
     drain_ends: bool = False
+    #: A requeued job that starts again on a node within the same second of the controller's clock fails there.
+    restart_next_second: bool = False
 
 
 # ---------------------------------------------------------------- what the aggregator says
