@@ -64,6 +64,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "nodes that schedulers have reserved",
     ),
+    "mirror": (
+        ".aggregator.commands.mirror",
+        "aggregator",
+        "the health of all nodes as a file for plugins of schedulers",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

@@ -120,6 +120,7 @@ ARGUMENTS = {
     "recover": ["--job", "train"],
     "resize": ["--job", "train", "--sizes", "8..64"],
     "reservations": [],
+    "mirror": ["nodes", "--once"],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],
