@@ -34,7 +34,7 @@ end
 def _library() -> ctypes.CDLL | None:
     for name in ("liblua5.1.so.0", "liblua5.1.so", "liblua-5.1.so"):
         try:
-            return ctypes.CDLL(name)
+            return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
         except OSError:
             continue
     return None

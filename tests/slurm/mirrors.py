@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gangline.aggregator.mirror_format import (
@@ -30,13 +30,13 @@ def fleet(*faulty: str, nodes: int = NODES) -> list[MirrorNode]:
     return [node(name, "UNHEALTHY" if name in faulty else "HEALTHY") for name in names]
 
 
-def alike(nodes: int = NODES, **features: frozenset[str]) -> SlurmNodes:
+def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
     """Return nodes of Slurm of one kind; *features*: of nodes by name."""
-    names = [f"gpu{at}" for at in range(1, nodes + 1)]
+    names = [f"gpu{at}" for at in range(1, NODES + 1)]
     none = frozenset[str]()
     return SlurmNodes(
         dict.fromkeys(names, ("8", "gpu:h100:4", "main")),
-        {name: (features.get(name, none), features.get(name, none)) for name in names},
+        {name: 2 * ((features or {}).get(name, none),) for name in names},
     )
 
 
@@ -81,8 +81,8 @@ def _changed(offset: int) -> Callable[[Path, bytes], None]:
     return change
 
 
-def _cut(keep: Callable[[bytes], int]) -> Callable[[Path, bytes], None]:
-    return lambda path, content: path.write_bytes(content[: keep(content)]) and None
+def _cut(keep: Callable[[bytes], int]) -> Callable[[Path, bytes], object]:
+    return lambda path, content: path.write_bytes(content[: keep(content)])
 
 
 def _zeros(path: Path, content: bytes) -> None:
