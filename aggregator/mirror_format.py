@@ -1,13 +1,12 @@
 """The mirror file: the health of all nodes for schedulers' plugins, which read it without asking anybody. Layout: docs/slurm.md.
 
 Pure: what the aggregator answered and what Slurm says in, bytes out, and back. Numbers are ASCII at fixed places, so that C, Lua
-and shell read them; the checksum is Adler-32, because the Lua within Slurm has no bit operations.
+and shell read them. The checksum needs no bit operations, which the Lua within Slurm does not have.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 MAGIC, VERSION = "gangline-mirror", 1
 BUCKETS = 4
+CHECKSUM_PRIME = 2_654_435_761
 #: As many as a host list of Slurm expands to at once.
 NODES_MAX = 65_536
 NAME_CHARACTERS_MAX = 64
@@ -37,7 +37,7 @@ LISTS = (*(f"b{bucket}" for bucket in range(BUCKETS)), "out", "exclude", "prefer
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 _HEAD = re.compile(
-    rf"{MAGIC} {VERSION} adler=([0-9a-f]{{8}}) (line=(\d{{7}}) file=(\d{{8}}) computed=(\d{{10}}) valid_until=(\d{{10}})"
+    rf"{MAGIC} {VERSION} check=([0-9a-f]{{8}}) (line=(\d{{7}}) file=(\d{{8}}) computed=(\d{{10}}) valid_until=(\d{{10}})"
     rf" nodes=(\d{{5}}) record=(\d{{3}}) degraded=([01]) slurm=([01]) exclude_safe=(\d{{5}}) prefer_safe=(\d{{5}})"
     + "".join(rf" {name}=(\d+):(\S*)" for name in LISTS)
     + ")"
@@ -85,6 +85,11 @@ class Mirror:
     counts: Mapping[str, int]
     lists: Mapping[str, str]
     nodes: Sequence[MirrorNode]
+
+
+def checksum_of(content: bytes) -> str:
+    """Return *content* as one number, its first byte the highest, modulo a prime that is near no power of two."""
+    return f"{int.from_bytes(content) % CHECKSUM_PRIME:08x}"
 
 
 def is_node_name(name: str) -> bool:
@@ -244,13 +249,13 @@ def render(
         f" record={RECORD_BYTES:03d} degraded={int(degraded)} slurm={int(slurm is not None)}"
         f" exclude_safe={min(exclude_safe, 99_999):05d} prefer_safe={min(prefer_safe, 99_999):05d} {lists}"
     )
-    head = f"{MAGIC} {VERSION} adler=00000000 "
+    head = f"{MAGIC} {VERSION} check=00000000 "
     line_bytes = len(head) + len("line=0000000 file=00000000 ") + len(rest)
     file_bytes = line_bytes + 1 + len(records) + TAIL_BYTES
     summed = f"line={line_bytes:07d} file={file_bytes:08d} {rest}"
-    checksum = f"{zlib.adler32(summed.encode()):08x}"
-    line = f"{MAGIC} {VERSION} adler={checksum} {summed}\n".encode()
-    return line + records + f"end {checksum} {zlib.adler32(records):08x}\n".encode()
+    checksum = checksum_of(summed.encode())
+    line = f"{MAGIC} {VERSION} check={checksum} {summed}\n".encode()
+    return line + records + f"end {checksum} {checksum_of(records)}\n".encode()
 
 
 def _list(names: Sequence[str]) -> str:
@@ -284,7 +289,7 @@ def parse(content: bytes) -> Mirror:
             f"it is torn: {len(content)} bytes, its first line says {int(file_bytes)}"
         )
     records, tail = rest[:-TAIL_BYTES], rest[-TAIL_BYTES:]
-    sums = f"end {zlib.adler32(summed.encode()):08x} {zlib.adler32(records):08x}\n"
+    sums = f"end {checksum_of(summed.encode())} {checksum_of(records)}\n"
     if int(record) != RECORD_BYTES or len(records) != int(count) * RECORD_BYTES:
         raise MirrorError("it is torn: its records are not as many as its first line says")
     if not sums.startswith(f"end {checksum} ") or tail != sums.encode():

@@ -19,25 +19,23 @@ local LINE_BYTES_MAX, FILE_BYTES_MAX, FIXED_BYTES = 344358, 8732989, 182
 local TAIL_BYTES, VALID_SECONDS_MAX = 22, 60
 -- Of a list that a user gave, and of nodes that are out: what is longer is not told of.
 local NAMES_MAX, TEXT_CHARACTERS_MAX = 1024, 200
-local HEAD = "^gangline%-mirror 1 adler=(%x%x%x%x%x%x%x%x) line=(%d%d%d%d%d%d%d) file=(%d%d%d%d%d%d%d%d) computed=%d+ "
+local HEAD = "^gangline%-mirror 1 check=(%x%x%x%x%x%x%x%x) line=(%d%d%d%d%d%d%d) file=(%d%d%d%d%d%d%d%d) computed=%d+ "
 	.. "valid_until=(%d%d%d%d%d%d%d%d%d%d) nodes=(%d%d%d%d%d) record=%d%d%d degraded=([01]) slurm=([01]) "
 	.. "exclude_safe=(%d%d%d%d%d) prefer_safe=(%d%d%d%d%d) "
 
 -- The last line that was read, by its checksum: it is taken apart once.
 local known = { checksum = "" }
 
--- Adler-32 of *text*, in hexadecimal digits. A piece is short enough that the sums stay whole numbers.
-local function adler32(text)
-	local a, b = 1, 0
+-- *text* as one number, its first byte the highest, modulo a prime: exact in the numbers that Lua has.
+local function checksum_of(text)
+	local sum = 0
 	for first = 1, #text, 64 do
 		local bytes = { text:byte(first, first + 63) }
 		for at = 1, #bytes do
-			a = a + bytes[at]
-			b = b + a
+			sum = (sum * 256 + bytes[at]) % 2654435761
 		end
-		a, b = a % 65521, b % 65521
 	end
-	return string.format("%04x%04x", b, a)
+	return string.format("%08x", sum)
 end
 
 local function others_write(mode)
@@ -89,8 +87,8 @@ local function read_mirror(now)
 		if line == nil or line:sub(tonumber(line_bytes) + 1) ~= "\n" then
 			return nil
 		end
-		local summed = line:match("^%S+ 1 adler=%x+ (line=[^\n]*)\n$")
-		if summed == nil or adler32(summed) ~= checksum then
+		local summed = line:match("^%S+ 1 check=%x+ (line=[^\n]*)\n$")
+		if summed == nil or checksum_of(summed) ~= checksum then
 			return nil
 		end
 		known = { checksum = checksum, valid_until = tonumber(valid_until), nodes = tonumber(nodes),

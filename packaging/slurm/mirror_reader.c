@@ -19,14 +19,13 @@
 enum { FIXED = 182, RECORD = 128, NAME = 64, TAIL = 22, LINE_MAX_BYTES = 344358, FILE_MAX_BYTES = 8732989 };
 enum { VALID_SECONDS_MAX = 60, OTHERS_WRITE = S_IWGRP | S_IWOTH };
 
-static uint32_t adler32(const char *text, size_t length)
+/* The bytes as one number, the first the highest, modulo a prime. */
+static uint32_t checksum_of(const char *text, size_t length)
 {
-	uint32_t a = 1, b = 0;
-	for (size_t at = 0; at < length; at++) {
-		a = (a + (unsigned char)text[at]) % 65521;
-		b = (b + a) % 65521;
-	}
-	return b << 16 | a;
+	uint64_t sum = 0;
+	for (size_t at = 0; at < length; at++)
+		sum = (sum << 8 | (unsigned char)text[at]) % 2654435761u;
+	return sum;
 }
 
 /* The number at `offset`, of so many digits; -1 if it is none. */
@@ -56,7 +55,7 @@ static int is_trusted(const char *path, const struct stat *file)
 /* Returns the number of nodes, and the first record; -1: as if there were no file. */
 static long check(const char *text, size_t size, time_t now, const char **records)
 {
-	if (size < FIXED + TAIL || memcmp(text, "gangline-mirror 1 adler=", 24) || memcmp(text + 33, "line=", 5))
+	if (size < FIXED + TAIL || memcmp(text, "gangline-mirror 1 check=", 24) || memcmp(text + 33, "line=", 5))
 		return -1;
 	long sum = digits(text, 24, 8, 16), line = digits(text, 38, 7, 10), whole = digits(text, 51, 8, 10);
 	long valid_until = digits(text, 92, 10, 10), nodes = digits(text, 109, 5, 10), record = digits(text, 122, 3, 10);
@@ -66,8 +65,8 @@ static long check(const char *text, size_t size, time_t now, const char **record
 		return -1;
 	*records = text + line + 1;
 	char tail[64];
-	snprintf(tail, sizeof tail, "end %08lx %08x\n", sum, adler32(*records, nodes * RECORD));
-	if (adler32(text + 33, line - 33) != (uint32_t)sum || memcmp(text + size - TAIL, tail, TAIL))
+	snprintf(tail, sizeof tail, "end %08lx %08x\n", sum, checksum_of(*records, nodes * RECORD));
+	if (checksum_of(text + 33, line - 33) != (uint32_t)sum || memcmp(text + size - TAIL, tail, TAIL))
 		return -1;
 	return now < valid_until && valid_until - now <= VALID_SECONDS_MAX ? nodes : -1;
 }
