@@ -64,6 +64,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "aggregator",
         "nodes that schedulers have reserved",
     ),
+    "why": (
+        ".aggregator.commands.why",
+        "aggregator",
+        "why a job of Slurm waits, and what would help",
+    ),
     "mirror": (
         ".aggregator.commands.mirror",
         "aggregator",

@@ -134,6 +134,30 @@ def _ranges(values: Sequence[int], width: int) -> list[str]:
     return found
 
 
+def expand_hostlist(text: str) -> list[str]:
+    """Return the names of a host list of Slurm, in its order. Raises MirrorError for none, or for more than NODES_MAX."""
+    found = list[str]()
+    items = re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text)
+    if ",".join(items) != text:
+        raise MirrorError(f"{text[:80]!r} is no list of nodes: expected gpu[1-4,7],head")
+    for item in items:
+        match = re.fullmatch(r"([^\[]*)\[([0-9,-]+)\]([^\[]*)", item)
+        if match is None:
+            if not is_node_name(item):
+                raise MirrorError(f"{item[:80]!r} is no name of a node")
+            found.append(item)
+            continue
+        for each in match[2].split(","):
+            low, _, high = each.partition("-")
+            if not (low.isdecimal() and (high or low).isdecimal() and len(low) <= 9 >= len(high)):
+                raise MirrorError(f"{item[:80]!r}: expected numbers, as gpu[1-4,7]")
+            if len(found) + int(high or low) - int(low) >= NODES_MAX:
+                raise MirrorError(f"{item[:80]!r} names more than {NODES_MAX} nodes")
+            numbers = range(int(low), int(high or low) + 1)
+            found += [f"{match[1]}{number:0{len(low)}d}{match[3]}" for number in numbers]
+    return found
+
+
 # ----------------------------------------------------------------------
 # What may be excluded without refusing a job.
 

@@ -120,6 +120,7 @@ ARGUMENTS = {
     "recover": ["--job", "train"],
     "resize": ["--job", "train", "--sizes", "8..64"],
     "reservations": [],
+    "why": ["17"],
     "mirror": ["nodes", "--once"],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],

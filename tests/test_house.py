@@ -48,7 +48,7 @@ LAYERS = {
     "aggregator": (
         "clock_jump counter_deltas durable_file errors metrics model sql workers",
         "hazard mirror_format principal",
-        "config mirror_file",
+        "config mirror_file pending_job",
         "auth store",
         "declared query",
         "fleet",
@@ -328,6 +328,7 @@ ASKING = (
     "resize",
     "reservations",
     "mirror",
+    "why",
     "record",
 )
 #: Module of aggregator/ -> what of the dear it may load.

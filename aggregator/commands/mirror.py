@@ -119,7 +119,7 @@ class MirrorSource:
     ) -> None:  # fmt: skip
         self._connection_options = connection_options
         self._with_slurm, self._feature, self._clock = with_slurm, feature, clock
-        self._slurm_text = slurm_text or _scontrol
+        self._slurm_text = slurm_text or scontrol_text
         self._channel = open_channel(
             connection_options,
             [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)],
@@ -226,7 +226,7 @@ def _reason(number: int) -> str:
     return found.removeprefix("REASON_")
 
 
-def _scontrol(*arguments: str) -> str:
+def scontrol_text(*arguments: str) -> str:
     """Return what scontrol prints. Raises MirrorError."""
     command = ["scontrol", *arguments]
     try:

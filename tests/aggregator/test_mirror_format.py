@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import re
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from gangline.aggregator.mirror_format import (
     MirrorNode,
     SlurmNodes,
     excludable,
+    expand_hostlist,
     hostlist,
     parse,
     parse_slurm_nodes,
@@ -31,21 +31,6 @@ from gangline.aggregator.mirror_format import (
 
 NOW = 1_800_000_000
 NONE = frozenset[str]()
-
-
-def expanded(text: str) -> list[str]:
-    """Expand a host list, as scontrol does."""
-    found = list[str]()
-    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text):
-        match = re.fullmatch(r"([^\[]*)\[([^\]]*)\]", item)
-        if match is None:
-            found.append(item)
-            continue
-        for each in match[2].split(","):
-            low, _, high = each.partition("-")
-            numbers = range(int(low), int(high or low) + 1)
-            found += [f"{match[1]}{number:0{len(low)}d}" for number in numbers]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -70,7 +55,17 @@ def test_names_are_folded_as_slurm_does(names: list[str], text: str) -> None:
 @given(st.sets(st.from_regex(r"[a-c][a-c0-9.-]{0,3}[0-9]{0,4}", fullmatch=True), max_size=20))
 def test_a_host_list_names_each_node_once(names: set[str]) -> None:
     """None is lost, none is made up."""
-    assert sorted(expanded(hostlist(names))) == sorted(names)
+    assert sorted(expand_hostlist(hostlist(names))) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gpu[1-99999999]", "gpu[1-2", "gpu[a-b]", "gpu[1--2]", "gpu[1234567890]", "a b", "[1-2]]"],
+)
+def test_a_host_list_that_is_none_is_rejected(text: str) -> None:
+    """With words, before it is expanded."""
+    with pytest.raises(MirrorError):
+        expand_hostlist(text)
 
 
 def node(name: str, state: str = "HEALTHY", **changes: Any) -> MirrorNode:
