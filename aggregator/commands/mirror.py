@@ -53,6 +53,9 @@ SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
 SLURM_SECONDS, SLURM_DEADLINE_SECONDS = 60.0, 20.0
 SLURM_BYTES_MAX = 256 << 20
 FEATURE_CHARACTERS_MAX = 64
+#: By their numbers; 0 is none.
+STATES = {number: name for name, number in score_pb2.HealthState.items() if number}
+REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.items() if n}
 
 
 def main(arguments: list[str]) -> int:
@@ -209,21 +212,10 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
         found.append(
             MirrorNode(
                 names[index], min(bucket, BUCKETS - 1), ready, score, hazard, speed,
-                _state(state), _reason(reason),
+                STATES.get(state, "UNKNOWN"), REASONS.get(reason, ""),
             )
         )  # fmt: skip
     return found
-
-
-def _state(number: int) -> str:
-    values = score_pb2.HealthState.items()
-    return next((name for name, value in values if value == number and value), "UNKNOWN")
-
-
-def _reason(number: int) -> str:
-    values = score_pb2.ReasonCode.items()
-    found = next((name for name, value in values if value == number and value), "")
-    return found.removeprefix("REASON_")
 
 
 def scontrol_text(*arguments: str) -> str:
