@@ -116,7 +116,7 @@ end
 -- The most nodes that the job could use at once; nil where that cannot be told, or it says itself where it is to run.
 local function nodes_max(job, partitions)
 	for _, name in ipairs({ "req_nodes", "exc_nodes", "prefer", "reservation", "clusters", "tres_per_job", "tres_per_socket",
-		"tres_per_task" }) do
+		"tres_per_task", "extra" }) do
 		if is_set(job[name]) then
 			return nil
 		end

@@ -33,6 +33,10 @@ NODE = (
     " Partitions=main,large  BootTime=None CfgTRES=cpu=8,mem=100M,billing=8,gres/gpu=4 AllocTRES=cpu=3 CapWatts=n/a"
     " Reason=burn in State=IDLE [root@2026-11-28T01:37:18]"
 )
+RESERVATIONS = (
+    "ReservationName=mine StartTime=2026-11-28T01:00:00 Nodes=gpu[1-2] NodeCnt=2 Users=root State=ACTIVE\n"
+    "ReservationName=later StartTime=2027-11-28T01:00:00 Nodes=gpu3 State=INACTIVE\n"
+)
 
 
 def test_a_job_is_read_as_slurm_shows_it() -> None:
@@ -62,11 +66,7 @@ def test_a_node_is_read_as_slurm_shows_it() -> None:
 
 
 def test_only_active_reservations_count() -> None:
-    text = (
-        "ReservationName=mine StartTime=2026-11-28T01:00:00 Nodes=gpu[1-2] NodeCnt=2 Users=root State=ACTIVE\n"
-        "ReservationName=later StartTime=2027-11-28T01:00:00 Nodes=gpu3 State=INACTIVE\n"
-    )
-    assert parse_reservations(text) == {"mine": {"gpu1", "gpu2"}}
+    assert parse_reservations(RESERVATIONS) == {"mine": {"gpu1", "gpu2"}}
     assert parse_reservations("No reservations in the system\n") == {}
 
 

@@ -1,4 +1,4 @@
-"""The file of `gangline mirror`, and what scontrol says of nodes, as they are after accidents."""
+"""The file of `gangline mirror`, and what scontrol says of nodes, jobs and reservations, as they are after accidents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from gangline.aggregator.mirror_format import (
     parse_slurm_nodes,
     render,
 )
+from gangline.aggregator.pending_job import (
+    parse_job,
+    parse_nodes,
+    parse_reservations,
+    steps_of,
+    verdict,
+)
+from tests.aggregator.test_pending_job import JOB, NODE, RESERVATIONS
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 NOW = 1_800_000_000
@@ -52,4 +60,26 @@ def fuzz_slurm_nodes(source: random.Random) -> str:
     return ACCEPTED
 
 
-TARGETS = {"mirror-file": fuzz_mirror_file, "slurm-nodes": fuzz_slurm_nodes}
+def fuzz_pending_job(source: random.Random) -> str:
+    """Each step leaves fewer nodes, and all that fell out are nodes that were there."""
+    texts = [
+        damaged(text.encode(), source).decode(errors="replace")
+        for text in (JOB, NODE, RESERVATIONS)
+    ]
+    try:
+        job, nodes = parse_job(texts[0]), parse_nodes(texts[1])
+        steps, left = steps_of(job, nodes, parse_reservations(texts[2]))
+    except MirrorError:
+        return REFUSED
+    counts = [step.left for step in steps]
+    assert counts == sorted(counts, reverse=True) and counts[-1] == len(left)
+    assert {*left, *(name for step in steps for name in step.lost)} == {one.name for one in nodes}
+    assert verdict(job, steps)
+    return ACCEPTED
+
+
+TARGETS = {
+    "mirror-file": fuzz_mirror_file,
+    "slurm-nodes": fuzz_slurm_nodes,
+    "pending-job": fuzz_pending_job,
+}

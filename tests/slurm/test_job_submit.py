@@ -75,7 +75,7 @@ def test_a_job_that_others_can_run_leaves_faulty_nodes_out(plugin: Plugin, job: 
         "min_nodes = 8, max_nodes = 8", "min_nodes = 1, max_nodes = 8", "num_tasks = 8", "min_nodes = 8", 'req_nodes = "gpu8"',
         'req_nodes = "gpu1"', 'exc_nodes = "gpu1"', 'reservation = "r"', 'clusters = "other"', 'tres_per_job = "gres:gpu:8"',
         'tres_per_socket = "gres:gpu:1"', 'tres_per_task = "gres:gpu:1"', 'prefer = "x"', "ntasks_per_gpu = 1", "ntasks_per_tres = 1",
-        "req_switch = 1", "het_job_offset = 0", "pack_job_offset = 1", "contiguous = 1", "max_nodes = 65534",
+        'extra = "x"', "req_switch = 1", "het_job_offset = 0", "pack_job_offset = 1", "contiguous = 1", "max_nodes = 65534",
     ],
 )  # fmt: skip
 def test_a_job_that_might_be_refused_is_left_alone(plugin: Plugin, job: str) -> None:

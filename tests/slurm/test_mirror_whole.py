@@ -40,7 +40,9 @@ def _cluster(folder: Path, mirror: Path) -> SlurmCluster:
 @pytest.mark.skipif(not has_slurm(), reason=MISSING)
 @pytest.mark.skipif(not has_plugin(), reason=MISSING_PLUGIN)
 def test_a_fault_of_a_host_reaches_the_next_job(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An XID on a host; a job that others can run leaves it out, one that needs all is accepted; then all of us are killed."""
     folder = tmp_path_factory.mktemp("whole")
@@ -72,6 +74,14 @@ def test_a_fault_of_a_host_reaches_the_next_job(
         number, said = sbatch(cluster, f"-N{HOSTS}")
         assert number and excluded_nodes(cluster, number) == ""
         assert f"needs {HOSTS} nodes, and {HOSTS - 1} of {HOSTS} are fit" in said
+        cluster.command("scontrol", "update", f"nodename={bad}", "state=drain", "reason=test")
+        waiting, _ = sbatch(cluster, f"-N{HOSTS}", "--gpus-per-node=4")
+        capsys.readouterr()
+        assert cli.main(["why", waiting, "--aggregator", address]) == cli.OK
+        said = capsys.readouterr().out
+        assert f"too few are left: {HOSTS - 1} of the {HOSTS} that it needs" in said
+        assert "1 DRAIN: test" in said and "below each constraint: changes" in said
+        cluster.command("scancel", waiting)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         # The file is not touched by anybody any more, and says itself when it ends.
         cluster.until(
