@@ -69,6 +69,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "executor",
         "carry out advisories in Slurm: run, doctor, undo",
     ),
+    "why": (
+        ".aggregator.commands.why",
+        "aggregator",
+        "why a job of Slurm waits, and what would help",
+    ),
+    "mirror": (
+        ".aggregator.commands.mirror",
+        "aggregator",
+        "the health of all nodes as a file for plugins of schedulers",
+    ),
     "record": (
         ".aggregator.commands.record",
         "aggregator",

@@ -121,6 +121,8 @@ ARGUMENTS = {
     "resize": ["--job", "train", "--sizes", "8..64"],
     "reservations": [],
     "executor": ["slurm", "status"],
+    "why": ["17"],
+    "mirror": ["nodes", "--once"],
     "record": ["gpu-007", "--list"],
     "run": ["--once"],
     "aggregator": ["--data", "store", "--listen", "127.0.0.1:0"],

@@ -47,8 +47,8 @@ LAYERS = {
     ),
     "aggregator": (
         "clock_jump counter_deltas durable_file errors metrics model sql workers",
-        "hazard principal",
-        "config",
+        "hazard mirror_format principal",
+        "config mirror_file pending_job",
         "auth executors store",
         "declared query",
         "fleet",
@@ -327,6 +327,8 @@ ASKING = (
     "recover",
     "resize",
     "reservations",
+    "mirror",
+    "why",
     "record",
 )
 #: Module of aggregator/ -> what of the dear it may load.

@@ -258,7 +258,7 @@ def plan_text(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
         for one in reply.blockers:
-            lines += _blocker_lines(one)
+            lines += blocker_lines(one)
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}, "
         f"{reply.solve_time.ToNanoseconds() / 1e6:.1f} ms; candidates: {reply.candidates_source}"
@@ -344,7 +344,8 @@ def option_lines(
     return lines
 
 
-def _blocker_lines(blocker: wire.Blocker) -> list[str]:
+def blocker_lines(blocker: wire.Blocker) -> list[str]:
+    """Return what stands in the way of a plan, and below it the changes that help."""
     lines = [f"- {blocker.constraint}: {blocker.message}"]
     for one in blocker.relaxations:
         total = one.price.total_gpu_hours

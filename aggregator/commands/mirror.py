@@ -1,0 +1,323 @@
+"""`gangline mirror FILE`: writes the health of all nodes into a file that schedulers' plugins read without asking anybody.
+
+The file is swapped whole every few seconds and says until when it is valid, so that it ends by itself: when this command, the
+aggregator or the network is gone, readers act as if there were no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from ...contract.wire import score_pb2
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from .. import mirror_file
+from ..mirror_file import MirrorFileError
+from ..mirror_format import (
+    BUCKETS,
+    NODES_MAX,
+    VALID_SECONDS_MAX,
+    Mirror,
+    MirrorError,
+    MirrorNode,
+    SlurmNodes,
+    parse_slurm_nodes,
+    render,
+    stale_reason,
+)
+from .connection import (
+    DEADLINE_SECONDS,
+    FAILED,
+    OK,
+    REPLY_BYTES_MAX,
+    CommandError,
+    ConnectionOptions,
+    add_connection_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+
+SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
+#: How often Slurm is asked which nodes it has: 0.1 s of its time at 10,000 nodes.
+SLURM_SECONDS, SLURM_DEADLINE_SECONDS = 60.0, 20.0
+SLURM_BYTES_MAX = 256 << 20
+FEATURE_CHARACTERS_MAX = 64
+#: By their numbers; 0 is none.
+STATES = {number: name for name, number in score_pb2.HealthState.items() if number}
+REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.items() if n}
+
+
+def main(arguments: list[str]) -> int:
+    """Write until ended, or once. 1: not written, or with --check not valid; 2: wrong usage; 3: no aggregator answers."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.feature and not options.slurm:
+        parser.error("--feature needs --slurm: Slurm says which nodes have it")
+    if options.check:
+        return _check(options.file)
+    return guarded("mirror", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    connection_options = read_connection_options(options)
+    try:
+        mirror_file.check_folder(options.file.parent)
+        with mirror_file.sole_writer(options.file):
+            source = MirrorSource(connection_options, options.slurm, options.feature or "")
+            with source:
+                return (
+                    _write_once(options.file, source) if options.once else _follow(options, source)
+                )
+    except MirrorFileError as error:
+        raise CommandError(str(error), FAILED) from error
+
+
+def _write_once(path: Path, source: MirrorSource) -> int:
+    mirror_file.write(path, source.content())
+    return OK
+
+
+def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
+    """Write every few seconds until a signal ends it; says once that it cannot, and once that it can again."""
+    ended, trouble = threading.Event(), ""
+    _end_by_signal(ended)
+    while not ended.is_set():
+        try:
+            mirror_file.write(options.file, source.content())
+            if trouble:
+                _report(f"{options.file} is written again")
+            trouble = ""
+        except (CommandError, MirrorFileError) as error:
+            if str(error) != trouble:
+                _report(f"{error}; readers act without {options.file} until this is over")
+            trouble = str(error)
+        ended.wait(options.seconds)
+    return OK
+
+
+def _end_by_signal(ended: threading.Event) -> None:
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+
+
+class MirrorSource:
+    """What the file is to say, by the aggregator and by Slurm."""
+
+    def __init__(
+        self, connection_options: ConnectionOptions, with_slurm: bool, feature: str,
+        clock: Callable[[], float] = time.time, slurm_text: Callable[..., str] | None = None,
+    ) -> None:  # fmt: skip
+        self._connection_options = connection_options
+        self._with_slurm, self._feature, self._clock = with_slurm, feature, clock
+        self._slurm_text = slurm_text or scontrol_text
+        self._channel = open_channel(
+            connection_options,
+            [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)],
+        )
+        self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._names_of, self._names = 0, list[str]()
+        self._slurm: SlurmNodes | None = None
+        self._slurm_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def content(self) -> bytes:
+        """Return the file of now. Raises CommandError."""
+        slurm = self._slurm_nodes() if self._with_slurm else None
+        try:
+            reply = self._stub.ScoreNodes(score_pb2.ScoreNodesRequest(), timeout=DEADLINE_SECONDS)
+            self._follow_dictionary(reply)
+        except grpc.RpcError as error:
+            raise command_error(error, self._connection_options) from error
+        now = self._clock()
+        valid_until = reply.valid_until.ToNanoseconds() / 1e9
+        if valid_until <= now:
+            raise CommandError(
+                f"the aggregator's scores were valid until {now - valid_until:.0f} s ago by this machine's clock: "
+                "it no longer judges, or one of the two clocks is wrong",
+                FAILED,
+            )
+        try:
+            return render(
+                nodes_of(reply, self._names),
+                computed_seconds=int(now),
+                # A clock of the aggregator's that is ahead must not make old news believed.
+                valid_until_seconds=int(min(valid_until, now + VALID_SECONDS_MAX)),
+                degraded=reply.degraded,
+                slurm=slurm,
+                feature=self._feature,
+            )
+        except MirrorError as error:
+            raise CommandError(str(error), FAILED) from error
+
+    def _follow_dictionary(self, reply: score_pb2.ScoreNodesResponse) -> None:
+        """Know the names of all nodes of *reply*."""
+        highest = max(reply.node_index, default=-1)
+        if reply.dictionary_version == self._names_of and highest < len(self._names):
+            return
+        dictionary = self._stub.GetNodeDictionary(
+            score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS
+        )
+        if dictionary.version != reply.dictionary_version or highest >= len(dictionary.names):
+            raise CommandError("the aggregator began anew between two questions", FAILED)
+        self._names_of, self._names = dictionary.version, list(dictionary.names)
+
+    def _slurm_nodes(self) -> SlurmNodes:
+        """Return the nodes that Slurm has, as of the last minute. Raises CommandError."""
+        now = self._clock()
+        if self._slurm is None or not 0 <= now - self._slurm_at < SLURM_SECONDS:
+            try:
+                self._slurm = parse_slurm_nodes(
+                    self._slurm_text("-o", "show", "node"), self._slurm_text("show", "config")
+                )
+            except MirrorError as error:
+                self._slurm = None
+                raise CommandError(str(error), FAILED) from error
+            self._slurm_at = now
+        return self._slurm
+
+
+def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[MirrorNode]:
+    """Return the nodes of an answer. Raises CommandError if its columns are not of one length, or too many."""
+    count = len(reply.node_index)
+    columns = (reply.score, reply.hazard_per_hour, reply.relative_speed, reply.state, reply.bucket, reply.reason)  # fmt: skip
+    if {len(column) for column in columns} != {count} or 8 * len(reply.allowed_bitmap) < count:
+        raise CommandError("the aggregator's answer has columns of several lengths", FAILED)
+    if count > NODES_MAX:
+        raise CommandError(
+            f"the aggregator has {count} nodes, expected at most {NODES_MAX}", FAILED
+        )
+    found = []
+    for at, (index, score, hazard, speed, state, bucket, reason) in enumerate(
+        zip(reply.node_index, *columns, strict=True)
+    ):
+        ready = bool(reply.allowed_bitmap[at >> 3] >> (at & 7) & 1)
+        found.append(
+            MirrorNode(
+                names[index], min(bucket, BUCKETS - 1), ready, score, hazard, speed,
+                STATES.get(state, "UNKNOWN"), REASONS.get(reason, ""),
+            )
+        )  # fmt: skip
+    return found
+
+
+def scontrol_text(*arguments: str) -> str:
+    """Return what scontrol prints. Raises MirrorError."""
+    command = ["scontrol", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, check=False, timeout=SLURM_DEADLINE_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise MirrorError("scontrol is not on the PATH: run this where Slurm is") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MirrorError(f"{' '.join(command)}: {error}") from error
+    if done.returncode or len(done.stdout) > SLURM_BYTES_MAX:
+        words = done.stderr.decode(errors="replace").strip()[:300]
+        raise MirrorError(f"{' '.join(command)}: exit code {done.returncode}: {words}")
+    return done.stdout.decode(errors="replace")
+
+
+def _check(path: Path) -> int:
+    """Say what a reader makes of the file. 1: as if it were not there."""
+    try:
+        mirror = mirror_file.read(path)
+    except (MirrorFileError, MirrorError) as error:
+        print(f"{path}: not used: {error}")
+        return FAILED
+    if why := stale_reason(mirror, time.time()):
+        print(f"{path}: not used: {why}")
+        return FAILED
+    print("\n".join(_lines(mirror, time.time())))
+    return OK
+
+
+def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
+    left, counts = mirror.valid_until_seconds - now_seconds, mirror.counts
+    lines = [f"valid for {left:.0f} s, {len(mirror.nodes)} nodes"]
+    if mirror.degraded:
+        lines.append("the aggregator's picture is degraded: nothing is excluded")
+    for name, words in (
+        *((f"b{bucket}", f"ready, bucket {bucket}") for bucket in range(BUCKETS)),
+        ("out", "not ready"),
+        ("exclude", f"may be excluded from jobs of at most {mirror.exclude_safe_nodes} nodes"),
+        ("prefer", f"may be preferred by jobs of at most {mirror.prefer_safe_nodes} nodes"),
+    ):
+        if counts[name]:
+            lines.append(f"{words}: {counts[name]}: {mirror.lists[name][:200]}")
+    return lines
+
+
+def _report(message: str) -> None:
+    print(f"gangline mirror: {message}", file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}: expected {SECONDS_MIN:g} to {SECONDS_MAX:g} seconds"
+        )
+    return seconds
+
+
+def _feature(text: str) -> str:
+    if (
+        not text.replace("_", "").isalnum()
+        or not text.isascii()
+        or len(text) > FEATURE_CHARACTERS_MAX
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r}: expected letters, digits and '_', at most {FEATURE_CHARACTERS_MAX}"
+        )
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline mirror",
+        description="Writes the health of all nodes into a file for schedulers' plugins (docs/slurm.md), every few seconds. "
+        "The file says until when it is valid: without this command it ends by itself.",
+        epilog="exit codes: 0 ended, or with --check valid; 1 not written, or not valid; 2 wrong usage; 3 no aggregator answers",
+    )
+    parser.add_argument(
+        "file", type=lambda text: Path(os.path.abspath(text)), metavar="FILE",
+        help="in a folder that only its owner may write, best on a tmpfs: /run/gangline-mirror/nodes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=_seconds, default=SECONDS_DEFAULT, metavar="S",
+        help=f"between two files, {SECONDS_MIN:g} to {SECONDS_MAX:g} (default {SECONDS_DEFAULT:g})",
+    )  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="write one file and end")
+    parser.add_argument("--check", action="store_true", help="say what a reader makes of FILE")
+    parser.add_argument(
+        "--slurm", action="store_true",
+        help="only nodes that Slurm has (by scontrol), and which of them a job may exclude without being refused",
+    )  # fmt: skip
+    parser.add_argument(
+        "--feature", type=_feature, metavar="NAME",
+        help="with --slurm: also how large a job may be that prefers nodes with this feature",
+    )  # fmt: skip
+    add_connection_options(parser)
+    return parser

@@ -1,0 +1,210 @@
+"""`gangline why JOB`: why a job of Slurm waits: the nodes left by state, reservation, use, health and topology, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...cli import json_object
+from ...contract.wire import placement_pb2 as wire
+from ...contract.wire import score_pb2
+from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
+from ...contract.wire.score_pb2_grpc import ScoreServiceStub
+from ..mirror_format import MirrorError, hostlist
+from ..pending_job import (
+    PendingJob,
+    Step,
+    parse_job,
+    parse_nodes,
+    parse_reservations,
+    steps_of,
+    verdict,
+)
+from .connection import (
+    FAILED,
+    NO_ANSWER,
+    NOT_FOUND,
+    OK,
+    CommandError,
+    ConnectionOptions,
+    add_options,
+    command_error,
+    guarded,
+    open_channel,
+    read_connection_options,
+)
+from .mirror import nodes_of, scontrol_text
+from .permit import seconds_of
+from .plan import DEADLINE_SECONDS, REPLY_BYTES_MAX, TIERS, aligned, blocker_lines, option_lines
+
+NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
+
+
+def main(arguments: list[str]) -> int:
+    """Say why a job waits. 1: Slurm does not answer; 3: no aggregator answers, and only Slurm's part is said; 4: no such job."""
+    options = _parser().parse_args(arguments)
+    return guarded("why", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        job = parse_job(scontrol_text("-o", "show", "job", options.job))
+        nodes = parse_nodes(scontrol_text("-d", "-o", "show", "node"))
+        reservations = parse_reservations(scontrol_text("-o", "show", "reservation"))
+    except MirrorError as error:
+        unknown = "Invalid job id" in str(error)
+        raise CommandError(str(error), NOT_FOUND if unknown else FAILED) from error
+    connection_options = read_connection_options(options)
+    plan, trouble = None, ""
+    steps, left = steps_of(job, nodes, reservations)
+    try:
+        with open_channel(connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]) as channel:  # fmt: skip
+            unfit, names, version = _unfit(channel, options.score_min, connection_options)
+            steps, left = steps_of(job, nodes, reservations, unfit)
+            # The floor is a condition of the plan itself, so that it can be relaxed there.
+            candidates = steps_of(job, nodes, reservations)[1]
+            if job.state == "PENDING":
+                plan = _plan(channel, options, job, candidates, names, version, connection_options)
+    except CommandError as error:
+        trouble = str(error)
+    if options.json:
+        print(json_object(_fields(job, steps, left, plan, trouble)))
+    else:
+        print("\n".join(_lines(job, steps, plan, names if plan is not None else [], trouble)))
+    return NO_ANSWER if trouble else OK
+
+
+def _unfit(
+    channel: grpc.Channel, score_min: float, connection_options: ConnectionOptions
+) -> tuple[dict[str, str], list[str], int]:
+    """Return nodes that are not fit, with why; the names of all; the dictionary's version. Raises CommandError."""
+    stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+    try:
+        dictionary = stub.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest(), timeout=DEADLINE_SECONDS)  # fmt: skip
+        request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
+        reply = stub.ScoreNodes(request, timeout=DEADLINE_SECONDS)
+    except grpc.RpcError as error:
+        raise command_error(error, connection_options) from error
+    names = list(dictionary.names)
+    if max(reply.node_index, default=-1) >= len(names):
+        raise CommandError("the aggregator began anew between two questions: ask again", FAILED)
+    unfit = {
+        one.name: f"{one.state}: score {one.score:.3f}" for one in nodes_of(reply, names) if not one.ready
+    }  # fmt: skip
+    return unfit, names, dictionary.version
+
+
+def _plan(
+    channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
+    version: int, connection_options: ConnectionOptions,
+) -> wire.PlanPlacementResponse:  # fmt: skip
+    """Return the plan of the job on what Slurm leaves it, or what stands in its way. Raises CommandError."""
+    known = {name: at for at, name in enumerate(names)}
+    chosen = [known[name] for name in candidates if name in known]
+    if not chosen:
+        raise CommandError("the aggregator knows none of the nodes that are left", FAILED)
+    bitmap = bytearray(-(-len(names) // 8))
+    for index in chosen:
+        bitmap[index // 8] |= 1 << index % 8
+    tier: Any = TIERS.index(options.within) + 1 if options.within else 0
+    gang = wire.GangRequirements(
+        nodes=job.nodes, gpus_per_node=job.gpus_per_node, node_score_min=options.score_min,
+        invariants=wire.PlacementInvariants(within=tier),
+    )  # fmt: skip
+    gang.length.FromSeconds(options.length)
+    request = wire.PlanPlacementRequest(
+        gang=gang,
+        candidates=wire.PlacementCandidates(dictionary_version=version, node_bitmap=bytes(bitmap)),
+    )
+    stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+    try:
+        reply: wire.PlanPlacementResponse = stub.PlanPlacement(request, timeout=DEADLINE_SECONDS)
+    except grpc.RpcError as error:
+        raise command_error(error, connection_options) from error
+    return reply
+
+
+def _lines(
+    job: PendingJob, steps: Sequence[Step], plan: wire.PlanPlacementResponse | None, names: Sequence[str], trouble: str,
+) -> list[str]:  # fmt: skip
+    rows = [("LEFT", "AFTER", "WITHOUT", "WHY")]
+    for step in steps:
+        without = hostlist(step.lost)
+        cut = without if len(without) <= NAMES_CHARACTERS else f"{without[:NAMES_CHARACTERS]}..."
+        why = ", ".join(f"{count} {words}" for words, count in step.why.items())
+        rows.append((str(step.left), step.name, cut, why))
+    lines = [verdict(job, steps), "", aligned(rows)]
+    if job.features is None:
+        lines.append("its features are an expression, and were not counted")
+    if trouble:
+        return [*lines, f"health, topology and prices are not known: {trouble}"]
+    if plan is None:
+        return lines
+    if plan.options:
+        lines += ["", "Gangline would place it now:", *option_lines(plan.options[0], names)]
+    else:
+        proven = "it does not fit" if plan.proven else "no plan was found, which proves nothing"
+        lines += ["", f"{proven}; below each constraint: changes after which it fits, the cheapest first"]  # fmt: skip
+        for blocker in plan.blockers:
+            lines += blocker_lines(blocker)
+    return lines
+
+
+def _fields(
+    job: PendingJob, steps: Sequence[Step], left: Sequence[str], plan: wire.PlanPlacementResponse | None, trouble: str,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "job": job.number,
+        "nodes": job.nodes,
+        "state": job.state,
+        "slurm_reason": job.reason,
+        "verdict": verdict(job, steps),
+        "steps": [asdict(step) for step in steps],
+        "left": list(left),
+        "plan": None if plan is None else MessageToDict(plan, preserving_proto_field_name=True),
+        "trouble": trouble,
+    }
+
+
+def _job_number(text: str) -> str:
+    if not re.fullmatch(r"\d{1,10}(?:_\d{1,7}|\+\d{1,5})?", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected the number of a job, as 4711 or 4711_3")  # fmt: skip
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = float("nan")
+    if not 0.0 <= share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a score from 0 to 1")
+    return share
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline why",
+        description="Why a job of Slurm waits: how many nodes are left after each thing that it asks for, by scontrol; then, by the "
+        "aggregator, health and topology, and which change lets it start at what price.",
+        epilog="exit codes: 0 said, 1 Slurm does not answer, 2 wrong usage, 3 no aggregator answers: only Slurm's part is said, "
+        "4 no such job",
+    )
+    parser.add_argument("job", type=_job_number, metavar="JOB", help="its number")
+    parser.add_argument(
+        "--score-min", type=_share, default=0.0, metavar="P",
+        help="health floor of each node (default 0: only UNHEALTHY and MAINTENANCE are not fit)",
+    )  # fmt: skip
+    parser.add_argument("--within", choices=TIERS, default="", help="all nodes in one of these")
+    parser.add_argument(
+        "--length", type=seconds_of, default=LENGTH_DEFAULT, metavar="TIME",
+        help=f"of the job, as 90m, 8h or 7d (default {LENGTH_DEFAULT})",
+    )  # fmt: skip
+    add_options(parser)
+    return parser

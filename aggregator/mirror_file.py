@@ -1,0 +1,106 @@
+"""The mirror file on disk: written whole or not at all, and read only if nobody else could have written it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .durable_file import sync_folder
+from .mirror_format import FILE_BYTES_MAX, Mirror, parse
+
+MODE = 0o644
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class MirrorFileError(Exception):
+    """The file cannot be written, or is not to be believed; the words say why."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise MirrorFileError unless only its owner, who is us or root, may write in *folder*."""
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise MirrorFileError(
+            f"{folder}: {error.strerror}; make it: install -d -m 755 -o USER {folder}"
+        ) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise MirrorFileError(f"{folder} is no folder")
+    if status.st_mode & OTHERS_WRITE:
+        raise MirrorFileError(
+            f"others than its owner may write in {folder}, and could put a file in its place: chmod go-w {folder}"
+        )
+    if status.st_uid not in (0, os.geteuid()):
+        raise MirrorFileError(f"{folder} belongs to somebody else: run this as its owner")
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Be the only one who writes *path*. Raises MirrorFileError if another does."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise MirrorFileError(f"{lock}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise MirrorFileError(
+                f"another gangline mirror writes {path}: end it, or name another file"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put *content* in the place of *path*, durably; readers see the old file or the new one. Raises MirrorFileError.
+
+    Of a write that was cut short at most a hidden file is left, which the next one replaces.
+    """
+    check_folder(path.parent)
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with suppress(FileNotFoundError):
+            beside.unlink()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(beside, flags, MODE), "wb") as file:
+            os.fchmod(file.fileno(), MODE)  # whatever the umask: readers are other users
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(beside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise MirrorFileError(f"{path}: {error.strerror or error}") from error
+
+
+def read(path: Path) -> Mirror:
+    """Return what the file says, whether or not it is still valid. Raises MirrorFileError, MirrorError.
+
+    It is believed if it is a file of its own (no link, no pipe) that belongs to root, to us, or to the owner of its folder,
+    and that, as its folder, nobody else may write.
+    """
+    try:
+        folder = os.stat(path.parent)
+        with open(path, "rb", opener=_open_unfollowed) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise MirrorFileError("it is no file")
+            if (status.st_mode | folder.st_mode) & OTHERS_WRITE:
+                raise MirrorFileError("others than its owner may write it, or its folder")
+            if status.st_uid not in (0, os.geteuid(), folder.st_uid):
+                raise MirrorFileError("it belongs to somebody else")
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise MirrorFileError(error.strerror or str(error)) from error
+    return parse(content)
+
+
+def _open_unfollowed(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -1,0 +1,350 @@
+"""The mirror file: the health of all nodes for schedulers' plugins, which read it without asking anybody. Layout: docs/slurm.md.
+
+Pure: what the aggregator answered and what Slurm says in, bytes out, and back. Numbers are ASCII at fixed places, so that C, Lua
+and shell read them. The checksum needs no bit operations, which the Lua within Slurm does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAGIC, VERSION = "gangline-mirror", 1
+BUCKETS = 4
+CHECKSUM_PRIME = 2_654_435_761
+#: As many as a host list of Slurm expands to at once.
+NODES_MAX = 65_536
+NAME_CHARACTERS_MAX = 64
+RECORD_BYTES = 128
+#: Of the first line: what is before its lists.
+FIXED_BYTES = 182
+#: A list that is longer is given as UNLISTED, with its count; the records have it.
+LIST_BYTES_MAX = 48 << 10
+UNLISTED = "*"
+#: Of the first line, with its seven lists.
+LINE_BYTES_MAX = FIXED_BYTES + 7 * (LIST_BYTES_MAX + 16)
+TAIL_BYTES = 22
+FILE_BYTES_MAX = LINE_BYTES_MAX + 1 + NODES_MAX * RECORD_BYTES + TAIL_BYTES
+#: A file that says it is valid for longer is not ours.
+VALID_SECONDS_MAX = 60
+#: What is known of a node's hazard and speed has at most these values in a record.
+HAZARD_MAX, SPEED_MAX = 9.99999e99, 9.9999
+STATE_CHARACTERS, REASON_CHARACTERS = 11, 18
+LISTS = (*(f"b{bucket}" for bucket in range(BUCKETS)), "out", "exclude", "prefer")
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+_HEAD = re.compile(
+    rf"{MAGIC} {VERSION} check=([0-9a-f]{{8}}) (line=(\d{{7}}) file=(\d{{8}}) computed=(\d{{10}}) valid_until=(\d{{10}})"
+    rf" nodes=(\d{{5}}) record=(\d{{3}}) degraded=([01]) slurm=([01]) exclude_safe=(\d{{5}}) prefer_safe=(\d{{5}})"
+    + "".join(rf" {name}=(\d+):(\S*)" for name in LISTS)
+    + ")"
+)
+_RECORD = re.compile(
+    r"(\S+) +([0-3]) ([01]) ([ 0-9.]{8}) (\S{11}) ( *[0-9.]+| *nan) (\S*) *(\S*) *"
+)
+
+
+class MirrorError(ValueError):
+    """The bytes are no mirror, or only a part of one; the words say what is wrong."""
+
+
+class MirrorNode(NamedTuple):
+    """One node. *ready*: a job may be placed there; *relative_speed* is NaN where nothing is known."""
+
+    name: str
+    bucket: int
+    ready: bool
+    score: float
+    hazard_per_hour: float
+    relative_speed: float
+    state: str
+    reason: str
+
+
+class SlurmNodes(NamedTuple):
+    """What Slurm says of its nodes: by name, all that a job can ask of one, and its features (available, active)."""
+
+    kinds: Mapping[str, tuple[str, ...]]
+    features: Mapping[str, tuple[frozenset[str], frozenset[str]]]
+    has_topology: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """What a file says. Lists are host lists of Slurm, UNLISTED where they would be too long."""
+
+    computed_seconds: int
+    valid_until_seconds: int
+    degraded: bool
+    by_slurm: bool
+    exclude_safe_nodes: int
+    prefer_safe_nodes: int
+    counts: Mapping[str, int]
+    lists: Mapping[str, str]
+    nodes: Sequence[MirrorNode]
+
+
+def checksum_of(content: bytes) -> str:
+    """Return *content* as one number, its first byte the highest, modulo a prime that is near no power of two."""
+    return f"{int.from_bytes(content) % CHECKSUM_PRIME:08x}"
+
+
+def is_node_name(name: str) -> bool:
+    """Say whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
+    return _NAME.fullmatch(name) is not None
+
+
+# ----------------------------------------------------------------------
+# Host lists as Slurm writes them.
+
+
+def hostlist(names: Iterable[str]) -> str:
+    """Return *names* as a host list of Slurm: `gpu-[001-029,031],head`."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    found = list[str]()
+    for name in sorted(set(names)):
+        match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,9})", name)
+        if match is None:
+            found.append(name)
+        else:
+            numbers[match[1]].append(match[2])
+    for prefix, digits in numbers.items():
+        # A width in which a number begins with 0 is padded; all of that width are of one list.
+        padded = {len(each) for each in digits if each[0] == "0" and len(each) > 1}
+        by_width: dict[int, list[int]] = defaultdict(list)
+        for each in digits:
+            by_width[len(each) if len(each) in padded else 0].append(int(each))
+        for width, values in by_width.items():
+            ranges = _ranges(sorted(values), width)
+            one = len(ranges) == 1 and "-" not in ranges[0]
+            found.append(f"{prefix}{ranges[0]}" if one else f"{prefix}[{','.join(ranges)}]")
+    return ",".join(sorted(found))
+
+
+def _ranges(values: Sequence[int], width: int) -> list[str]:
+    found, first = list[str](), 0
+    for at in range(1, len(values) + 1):
+        if at == len(values) or values[at] != values[at - 1] + 1:
+            low, high = f"{values[first]:0{width}d}", f"{values[at - 1]:0{width}d}"
+            found.append(low if first == at - 1 else f"{low}-{high}")
+            first = at
+    return found
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Return the names of a host list of Slurm, in its order. Raises MirrorError for none, or for more than NODES_MAX."""
+    found = list[str]()
+    items = re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text)
+    if ",".join(items) != text:
+        raise MirrorError(f"{text[:80]!r} is no list of nodes: expected gpu[1-4,7],head")
+    for item in items:
+        match = re.fullmatch(r"([^\[]*)\[([0-9,-]+)\]([^\[]*)", item)
+        if match is None:
+            if not is_node_name(item):
+                raise MirrorError(f"{item[:80]!r} is no name of a node")
+            found.append(item)
+            continue
+        for each in match[2].split(","):
+            low, _, high = each.partition("-")
+            if not (low.isdecimal() and (high or low).isdecimal() and len(low) <= 9 >= len(high)):
+                raise MirrorError(f"{item[:80]!r}: expected numbers, as gpu[1-4,7]")
+            if len(found) + int(high or low) - int(low) >= NODES_MAX:
+                raise MirrorError(f"{item[:80]!r} names more than {NODES_MAX} nodes")
+            numbers = range(int(low), int(high or low) + 1)
+            found += [f"{match[1]}{number:0{len(low)}d}{match[3]}" for number in numbers]
+    return found
+
+
+# ----------------------------------------------------------------------
+# What may be excluded without refusing a job.
+
+#: All of a node that decides whether a job can run there at all, of `scontrol -o show node`.
+KIND_FIELDS = (
+    "Arch", "CoresPerSocket", "CPUEfctv", "CPUTot", "Gres", "Boards", "SocketsPerBoard", "Sockets", "ThreadsPerCore", "RealMemory",
+    "TmpDisk", "MemSpecLimit", "CoreSpecCount", "Owner", "MCS_label", "Partitions",
+)  # fmt: skip
+FEATURE_FIELDS = ("AvailableFeatures", "ActiveFeatures")
+#: Plugins under which any node can stand in for another that is alike.
+FLAT_TOPOLOGIES = ("topology/none", "topology/default", "topology/flat")
+
+
+def parse_slurm_nodes(node_text: str, config_text: str) -> SlurmNodes:
+    """Return the nodes of `scontrol -o show node` and `scontrol show config`. Raises MirrorError."""
+    kinds: dict[str, tuple[str, ...]] = {}
+    features: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+    for line in node_text.splitlines():
+        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", line))
+        name = fields.get("NodeName", "")
+        if not is_node_name(name):
+            continue
+        if len(kinds) >= NODES_MAX:
+            raise MirrorError(f"Slurm has more than {NODES_MAX} nodes")
+        kinds[name] = tuple(fields.get(field, "") for field in KIND_FIELDS)
+        available, active = (
+            frozenset(fields.get(field, "").split(",")) - {"", "(null)"} for field in FEATURE_FIELDS
+        )
+        features[name] = available, active
+    if not kinds:
+        raise MirrorError("Slurm names no nodes: expected the text of scontrol -o show node")
+    match = re.search(r"^TopologyPlugin\s*=\s*(\S+)", config_text, re.MULTILINE)
+    return SlurmNodes(kinds, features, match is None or match[1] not in FLAT_TOPOLOGIES)
+
+
+def excludable(faulty: Iterable[str], slurm: SlurmNodes) -> tuple[list[str], int]:
+    """Return nodes that jobs may be told to leave out, and the largest job, in nodes, that is not refused because of it.
+
+    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes that are
+    alike in all that a job can ask stand in for each other: while as many of each kind are left as the job has nodes, another
+    choice of nodes fits wherever one with excluded nodes did. Kinds of which more than half is faulty are not touched. Across
+    switches one node does not stand in for another, so that with a topology this holds for jobs of one node.
+    """
+    kinds = {name: (key, slurm.features[name]) for name, key in slurm.kinds.items()}
+    return _substitutes(kinds, set(faulty), 0.5, slurm.has_topology)
+
+
+def preferable(feature: str, slurm: SlurmNodes) -> int:
+    """Return the largest job, in nodes, that is not refused because it prefers nodes with *feature*; 0: any may be.
+
+    Slurm refuses a job that the preferred nodes alone could never run, so that all others count as left out.
+    """
+    kinds = {
+        name: (key, *(each - {feature} for each in slurm.features[name]))
+        for name, key in slurm.kinds.items()
+    }
+    others = {name for name, (_, active) in slurm.features.items() if feature not in active}
+    if not others:
+        return 1 if slurm.has_topology else len(kinds)
+    named, safe_nodes = _substitutes(kinds, others, 0.0, slurm.has_topology)
+    # Else there is a kind of which no node has it.
+    return safe_nodes if len(named) == len(others) else 0
+
+
+def _substitutes(
+    kinds: Mapping[str, Hashable], left_out: set[str], left_share_min: float, has_topology: bool
+) -> tuple[list[str], int]:
+    """Return those of *left_out* whose kind has others left, and how many are at least left of each such kind."""
+    members: dict[Hashable, list[str]] = defaultdict(list)
+    for name, key in kinds.items():
+        members[key].append(name)
+    names, safe_nodes = list[str](), NODES_MAX
+    for alike in members.values():
+        gone = [name for name in alike if name in left_out]
+        left = len(alike) - len(gone)
+        if gone and left and left >= left_share_min * len(alike):
+            names += gone
+            safe_nodes = min(safe_nodes, left)
+    if not names:
+        return [], 0
+    return sorted(names), min(safe_nodes, 1) if has_topology else safe_nodes
+
+
+# ----------------------------------------------------------------------
+# The file.
+
+
+def render(
+    nodes: Iterable[MirrorNode], *, computed_seconds: int, valid_until_seconds: int, degraded: bool = False,
+    slurm: SlurmNodes | None = None, feature: str = "",
+) -> bytes:  # fmt: skip
+    """Return the file. With *slurm*, of the nodes that Slurm has, and with what may be excluded. Raises MirrorError."""
+    chosen = sorted(
+        node
+        for node in nodes
+        if is_node_name(node.name) and (slurm is None or node.name in slurm.kinds)
+    )
+    if len(chosen) > NODES_MAX:
+        raise MirrorError(f"{len(chosen)} nodes, expected at most {NODES_MAX}")
+    members: dict[str, list[str]] = {name: [] for name in LISTS}
+    for node in chosen:
+        members[f"b{node.bucket}" if node.ready else "out"].append(node.name)
+    exclude_safe = prefer_safe = 0
+    if slurm is not None and not degraded:
+        faulty = [node.name for node in chosen if node.state == "UNHEALTHY" and not node.ready]
+        members["exclude"], exclude_safe = excludable(faulty, slurm)
+        if feature:
+            members["prefer"], prefer_safe = [feature], preferable(feature, slurm)
+    records = "".join(map(_record, chosen)).encode()
+    lists = " ".join(f"{name}={len(each)}:{_list(each)}" for name, each in members.items())
+    rest = (
+        f"computed={computed_seconds:010d} valid_until={valid_until_seconds:010d} nodes={len(chosen):05d}"
+        f" record={RECORD_BYTES:03d} degraded={int(degraded)} slurm={int(slurm is not None)}"
+        f" exclude_safe={min(exclude_safe, 99_999):05d} prefer_safe={min(prefer_safe, 99_999):05d} {lists}"
+    )
+    head = f"{MAGIC} {VERSION} check=00000000 "
+    line_bytes = len(head) + len("line=0000000 file=00000000 ") + len(rest)
+    file_bytes = line_bytes + 1 + len(records) + TAIL_BYTES
+    summed = f"line={line_bytes:07d} file={file_bytes:08d} {rest}"
+    checksum = checksum_of(summed.encode())
+    line = f"{MAGIC} {VERSION} check={checksum} {summed}\n".encode()
+    return line + records + f"end {checksum} {checksum_of(records)}\n".encode()
+
+
+def _list(names: Sequence[str]) -> str:
+    folded = hostlist(names)
+    return folded if len(folded) <= LIST_BYTES_MAX else UNLISTED
+
+
+def _record(node: MirrorNode) -> str:
+    known = node.relative_speed == node.relative_speed
+    speed = f"{min(max(node.relative_speed, 0.0), SPEED_MAX):6.4f}" if known else "   nan"
+    score, hazard = min(max(node.score, 0.0), 1.0), min(max(node.hazard_per_hour, 0.0), HAZARD_MAX)
+    return (
+        f"{node.name:<{NAME_CHARACTERS_MAX}} {node.bucket} {int(node.ready)} {score:8.6f} {hazard:11.5e} {speed}"
+        f" {node.state[:STATE_CHARACTERS]:<{STATE_CHARACTERS}} {node.reason[:REASON_CHARACTERS]:<{REASON_CHARACTERS}}\n"
+    )
+
+
+def parse(content: bytes) -> Mirror:
+    """Return what *content* says, checked as a whole. Raises MirrorError."""
+    if len(content) > FILE_BYTES_MAX:
+        raise MirrorError(f"it is longer than {FILE_BYTES_MAX} bytes")
+    line, newline, rest = content.partition(b"\n")
+    match = _HEAD.fullmatch(line.decode("ascii", "replace"))
+    if match is None or not newline:
+        raise MirrorError(f"its first line is none of {MAGIC} {VERSION}, or half of one")
+    checksum, summed, line_bytes, file_bytes, computed, valid_until, count, record, *others = (
+        match.groups()
+    )
+    if int(line_bytes) != len(line) or int(file_bytes) != len(content):
+        raise MirrorError(
+            f"it is torn: {len(content)} bytes, its first line says {int(file_bytes)}"
+        )
+    records, tail = rest[:-TAIL_BYTES], rest[-TAIL_BYTES:]
+    sums = f"end {checksum_of(summed.encode())} {checksum_of(records)}\n"
+    if int(record) != RECORD_BYTES or len(records) != int(count) * RECORD_BYTES:
+        raise MirrorError("it is torn: its records are not as many as its first line says")
+    if not sums.startswith(f"end {checksum} ") or tail != sums.encode():
+        raise MirrorError("it is torn: a checksum does not match")
+    degraded, by_slurm, exclude_safe, prefer_safe, *lists = others
+    return Mirror(
+        int(computed), int(valid_until), degraded == "1", by_slurm == "1", int(exclude_safe), int(prefer_safe),
+        {name: int(lists[2 * at]) for at, name in enumerate(LISTS)},
+        {name: lists[2 * at + 1] for at, name in enumerate(LISTS)},
+        [
+            _parse_record(records[at : at + RECORD_BYTES].decode("ascii", "replace"))
+            for at in range(0, len(records), RECORD_BYTES)
+        ],
+    )  # fmt: skip
+
+
+def _parse_record(record: str) -> MirrorNode:
+    match = _RECORD.fullmatch(record[:-1])
+    if match is None:
+        raise MirrorError(f"a record is not as it should be: {record[:40]!r}")
+    name, bucket, ready, score, hazard, speed, state, reason = match.groups()
+    try:
+        numbers = float(score), float(hazard), float(speed)
+    except ValueError:
+        raise MirrorError(f"a number of {name[:64]} is none") from None
+    return MirrorNode(name, int(bucket), ready == "1", *numbers, state, reason)
+
+
+def stale_reason(mirror: Mirror, now_seconds: float) -> str:
+    """Return why *mirror* says nothing of now; "" if it does."""
+    left = mirror.valid_until_seconds - now_seconds
+    if left <= 0:
+        return f"it was valid until {-left:.0f} s ago"
+    return f"it would be valid for {left:.0f} s" if left > VALID_SECONDS_MAX else ""

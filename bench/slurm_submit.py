@@ -1,0 +1,93 @@
+"""What job_submit.lua costs a submission: `sbatch` to a slurmctld that has it, against one that has no plugin.
+
+Two real controllers of 10,000 nodes on this machine (without their slurmd, so that they are down), and submissions to them in turns.
+The mirror is of all nodes with faults among them, which jobs leave out, and swapped as often as `gangline mirror` does for a cluster
+that gets twenty jobs between two files: then the plugin reads and checks a new first line, else it finds the one that it knows.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.measure import Result, percentile
+from gangline.aggregator import mirror_file
+from gangline.aggregator.mirror_format import MirrorNode, SlurmNodes, render
+from tests.slurm.embedded_lua import script
+from tests.slurm.plugin_cluster import (
+    MISSING_PLUGIN,
+    excluded_nodes,
+    has_plugin,
+    running_cluster,
+    sbatch,
+)
+from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm
+
+SUBMISSIONS, NODES, FAULTY, JOBS_PER_FILE = 60, 10_000, 100, 20
+WANTED_RATIO = 1.1
+#: After the partition of all: `Nodes=ALL` has them.
+MORE_NODES = f"NodeName=host[0-{NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[20000-{20_000 + NODES - 1}] State=DOWN"
+
+
+def run(seed: int) -> list[Result]:
+    """Return a row; nothing where Slurm or its plugin for Lua is not installed."""
+    if not (has_slurm() and has_plugin()):
+        print(MISSING_PLUGIN if has_slurm() else MISSING, file=sys.stderr)
+        return []
+    source = random.Random(seed)
+    ours, others = list[float](), list[float]()
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
+        mirror = folders[2] / "nodes"
+        (folders[0] / "job_submit.lua").write_text(script(mirror, exclude=True))
+        plugged = stack.enter_context(
+            running_cluster(folders[0], 1, MORE_NODES, "JobSubmitPlugins=lua")
+        )
+        plain = stack.enter_context(running_cluster(folders[1], 1, MORE_NODES))
+        for at in range(SUBMISSIONS):
+            if at % JOBS_PER_FILE == 0:
+                line_bytes = _write(mirror, source)
+            for cluster, seconds in source.sample([(plugged, ours), (plain, others)], 2):
+                seconds.append(_submission(cluster))
+        number = sbatch(plugged, "--hold")[0]
+        assert excluded_nodes(plugged, number), "the plugin did nothing"
+    notes = (
+        f"{SUBMISSIONS} each in turns, a new file of {NODES} nodes ({FAULTY} with a fault, first line {line_bytes} bytes) each "
+        f"{JOBS_PER_FILE}; p95 {1000 * percentile(ours, 0.95):.1f} against {1000 * percentile(others, 0.95):.1f} ms; wanted: "
+        f"at most {WANTED_RATIO:g}"
+    )
+    return [
+        Result(
+            "sbatch with job_submit.lua, p50", 1000 * percentile(ours, 0.5), "ms",
+            "no plugin", 1000 * percentile(others, 0.5), notes,
+        )
+    ]  # fmt: skip
+
+
+def _submission(cluster: SlurmCluster) -> float:
+    begin = time.perf_counter()
+    cluster.command("sbatch", "--hold", "--output=/dev/null", "--wrap=true")
+    return time.perf_counter() - begin
+
+
+def _write(mirror: Path, source: random.Random) -> int:
+    """Write a file of now with faults on other nodes; return the length of its first line in bytes."""
+    names = [f"host{at}" for at in range(NODES)]
+    faulty = set(source.sample(names[1:], FAULTY))
+    nodes = [
+        MirrorNode(
+            name, 3 if name in faulty else source.choice([0] * 99 + [1]), name not in faulty, 0.99, 1e-4, 1.0,
+            "UNHEALTHY" if name in faulty else "HEALTHY", "",
+        )
+        for name in names
+    ]  # fmt: skip
+    features = dict.fromkeys(names, (frozenset[str](), frozenset[str]()))
+    slurm = SlurmNodes(dict.fromkeys(names, ("alike",)), features)
+    now = int(time.time())
+    content = render(nodes, computed_seconds=now, valid_until_seconds=now + 60, slurm=slurm)
+    mirror_file.write(mirror, content)
+    return content.index(b"\n")

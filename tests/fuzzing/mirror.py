@@ -1,0 +1,85 @@
+"""The file of `gangline mirror`, and what scontrol says of nodes, jobs and reservations, as they are after accidents."""
+
+from __future__ import annotations
+
+import random
+
+from gangline.aggregator.mirror_format import (
+    MirrorError,
+    MirrorNode,
+    excludable,
+    parse,
+    parse_slurm_nodes,
+    render,
+)
+from gangline.aggregator.pending_job import (
+    parse_job,
+    parse_nodes,
+    parse_reservations,
+    steps_of,
+    verdict,
+)
+from tests.aggregator.test_pending_job import JOB, NODE, RESERVATIONS
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
+
+NOW = 1_800_000_000
+NODES = [
+    MirrorNode(
+        f"gpu{at}", at % 4, at != 3, 0.9, 1e-4, 1.0, "UNHEALTHY" if at == 3 else "HEALTHY", ""
+    )
+    for at in range(6)
+]
+SHOWN = "\n".join(
+    f"NodeName=gpu{at} CPUTot=8 AvailableFeatures=(null) ActiveFeatures=a,b Gres=gpu:8 State=IDLE Partitions=main"
+    for at in range(6)
+).encode()
+CONFIG = "TopologyPlugin          = topology/none\n"
+
+
+def fuzz_mirror_file(source: random.Random) -> str:
+    """Only a file with all its checksums is read."""
+    good = render(NODES, computed_seconds=NOW, valid_until_seconds=NOW + 15)
+    content = damaged(good, source)
+    try:
+        parse(content)
+    except MirrorError as error:
+        assert str(error)
+        return REFUSED
+    assert content == good
+    return ACCEPTED
+
+
+def fuzz_slurm_nodes(source: random.Random) -> str:
+    """Whatever scontrol says: nodes that may be left out are nodes that it named."""
+    try:
+        slurm = parse_slurm_nodes(damaged(SHOWN, source).decode(errors="replace"), CONFIG)
+    except MirrorError:
+        return REFUSED
+    names, safe_nodes = excludable([node.name for node in NODES], slurm)
+    assert set(names) <= set(slurm.kinds) and safe_nodes <= len(slurm.kinds)
+    return ACCEPTED
+
+
+def fuzz_pending_job(source: random.Random) -> str:
+    """Each step leaves fewer nodes, and all that fell out are nodes that were there."""
+    texts = [
+        damaged(text.encode(), source).decode(errors="replace")
+        for text in (JOB, NODE, RESERVATIONS)
+    ]
+    try:
+        job, nodes = parse_job(texts[0]), parse_nodes(texts[1])
+        steps, left = steps_of(job, nodes, parse_reservations(texts[2]))
+    except MirrorError:
+        return REFUSED
+    counts = [step.left for step in steps]
+    assert counts == sorted(counts, reverse=True) and counts[-1] == len(left)
+    assert {*left, *(name for step in steps for name in step.lost)} == {one.name for one in nodes}
+    assert verdict(job, steps)
+    return ACCEPTED
+
+
+TARGETS = {
+    "mirror-file": fuzz_mirror_file,
+    "slurm-nodes": fuzz_slurm_nodes,
+    "pending-job": fuzz_pending_job,
+}
