@@ -63,7 +63,7 @@ class SlurmNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NodeFilter:
     """One thing that nodes must have: how many are left, and who falls out by it, with why."""
 
     name: str
@@ -177,16 +177,16 @@ def parse_reservations(text: str) -> dict[str, frozenset[str]]:
 def steps_of(
     job: PendingJob, nodes: Sequence[SlurmNode], reservations: Mapping[str, Collection[str]],
     unfit: Mapping[str, str] | None = None,
-) -> tuple[list[Step], list[str]]:  # fmt: skip
+) -> tuple[list[NodeFilter], list[str]]:  # fmt: skip
     """Return how many nodes are left after each thing, and their names. *unfit*: nodes below the health floor, with why."""
-    left, steps = list(nodes), [Step("all nodes", len(nodes))]
+    left, steps = list(nodes), [NodeFilter("all nodes", len(nodes))]
     for name, reason_of in _conditions(job, reservations, unfit):
         reasons = {one.name: reason_of(one) for one in left}
         lost = tuple(node for node, why in reasons.items() if why)
         if lost:
             left = [one for one in left if not reasons[one.name]]
             why = Counter(reasons[node] for node in lost)
-            steps.append(Step(name, len(left), lost, dict(why.most_common(REASONS_SHOWN))))
+            steps.append(NodeFilter(name, len(left), lost, dict(why.most_common(REASONS_SHOWN))))
     return steps, [one.name for one in left]
 
 
@@ -238,7 +238,7 @@ def _unavailable(one: SlurmNode) -> str:
     return "+".join(sorted(flags)) + (f": {one.reason}" if one.reason else "") if flags else ""
 
 
-def verdict(job: PendingJob, steps: Sequence[Step]) -> str:
+def verdict(job: PendingJob, steps: Sequence[NodeFilter]) -> str:
     """Return in a sentence what the job waits for."""
     if job.state != "PENDING":
         return f"job {job.number} is {job.state}: it does not wait"

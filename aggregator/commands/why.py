@@ -19,7 +19,7 @@ from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from ..mirror_format import MirrorError, hostlist
 from ..pending_job import (
     PendingJob,
-    Step,
+    NodeFilter,
     parse_job,
     parse_nodes,
     parse_reservations,
@@ -131,7 +131,7 @@ def _plan(
 
 
 def _lines(
-    job: PendingJob, steps: Sequence[Step], plan: wire.PlanPlacementResponse | None, names: Sequence[str], trouble: str,
+    job: PendingJob, steps: Sequence[NodeFilter], plan: wire.PlanPlacementResponse | None, names: Sequence[str], trouble: str,
 ) -> list[str]:  # fmt: skip
     rows = [("LEFT", "AFTER", "WITHOUT", "WHY")]
     for step in steps:
@@ -157,7 +157,7 @@ def _lines(
 
 
 def _fields(
-    job: PendingJob, steps: Sequence[Step], left: Sequence[str], plan: wire.PlanPlacementResponse | None, trouble: str,
+    job: PendingJob, steps: Sequence[NodeFilter], left: Sequence[str], plan: wire.PlanPlacementResponse | None, trouble: str,
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "job": job.number,

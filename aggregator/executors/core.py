@@ -646,11 +646,11 @@ def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
         progress.requeued = now
 
 
-def next_look_seconds(
+def next_poll_seconds(
     ledger: ExecutorLedger, capabilities: Capabilities, now: float, otherwise: float
 ) -> float:
     """Return after how many seconds the scheduler is to be read again: soon while a job is being requeued, else *otherwise*."""
-    looks = [otherwise]
+    pauses = [otherwise]
     for entry in ledger:
         if now - entry.accepted > QUICK_SECONDS_MAX:
             continue
@@ -658,8 +658,8 @@ def next_look_seconds(
             if progress.state not in (REQUEUE, START):
                 continue
             wait = earliest_start(capabilities, progress) - now if progress.waiting else 0.0
-            looks.append(max(wait, QUICK_SECONDS))
-    return min(looks)
+            pauses.append(max(wait, QUICK_SECONDS))
+    return min(pauses)
 
 
 def nodes_of_interest(advice: Iterable[Advice], ledger: ExecutorLedger) -> set[str]:

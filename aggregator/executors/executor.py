@@ -108,7 +108,7 @@ class Executor:
         except LedgerError as error:
             self._complain("nothing is done without the ledger", str(error))
             return PAUSE_SECONDS
-        return core.next_look_seconds(
+        return core.next_poll_seconds(
             self._ledger, self._capabilities, self._wall(), self._config.poll_seconds
         )
 

@@ -342,11 +342,21 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
     flags = {flag.rstrip(STATE_MARKS) for flag in state.split("+")}
     is_out = bool(flags & OUT_FLAGS)
     is_down = bool(flags & DOWN_FLAGS)
-    is_managed = reason.startswith(REASON_PREFIX) and (is_out or "DOWN" in flags)
+    # What the check of a host drained (`by=check`) it takes back itself; it keeps nobody from evicting jobs there.
+    by_check = is_out and reason.startswith(REASON_PREFIX) and ";by=check" in reason
+    is_managed = (
+        reason.startswith(REASON_PREFIX) and ";adv=a" in reason and (is_out or "DOWN" in flags)
+    )
     by_controller = author == "slurm" or reason.startswith(CONTROLLER_REASONS) or not reason
     shown = "+".join(sorted(flags & (OUT_FLAGS | DOWN_FLAGS)))
     message = f"{shown}: {reason}" + (f" ({author})" if author else "") if reason else shown
-    out = message if is_out or (is_down and not by_controller and "DOWN" in flags) else ""
+    out = (
+        ""
+        if by_check
+        else message
+        if is_out or (is_down and not by_controller and "DOWN" in flags)
+        else ""
+    )
     down = message if is_down and not out else ""
     is_responding = "*" not in state and "NOT_RESPONDING" not in flags
     return Node(name, state, reason, is_responding, out, down, is_managed)

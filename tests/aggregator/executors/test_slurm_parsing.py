@@ -33,6 +33,11 @@ def no_list(listed: str) -> list[str]:
         ("IDLE+DRAIN", " Reason=bad fan [root@2026-11-28T01:00:00]", "DRAIN: bad fan (root)", "", False, True),
         ("ALLOCATED+DRAIN", " Reason=gangline:v1;act=drain;adv=a1 [root@2026-11-28T01:00:00]",
          "DRAIN: gangline:v1;act=drain;adv=a1 (root)", "", True, True),
+        # The check of the host drained it: advice goes on, and the check takes its drain back.
+        ("ALLOCATED+DRAIN", " Reason=gangline:v1;act=drain;cause=xid79;ttl=60;by=check [root@2026-11-28T01:00:00]",
+         "", "", False, True),
+        ("IDLE+DRAIN", " Reason=gangline:v1;act=drain [root@2026-11-28T01:00:00]",
+         "DRAIN: gangline:v1;act=drain (root)", "", False, True),
         ("DOWN*", " Reason=Not responding [slurm@2026-11-28T01:00:00]", "", "DOWN: Not responding (slurm)", False, False),
         ("DOWN", " Reason=Node unexpectedly rebooted [slurm@2026-11-28T01:00:00]", "",
          "DOWN: Node unexpectedly rebooted (slurm)", False, True),
