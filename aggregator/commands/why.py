@@ -18,8 +18,8 @@ from ...contract.wire.placement_pb2_grpc import PlacementServiceStub
 from ...contract.wire.score_pb2_grpc import ScoreServiceStub
 from ..mirror_format import MirrorError, hostlist
 from ..pending_job import (
-    PendingJob,
     NodeFilter,
+    PendingJob,
     parse_job,
     parse_nodes,
     parse_reservations,

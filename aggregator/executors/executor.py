@@ -49,6 +49,7 @@ class Counters:
 
     steps: dict[str, int] = field(default_factory=dict)
     failures: int = 0
+    turns: int = 0
 
 
 class Executor:
@@ -102,6 +103,7 @@ class Executor:
             self._read()
             self._act()
             self._report()
+            self.counters.turns += 1
         except SchedulerError as error:
             self._complain("the scheduler does not answer", str(error))
             return self._config.poll_seconds

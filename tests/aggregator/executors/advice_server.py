@@ -44,7 +44,7 @@ HOSTS = 100
 #: Short enough for a test to see an end, and room for all that a test asks for.
 LIMITS = AdvisoryLimits(
     gather_seconds=0.0, hold_seconds=60.0, verify_seconds=0.2, cluster_hosts_min=HOSTS, hosts_per_hour_max=10_000,
-    rack_hosts_max=HOSTS, job_hosts_max=HOSTS, failures_max=1000,
+    rack_hosts_max=HOSTS, job_hosts_max=HOSTS, failures_max=1000, shared_unplaced_hosts_min=10**6,
 )  # fmt: skip
 
 
@@ -59,6 +59,7 @@ class AdviceServer:
         self.address = ""
         self._faults: dict[str, list[str]] = {}
         self._number = 0
+        self._waiting: list[Event] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._ready = threading.Event()
         self._stopped: asyncio.Event | None = None
@@ -83,8 +84,9 @@ class AdviceServer:
         job: str = "",
         checkpoint_seconds: float = 0.0,
         scope: Scope = Scope.HOST,
+        tell: bool = True,
     ) -> str:
-        """Something is wrong with *host*; return its key. A further fault of the host is another key."""
+        """Something is wrong with *host*; return its key. With *tell* it is proposed before this returns."""
         self._number += 1
         key = f"{host}/{self._number}"
         self._faults.setdefault(host, []).append(key)
@@ -93,8 +95,17 @@ class AdviceServer:
             key, host, "XID", Basis.DETERMINISTIC, action, scope, "GPU 3: XID 79", now_ns, place=NOWHERE,
             job=job, checkpoint_seconds=checkpoint_seconds, price=Price(100.0, 1.0), gpus=8,
         )  # fmt: skip
-        self._do([CaseSeen(now_ns, case)])
+        if tell:
+            self._do([*self._waiting, CaseSeen(now_ns, case)])
+            self._waiting = []
+        else:
+            self._waiting.append(CaseSeen(now_ns, case))
         return key
+
+    def tick(self) -> None:
+        """Propose what waits, all together."""
+        waiting, self._waiting = self._waiting, []
+        self._do(waiting)
 
     def heal(self, host: str) -> None:
         """Nothing is wrong with *host* any more."""

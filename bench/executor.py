@@ -1,0 +1,231 @@
+"""What an executor costs, and how fast it is: a real Slurm, real advice over gRPC, and the executor's own loop.
+
+- From PROPOSED to the last command answered, and until the job runs elsewhere. Peer: the same commands by a script that knows node and
+  job beforehand (hold, requeue, `StartTime=now` in the next second), which is the floor.
+- A controller of 10,000 nodes without their slurmd: a start that brings 100 marks into line, and 100 advisories at one time.
+- What slurmctld spends on the executor's reading, from the kernel's account of its CPU, against the same time without an executor.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import grpc
+
+from bench.measure import Result, cpu_seconds, percentile
+from gangline.aggregator.advisories.advisory import Action
+from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
+from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.ledger import ExecutorLedger
+from gangline.aggregator.executors.model import PlaceHold, Requeue, StartNow, Step
+from gangline.aggregator.executors.settings import ExecutorConfig, NodeNames
+from gangline.aggregator.executors.slurm import Slurm, run_command
+from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
+from tests.slurm.plugin_cluster import running_cluster
+from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
+
+RUNS, NODES, JOB_NODES = 20, 8, 3
+LARGE_NODES, ADVISORIES = 10_000, 100
+QUIET_SECONDS = 30.0
+LARGE = (
+    f"NodeName=host[0-{LARGE_NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 "
+    f"Port=[20000-{20_000 + LARGE_NODES - 1}] State=DOWN"
+)
+SCRIPT = "#!/bin/bash\nsleep 600\n"
+
+
+class TimedSlurm(Slurm):
+    """Notes when commands were answered."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        super().__init__(partial(run_command, environment=cluster.environment))
+        self.answered: list[tuple[type[Step], float]] = []
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        listed = list(steps)
+        errors = super().apply(listed)
+        self.answered += [(type(step), time.perf_counter()) for step in listed]
+        return errors
+
+    def last(self, kind: type[Step]) -> float:
+        """Return when the last step of *kind* was answered; 0 for none."""
+        return max((when for one, when in self.answered if one is kind), default=0.0)
+
+
+@contextmanager
+def executing(
+    advice: AdviceServer, slurm: Slurm, folder: Path, **settings: object
+) -> Iterator[Executor]:
+    """Have an executor that turns in a thread of its own."""
+    config = ExecutorConfig(ledger=str(folder), **settings)  # type: ignore[arg-type]
+    wake = threading.Event()
+    with grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS) as channel:
+        client = AggregatorClient(channel, config.actor, wake.set, str)
+        ledger = ExecutorLedger(folder / "ledger.json")
+        executor = Executor(config, slurm, client, ledger, NodeNames(), wake=wake)
+        thread = threading.Thread(target=executor.run)
+        client.start()
+        thread.start()
+        try:
+            yield executor
+        finally:
+            executor.stop()
+            thread.join()
+            client.close()
+
+
+def run(seed: int) -> list[Result]:
+    """Return rows; nothing where Slurm is not installed."""
+    if not has_slurm():
+        print(MISSING, file=sys.stderr)
+        return []
+    return [*_failover(random.Random(seed)), *_large()]
+
+
+def _until(condition: object, what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > end:
+            raise RuntimeError(f"never: {what}")
+        time.sleep(0.005)
+
+
+def _failover(source: random.Random) -> list[Result]:
+    commands, elsewhere, floors = list[float](), list[float](), list[float]()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "slurm").mkdir()
+        (folder / "ledger").mkdir()
+        cluster = stack.enter_context(running_slurm(folder / "slurm", NODES))
+        advice = stack.enter_context(serving_advice())
+        slurm = TimedSlurm(cluster)
+        stack.enter_context(executing(advice, slurm, folder / "ledger"))
+        for _ in range(RUNS):
+            first, second = _one_failover(cluster, advice, slurm, source)
+            commands.append(first)
+            elsewhere.append(second)
+            floors.append(_by_hand(cluster, source))
+    detail = f"{RUNS} runs of {JOB_NODES} of {NODES} nodes, in turns with the script"
+    return [
+        Result(
+            "PROPOSED until hold and requeue are answered, p95", percentile(commands, 0.95), "s",
+            "target", 0.1, f"p50 {1000 * percentile(commands, 0.5):.0f} ms; {RUNS} runs",
+        ),
+        Result(
+            "PROPOSED until the job runs elsewhere, p50", percentile(elsewhere, 0.5), "s",
+            "the same commands by a script", percentile(floors, 0.5),
+            f"p95 {percentile(elsewhere, 0.95):.2f} against {percentile(floors, 0.95):.2f} s; {detail}; Slurm starts a requeued job in the "
+            "next second of its clock at the earliest",
+        ),
+    ]  # fmt: skip
+
+
+def _runs(cluster: SlurmCluster, job: str, restarts: str) -> bool:
+    fields = cluster.job(job)
+    return fields["JobState"] == "RUNNING" and fields["Restarts"] == restarts
+
+
+def _start_job(cluster: SlurmCluster, source: random.Random) -> tuple[str, str]:
+    job = cluster.submit(SCRIPT, f"-N{JOB_NODES}", "--requeue", "--gpus-per-node=4")
+    cluster.until(lambda: _runs(cluster, job, "0"), "the job runs")
+    listed = cluster.command("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    nodes = cluster.command("scontrol", "show", "hostnames", listed).split()
+    return job, source.choice(nodes)
+
+
+def _end(cluster: SlurmCluster, job: str) -> None:
+    cluster.command("scancel", job)
+    cluster.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes idle")
+
+
+def _one_failover(
+    cluster: SlurmCluster, advice: AdviceServer, slurm: TimedSlurm, source: random.Random
+) -> tuple[float, float]:
+    job, node = _start_job(cluster, source)
+    _until(lambda: job in advice.gangs(), "the gang is reported")
+    time.sleep(source.random())  # at any time within a second of Slurm's clock
+    advice.fault(node, Action.EVICT_NOW, job=job)
+    begin = time.perf_counter()
+    _until(lambda: slurm.last(Requeue) > begin, "requeued")
+    commands = max(slurm.last(Requeue), slurm.last(PlaceHold)) - begin
+    cluster.until(lambda: _runs(cluster, job, "1"), "it runs elsewhere")
+    elsewhere = time.perf_counter() - begin
+    _until(lambda: slurm.last(StartNow) > begin, "started")
+    advice.heal(node)
+    _until(lambda: not slurm.read_holds(), "the hold is gone")
+    _end(cluster, job)
+    return commands, elsewhere
+
+
+def _by_hand(cluster: SlurmCluster, source: random.Random) -> float:
+    job, node = _start_job(cluster, source)
+    time.sleep(source.random())
+    begin = time.perf_counter()
+    cluster.command(
+        "scontrol", "create", "reservation", "reservationname=bench", f"nodes={node}", "starttime=now", "duration=10",
+        "users=root", "flags=ignore_jobs",
+    )  # fmt: skip
+    cluster.command("scontrol", "requeue", job)
+    next_second = math.floor(time.time()) + 1.05
+    cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "pending")
+    cluster.until(lambda: time.time() >= next_second, "the next second")
+    cluster.command("scontrol", "update", f"jobid={job}", "starttime=now")
+    cluster.until(lambda: _runs(cluster, job, "1"), "it runs elsewhere")
+    seconds = time.perf_counter() - begin
+    cluster.command("scontrol", "delete", "reservationname=bench")
+    _end(cluster, job)
+    return seconds
+
+
+def _large() -> list[Result]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "slurm").mkdir()
+        (folder / "ledger").mkdir()
+        cluster = stack.enter_context(running_cluster(folder / "slurm", 1, LARGE))
+        advice = stack.enter_context(serving_advice())
+        pid = cluster.daemons["slurmctld"].pid
+        quiet = _cpu_share(pid)
+        slurm = TimedSlurm(cluster)
+        with executing(advice, slurm, folder / "ledger", marks_max=1000) as executor:
+            _until(lambda: executor.counters.turns > 2, "it turns")
+            reading = _cpu_share(pid)
+            for at in range(ADVISORIES):
+                advice.fault(f"host{at}", Action.AVOID, tell=False)
+            begin = time.perf_counter()
+            advice.tick()
+            _until(lambda: len(slurm.answered) >= ADVISORIES, "all holds are set")
+            all_set = slurm.last(PlaceHold) - begin
+        begin = time.perf_counter()
+        with executing(advice, slurm, folder / "ledger", marks_max=1000) as executor:
+            _until(lambda: executor.counters.turns > 0, "it turns")
+            start = time.perf_counter() - begin
+    return [
+        Result(
+            f"{ADVISORIES} advisories at one time, {LARGE_NODES} nodes, until all holds are answered", all_set, "s",
+            "target", 1.0, f"{ADVISORIES} reservations, one command each",
+        ),
+        Result(
+            f"start and bring {ADVISORIES} marks into line, {LARGE_NODES} nodes", start, "s", "target", 2.0, "the first turn",
+        ),
+        Result(
+            f"slurmctld's CPU for the executor, {LARGE_NODES} nodes", 100 * (reading - quiet), "%", "target", 2.0,
+            f"{100 * reading:.2f} % of a core with it, {100 * quiet:.2f} % without, {QUIET_SECONDS:g} s each",
+        ),
+    ]  # fmt: skip
+
+
+def _cpu_share(pid: int) -> float:
+    """Return the share of a core that a process takes for a while."""
+    before, begin = cpu_seconds(pid), time.perf_counter()
+    time.sleep(QUIET_SECONDS)
+    return (cpu_seconds(pid) - before) / (time.perf_counter() - begin)
