@@ -1,0 +1,261 @@
+"""What was decided, held for a moment in the process that answers, and encoded in a thread. No answer waits for it.
+
+The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` hands all to the
+store. What there is no room for is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from mmap import mmap
+from typing import Any
+
+from ...contract.wire import decision_pb2
+from ..counter_deltas import Flags
+from ..decisions.inputs import input_parts, workload_part
+from ..errors import PermissionDenied
+from ..principal import current_principal
+from ..scoring.evaluate import Judgement
+from ..store.decision_records import DecisionRecord, OptionSummary
+from .decision_summary import HOSTS_MAX, kind_name, summary_of
+
+log = logging.getLogger(__name__)
+
+#: Decisions that wait to be encoded, and snapshots that these are about; further ones are dropped.
+DECISIONS_WAITING_MAX, SNAPSHOTS_WAITING_MAX = 1000, 8
+#: They are encoded together after so long.
+BATCH_SECONDS = 0.2
+#: Bytes of one batch; what has no room in it is dropped.
+BATCH_BYTES_MAX = 32 << 20
+CALLER_CHARACTERS_MAX = 300
+_SIZE = struct.Struct("<Q")
+_PREFIXES: dict[int, str] = {
+    decision_pb2.DECISION_PLACEMENT: "d", decision_pb2.DECISION_EVALUATION: "e",
+    decision_pb2.DECISION_RESIZE: "s", decision_pb2.DECISION_RECOVERY: "r",
+}  # fmt: skip
+
+
+def decision_id(kind: int, request: Any, snapshot: Judgement) -> str:
+    """Return the name of a decision: of the same request about the same snapshot it is the same."""
+    digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
+    digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
+    return f"{_PREFIXES[kind]}{digest.hexdigest()}"
+
+
+def answer_bytes(reply: Any) -> bytes:
+    """Return an answer as it is stored: without what differs when it is computed again."""
+    if "solve_time" not in reply.DESCRIPTOR.fields_by_name:
+        return bytes(reply.SerializeToString(deterministic=True))
+    answer = type(reply)()
+    answer.CopyFrom(reply)
+    answer.ClearField("solve_time")
+    return bytes(answer.SerializeToString(deterministic=True))
+
+
+@cache
+def gangline_version() -> str:
+    """Return the version that is installed."""
+    try:
+        return version("gangline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionAnswered:
+    """A decision as it was made: messages that nobody changes any more, and the snapshot."""
+
+    kind: int
+    time_ns: int
+    caller: str
+    request: Any
+    reply: Any
+    snapshot: Judgement
+    excluded: Flags
+
+
+class DecisionRecorder:
+    """Of one event loop. `record` costs a call next to nothing; `run` until it is cancelled, then `flush`."""
+
+    def __init__(self, deliver: Callable[[bytes, int], None], wall_ns: Callable[[], int]) -> None:
+        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop."""
+        self._deliver, self._wall_ns = deliver, wall_ns
+        self._waiting: list[DecisionAnswered] = []
+        self._snapshots: set[tuple[int, int]] = set()
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._parts = _SnapshotParts()
+        #: Decisions that were dropped because too many waited.
+        self.dropped = 0
+
+    def record(
+        self, kind: int, request: Any, reply: Any, snapshot: Judgement, excluded: Flags
+    ) -> None:
+        """Take a decision, which must have its `decision_id`. Never raises, never waits."""
+        key = snapshot.dictionary_version, snapshot.version
+        is_new = key not in self._snapshots
+        if len(self._waiting) >= DECISIONS_WAITING_MAX or (
+            is_new and len(self._snapshots) >= SNAPSHOTS_WAITING_MAX
+        ):
+            self.dropped += 1
+            return
+        self._snapshots.add(key)
+        self._waiting.append(
+            DecisionAnswered(
+                kind, self._wall_ns(), _caller(), request, reply, snapshot, excluded
+            )
+        )  # fmt: skip
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Deliver what was decided, soon after."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(BATCH_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Deliver what waits. Never raises: what cannot be encoded is dropped, counted and logged."""
+        async with self._lock:
+            self._changed.clear()
+            taken, self._waiting, self._snapshots = self._waiting, [], set()
+            if not taken:
+                return
+            try:
+                encoded, count = await asyncio.to_thread(_encoded_batch, taken, self._parts)
+            except Exception:
+                log.exception("%d decisions cannot be encoded", len(taken))
+                self.dropped += len(taken)
+                return
+            self.dropped += len(taken) - count
+            self._deliver(encoded, count)
+
+    def take_dropped(self) -> int:
+        """Return how many were dropped since the last call."""
+        dropped, self.dropped = self.dropped, 0
+        return dropped
+
+
+# ----------------------------------------------------------------------
+# A batch: a head of JSON, after it the parts of inputs, then request and answer of each decision.
+
+
+class _SnapshotParts:
+    """The parts of the snapshot that was encoded last: several batches may be about it."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, int] = (0, 0, 0)
+        self._parts: dict[str, bytes] = {}
+
+    def of(self, snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
+        key = snapshot.dictionary_version, snapshot.version, id(excluded)
+        if key != self._key:
+            self._key, self._parts = key, input_parts(snapshot, excluded)
+        return self._parts
+
+
+def _encoded_batch(
+    answered: Sequence[DecisionAnswered], snapshot_parts: _SnapshotParts
+) -> tuple[bytes, int]:
+    """Return a batch, and how many decisions it has: those that have room."""
+    records: list[DecisionRecord] = []
+    parts: dict[str, bytes] = {}
+    left = BATCH_BYTES_MAX
+    for one in answered:
+        its_parts = dict(snapshot_parts.of(one.snapshot, one.excluded))
+        if job := one.request.gang.workload.job:
+            digest, part = workload_part(one.snapshot, job)
+            its_parts[digest] = part
+        record = _record_of(one, tuple(its_parts))
+        new = its_parts.keys() - parts.keys()
+        size = record.size_bytes + sum(len(its_parts[digest]) for digest in new)
+        if size > left:
+            continue
+        left -= size
+        records.append(record)
+        parts |= its_parts
+    return encoded_batch(records, parts), len(records)
+
+
+def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord:
+    reply, snapshot = one.reply, one.snapshot
+    summary = summary_of(one.kind, reply)
+    has_time = one.kind == decision_pb2.DECISION_PLACEMENT
+    return DecisionRecord(
+        reply.decision_id, one.time_ns, kind_name(one.kind), one.caller, one.request.gang.workload.job,
+        snapshot.version, snapshot.dictionary_version, gangline_version(),
+        reply.solve_time.ToNanoseconds() / 1e9 if has_time else float("nan"), bool(snapshot.degraded_reason),
+        summary.options, tuple(snapshot.names[at] for at in summary.nodes[:HOSTS_MAX]), summary.blockers,
+        one.request.SerializeToString(deterministic=True), answer_bytes(reply), inputs,
+    )  # fmt: skip
+
+
+def encoded_batch(records: Sequence[DecisionRecord], parts: dict[str, bytes]) -> bytes:
+    """Return decisions and inputs as bytes."""
+    head = json.dumps(
+        {
+            "decisions": [
+                {
+                    **one._asdict(),
+                    "options": [tuple(option) for option in one.options],
+                    "request": len(one.request),
+                    "answer": len(one.answer),
+                }
+                for one in records
+            ],
+            "parts": {digest: len(part) for digest, part in parts.items()},
+        }
+    ).encode()
+    messages = [message for one in records for message in (one.request, one.answer)]
+    return b"".join([_SIZE.pack(len(head)), head, *parts.values(), *messages])
+
+
+def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
+    """Return what `encoded_batch` was given. Raises ValueError, KeyError, TypeError, struct.error."""
+    view = memoryview(encoded)
+    (size,) = _SIZE.unpack_from(view)
+    head = json.loads(bytes(view[_SIZE.size : _SIZE.size + size]))
+    pieces = _pieces(view, _SIZE.size + size)
+    next(pieces)
+    parts = {digest: pieces.send(length) for digest, length in head["parts"].items()}
+    records = [
+        DecisionRecord(
+            **{
+                **one,
+                "options": tuple(OptionSummary(*option) for option in one["options"]),
+                "hosts": tuple(one["hosts"]),
+                "blockers": tuple(one["blockers"]),
+                "inputs": tuple(one["inputs"]),
+                "request": pieces.send(one["request"]),
+                "answer": pieces.send(one["answer"]),
+            }
+        )
+        for one in head["decisions"]
+    ]
+    return records, parts
+
+
+def _pieces(view: memoryview, at: int) -> Any:
+    """Yield the next piece of *view* of the size that is sent."""
+    piece: bytes = b""
+    while True:
+        size = yield piece
+        if not 0 <= size <= view.nbytes - at:
+            raise ValueError(f"{size} bytes at {at}, of {view.nbytes}")
+        piece = bytes(view[at : at + size])
+        at += size
+
+
+def _caller() -> str:
+    try:
+        return str(current_principal(None))[:CALLER_CHARACTERS_MAX]
+    except PermissionDenied:  # nobody was let in: a call within the process
+        return ""
