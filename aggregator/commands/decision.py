@@ -14,7 +14,7 @@ from ...cli import json_object
 from ...contract.wire import decision_pb2 as wire
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
-from ..decisions.inputs import InputsError, decompressed, node_names
+from ..decisions.inputs import InputsError, checked_part, node_names
 from ..service.decision_recorder import gangline_version
 from ..service.decision_replay import replayed_answer
 from ..service.decision_summary import MESSAGES, kind_name
@@ -92,7 +92,7 @@ def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
 
 def _part(one: wire.DecisionInput) -> bytes:
     try:
-        return decompressed(one.data)
+        return checked_part(one.digest, one.data)
     except InputsError as error:
         raise CommandError(f"input {one.digest}: {error}", FAILED) from error
 
@@ -105,12 +105,20 @@ def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[b
         again = asyncio.run(replayed_answer(stored.kind, stored.request, parts))
     except InputsError as error:
         return False, f"replay: failed: {error}"
+    except Exception as error:  # noqa: BLE001 - another version's planner may take its inputs otherwise
+        return False, f"replay: failed: {type(error).__name__}: {error}{_versions(stored)}"
     if again == stored.answer:
         return True, f"replay: byte-identical, {len(again)} bytes from {len(parts)} inputs"
-    versions = ""
-    if stored.gangline_version != gangline_version():
-        versions = f"; {stored.gangline_version} answered, {gangline_version()} computed it again"
-    return False, f"replay: another answer, {len(again)} bytes for {len(stored.answer)}{versions}"
+    return (
+        False,
+        f"replay: another answer, {len(again)} bytes for {len(stored.answer)}{_versions(stored)}",
+    )
+
+
+def _versions(stored: wire.StoredDecision) -> str:
+    if stored.gangline_version == gangline_version():
+        return ""
+    return f"; {stored.gangline_version} answered, {gangline_version()} computed it again"
 
 
 def _fields(

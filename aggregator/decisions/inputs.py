@@ -102,6 +102,14 @@ def decompressed(data: bytes) -> bytes:
     return part
 
 
+def checked_part(digest: str, data: bytes) -> bytes:
+    """Return the part that is stored as *data*. Raises InputsError, also where it is not what *digest* names."""
+    part = decompressed(data)
+    if _digest(part) != digest:
+        raise InputsError("its content is not what its digest says")
+    return part
+
+
 def restored_inputs(parts: Iterable[bytes]) -> DecisionInputs:
     """Return what `input_parts` and `workload_part` were given. Raises InputsError."""
     found = dict(map(_decoded, parts))

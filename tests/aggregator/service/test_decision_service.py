@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,17 +27,25 @@ PLAN = placement_pb2.PlanPlacementRequest(
 )
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process nobody waits for a batch to fill."""
+    monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 0.01)
+
+
 async def reporting_hosts(lab: Lab, one: Aggregator, until_end: AsyncExitStack) -> None:
     """Have hosts that report, in the snapshot of both processes."""
     for at in range(HOSTS):
         agent = await until_end.enter_async_context(lab.agent(one, Agent(f"h{at}")))
         await agent.send(agent.agent.message(1))
+    known_since = 0
     async with asyncio.timeout(GUARD_SECONDS):
         while True:
             snapshot = one.snapshot_holder.snapshot
-            is_known = snapshot is not None and len(snapshot.names) == HOSTS
-            if is_known and (one.scores is None or one.scores.version >= snapshot.version - 1 > 2):
-                return
+            if snapshot is not None and len(snapshot.names) == HOSTS:
+                known_since = known_since or snapshot.version
+                if one.scores is None or one.scores.version >= known_since:
+                    return
             await asyncio.sleep(0.01)
 
 
