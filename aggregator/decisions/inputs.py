@@ -55,10 +55,17 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
             [np.zeros(0, dtype=np.int64), *(nodes.astype(np.int64) for _, nodes in snapshot.reservations)]
         ),
     }  # fmt: skip
+    # In their order: among jobs that are equal in all respects the first counts.
+    jobs = {job: at for at, job in enumerate(dict.fromkeys(snapshot.jobs.values()))}
+    count = len(snapshot.jobs)
+    arrays["job_nodes"] = np.fromiter(snapshot.jobs, dtype=np.int32, count=count)
+    arrays["job_numbers"] = np.fromiter(
+        (jobs[job] for job in snapshot.jobs.values()), dtype=np.int32, count=count
+    )
     values: dict[str, Any] = {
         "names": snapshot.names,
         "domain_names": domains.names,
-        "jobs": sorted(snapshot.jobs.items()),
+        "jobs": list(jobs),
         "reservations": [(name, nodes.size) for name, nodes in snapshot.reservations],
         "snapshot": {
             "version": snapshot.version,
@@ -158,10 +165,12 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         (name, reserved[ends[at] : ends[at + 1]])
         for at, (name, _) in enumerate(found["reservations"])
     )
+    jobs = found["jobs"]
+    numbered = zip(found["job_nodes"].tolist(), found["job_numbers"].tolist(), strict=True)
     snapshot = Judgement(
         version=about["version"], computed_ns=about["computed_ns"], horizon_seconds=about["horizon_seconds"],
         hosts=(), degraded_reason=about["degraded_reason"], dictionary_version=about["dictionary_version"],
-        names=names, columns=columns, jobs={node: job for node, job in found["jobs"]}, model=about["model"],
+        names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
         component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
         reservations=reservations,
     )  # fmt: skip

@@ -161,6 +161,8 @@ class ScoreProcess:
                     break
         except OSError:
             pass
+        except (ValueError, KeyError) as error:
+            log.warning("the score process sent what is no packet: %s", error)
         finally:
             loop.remove_reader(control)
         answers.put_nowait({})

@@ -44,6 +44,8 @@ from .shared_snapshot import NameDictionary, sealed_file, snapshot_of
 PACKET_BYTES_MAX = 1 << 16
 #: Calls still running this long after the end are ended.
 GRACE_SECONDS = 0.2
+#: Batches of decisions that may lie in the socket; the answer to a snapshot must have room beside them.
+UNREAD_BATCHES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class ScoreServer:
         self._calls, self._reported = CallCounters(), _ReportedCounts()
         self._access_control = AccessControl(settings.config)
         self._dictionary: tuple[int, NameDictionary] | None = None
+        #: Batches of decisions sent since the aggregator last sent a snapshot: one that does not read gets no more.
+        self._unread_batches = 0
         self._decisions = DecisionRecorder(self._send_decisions, time.time_ns)
         self._placement = PlacementService(
             self, is_dedicated=True, recorder=self._decisions
@@ -125,6 +129,7 @@ class ScoreServer:
 
     async def _load_snapshot(self, number: int, names: int, descriptor: int) -> None:
         """Answer from the snapshot in *descriptor* from now on."""
+        self._unread_batches = 0
         if self._dictionary is None or self._dictionary[0] != number:
             self._dictionary = number, NameDictionary(names)
         first, self.snapshot = self.snapshot is None, snapshot_of(descriptor, self._dictionary[1])
@@ -141,6 +146,10 @@ class ScoreServer:
 
     def _send_decisions(self, encoded: bytes, count: int) -> None:
         """Hand a batch over. Never raises: where the aggregator does not read, it is dropped and counted."""
+        if self._unread_batches >= UNREAD_BATCHES_MAX:
+            self._decisions.dropped += count
+            return
+        self._unread_batches += 1
         try:
             descriptor = sealed_file(encoded)
             try:
