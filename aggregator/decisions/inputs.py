@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -43,8 +43,8 @@ class DecisionInputs(NamedTuple):
     excluded: Flags
 
 
-def input_parts(snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
-    """Return by digest what decisions about *snapshot* are computed from, but for workloads."""
+def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, bytes]]:
+    """Yield with its digest each part that decisions about *snapshot* are computed from, but for workloads."""
     domains, facts = snapshot.facts.domains, snapshot.facts
     arrays: dict[str, Any] = {name: getattr(snapshot.columns, name) for name in _COLUMNS}
     arrays |= {name: getattr(facts, name) for name in _FACTS}
@@ -77,9 +77,12 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
             "rails_count": domains.rails_count,
         },
     }
-    parts = [_array_part(name, array) for name, array in arrays.items()]
-    parts += [_value_part(name, value) for name, value in values.items()]
-    return {_digest(part): part for part in parts}
+    for name, array in arrays.items():
+        part = _array_part(name, array)
+        yield _digest(part), part
+    for name, value in values.items():
+        part = _value_part(name, value)
+        yield _digest(part), part
 
 
 def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:

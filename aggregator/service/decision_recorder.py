@@ -1,5 +1,6 @@
-"""What was decided, held for a moment in the process that answers, and encoded in a thread. No answer waits for it.
+"""What was decided, held for a moment in the process that answers, and encoded between its calls. No answer waits for it.
 
+Not in a thread: one that computes in Python makes the loop wait for its lock, for up to 5 ms each time.
 The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` hands all to the
 store. What there is no room for is dropped, and counted.
 """
@@ -10,7 +11,7 @@ import asyncio
 import json
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -130,7 +131,7 @@ class DecisionRecorder:
             if not taken:
                 return
             try:
-                encoded, count = await asyncio.to_thread(_encoded_batch, taken, self._parts)
+                encoded, count = await _encoded_batch(taken, self._parts)
             except Exception:
                 log.exception("%d decisions cannot be encoded", len(taken))
                 self.dropped += len(taken)
@@ -145,7 +146,7 @@ class DecisionRecorder:
 
 
 # ----------------------------------------------------------------------
-# A batch: a head of JSON, after it the parts of inputs, then request and answer of each decision.
+# A batch: how many parts of inputs, each after its digest, then of each decision its columns as JSON, request and answer.
 
 
 class _SnapshotParts:
@@ -155,34 +156,39 @@ class _SnapshotParts:
         self._key: tuple[int, int, int] = (0, 0, 0)
         self._parts: dict[str, bytes] = {}
 
-    def of(self, snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
+    async def of(self, snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
         key = snapshot.dictionary_version, snapshot.version, id(excluded)
         if key != self._key:
-            self._key, self._parts = key, input_parts(snapshot, excluded)
+            parts: dict[str, bytes] = {}
+            for digest, part in input_parts(snapshot, excluded):
+                parts[digest] = part
+                await asyncio.sleep(0)  # calls that came meanwhile
+            self._key, self._parts = key, parts
         return self._parts
 
 
-def _encoded_batch(
+async def _encoded_batch(
     answered: Sequence[DecisionAnswered], snapshot_parts: _SnapshotParts
 ) -> tuple[bytes, int]:
     """Return a batch, and how many decisions it has: those that have room."""
-    records: list[DecisionRecord] = []
+    decisions: list[bytes] = []
     parts: dict[str, bytes] = {}
-    left = BATCH_BYTES_MAX
+    left, count = BATCH_BYTES_MAX, 0
     for one in answered:
-        its_parts = dict(snapshot_parts.of(one.snapshot, one.excluded))
+        its_parts = dict(await snapshot_parts.of(one.snapshot, one.excluded))
         if job := one.request.gang.workload.job:
             digest, part = workload_part(one.snapshot, job)
             its_parts[digest] = part
-        record = _record_of(one, tuple(its_parts))
+        encoded = _encoded_decision(_record_of(one, tuple(its_parts)))
+        await asyncio.sleep(0)
         new = its_parts.keys() - parts.keys()
-        size = record.size_bytes + sum(len(its_parts[digest]) for digest in new)
+        size = sum(map(len, encoded)) + sum(len(its_parts[digest]) for digest in new)
         if size > left:
             continue
-        left -= size
-        records.append(record)
+        left, count = left - size, count + 1
+        decisions += encoded
         parts |= its_parts
-    return encoded_batch(records, parts), len(records)
+    return _joined(parts, decisions), count
 
 
 def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord:
@@ -198,59 +204,60 @@ def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord
     )  # fmt: skip
 
 
-def encoded_batch(records: Sequence[DecisionRecord], parts: dict[str, bytes]) -> bytes:
+def encoded_batch(records: Sequence[DecisionRecord], parts: Mapping[str, bytes]) -> bytes:
     """Return decisions and inputs as bytes."""
-    head = json.dumps(
-        {
-            "decisions": [
-                {
-                    **one._asdict(),
-                    "options": [tuple(option) for option in one.options],
-                    "request": len(one.request),
-                    "answer": len(one.answer),
-                }
-                for one in records
-            ],
-            "parts": {digest: len(part) for digest, part in parts.items()},
-        }
-    ).encode()
-    messages = [message for one in records for message in (one.request, one.answer)]
-    return b"".join([_SIZE.pack(len(head)), head, *parts.values(), *messages])
+    return _joined(parts, [piece for one in records for piece in _encoded_decision(one)])
+
+
+def _joined(parts: Mapping[str, bytes], decisions: Sequence[bytes]) -> bytes:
+    pieces = [_SIZE.pack(len(parts))]
+    for digest, part in parts.items():
+        pieces += [*_sized(digest.encode()), *_sized(part)]
+    return b"".join([*pieces, *decisions])
+
+
+def _encoded_decision(one: DecisionRecord) -> list[bytes]:
+    columns = {**one._asdict(), "options": [tuple(option) for option in one.options]}
+    del columns["request"], columns["answer"]
+    return [*_sized(json.dumps(columns).encode()), *_sized(one.request), *_sized(one.answer)]
+
+
+def _sized(piece: bytes) -> tuple[bytes, bytes]:
+    return _SIZE.pack(len(piece)), piece
 
 
 def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
     """Return what `encoded_batch` was given. Raises ValueError, KeyError, TypeError, struct.error."""
     view = memoryview(encoded)
-    (size,) = _SIZE.unpack_from(view)
-    head = json.loads(bytes(view[_SIZE.size : _SIZE.size + size]))
-    pieces = _pieces(view, _SIZE.size + size)
-    next(pieces)
-    parts = {digest: pieces.send(length) for digest, length in head["parts"].items()}
+    (count,) = _SIZE.unpack_from(view)
+    pieces = list(_pieces(view, _SIZE.size))
+    parts = {pieces[2 * at].decode(): pieces[2 * at + 1] for at in range(count)}
     records = [
         DecisionRecord(
             **{
-                **one,
-                "options": tuple(OptionSummary(*option) for option in one["options"]),
-                "hosts": tuple(one["hosts"]),
-                "blockers": tuple(one["blockers"]),
-                "inputs": tuple(one["inputs"]),
-                "request": pieces.send(one["request"]),
-                "answer": pieces.send(one["answer"]),
+                **columns,
+                "options": tuple(OptionSummary(*option) for option in columns["options"]),
+                "hosts": tuple(columns["hosts"]),
+                "blockers": tuple(columns["blockers"]),
+                "inputs": tuple(columns["inputs"]),
+                "request": pieces[at + 1],
+                "answer": pieces[at + 2],
             }
         )
-        for one in head["decisions"]
+        for at in range(2 * count, len(pieces), 3)
+        if (columns := json.loads(pieces[at]))
     ]
     return records, parts
 
 
-def _pieces(view: memoryview, at: int) -> Any:
-    """Yield the next piece of *view* of the size that is sent."""
-    piece: bytes = b""
-    while True:
-        size = yield piece
-        if not 0 <= size <= view.nbytes - at:
+def _pieces(view: memoryview, at: int) -> Iterator[bytes]:
+    """Yield the pieces of *view* from *at*, each after its size. Raises ValueError."""
+    while at < view.nbytes:
+        (size,) = _SIZE.unpack_from(view, at)
+        at += _SIZE.size
+        if size > view.nbytes - at:
             raise ValueError(f"{size} bytes at {at}, of {view.nbytes}")
-        piece = bytes(view[at : at + size])
+        yield bytes(view[at : at + size])
         at += size
 
 

@@ -12,7 +12,7 @@ from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome
 
 _NODES = [Node(f"h{at}", places=("", "", "l0", f"r{at // 2}", "", "", "")) for at in range(4)]
-PARTS = list(inputs.input_parts(snapshot_of(_NODES), np.zeros(4, dtype=bool)).values())
+PARTS = [part for _, part in inputs.input_parts(snapshot_of(_NODES), np.zeros(4, dtype=bool))]
 
 
 def fuzz_inputs(source: random.Random) -> str:

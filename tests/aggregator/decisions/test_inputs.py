@@ -153,9 +153,9 @@ def test_what_does_not_change_is_one_part() -> None:
     nodes = [Node(f"h{at}") for at in range(6)]
     snapshot = snapshot_of(nodes)
     excluded = np.zeros(6, dtype=bool)
-    first = input_parts(snapshot, excluded)
+    first = dict(input_parts(snapshot, excluded))
     changed = replace(snapshot_of([replace(nodes[0], hazard=0.01), *nodes[1:]]), version=2)
-    second = input_parts(changed, excluded)
+    second = dict(input_parts(changed, excluded))
     assert len(second.keys() - first.keys()) == 3  # score, hazard, and the snapshot's own numbers
 
 
@@ -177,7 +177,7 @@ def test_parts_that_cannot_be_read(
 ) -> None:
     """What came over a network is read as data, and where it is damaged the error says what is wrong."""
     snapshot = snapshot_of([Node(f"h{at}") for at in range(3)])
-    parts = list(input_parts(snapshot, np.zeros(3, dtype=bool)).values())
+    parts = [part for _, part in input_parts(snapshot, np.zeros(3, dtype=bool))]
     assert restored_inputs(parts).snapshot.names == snapshot.names
     with pytest.raises(InputsError, match=message):
         restored_inputs(broken(parts))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,13 +15,15 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.server import Aggregator
-from gangline.aggregator.service import decision_log, decision_recorder
+from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
 from gangline.contract.wire import decision_pb2, placement_pb2, recovery_pb2, reservation_pb2
 from gangline.contract.wire.decision_pb2_grpc import DecisionServiceStub
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from tests.aggregator.conftest import Agent, Lab
+from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.aggregator.service.test_score_process import answer, running
 from tests.processes import GUARD_SECONDS
 
 HOSTS = 4
@@ -241,3 +246,49 @@ def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
             assert list(short.hosts) and not short.not_replayable
 
     asyncio.run(scenario())
+
+
+@dataclass
+class ReceivedBatches:
+    """In the place of the log: what the score process sent."""
+
+    batches: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    dropped: int = 0
+
+    def add(self, encoded: Any, count: int) -> None:
+        self.batches.append((count, decision_recorder.decoded_batch(encoded)))
+
+    def count_dropped(self, count: int) -> None:
+        self.dropped += count
+
+
+def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Path) -> None:
+    """A restart of the aggregator must not cost the decisions of the last moment, nor wait for them for long."""
+    snapshot = snapshot_of([Node(f"h{at}") for at in range(4)])
+    received = ReceivedBatches()
+
+    async def scenario() -> Any:
+        async with running(tmp_path, snapshot) as one:
+            one.decisions = received  # type: ignore[assignment]
+            await answer(one)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+                return await placement.PlanPlacement(PLAN)
+
+    reply = asyncio.run(scenario())
+    ((count, (records, parts)),) = received.batches
+    assert count == 1 and received.dropped == 0
+    assert records[0].decision == reply.decision_id and set(records[0].inputs) == parts.keys()
+
+
+def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
+    """What is read in place must not change meanwhile."""
+    descriptor = os.memfd_create("open", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, b"x")
+    with pytest.raises(ValueError, match="expected a sealed one"):
+        shared_snapshot.mapped_file(descriptor, 10)
+    os.close(descriptor)
+    descriptor = shared_snapshot.sealed_file(b"x" * 11)
+    with pytest.raises(ValueError, match="11 bytes, expected a sealed one of 1 to 10"):
+        shared_snapshot.mapped_file(descriptor, 10)
+    os.close(descriptor)
