@@ -34,15 +34,16 @@ class DecisionLog:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
-    def add(self, encoded: bytes | mmap, count: int) -> None:
-        """Take a batch of *count* decisions. Never raises; what there is no room for is counted as dropped."""
+    def add(self, encoded: bytes | mmap, count: int) -> bool:
+        """Take a batch of *count* decisions. Never raises. False: there is no room, and they are counted as dropped."""
         size = memoryview(encoded).nbytes
         if len(self._batches) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:
             self.count_dropped(count)
-            return
+            return False
         self._batches.append((encoded, count))
         self._bytes += size
         self._changed.set()
+        return True
 
     def count_dropped(self, count: int) -> None:
         """Count decisions that were dropped elsewhere."""

@@ -86,8 +86,8 @@ class DecisionAnswered:
 class DecisionRecorder:
     """Of one event loop. `record` costs a call next to nothing; `run` until it is cancelled, then `flush`."""
 
-    def __init__(self, deliver: Callable[[bytes, int], None], wall_ns: Callable[[], int]) -> None:
-        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop."""
+    def __init__(self, deliver: Callable[[bytes, int], bool], wall_ns: Callable[[], int]) -> None:
+        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop. It returns whether it was taken."""
         self._deliver, self._wall_ns = deliver, wall_ns
         self._waiting: list[DecisionAnswered] = []
         self._snapshots: set[tuple[int, int]] = set()
@@ -135,9 +135,11 @@ class DecisionRecorder:
             except Exception:
                 log.exception("%d decisions cannot be encoded", len(taken))
                 self.dropped += len(taken)
+                self._parts.forget()
                 return
             self.dropped += len(taken) - count
-            self._deliver(encoded, count)
+            if not self._deliver(encoded, count):
+                self._parts.forget()
 
     def take_dropped(self) -> int:
         """Return how many were dropped since the last call."""
@@ -150,21 +152,28 @@ class DecisionRecorder:
 
 
 class _SnapshotParts:
-    """The parts of the snapshot that was encoded last: several batches may be about it."""
+    """The parts of the snapshot that was encoded last: they are sent with its first batch, and named in further ones."""
 
     def __init__(self) -> None:
         self._key: tuple[int, int, int] = (0, 0, 0)
-        self._parts: dict[str, bytes] = {}
+        self._digests: tuple[str, ...] = ()
 
-    async def of(self, snapshot: Judgement, excluded: Flags) -> dict[str, bytes]:
+    async def of(
+        self, snapshot: Judgement, excluded: Flags
+    ) -> tuple[tuple[str, ...], dict[str, bytes]]:
+        """Return the digests, and the parts if they were not sent yet."""
         key = snapshot.dictionary_version, snapshot.version, id(excluded)
+        parts: dict[str, bytes] = {}
         if key != self._key:
-            parts: dict[str, bytes] = {}
             for digest, part in input_parts(snapshot, excluded):
                 parts[digest] = part
                 await asyncio.sleep(0)  # calls that came meanwhile
-            self._key, self._parts = key, parts
-        return self._parts
+            self._key, self._digests = key, tuple(parts)
+        return self._digests, parts
+
+    def forget(self) -> None:
+        """Send them again: they may not have come."""
+        self._key = (0, 0, 0)
 
 
 async def _encoded_batch(
@@ -175,19 +184,19 @@ async def _encoded_batch(
     parts: dict[str, bytes] = {}
     left, count = BATCH_BYTES_MAX, 0
     for one in answered:
-        its_parts = dict(await snapshot_parts.of(one.snapshot, one.excluded))
+        digests, new = await snapshot_parts.of(one.snapshot, one.excluded)
         if job := one.request.gang.workload.job:
             digest, part = workload_part(one.snapshot, job)
-            its_parts[digest] = part
-        encoded = _encoded_decision(_record_of(one, tuple(its_parts)))
+            digests, new = (*digests, digest), {**new, digest: part}
+        encoded = _encoded_decision(_record_of(one, digests))
         await asyncio.sleep(0)
-        new = its_parts.keys() - parts.keys()
-        size = sum(map(len, encoded)) + sum(len(its_parts[digest]) for digest in new)
+        size = sum(map(len, encoded)) + sum(map(len, new.values()))
         if size > left:
+            snapshot_parts.forget()
             continue
         left, count = left - size, count + 1
         decisions += encoded
-        parts |= its_parts
+        parts |= new
     return _joined(parts, decisions), count
 
 

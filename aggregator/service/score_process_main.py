@@ -144,22 +144,21 @@ class ScoreServer:
             }
         )
 
-    def _send_decisions(self, encoded: bytes, count: int) -> None:
-        """Hand a batch over. Never raises: where the aggregator does not read, it is dropped and counted."""
-        if self._unread_batches >= UNREAD_BATCHES_MAX:
-            self._decisions.dropped += count
-            return
-        self._unread_batches += 1
-        try:
-            descriptor = sealed_file(encoded)
-            try:
-                packet = {"decisions": count, "dropped": self._decisions.dropped}
-                socket.send_fds(self._control, [json.dumps(packet).encode()], [descriptor])
-            finally:
-                os.close(descriptor)
-            self._decisions.take_dropped()
-        except OSError:
-            self._decisions.dropped += count
+    def _send_decisions(self, encoded: bytes, count: int) -> bool:
+        """Hand a batch over. Never raises. False: the aggregator does not read; it is dropped and counted."""
+        if self._unread_batches < UNREAD_BATCHES_MAX:
+            self._unread_batches += 1
+            with suppress(OSError):
+                descriptor = sealed_file(encoded)
+                try:
+                    packet = {"decisions": count, "dropped": self._decisions.dropped}
+                    socket.send_fds(self._control, [json.dumps(packet).encode()], [descriptor])
+                finally:
+                    os.close(descriptor)
+                self._decisions.take_dropped()
+                return True
+        self._decisions.dropped += count
+        return False
 
     def _send(self, reply: dict[str, Any]) -> None:
         self._control.send(json.dumps(reply).encode())

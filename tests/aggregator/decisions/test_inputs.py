@@ -48,13 +48,16 @@ class RecordedService:
     def __init__(self, snapshot: Judgement, *, is_dedicated: bool = False) -> None:
         self.source = ChangingSource(snapshot)
         self.batches: list[tuple[list[DecisionRecord], dict[str, bytes]]] = []
-        self.recorder = DecisionRecorder(
-            lambda encoded, _: self.batches.append(decoded_batch(encoded)), lambda: 10**18
-        )
+        self.recorder = DecisionRecorder(self.take, lambda: 10**18)
         self.placement = PlacementService(
             self.source, is_dedicated=is_dedicated, recorder=self.recorder
         )
         self.recovery = RecoveryService(self.placement)
+
+    def take(self, encoded: bytes, count: int) -> bool:
+        """Take a batch."""
+        self.batches.append(decoded_batch(encoded))
+        return True
 
     def ask(self, call: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
         """Return the answer, None where the request is refused."""
@@ -72,9 +75,10 @@ class RecordedService:
 
 def assert_replayed(service: RecordedService, answers: int) -> None:
     """Each recorded decision comes out again from its own parts, in whichever order they are read."""
-    found = [(one, parts) for records, parts in service.batches for one in records]
+    found = [one for records, _ in service.batches for one in records]
+    parts = {digest: part for _, several in service.batches for digest, part in several.items()}
     assert len(found) == answers
-    for one, parts in found:
+    for one in found:
         its_parts = [parts[digest] for digest in reversed(one.inputs)]
         again = asyncio.run(replayed_answer(kind_of(one.kind), one.request, its_parts))
         assert again == one.answer
