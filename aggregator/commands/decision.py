@@ -206,7 +206,10 @@ def decision_text(
 def request_lines(request: Any, names: Sequence[str]) -> list[str]:
     """Return a request as phrases."""
     gang = request.gang
-    found = [_size(gang, request), f"{gang.gpus_per_node or 'all'} GPUs a node"]
+    found = [
+        _size(gang, request),
+        f"{gang.gpus_per_node} GPUs a node" if gang.gpus_per_node else "whole nodes",
+    ]
     if gang.HasField("length"):
         found.append(f"for {gang.length.seconds / 3600:g} h")
     found += _invariants(gang)
@@ -222,6 +225,10 @@ def request_lines(request: Any, names: Sequence[str]) -> list[str]:
     ):  # fmt: skip
         if nodes := list(getattr(request, name, ())):
             found.append(f"{title} {' '.join(fold_names([names[at] for at in nodes]))}")
+    candidates = getattr(request, "candidates", None)
+    if candidates is not None and candidates.node_bitmap:
+        count = int.from_bytes(candidates.node_bitmap, "little").bit_count()
+        found.append(f"{count} candidates")
     found += [words for name, words in _FLAGS.items() if getattr(request, name, False)]
     found += [
         words.format(getattr(request, name))
