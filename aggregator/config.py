@@ -104,6 +104,24 @@ class AggregatorConfig:
         high=3660,
         description="days of scores, evidence, events and cleared findings kept; of advice at least a month, of advisories 400",
     )
+    decisions_days: int = setting(
+        30,
+        low=1,
+        high=3660,
+        description="days that decisions (plans, evaluations, resizes, recoveries) are kept",
+    )
+    decisions_bytes_max: int = setting(
+        256 << 20,
+        low=1 << 20,
+        high=1 << 40,
+        description="bytes of their requests and answers; beyond, the oldest decisions go",
+    )
+    decision_inputs_bytes_max: int = setting(
+        1 << 30,
+        low=0,
+        high=1 << 40,
+        description="bytes of what they were computed from; beyond, the oldest goes, and its decisions can no longer be replayed; 0: none is kept",
+    )
     credit_frames: int = setting(
         64, low=1, high=4096, description="frames a host may have on their way without a receipt"
     )

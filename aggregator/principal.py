@@ -122,6 +122,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "Release": _SCHEDULERS,
         "ListReservations": _SCHEDULERS,
     },
+    "gangline.v1.DecisionService": {"GetDecision": _SCHEDULERS},
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,

@@ -44,6 +44,7 @@ class HostReservation(NamedTuple):
     workload: str = ""
     decision: str = ""
     request_id: str = ""
+    option: int = 0  #: of the decision, from 1; 0: not said
 
     @property
     def name(self) -> str:
@@ -100,6 +101,7 @@ class Reservations:
         *,
         workload: str = "",
         decision: str = "",
+        option: int = 0,
         request_id: str = "",
     ) -> HostReservation:
         """Reserve *hosts*, of which none may be reserved. Raises ResourceExhausted."""
@@ -115,7 +117,7 @@ class Reservations:
         token = max(self._last_token + 1, self._wall_ns() // 1_000_000)
         self._last_token = token
         one = HostReservation(
-            token, owner, tuple(hosts), self._steady_ns() + ttl_ns, ttl_ns, workload, decision, request_id
+            token, owner, tuple(hosts), self._steady_ns() + ttl_ns, ttl_ns, workload, decision, request_id, option
         )  # fmt: skip
         self._add(one)
         self._changes += 1
@@ -240,7 +242,7 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation]]:
         HostReservation(**{**one, "hosts": tuple(one["hosts"])}) for one in fields["reservations"]
     ]
     for one in found:
-        numbers = (one.token, one.expire_ns, one.ttl_ns, fields["last_token"])
+        numbers = (one.token, one.expire_ns, one.ttl_ns, one.option, fields["last_token"])
         texts = (one.owner, one.workload, one.decision, one.request_id, *one.hosts)
         if not all(type(each) is int for each in numbers) or not all(
             isinstance(each, str) for each in texts

@@ -55,9 +55,12 @@ from .scoring.evaluate import FAULT_RULES
 from .scoring.restart import RestartState
 from .service.admin import AdminService, PermitService
 from .service.advisory import AdvisoryService
+from .service.decision import DecisionService
+from .service.decision_log import DecisionLog
 from .service.grpc_server import (
     ADMIN,
     ADVISORY,
+    DECISION,
     OUTCOME,
     PERMIT,
     PLACEMENT,
@@ -295,13 +298,21 @@ class Aggregator:
         self._reservations = Reservations(config.data, wall_ns)
         self.judge_loop = self._make_judge_loop(restart_state)
         self.judge_loop.begin()
-        placement = PlacementService(self.snapshot_holder)
+        self.decisions = DecisionLog(self.store, wall_ns)
+        if self.scores is not None:
+            self.scores.decisions = self.decisions
+        placement = PlacementService(self.snapshot_holder, recorder=self.decisions.recorder)
+        reservations = ReservationService(
+            self._reservations, placement, wall_ns, self.decisions.choose
+        )
+        reservations.record_choices()
         self._services = {
             TELEMETRY: self._telemetry,
             SCORE: ScoreService(self.snapshot_holder),
             PLACEMENT: placement,
             RECOVERY: RecoveryService(placement),
-            RESERVATION: ReservationService(self._reservations, placement, wall_ns),
+            RESERVATION: reservations,
+            DECISION: DecisionService(self.decisions, self.store),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
             OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
@@ -405,6 +416,7 @@ class Aggregator:
             await self._health.set(name, _SERVING if has_snapshot else _NOT_SERVING)
         self._tasks = [
             asyncio.create_task(self.judge_loop.run()),
+            asyncio.create_task(self.decisions.run()),
             asyncio.create_task(self.access_control.watch()),
         ]
 
@@ -432,6 +444,7 @@ class Aggregator:
         if self.scores is not None:
             await self.scores.close()
         await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in self._servers))
+        await self.decisions.settle()
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
         rest = max(STORE_CLOSE_SECONDS_MIN, CLOSE_SECONDS - (time.monotonic() - begin))

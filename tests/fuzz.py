@@ -22,6 +22,7 @@ from tests.fuzzing import (
     access,
     advice,
     answers,
+    decisions,
     declared,
     fleet,
     frames,
@@ -69,6 +70,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **worlds.TARGETS,
     **recordings.TARGETS,
     **placement.TARGETS,
+    **decisions.TARGETS,
 }
 
 

@@ -1,4 +1,4 @@
-"""`gangline explain HOST`: why a host stands where it stands, with the query that shows it."""
+"""`gangline explain HOST`: why a host stands where it stands, with the query that shows it. `gangline explain decision ID`: a decision."""
 
 from __future__ import annotations
 
@@ -47,13 +47,27 @@ WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")
 HOST_CHARACTERS_MAX = 253
 #: What runs a query; beside it stands where.
 COMMAND = "gangline sql"
+#: In place of a host: a decision's id follows.
+DECISION = "decision"
 #: Collectors that read are named only where they are so few.
 NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is known of one host. 3 when no aggregator answers, 4 for an unknown host."""
-    options = _parser().parse_args(arguments)
+    """Print what is known of one host, or a decision. 3 when no aggregator answers, 4 for one that is not known."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    is_decision = options.host == DECISION and options.decision_id
+    if options.decision_id and not is_decision:
+        parser.error(
+            f"{options.decision_id[:100]!r} after a host; expected one HOST, or decision ID"
+        )
+    if options.replay and not is_decision:
+        parser.error("--replay computes a decision again; expected: decision ID --replay")
+    if is_decision:
+        from .decision import run_decision  # with the planner, which no host needs
+
+        return guarded("explain", lambda: run_decision(options))
     return guarded("explain", lambda: _run(options))
 
 
@@ -375,10 +389,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline explain",
         description="Explains the score of a host: each piece of evidence with its value, the normal value, "
-        "its effect on the score, and the SQL query that shows it (for `gangline sql`).",
+        "its effect on the score, and the SQL query that shows it (for `gangline sql`). `gangline explain decision ID` "
+        "explains a plan, evaluation, resize or recovery that was answered: request, options, price, blockers, choice.",
     )
     parser.add_argument(
-        "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"
+        "host",
+        type=_host,
+        metavar="HOST",
+        help="a host's name, as `gangline hosts` shows it; or the word decision",
+    )
+    parser.add_argument(
+        "decision_id",
+        nargs="?",
+        metavar="ID",
+        help="after decision: its id, as answers and ops.decisions show it",
+    )
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="compute the decision again from what it was computed from; exit code 1 where another answer comes out",
     )
     add_options(parser)
     add_hours(parser)

@@ -90,6 +90,7 @@ FIGURES: tuple[Figure, ...] = (
     _count("failed_commits", "commits that failed; each is tried again", lambda m: m.sources.store.failed_commits),
     _count("dropped_scores", "judgements not stored, because too many waited", lambda m: m.sources.store.dropped_scores),
     _count("dropped_findings", "findings not stored, because too many waited", lambda m: m.sources.store.dropped_findings),
+    _count("dropped_decisions", "decisions not stored, because too many waited", lambda m: m.sources.store.dropped_decisions),
     _count("passed_over_frames", "late frames not taken for want of room; their agents send them again", lambda m: m.sources.admission_control.backlog.passed_over_frames),
     _count("deferred_registrations", "registrations that were told to come later, because many came at once", lambda m: m.sources.admission_control.registrations.deferred),
     _count("exported_rows", "readings that left the live file for Parquet", lambda m: m.sources.store.history.exported_rows),

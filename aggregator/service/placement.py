@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from hashlib import blake2b
 from typing import Any, TypeVar
 
-from ...contract.wire import placement_pb2
+from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..counter_deltas import Flags
@@ -19,6 +18,7 @@ from ..decisions.quantity import Quantity, QuantitySource
 from ..errors import NotFound, ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .decision_recorder import DecisionRecorder, decision_id
 from .gang_sizes import add_sizes
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .resize import resize_question
@@ -45,8 +45,15 @@ class PlacementService(PlacementServiceServicer):
     only answers (*is_dedicated*) a plan of one option is no slower than the way to a thread and back, and runs at once.
     """
 
-    def __init__(self, source: SnapshotSource, *, is_dedicated: bool = False) -> None:
-        self._source, self._is_dedicated = source, is_dedicated
+    def __init__(
+        self,
+        source: SnapshotSource,
+        *,
+        is_dedicated: bool = False,
+        recorder: DecisionRecorder | None = None,
+    ) -> None:
+        """*recorder*: takes what was decided; None: nobody does."""
+        self._source, self._is_dedicated, self._recorder = source, is_dedicated, recorder
         self._tables_of: Judgement | None = None
         self._tables: OrderedDict[bytes, tuple[NodeTable, Quantity | None]] = OrderedDict()
         #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
@@ -74,6 +81,7 @@ class PlacementService(PlacementServiceServicer):
         if not reply.options:
             await self.run(lambda: _add_blockers(reply, request, question))
         reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
+        self.record(decision_pb2.DECISION_PLACEMENT, request, reply, question.table)
         return reply
 
     async def WatchPlan(
@@ -98,7 +106,8 @@ class PlacementService(PlacementServiceServicer):
         table, communication = self.running_table(snapshot, question.gang)
         plan = await self.run(lambda: question.plan(table, communication))
         reply = question.reply(plan, table)
-        reply.decision_id = decision_id(request, snapshot)
+        reply.decision_id = decision_id(decision_pb2.DECISION_RESIZE, request, snapshot)
+        self.record(decision_pb2.DECISION_RESIZE, request, reply, table)
         return reply
 
     async def ListTopologyDomains(
@@ -125,7 +134,7 @@ class PlacementService(PlacementServiceServicer):
         table, communication = self.table(snapshot, gang)
         option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
         violations = elastic.violations(table, needs, nodes)
-        return placement_pb2.EvaluatePlacementResponse(
+        reply = placement_pb2.EvaluatePlacementResponse(
             option=messages.option_message(
                 table, option, explain=request.explain, violations=violations, needs=needs
             ),
@@ -133,7 +142,15 @@ class PlacementService(PlacementServiceServicer):
             dictionary_version=snapshot.dictionary_version,
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
+            decision_id=decision_id(decision_pb2.DECISION_EVALUATION, request, snapshot),
         )
+        self.record(decision_pb2.DECISION_EVALUATION, request, reply, table)
+        return reply
+
+    def record(self, kind: int, request: Any, reply: Any, table: NodeTable) -> None:
+        """Let a decision be stored; *table*: the nodes that it is about."""
+        if self._recorder is not None:
+            self._recorder.record(kind, request, reply, table.snapshot, table.excluded)
 
     def snapshot(self) -> Judgement:
         """Return the last snapshot. Raises ServiceUnavailable."""
@@ -202,6 +219,10 @@ class PlacementService(PlacementServiceServicer):
             plain = placement_pb2.GangRequirements()
             return self.table(snapshot, plain)
 
+    def begin_with(self, snapshot: Judgement, excluded: Flags) -> None:
+        """Answer about *snapshot* as one did by whom *excluded* were out of the question."""
+        self._begin(snapshot, node_table(snapshot, excluded=excluded))
+
     def _begin(self, snapshot: Judgement, table: NodeTable) -> None:
         if not snapshot.degraded_reason:
             self._excluded = snapshot.dictionary_version, excluded_now(snapshot)
@@ -242,23 +263,13 @@ class PlacementService(PlacementServiceServicer):
             self._plans -= 1
 
 
-def decision_id(
-    request: placement_pb2.PlanPlacementRequest | placement_pb2.PlanResizeRequest,
-    snapshot: Judgement,
-) -> str:
-    """Return the name of a decision: of the same request about the same snapshot it is the same."""
-    digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
-    digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
-    return f"d{digest.hexdigest()}"
-
-
 def _reply_to(
     request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
 ) -> placement_pb2.PlanPlacementResponse:
     """Return the answer without its options."""
     snapshot = question.snapshot
     return placement_pb2.PlanPlacementResponse(
-        decision_id=decision_id(request, snapshot),
+        decision_id=decision_id(decision_pb2.DECISION_PLACEMENT, request, snapshot),
         score_version=snapshot.version,
         dictionary_version=snapshot.dictionary_version,
         allocation_version=request.candidates.allocation_version,

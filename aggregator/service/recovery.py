@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from ...contract.wire import placement_pb2, recovery_pb2
+from ...contract.wire import decision_pb2, placement_pb2, recovery_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
 from ..counter_deltas import Indexes
 from ..decisions.node_table import NodeTable
@@ -24,6 +23,7 @@ from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
 from ..errors import InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .decision_recorder import decision_id
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
@@ -68,11 +68,10 @@ class RecoveryService(RecoveryServiceServicer):
         plan = await self._placement.run(
             lambda: plan_recovery(table, candidates, needs, incident, communication)
         )
-        digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
-        digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
         reply = response_of(plan, table, explain=request.explain)
-        reply.decision_id = f"r{digest.hexdigest()}"
+        reply.decision_id = decision_id(decision_pb2.DECISION_RECOVERY, request, snapshot)
         reply.candidates_source = candidates.source
+        self._placement.record(decision_pb2.DECISION_RECOVERY, request, reply, table)
         return reply
 
 

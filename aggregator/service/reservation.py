@@ -17,15 +17,18 @@ from ..errors import InvalidArgument
 from ..principal import current_principal
 from ..reservations import SECOND_NS, TTL_SECONDS_MAX, HostReservation, Reservations
 from ..scoring.evaluate import Judgement
+from ..store.decision_records import ChoiceRecord
 from . import placement_messages as messages
 from .idempotency import ID_CHARACTERS_MAX
 from .placement import PlacementService
-from .validation import actor_with_login, check_text
+from .validation import actor_with_login, check_range, check_text
 
 OWNER_CHARACTERS_MAX, WORKLOAD_CHARACTERS_MAX = 128, 256
 TTL_SECONDS_DEFAULT, TTL_SECONDS_MIN = 300, 1
 #: Nodes that an answer names; a count says how many there are.
 CHANGES_MAX = 100
+#: No decision has more options.
+OPTION_MAX = 100
 
 
 class ReservationService(ReservationServiceServicer):
@@ -36,9 +39,11 @@ class ReservationService(ReservationServiceServicer):
         reservations: Reservations,
         placement: PlacementService,
         wall_ns: Callable[[], int],
+        choose: Callable[[ChoiceRecord], None] = lambda _: None,
     ) -> None:
-        """*placement*: knows the last snapshot, and which of its nodes no plan may use."""
+        """*placement*: knows the last snapshot, and which of its nodes no plan may use. *choose*: takes which option was taken."""
         self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
+        self._choose = choose
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
         """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable."""
@@ -46,6 +51,7 @@ class ReservationService(ReservationServiceServicer):
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
         check_text("decision_id", request.decision_id, messages.REQUEST_ID_CHARACTERS_MAX)
+        _check_option(request)
         check_text("request_id", request.request_id, ID_CHARACTERS_MAX)
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
@@ -64,9 +70,10 @@ class ReservationService(ReservationServiceServicer):
                 return reply
             before = self._reservations.reserve(
                 owner, hosts, ttl_ns, workload=request.workload, decision=request.decision_id,
-                request_id=request.request_id,
+                option=request.option, request_id=request.request_id,
             )  # fmt: skip
         await self._reservations.persisted()
+        self._record_choice(before)
         reply.reservation.CopyFrom(self._message(before, snapshot))
         return reply
 
@@ -99,6 +106,20 @@ class ReservationService(ReservationServiceServicer):
             reservations=[self._message(one, snapshot) for one in found]
         )
 
+    def record_choices(self) -> None:
+        """Note again which options the reservations took that stand: a crash may have come before it was stored."""
+        for one in self._reservations.active():
+            self._record_choice(one)
+
+    def _record_choice(self, one: HostReservation) -> None:
+        if one.decision:
+            expire_ns = self._reservations.expire_wall_ns(one)
+            self._choose(
+                ChoiceRecord(
+                    one.name, one.decision, one.option, one.owner, self._wall_ns(), expire_ns, len(one.hosts)
+                )
+            )  # fmt: skip
+
     def _add_changes(
         self, reply: wire.ReserveResponse, snapshot: Judgement, nodes: Indexes
     ) -> None:
@@ -126,7 +147,7 @@ class ReservationService(ReservationServiceServicer):
         message = wire.Reservation(
             name=one.name, owner=one.owner, dictionary_version=snapshot.dictionary_version,
             node_index=[index[host] for host in one.hosts if host in index],
-            fencing_token=one.token, workload=one.workload, decision_id=one.decision,
+            fencing_token=one.token, workload=one.workload, decision_id=one.decision, option=one.option,
         )  # fmt: skip
         message.expire_time.FromNanoseconds(self._reservations.expire_wall_ns(one))
         return message
@@ -141,6 +162,14 @@ def _owner_of(
         raise InvalidArgument("owner", "empty, expected the name of who reserves: slurm-main")
     check_text("owner", request.owner, OWNER_CHARACTERS_MAX)
     return actor_with_login(current_principal(context), request.owner)
+
+
+def _check_option(request: wire.ReserveRequest) -> None:
+    """Raise InvalidArgument for an option that no decision has."""
+    check_range("option", request.option, 0, OPTION_MAX)
+    if request.option and not request.decision_id:
+        reason = f"{request.option} without decision_id, expected the decision whose option it is"
+        raise InvalidArgument("option", reason)
 
 
 def _ttl_ns(ttl: Duration) -> int:

@@ -20,6 +20,8 @@ from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
 from ..workers import environment
 from . import score_process_main, shared_snapshot
+from .decision_log import DecisionLog
+from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 60.0, 10.0
 #: One that does not end when its socket closes is killed after so long.
 END_SECONDS = 2.0
+#: For what it has to say at its end it is given so long.
+LAST_SECONDS = 1.0
 #: After one has ended the next is started after so long; where they end soon, after twice as long each time.
 REST_SECONDS, REST_SECONDS_MAX, SOON_SECONDS = 0.2, 30.0, 60.0
 
@@ -61,6 +65,8 @@ class ScoreProcess:
         self._control: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        #: Takes the decisions that it made; None: nobody does.
+        self.decisions: DecisionLog | None = None
         self._dictionary: tuple[tuple[int, ...], int] | None = None  # of what it is, descriptor
         self._number = 0
 
@@ -143,12 +149,52 @@ class ScoreProcess:
         return self._control
 
     async def _listen(self, control: socket.socket, answers: asyncio.Queue[dict[str, Any]]) -> None:
-        loop = asyncio.get_running_loop()
-        with suppress(OSError):
-            while data := await loop.sock_recv(control, score_process_main.PACKET_BYTES_MAX):
-                answers.put_nowait(json.loads(data))
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(control, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                readable.clear()
+                with suppress(BlockingIOError):
+                    while self._take_packet(control, answers):
+                        pass
+                    break
+        except OSError:
+            pass
+        except (ValueError, KeyError) as error:
+            log.warning("the score process sent what is no packet: %s", error)
+        finally:
+            loop.remove_reader(control)
         answers.put_nowait({})
         self._updated.set()
+
+    def _take_packet(self, control: socket.socket, answers: asyncio.Queue[dict[str, Any]]) -> bool:
+        """Take the next packet; False: there will be no more. Raises BlockingIOError when none waits, OSError."""
+        data, descriptors, _, _ = socket.recv_fds(control, score_process_main.PACKET_BYTES_MAX, 1)
+        try:
+            if not data:
+                return False
+            packet = json.loads(data)
+            if "decisions" in packet:
+                self._take_decisions(packet, descriptors)
+            else:
+                answers.put_nowait(packet)
+        finally:
+            for each in descriptors:
+                os.close(each)
+        return True
+
+    def _take_decisions(self, packet: dict[str, Any], descriptors: list[int]) -> None:
+        if self.decisions is None:
+            return
+        self.decisions.count_dropped(packet["dropped"])
+        try:
+            batch = shared_snapshot.mapped_file(descriptors[0], BATCH_BYTES_MAX)
+        except (OSError, ValueError, IndexError) as error:
+            log.warning("%d decisions cannot be taken over: %s", packet["decisions"], error)
+            self.decisions.count_dropped(packet["decisions"])
+        else:
+            self.decisions.add(batch, packet["decisions"])
 
     async def _next_reply(self, seconds: float) -> dict[str, Any]:
         try:
@@ -205,11 +251,13 @@ class ScoreProcess:
         process, self._process = self._process, None
         if self._control is not None:
             with suppress(OSError):
-                self._control.shutdown(socket.SHUT_RDWR)
-            self._control.close()
+                self._control.shutdown(socket.SHUT_WR)  # it sends its last decisions, and ends
         if self._listening is not None:
+            await asyncio.wait([self._listening], timeout=LAST_SECONDS)
             self._listening.cancel()
             await asyncio.wait([self._listening])
+        if self._control is not None:
+            self._control.close()
         self._control = self._listening = None
         self.version = 0
         return await asyncio.to_thread(_reap, process) if process is not None else None

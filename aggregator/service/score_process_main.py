@@ -5,7 +5,8 @@ for Python's lock. The service, its logins and its refusals are the same code. N
 
 Its standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}` for each snapshot, with two
 descriptors (see `handed`). It answers `{"port": 7601}` once it listens, then for each snapshot what it has counted
-since: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. It ends with that socket, or with its parent.
+since: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions go beside that, `{"decisions": 3, "dropped": 0}` with
+a descriptor (see `decision_recorder.py`). It ends when that socket does, or its parent; then it sends the last decisions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -32,15 +34,18 @@ from ..auth.access import AccessControl
 from ..config import AggregatorConfig
 from ..metrics import CallCounters
 from ..scoring.evaluate import Judgement
+from .decision_recorder import DecisionRecorder
 from .grpc_server import PLACEMENT, RECOVERY, SCORE, make_server, serve_on
 from .placement import PlacementService
 from .recovery import RecoveryService
 from .score import ScoreService
-from .shared_snapshot import NameDictionary, snapshot_of
+from .shared_snapshot import NameDictionary, sealed_file, snapshot_of
 
 PACKET_BYTES_MAX = 1 << 16
 #: Calls still running this long after the end are ended.
 GRACE_SECONDS = 0.2
+#: Batches of decisions that may lie in the socket; the answer to a snapshot must have room beside them.
+UNREAD_BATCHES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,12 @@ class ScoreServer:
         self._calls, self._reported = CallCounters(), _ReportedCounts()
         self._access_control = AccessControl(settings.config)
         self._dictionary: tuple[int, NameDictionary] | None = None
-        self._placement = PlacementService(self, is_dedicated=True)
+        #: Batches of decisions sent since the aggregator last sent a snapshot: one that does not read gets no more.
+        self._unread_batches = 0
+        self._decisions = DecisionRecorder(self._send_decisions, time.time_ns)
+        self._placement = PlacementService(
+            self, is_dedicated=True, recorder=self._decisions
+        )  # fmt: skip
         self._preparing: asyncio.Task[None] | None = None
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
@@ -85,10 +95,15 @@ class ScoreServer:
         await self._set_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
         self._send({"port": port})
-        watch = asyncio.create_task(self._access_control.watch())
+        tasks = [
+            asyncio.create_task(self._access_control.watch()),
+            asyncio.create_task(self._decisions.run()),
+        ]
         await self._listen()
-        watch.cancel()
+        for task in tasks:
+            task.cancel()
         await server.stop(GRACE_SECONDS)
+        await self._decisions.flush()
 
     async def _set_serving(self, status: Any) -> None:
         for name in ("", SCORE, PLACEMENT, RECOVERY):
@@ -114,6 +129,7 @@ class ScoreServer:
 
     async def _load_snapshot(self, number: int, names: int, descriptor: int) -> None:
         """Answer from the snapshot in *descriptor* from now on."""
+        self._unread_batches = 0
         if self._dictionary is None or self._dictionary[0] != number:
             self._dictionary = number, NameDictionary(names)
         first, self.snapshot = self.snapshot is None, snapshot_of(descriptor, self._dictionary[1])
@@ -127,6 +143,22 @@ class ScoreServer:
                 **self._reported.since(self._calls, self._access_control),
             }
         )
+
+    def _send_decisions(self, encoded: bytes, count: int) -> bool:
+        """Hand a batch over. Never raises. False: the aggregator does not read; it is dropped and counted."""
+        if self._unread_batches < UNREAD_BATCHES_MAX:
+            self._unread_batches += 1
+            with suppress(OSError):
+                descriptor = sealed_file(encoded)
+                try:
+                    packet = {"decisions": count, "dropped": self._decisions.dropped}
+                    socket.send_fds(self._control, [json.dumps(packet).encode()], [descriptor])
+                finally:
+                    os.close(descriptor)
+                self._decisions.take_dropped()
+                return True
+        self._decisions.dropped += count
+        return False
 
     def _send(self, reply: dict[str, Any]) -> None:
         self._control.send(json.dumps(reply).encode())

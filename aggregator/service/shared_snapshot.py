@@ -151,6 +151,27 @@ def _file(sections: Sequence[Sequence[memoryview]]) -> int:
     return descriptor
 
 
+def sealed_file(content: bytes) -> int:
+    """Return the descriptor of a sealed file in memory with *content*. Raises OSError."""
+    descriptor = os.memfd_create("gangline-decisions", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped_file(descriptor: int, bytes_max: int) -> mmap.mmap:
+    """Return the content of what `sealed_file` made; the descriptor stays the caller's. Raises OSError, ValueError."""
+    size = os.fstat(descriptor).st_size
+    if not 0 < size <= bytes_max or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) != _SEALS:
+        raise ValueError(f"a file of {size} bytes, expected a sealed one of 1 to {bytes_max}")
+    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+
+
 def _mapped(descriptor: int) -> list[list[memoryview]]:
     """Return the parts of such a file, by section; they hold its memory."""
     whole = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -12,6 +12,7 @@ from ...ext.intake import Received
 from ..config import AggregatorConfig
 from ..model import Finding, HostScore, Snapshot
 from . import rows as records
+from .decision_records import DecisionCommit
 from .duckdb_file import StoreError
 from .journal import StoredEvent
 from .rows import (
@@ -47,6 +48,7 @@ class Pending:
         default_factory=dict[tuple[str, str, str, int], Finding]
     )
     own_health: list[OwnHealthReading] = field(default_factory=list[OwnHealthReading])
+    decisions: list[DecisionCommit] = field(default_factory=list[DecisionCommit])
     #: When the first of `frames` came, by the monotonic clock.
     first_seconds: float = 0.0
 
@@ -54,7 +56,7 @@ class Pending:
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
         several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any(several) and not self.own_health
+        return not any(several) and not self.own_health and not self.decisions
 
     @property
     def description(self) -> str:
@@ -62,7 +64,7 @@ class Pending:
         several: dict[str, Sized] = {
             "frames": self.frames, "events": self.events, "registrations": self.hosts,
             "scores": self.scores, "findings": self.findings, "signals": self.foreign,
-            "readings of ourselves": self.own_health,
+            "readings of ourselves": self.own_health, "batches of decisions": self.decisions,
         }  # fmt: skip
         counts = ", ".join(f"{len(some)} {name}" for name, some in several.items() if some)
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
@@ -93,6 +95,7 @@ class Pending:
             scores=self.scores,
             findings=self.findings,
             own_health=self.own_health,
+            decisions=self.decisions,
         )
         return [*parts.values(), *([] if rest.empty else [rest])]
 
@@ -101,6 +104,7 @@ class Pending:
             Pending(hosts=self.hosts), Pending(frames=self.frames, rows=self.rows),
             Pending(events=self.events), Pending(foreign=self.foreign), Pending(scores=self.scores),
             Pending(findings=self.findings), Pending(own_health=self.own_health),
+            Pending(decisions=self.decisions),
         )  # fmt: skip
         return [one for one in several if not one.empty]
 
@@ -113,10 +117,11 @@ class Pending:
                 frames=frames, rows=sum(frame.frame.rows for frame, _ in frames), events=self.events[part],
                 hosts=dict(list(self.hosts.items())[part]), foreign=dict(list(self.foreign.items())[part]),
                 scores=self.scores[part], findings=dict(list(self.findings.items())[part]), own_health=self.own_health[part],
+                decisions=self.decisions[part],
             )  # fmt: skip
 
         kinds: tuple[Sized, ...] = (
-            self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own_health,
+            self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own_health, self.decisions,
         )  # fmt: skip
         middle = max(len(one) for one in kinds) // 2
         return [one for one in (half(slice(middle)), half(slice(middle, None))) if not one.empty]
@@ -132,6 +137,9 @@ EVENTS_WAITING_MAX = 100_000
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
 #: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
 OWN_HEALTH_WAITING_MAX = 10_000
+#: Bytes of decisions that wait while the disk is full; further ones are not stored, and are counted.
+DECISION_BYTES_WAITING_MAX = 64 << 20
+MISSING_INPUTS_MAX = 100_000
 
 
 class Queue:
@@ -148,6 +156,11 @@ class Queue:
         self.dropped_scores = 0
         #: Findings left out because too many waited.
         self.dropped_findings = 0
+        #: Decisions not stored because too many waited, here or in the process that made them.
+        self.dropped_decisions = 0
+        self._decision_bytes = 0
+        #: Digests of parts of decisions' inputs that the store lacks; whoever has them may send them again.
+        self.missing_inputs = deque[str](maxlen=MISSING_INPUTS_MAX)
 
     def submit_frame(
         self,
@@ -249,6 +262,23 @@ class Queue:
             del own_health[: max(0, len(own_health) - OWN_HEALTH_WAITING_MAX)]
             self._change.notify_all()
 
+    def submit_decisions(self, one: DecisionCommit) -> bool:
+        """Queue decisions, their inputs and choices. False: too many wait; its decisions are counted as dropped."""
+        size = one.size_bytes
+        with self._change:
+            if self._decision_bytes + size > DECISION_BYTES_WAITING_MAX:
+                self.dropped_decisions += len(one.decisions)
+                return False
+            self._decision_bytes += size
+            self._pending.decisions.append(one)
+            self._change.notify_all()
+        return True
+
+    def count_dropped_decisions(self, count: int) -> None:
+        """Count decisions that were dropped before they came here."""
+        with self._change:
+            self.dropped_decisions += count
+
     def _submit_events(self, events: Sequence[StoredEvent], position: int) -> None:
         """Queue events that are on disk up to *position* of the journal."""
         with self._change:
@@ -295,7 +325,7 @@ class Queue:
             if self._pending.empty and not self._work_items:
                 return None
             pending, self._pending = self._pending, Pending()
-            self._committing = pending
+            self._committing, self._decision_bytes = pending, 0
             return pending
 
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:

@@ -50,6 +50,8 @@ ADVICE_DAYS = 30
 OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
+#: Decisions about gangs are looked back at as advice is.
+DECISIONS_SECONDS = 30 * 86_400
 #: Runs of jobs are compared over weeks.
 RUNS_SECONDS = 30 * 86_400
 
@@ -101,6 +103,8 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("gangs"),
     TableCopy("job_forecasts"),
     TableCopy("runs", 20_000, "time", RUNS_SECONDS),
+    TableCopy("decisions", 10_000, "time", DECISIONS_SECONDS),
+    TableCopy("decision_choices", 10_000, "time", DECISIONS_SECONDS),
 )
 
 

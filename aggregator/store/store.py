@@ -21,6 +21,7 @@ import duckdb
 from ..config import AggregatorConfig
 from ..metrics import Histogram
 from . import restored_state
+from .decision_records import DecisionLimits
 from .duckdb_file import (
     JOURNAL_FILE,
     STORE_FILE,
@@ -155,6 +156,12 @@ class Store(Queue):
             folder / STORE_FILE,
             retention_hours=self._config.retention_hours,
             history_days=self._config.history_days,
+            decision_limits=DecisionLimits(
+                self._config.decisions_days,
+                self._config.decisions_bytes_max,
+                self._config.decision_inputs_bytes_max,
+            ),
+            on_missing_inputs=self.missing_inputs.extend,
         )
         try:
             self._journal = EventJournal(folder / JOURNAL_FILE)

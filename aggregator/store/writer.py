@@ -19,6 +19,8 @@ from ..errors import CAPACITY_RETRY_SECONDS, ResourceExhausted
 from ..hazard.features import OBSERVED_NAMES
 from ..model import Finding
 from . import rows as records
+from .decision_records import DecisionLimits
+from .decisions import drop_old_decisions, put_decisions
 from .duckdb_file import (
     BEFORE_SWAP,
     Header,
@@ -339,11 +341,20 @@ class PinnedFile:
 class Writer:
     """The only holder of the store's file. Its methods but `cursor` are the writer thread's."""
 
-    def __init__(self, path: Path, *, retention_hours: int, history_days: int) -> None:
-        """Open the store at *path*. Raises StoreError."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        retention_hours: int,
+        history_days: int,
+        decision_limits: DecisionLimits = DecisionLimits(),  # noqa: B008 - frozen
+        on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
+    ) -> None:
+        """Open the store at *path*. *on_missing_inputs*: is told which inputs of decisions the store lacks. Raises StoreError."""
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
+        self._decision_limits, self._on_missing_inputs = decision_limits, on_missing_inputs
         self._cursor_lock = threading.Lock()
         self._needs_reopen = False
         self._saved_threshold = ""
@@ -554,6 +565,10 @@ class Writer:
             self._put_findings(list(pending.findings.values()))
         if pending.own_health:
             self._insert("own_health", records.own_health(pending.own_health))
+        if pending.decisions:
+            self._on_missing_inputs(
+                put_decisions(self._connection, pending.decisions, self._decision_limits)
+            )
 
     def _put_events(self, arrow: Any) -> None:
         """Store each event once: a later revision replaces its row, an earlier one changes nothing."""
@@ -616,6 +631,7 @@ class Writer:
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
         drop_old(self._connection, now_ns, self._history_days)
+        drop_old_decisions(self._connection, now_ns, self._decision_limits)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -374,18 +374,20 @@ class EvaluatePlacementRequest(_message.Message):
     def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class EvaluatePlacementResponse(_message.Message):
-    __slots__ = ("option", "score_version", "dictionary_version", "degraded", "degraded_reason")
+    __slots__ = ("option", "score_version", "dictionary_version", "degraded", "degraded_reason", "decision_id")
     OPTION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     option: PlacementOption
     score_version: int
     dictionary_version: int
     degraded: bool
     degraded_reason: str
-    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    decision_id: str
+    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., decision_id: _Optional[str] = ...) -> None: ...
 
 class WatchPlanRequest(_message.Message):
     __slots__ = ("plan", "change_gpu_hours_min", "current_node_index")

@@ -21,7 +21,7 @@ NODE_RESERVED: NodeChange
 NODE_UNHEALTHY: NodeChange
 
 class Reservation(_message.Message):
-    __slots__ = ("name", "owner", "node_index", "dictionary_version", "fencing_token", "expire_time", "workload", "decision_id")
+    __slots__ = ("name", "owner", "node_index", "dictionary_version", "fencing_token", "expire_time", "workload", "decision_id", "option")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Reservation(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -38,7 +39,8 @@ class Reservation(_message.Message):
     expire_time: _timestamp_pb2.Timestamp
     workload: str
     decision_id: str
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., fencing_token: _Optional[int] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ...) -> None: ...
+    option: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., fencing_token: _Optional[int] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ..., option: _Optional[int] = ...) -> None: ...
 
 class ChangedNode(_message.Message):
     __slots__ = ("node_index", "change", "message")
@@ -51,7 +53,7 @@ class ChangedNode(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., change: _Optional[_Union[NodeChange, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("owner", "node_index", "dictionary_version", "ttl", "workload", "decision_id", "request_id", "validate_only")
+    __slots__ = ("owner", "node_index", "dictionary_version", "ttl", "workload", "decision_id", "request_id", "validate_only", "option")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,7 @@ class ReserveRequest(_message.Message):
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    OPTION_FIELD_NUMBER: _ClassVar[int]
     owner: str
     node_index: _containers.RepeatedScalarFieldContainer[int]
     dictionary_version: int
@@ -68,7 +71,8 @@ class ReserveRequest(_message.Message):
     decision_id: str
     request_id: str
     validate_only: bool
-    def __init__(self, owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+    option: int
+    def __init__(self, owner: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., dictionary_version: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[str] = ..., decision_id: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ..., option: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("reservation", "changes", "changed_count", "score_version")

@@ -16,6 +16,7 @@ from gangline.aggregator.reservations import SECOND_NS, Reservations
 from gangline.aggregator.service.placement import PlacementService
 from gangline.aggregator.service.recovery import RecoveryService
 from gangline.aggregator.service.reservation import ReservationService
+from gangline.aggregator.store.decision_records import ChoiceRecord
 from gangline.contract.wire import placement_pb2, recovery_pb2
 from gangline.contract.wire import reservation_pb2 as wire
 from tests.aggregator.service.test_placement_service import (
@@ -162,6 +163,8 @@ def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
         ({"request_id": "x" * 65}, "request_id: 65 characters"),
         ({"workload": "x" * 257}, "workload: 257 characters"),
         ({"decision_id": "x" * 129}, "decision_id: 129 characters"),
+        ({"decision_id": "d1", "option": 101}, "option: 101, expected 0 to 100"),
+        ({"option": 1}, "option: 1 without decision_id"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
@@ -180,3 +183,25 @@ def test_indexes_of_another_epoch_are_refused(tmp_path: Path) -> None:
     """Indexes of a dictionary that began again name other hosts."""
     with pytest.raises(FailedPrecondition, match="call GetNodeDictionary again"):
         ReservedFleet(tmp_path).reserve("slurm", 1, dictionary_version=99)
+
+
+def test_which_option_was_taken_is_noted_again_after_a_restart(tmp_path: Path) -> None:
+    """A crash between the reservation, which is durable, and the commit of decisions must not lose who took what."""
+    fleet = ReservedFleet(tmp_path)
+    noted: list[ChoiceRecord] = []
+
+    def service(reservations: Reservations) -> ReservationService:
+        return ReservationService(
+            reservations, fleet.placement, lambda: fleet.now_ns, noted.append
+        )  # fmt: skip
+
+    fleet.service = service(fleet.reservations)
+    one = fleet.reserve("slurm", 1, 2, decision_id="d1", option=2).reservation
+    fleet.reserve("slurm", 5)  # of no decision
+    expected = ChoiceRecord(
+        one.name, "d1", 2, "slurm", fleet.now_ns, fleet.now_ns + 300 * SECOND_NS, 2
+    )
+    assert noted == [expected]
+    again = Reservations(tmp_path, lambda: fleet.now_ns, lambda: fleet.now_ns)
+    service(again).record_choices()
+    assert noted == [expected, expected]

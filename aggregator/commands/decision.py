@@ -1,0 +1,267 @@
+"""`gangline explain decision ID`: what was asked, what was answered, what was chosen; and whether the same comes out again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import Any, overload
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...cli import json_object
+from ...contract.wire import decision_pb2 as wire
+from ...contract.wire import placement_pb2, recovery_pb2
+from ...contract.wire.decision_pb2_grpc import DecisionServiceStub
+from ..decisions.inputs import InputsError, checked_part, node_names
+from ..service.decision_recorder import gangline_version
+from ..service.decision_replay import replayed_answer
+from ..service.decision_summary import MESSAGES, kind_name
+from .connection import (
+    FAILED,
+    OK,
+    CommandError,
+    command_error,
+    open_channel,
+    read_connection_options,
+)
+from .plan import (
+    DEADLINE_SECONDS,
+    REPLY_BYTES_MAX,
+    fold_names,
+    option_lines,
+    plan_text,
+    tier_title,
+)
+from .recover import recovery_text
+from .resize import resize_text
+
+#: Fields of a request that are told beside the gang, where they are set.
+_FLAGS = {
+    "goes_on_in_process": "healthy processes wait for the others",
+    "checkpoint_on_demand": "a checkpoint can be written now",
+}
+_COUNTS = {
+    "nodes_min": "it may shrink to {} nodes",
+    "failures_at_step": "it failed at this step {} times",
+}
+
+
+def run_decision(options: argparse.Namespace) -> int:
+    """Print a decision; with `--replay` 1 where another answer comes out, or none can. Raises CommandError."""
+    stored = _fetched(options)
+    request, answer = _messages(stored)
+    parts = [_part(one) for one in stored.inputs]
+    replayed = _replay_line(stored, parts) if options.replay else None
+    if options.json:
+        print(json_object(_fields(stored, request, answer, replayed)))
+    else:
+        print(decision_text(stored, request, answer, _NodeNames(stored, parts)))
+        if replayed is not None:
+            print(replayed[1])
+    return OK if replayed is None or replayed[0] else FAILED
+
+
+def _fetched(options: argparse.Namespace) -> wire.StoredDecision:
+    connection_options = read_connection_options(options)
+    with open_channel(
+        connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
+    ) as channel:
+        stub: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = wire.GetDecisionRequest(decision_id=options.decision_id)
+        try:
+            found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
+    return found
+
+
+def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
+    if stored.kind not in MESSAGES:
+        raise CommandError(
+            f"decision {stored.decision_id} is of kind {stored.kind}, which this gangline does not know; use that of the aggregator",
+            FAILED,
+        )
+    request_type, answer_type = MESSAGES[stored.kind]
+    answer = answer_type.FromString(stored.answer)
+    if stored.HasField("solve_time"):
+        answer.solve_time.CopyFrom(stored.solve_time)
+    return request_type.FromString(stored.request), answer
+
+
+def _part(one: wire.DecisionInput) -> bytes:
+    try:
+        return checked_part(one.digest, one.data)
+    except InputsError as error:
+        raise CommandError(f"input {one.digest}: {error}", FAILED) from error
+
+
+def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:
+    """Compute it again; return whether the same bytes came out, and that in words."""
+    if stored.not_replayable:
+        return False, f"replay: not possible: {stored.not_replayable}"
+    try:
+        again = asyncio.run(replayed_answer(stored.kind, stored.request, parts))
+    except InputsError as error:
+        return False, f"replay: failed: {error}"
+    except Exception as error:  # noqa: BLE001 - another version's planner may take its inputs otherwise
+        return False, f"replay: failed: {type(error).__name__}: {error}{_versions(stored)}"
+    if again == stored.answer:
+        return True, f"replay: byte-identical, {len(again)} bytes from {len(parts)} inputs"
+    return (
+        False,
+        f"replay: another answer, {len(again)} bytes for {len(stored.answer)}{_versions(stored)}",
+    )
+
+
+def _versions(stored: wire.StoredDecision) -> str:
+    if stored.gangline_version == gangline_version():
+        return ""
+    return f"; {stored.gangline_version} answered, {gangline_version()} computed it again"
+
+
+def _fields(
+    stored: wire.StoredDecision, request: Any, answer: Any, replayed: tuple[bool, str] | None
+) -> dict[str, Any]:
+    about = wire.StoredDecision()
+    about.CopyFrom(stored)
+    for name in ("request", "answer", "inputs"):
+        about.ClearField(name)  # type: ignore[arg-type, unused-ignore]
+    fields: dict[str, Any] = MessageToDict(about, preserving_proto_field_name=True)
+    fields["request"] = MessageToDict(request, preserving_proto_field_name=True)
+    fields["answer"] = MessageToDict(answer, preserving_proto_field_name=True)
+    if replayed is not None:
+        fields["replay"] = {"identical": replayed[0], "message": replayed[1]}
+    return fields
+
+
+class _NodeNames(Sequence[str]):
+    """Names of nodes by index; of those that are no longer known the index."""
+
+    def __init__(self, stored: wire.StoredDecision, parts: Sequence[bytes]) -> None:
+        self._names = node_names(parts)
+        self._others = dict(zip(first_nodes(stored), stored.hosts, strict=False))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice) or at < len(self._names):
+            return self._names[at]
+        return self._others.get(at, f"node {at}")
+
+
+def first_nodes(stored: wire.StoredDecision) -> Sequence[int]:
+    """Return the nodes of the first option by index."""
+    _, answer = _messages(stored)
+    if stored.kind == wire.DECISION_EVALUATION:
+        return tuple(answer.option.node_index)
+    if not answer.options:
+        return ()
+    first = answer.options[0]
+    return tuple((first.placement if stored.kind == wire.DECISION_RESIZE else first).node_index)
+
+
+# ----------------------------------------------------------------------
+# As text.
+
+
+def decision_text(
+    stored: wire.StoredDecision, request: Any, answer: Any, names: Sequence[str]
+) -> str:
+    """Return a decision in words: who asked for what, the answer, and who took which option."""
+    at = stored.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+    lines = [
+        f"{kind_name(stored.kind)} {stored.decision_id}, {at}, for {stored.caller or 'the aggregator itself'}",
+        f"request: {'; '.join(request_lines(request, names))}",
+        "",
+    ]
+    if isinstance(answer, placement_pb2.PlanPlacementResponse):
+        lines.append(plan_text(answer, names, explain=True))
+    elif isinstance(answer, placement_pb2.EvaluatePlacementResponse):
+        lines += option_lines(answer.option, names, explain=True)
+    elif isinstance(answer, placement_pb2.PlanResizeResponse):
+        lines.append(resize_text(answer, names, explain=True))
+    else:
+        lines.append(recovery_text(answer, names, explain=True))
+    lines.append("")
+    for one in stored.choices:
+        until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+        option = f"option {one.option}" if one.option else "an option (which, was not said)"
+        lines.append(
+            f"chosen: {option}, by {one.owner}: {one.reservation} of {one.nodes} nodes with spares, reserved until {until}"
+        )
+    if not stored.choices:
+        lines.append("chosen: no reservation names this decision")
+    if stored.not_replayable:
+        lines.append(f"not replayable: {stored.not_replayable}")
+    return "\n".join(lines)
+
+
+def request_lines(request: Any, names: Sequence[str]) -> list[str]:
+    """Return a request as phrases."""
+    gang = request.gang
+    found = [
+        _size(gang, request),
+        f"{gang.gpus_per_node} GPUs a node" if gang.gpus_per_node else "whole nodes",
+    ]
+    if gang.HasField("length"):
+        found.append(f"for {gang.length.seconds / 3600:g} h")
+    found += _invariants(gang)
+    if gang.workload.job:
+        found.append(f"as job {gang.workload.job}")
+    if gang.node_score_min:
+        found.append(f"score of each node at least {gang.node_score_min:.4g}")
+    if gang.survival_min:
+        found.append(f"survival at least {gang.survival_min:.4g}")
+    for name, title in (
+        ("node_index", "nodes"), ("current_node_index", "now on"), ("failed_node_index", "failed"),
+        ("suspect_node_index", "suspected"), ("hot_spare_node_index", "hot spares"),
+    ):  # fmt: skip
+        if nodes := list(getattr(request, name, ())):
+            found.append(f"{title} {' '.join(fold_names([names[at] for at in nodes]))}")
+    candidates = getattr(request, "candidates", None)
+    if candidates is not None and candidates.node_bitmap:
+        count = int.from_bytes(candidates.node_bitmap, "little").bit_count()
+        found.append(f"{count} candidates")
+    found += [words for name, words in _FLAGS.items() if getattr(request, name, False)]
+    found += [
+        words.format(getattr(request, name))
+        for name, words in _COUNTS.items()
+        if getattr(request, name, 0)
+    ]
+    if isinstance(request, recovery_pb2.PlanRecoveryRequest) and request.application_error:
+        found.append(f"error {request.application_error!r}")
+    return found
+
+
+def _size(gang: placement_pb2.GangRequirements, request: Any) -> str:
+    sizes = gang.sizes
+    if sizes.allowed_nodes:
+        return f"{', '.join(map(str, sizes.allowed_nodes))} nodes"
+    if gang.HasField("sizes"):
+        return f"{sizes.min_nodes} to {sizes.max_nodes} nodes"
+    nodes = gang.nodes or len(
+        getattr(request, "node_index", ()) or getattr(request, "current_node_index", ())
+    )
+    return f"{nodes} nodes" if nodes else "the nodes of its job"
+
+
+def _invariants(gang: placement_pb2.GangRequirements) -> list[str]:
+    held, found = gang.invariants, list[str]()
+    if held.within:
+        found.append(f"within one {tier_title(held.within)}")
+    if held.segment_nodes > 1:
+        found.append(
+            f"segments of {held.segment_nodes} nodes in one {tier_title(held.segment_tier)}"
+        )
+    if held.same_rails:
+        found.append("the same rails")
+    if held.spread_over:
+        found.append(f"at most {held.spread_nodes_max} nodes in one {tier_title(held.spread_over)}")
+    return found

@@ -1,0 +1,219 @@
+"""What a decision is computed from, as parts: columns of the nodes, their names and places, and a few numbers of the snapshot.
+
+A part is named by a digest of its bytes, so that what stays the same from one snapshot to the next is stored once. It begins
+with a line of JSON that says what it is; an array follows as it lies in memory (little-endian), anything else as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...fingerprints.sensitivity import KnownWorkloads
+from ..counter_deltas import Flags
+from ..scoring.evaluate import Judgement
+from ..scoring.node_facts import DOMAIN_FIELDS, NodeDomains, NodeFacts
+from ..scoring.results import Columns
+
+#: A part that is larger than this was not written by Gangline.
+PART_BYTES_MAX = 64 << 20
+#: A part's first line is shorter.
+_HEAD_BYTES_MAX = 1000
+_DIGEST_BYTES = 16
+_COMPRESSION_LEVEL = 3
+_TYPES = ("<f4", "<i4", "<i8", "|u1", "|b1")
+
+_COLUMNS = ("score", "hazard_per_hour", "relative_speed", "state", "ended")
+_FACTS = ("gpus", "hazard_down", "hazard_up", "speed_reach", "is_reporting")
+
+
+class InputsError(Exception):
+    """Parts are missing, or are not what Gangline writes; the words say which."""
+
+
+class DecisionInputs(NamedTuple):
+    """A snapshot as far as decisions read it, and the nodes that were out of the question."""
+
+    snapshot: Judgement
+    excluded: Flags
+
+
+def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, bytes]]:
+    """Yield with its digest each part that decisions about *snapshot* are computed from, but for workloads."""
+    domains, facts = snapshot.facts.domains, snapshot.facts
+    arrays: dict[str, Any] = {name: getattr(snapshot.columns, name) for name in _COLUMNS}
+    arrays |= {name: getattr(facts, name) for name in _FACTS}
+    arrays |= {
+        "domain_ids": domains.ids, "rails": domains.rails, "component_speeds": snapshot.component_speeds,
+        "excluded": excluded,
+        "reserved_nodes": np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(nodes.astype(np.int64) for _, nodes in snapshot.reservations)]
+        ),
+    }  # fmt: skip
+    # In their order: among jobs that are equal in all respects the first counts.
+    jobs = {job: at for at, job in enumerate(dict.fromkeys(snapshot.jobs.values()))}
+    count = len(snapshot.jobs)
+    arrays["job_nodes"] = np.fromiter(snapshot.jobs, dtype=np.int32, count=count)
+    arrays["job_numbers"] = np.fromiter(
+        (jobs[job] for job in snapshot.jobs.values()), dtype=np.int32, count=count
+    )
+    values: dict[str, Any] = {
+        "names": snapshot.names,
+        "domain_names": domains.names,
+        "jobs": list(jobs),
+        "reservations": [(name, nodes.size) for name, nodes in snapshot.reservations],
+        "snapshot": {
+            "version": snapshot.version,
+            "computed_ns": snapshot.computed_ns,
+            "horizon_seconds": snapshot.horizon_seconds,
+            "degraded_reason": snapshot.degraded_reason,
+            "dictionary_version": snapshot.dictionary_version,
+            "model": snapshot.model,
+            "rails_count": domains.rails_count,
+        },
+    }
+    for name, array in arrays.items():
+        part = _array_part(name, array)
+        yield _digest(part), part
+    for name, value in values.items():
+        part = _value_part(name, value)
+        yield _digest(part), part
+
+
+def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:
+    """Return the digest and the part of what is known of *job*; also where nothing is."""
+    at = snapshot.workloads.names.get(job)
+    known: list[Any] = []
+    if at is not None:
+        known = [job, snapshot.workloads.descriptions[at], snapshot.workloads.needs[at].tolist()]
+    part = _value_part("workload", known)
+    return _digest(part), part
+
+
+def compressed(part: bytes) -> bytes:
+    """Return a part, or a message, as it is stored."""
+    return zlib.compress(part, _COMPRESSION_LEVEL)
+
+
+def decompressed(data: bytes) -> bytes:
+    """Return what `compressed` was given. Raises InputsError."""
+    unpacking = zlib.decompressobj()
+    try:
+        part = unpacking.decompress(data, PART_BYTES_MAX)
+    except zlib.error as error:
+        raise InputsError(f"a part cannot be read: {error}") from error
+    if not unpacking.eof:
+        raise InputsError(f"a part is cut off, or has more than {PART_BYTES_MAX} bytes")
+    return part
+
+
+def checked_part(digest: str, data: bytes) -> bytes:
+    """Return the part that is stored as *data*. Raises InputsError, also where it is not what *digest* names."""
+    part = decompressed(data)
+    if _digest(part) != digest:
+        raise InputsError("its content is not what its digest says")
+    return part
+
+
+def restored_inputs(parts: Iterable[bytes]) -> DecisionInputs:
+    """Return what `input_parts` and `workload_part` were given. Raises InputsError."""
+    found = dict(map(_decoded, parts))
+    try:
+        return _restored(found)
+    except KeyError as error:
+        raise InputsError(f"the part {error} is missing") from error
+    except (TypeError, ValueError, IndexError) as error:
+        raise InputsError(f"the parts do not belong together: {error}") from error
+
+
+def node_names(parts: Iterable[bytes]) -> tuple[str, ...]:
+    """Return the names of the nodes by index, none where the part is missing. Raises InputsError."""
+    for part in parts:
+        name, value = _decoded(part)
+        if name == "names":
+            return tuple(value)
+    return ()
+
+
+def _restored(found: Mapping[str, Any]) -> DecisionInputs:
+    about, names = found["snapshot"], tuple(found["names"])
+    count = len(names)
+    zeros = np.zeros(count, dtype=np.uint8)
+    columns = Columns(
+        **{name: found[name] for name in _COLUMNS},
+        bucket=zeros,
+        reason=zeros,
+        simulated=zeros.astype(bool),
+    )
+    domains = NodeDomains(
+        (about["dictionary_version"], count, 0),
+        found["domain_ids"],
+        tuple(tuple(each) for each in found["domain_names"]),
+        found["rails"],
+        about["rails_count"],
+    )
+    facts = NodeFacts(domains, **{name: found[name] for name in _FACTS})
+    excluded = found["excluded"]
+    sizes = {column.size for column in (*columns, excluded, facts.gpus, domains.rails)}
+    if sizes != {count} or domains.ids.shape != (len(DOMAIN_FIELDS), count):
+        raise ValueError(f"columns of {sorted(sizes)} nodes for {count} names")
+    ends = np.cumsum([0, *(size for _, size in found["reservations"])])
+    reserved = found["reserved_nodes"].astype(np.intp)
+    reservations = tuple(
+        (name, reserved[ends[at] : ends[at + 1]])
+        for at, (name, _) in enumerate(found["reservations"])
+    )
+    jobs = found["jobs"]
+    numbered = zip(found["job_nodes"].tolist(), found["job_numbers"].tolist(), strict=True)
+    snapshot = Judgement(
+        version=about["version"], computed_ns=about["computed_ns"], horizon_seconds=about["horizon_seconds"],
+        hosts=(), degraded_reason=about["degraded_reason"], dictionary_version=about["dictionary_version"],
+        names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
+        component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
+        reservations=reservations,
+    )  # fmt: skip
+    return DecisionInputs(snapshot, excluded)
+
+
+def _workloads(known: list[Any] | None) -> KnownWorkloads:
+    if not known:
+        return KnownWorkloads()
+    job, description, needs = known
+    return KnownWorkloads({job: 0}, (description,), np.array([needs], dtype=np.float32))
+
+
+def _digest(part: bytes) -> str:
+    return blake2b(part, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _array_part(name: str, array: Any) -> bytes:
+    ordered = np.ascontiguousarray(array)
+    kind = ordered.dtype.newbyteorder("<").str
+    assert kind in _TYPES, f"{name}: {kind}"
+    head = {"part": name, "type": kind, "shape": ordered.shape}
+    return json.dumps(head).encode() + b"\n" + ordered.tobytes()
+
+
+def _value_part(name: str, value: Any) -> bytes:
+    return json.dumps({"part": name}).encode() + b"\n" + json.dumps(value).encode()
+
+
+def _decoded(part: bytes) -> tuple[str, Any]:
+    """Return the name and the content of a part. Raises InputsError."""
+    end = part.find(b"\n", 0, _HEAD_BYTES_MAX)
+    try:
+        head = json.loads(part[: max(end, 0)])
+        name = str(head["part"])
+        if "type" not in head:
+            return name, json.loads(part[end + 1 :])
+        if head["type"] not in _TYPES:
+            raise ValueError(f"type {head['type']!r}")
+        array = np.frombuffer(part, dtype=head["type"], offset=end + 1)
+        return name, array.reshape(head["shape"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputsError(f"a part is not what Gangline writes: {error}") from error

@@ -1,0 +1,277 @@
+"""What was decided, held for a moment in the process that answers, and encoded between its calls. No answer waits for it.
+
+Not in a thread: one that computes in Python makes the loop wait for its lock, for up to 5 ms each time.
+The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` hands all to the
+store. What there is no room for is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from mmap import mmap
+from typing import Any
+
+from ...contract.wire import decision_pb2
+from ..counter_deltas import Flags
+from ..decisions.inputs import input_parts, workload_part
+from ..errors import PermissionDenied
+from ..principal import current_principal
+from ..scoring.evaluate import Judgement
+from ..store.decision_records import DecisionRecord, OptionSummary
+from .decision_summary import HOSTS_MAX, kind_name, summary_of
+
+log = logging.getLogger(__name__)
+
+#: Decisions that wait to be encoded, and snapshots that these are about; further ones are dropped.
+DECISIONS_WAITING_MAX, SNAPSHOTS_WAITING_MAX = 1000, 8
+#: They are encoded together after so long.
+BATCH_SECONDS = 0.2
+#: Bytes of one batch; what has no room in it is dropped.
+BATCH_BYTES_MAX = 32 << 20
+CALLER_CHARACTERS_MAX = 300
+_SIZE = struct.Struct("<Q")
+_PREFIXES: dict[int, str] = {
+    decision_pb2.DECISION_PLACEMENT: "d", decision_pb2.DECISION_EVALUATION: "e",
+    decision_pb2.DECISION_RESIZE: "s", decision_pb2.DECISION_RECOVERY: "r",
+}  # fmt: skip
+
+
+def decision_id(kind: int, request: Any, snapshot: Judgement) -> str:
+    """Return the name of a decision: of the same request about the same snapshot it is the same."""
+    digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
+    digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
+    return f"{_PREFIXES[kind]}{digest.hexdigest()}"
+
+
+def answer_bytes(reply: Any) -> bytes:
+    """Return an answer as it is stored: without what differs when it is computed again."""
+    if "solve_time" not in reply.DESCRIPTOR.fields_by_name:
+        return bytes(reply.SerializeToString(deterministic=True))
+    answer = type(reply)()
+    answer.CopyFrom(reply)
+    answer.ClearField("solve_time")
+    return bytes(answer.SerializeToString(deterministic=True))
+
+
+@cache
+def gangline_version() -> str:
+    """Return the version that is installed."""
+    try:
+        return version("gangline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionAnswered:
+    """A decision as it was made: messages that nobody changes any more, and the snapshot."""
+
+    kind: int
+    time_ns: int
+    caller: str
+    request: Any
+    reply: Any
+    snapshot: Judgement
+    excluded: Flags
+
+
+class DecisionRecorder:
+    """Of one event loop. `record` costs a call next to nothing; `run` until it is cancelled, then `flush`."""
+
+    def __init__(self, deliver: Callable[[bytes, int], bool], wall_ns: Callable[[], int]) -> None:
+        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop. It returns whether it was taken."""
+        self._deliver, self._wall_ns = deliver, wall_ns
+        self._waiting: list[DecisionAnswered] = []
+        self._snapshots: set[tuple[int, int]] = set()
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._parts = _SnapshotParts()
+        #: Decisions that were dropped because too many waited.
+        self.dropped = 0
+
+    def record(
+        self, kind: int, request: Any, reply: Any, snapshot: Judgement, excluded: Flags
+    ) -> None:
+        """Take a decision, which must have its `decision_id`. Never raises, never waits."""
+        key = snapshot.dictionary_version, snapshot.version
+        is_new = key not in self._snapshots
+        if len(self._waiting) >= DECISIONS_WAITING_MAX or (
+            is_new and len(self._snapshots) >= SNAPSHOTS_WAITING_MAX
+        ):
+            self.dropped += 1
+            return
+        self._snapshots.add(key)
+        self._waiting.append(
+            DecisionAnswered(
+                kind, self._wall_ns(), _caller(), request, reply, snapshot, excluded
+            )
+        )  # fmt: skip
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Deliver what was decided, soon after."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(BATCH_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Deliver what waits. Never raises: what cannot be encoded is dropped, counted and logged."""
+        async with self._lock:
+            self._changed.clear()
+            taken, self._waiting, self._snapshots = self._waiting, [], set()
+            if not taken:
+                return
+            try:
+                encoded, count = await _encoded_batch(taken, self._parts)
+            except Exception:
+                log.exception("%d decisions cannot be encoded", len(taken))
+                self.dropped += len(taken)
+                self._parts.forget()
+                return
+            self.dropped += len(taken) - count
+            if not self._deliver(encoded, count):
+                self._parts.forget()
+
+    def take_dropped(self) -> int:
+        """Return how many were dropped since the last call."""
+        dropped, self.dropped = self.dropped, 0
+        return dropped
+
+
+# ----------------------------------------------------------------------
+# A batch: how many parts of inputs, each after its digest, then of each decision its columns as JSON, request and answer.
+
+
+class _SnapshotParts:
+    """The parts of the snapshot that was encoded last: they are sent with its first batch, and named in further ones."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, int] = (0, 0, 0)
+        self._digests: tuple[str, ...] = ()
+
+    async def of(
+        self, snapshot: Judgement, excluded: Flags
+    ) -> tuple[tuple[str, ...], dict[str, bytes]]:
+        """Return the digests, and the parts if they were not sent yet."""
+        key = snapshot.dictionary_version, snapshot.version, id(excluded)
+        parts: dict[str, bytes] = {}
+        if key != self._key:
+            for digest, part in input_parts(snapshot, excluded):
+                parts[digest] = part
+                await asyncio.sleep(0)  # calls that came meanwhile
+            self._key, self._digests = key, tuple(parts)
+        return self._digests, parts
+
+    def forget(self) -> None:
+        """Send them again: they may not have come."""
+        self._key = (0, 0, 0)
+
+
+async def _encoded_batch(
+    answered: Sequence[DecisionAnswered], snapshot_parts: _SnapshotParts
+) -> tuple[bytes, int]:
+    """Return a batch, and how many decisions it has: those that have room."""
+    decisions: list[bytes] = []
+    parts: dict[str, bytes] = {}
+    left, count = BATCH_BYTES_MAX, 0
+    for one in answered:
+        digests, new = await snapshot_parts.of(one.snapshot, one.excluded)
+        if job := one.request.gang.workload.job:
+            digest, part = workload_part(one.snapshot, job)
+            digests, new = (*digests, digest), {**new, digest: part}
+        encoded = _encoded_decision(_record_of(one, digests))
+        await asyncio.sleep(0)
+        size = sum(map(len, encoded)) + sum(map(len, new.values()))
+        if size > left:
+            snapshot_parts.forget()
+            continue
+        left, count = left - size, count + 1
+        decisions += encoded
+        parts |= new
+    return _joined(parts, decisions), count
+
+
+def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord:
+    reply, snapshot = one.reply, one.snapshot
+    summary = summary_of(one.kind, reply)
+    has_time = one.kind == decision_pb2.DECISION_PLACEMENT
+    return DecisionRecord(
+        reply.decision_id, one.time_ns, kind_name(one.kind), one.caller, one.request.gang.workload.job,
+        snapshot.version, snapshot.dictionary_version, gangline_version(),
+        reply.solve_time.ToNanoseconds() / 1e9 if has_time else float("nan"), bool(snapshot.degraded_reason),
+        summary.options, tuple(snapshot.names[at] for at in summary.nodes[:HOSTS_MAX]), summary.blockers,
+        one.request.SerializeToString(deterministic=True), answer_bytes(reply), inputs,
+    )  # fmt: skip
+
+
+def encoded_batch(records: Sequence[DecisionRecord], parts: Mapping[str, bytes]) -> bytes:
+    """Return decisions and inputs as bytes."""
+    return _joined(parts, [piece for one in records for piece in _encoded_decision(one)])
+
+
+def _joined(parts: Mapping[str, bytes], decisions: Sequence[bytes]) -> bytes:
+    pieces = [_SIZE.pack(len(parts))]
+    for digest, part in parts.items():
+        pieces += [*_sized(digest.encode()), *_sized(part)]
+    return b"".join([*pieces, *decisions])
+
+
+def _encoded_decision(one: DecisionRecord) -> list[bytes]:
+    columns = {**one._asdict(), "options": [tuple(option) for option in one.options]}
+    del columns["request"], columns["answer"]
+    return [*_sized(json.dumps(columns).encode()), *_sized(one.request), *_sized(one.answer)]
+
+
+def _sized(piece: bytes) -> tuple[bytes, bytes]:
+    return _SIZE.pack(len(piece)), piece
+
+
+def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
+    """Return what `encoded_batch` was given. Raises ValueError, KeyError, TypeError, struct.error."""
+    view = memoryview(encoded)
+    (count,) = _SIZE.unpack_from(view)
+    pieces = list(_pieces(view, _SIZE.size))
+    parts = {pieces[2 * at].decode(): pieces[2 * at + 1] for at in range(count)}
+    records = [
+        DecisionRecord(
+            **{
+                **columns,
+                "options": tuple(OptionSummary(*option) for option in columns["options"]),
+                "hosts": tuple(columns["hosts"]),
+                "blockers": tuple(columns["blockers"]),
+                "inputs": tuple(columns["inputs"]),
+                "request": pieces[at + 1],
+                "answer": pieces[at + 2],
+            }
+        )
+        for at in range(2 * count, len(pieces), 3)
+        if (columns := json.loads(pieces[at]))
+    ]
+    return records, parts
+
+
+def _pieces(view: memoryview, at: int) -> Iterator[bytes]:
+    """Yield the pieces of *view* from *at*, each after its size. Raises ValueError."""
+    while at < view.nbytes:
+        (size,) = _SIZE.unpack_from(view, at)
+        at += _SIZE.size
+        if size > view.nbytes - at:
+            raise ValueError(f"{size} bytes at {at}, of {view.nbytes}")
+        yield bytes(view[at : at + size])
+        at += size
+
+
+def _caller() -> str:
+    try:
+        return str(current_principal(None))[:CALLER_CHARACTERS_MAX]
+    except PermissionDenied:  # nobody was let in: a call within the process
+        return ""

@@ -1,0 +1,259 @@
+"""Decisions about gangs in the store: written by the writer, read one at a time, and dropped by age and by bytes.
+
+What a decision was computed from is stored in parts, each once however many decisions used it. The parts that no decision has
+used for longest go first; a decision that lacks one stays, and is marked as not replayable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from .decision_records import (
+    ChoiceRecord,
+    DecisionCommit,
+    DecisionLimits,
+    DecisionRecord,
+    OptionSummary,
+)
+from .rows import table, time_us
+
+_DAY_US = 86_400_000_000
+#: A bound by bytes is met with so much to spare, so that it is not met again with each commit.
+ROOM_RATIO = 0.95
+#: Choices of one decision that are read.
+CHOICES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """A decision as it is stored. *inputs*: None where a part is gone."""
+
+    record: DecisionRecord
+    inputs: Mapping[str, bytes] | None
+    choices: tuple[ChoiceRecord, ...]
+
+
+_DECISION_COLUMNS = (
+    "decision:str time:time kind:str caller:str workload:str score_version:int dictionary_version:int gangline_version:str "
+    "solve_seconds:float degraded:bool hosts:texts blockers:texts bytes:int replayable:bool"
+)
+_OPTIONS = pa.list_(
+    pa.struct(
+        [("what", pa.string()), ("nodes", pa.uint32())]
+        + [(name, pa.float64()) for name in OptionSummary._fields[2:]]
+    )
+)
+
+
+def put_decisions(
+    connection: duckdb.DuckDBPyConnection,
+    commits: Sequence[DecisionCommit],
+    limits: DecisionLimits,
+) -> list[str]:
+    """Write *commits*, each decision and part once, and drop what is past its bytes.
+
+    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: whoever has them may
+    send them again. Raises duckdb.Error.
+    """
+    parts = {digest: data for one in commits for digest, data in one.inputs.items()}
+    decisions = {one.decision: one for commit in commits for one in commit.decisions}
+    choices = {one.reservation: one for commit in commits for one in commit.choices}
+    used_us = {
+        digest: time_us(one.time_ns) or 0 for one in decisions.values() for digest in one.inputs
+    }
+    if limits.inputs_bytes_max:
+        _put_inputs(connection, parts, used_us)
+    stored = _stored(connection, "decision_inputs", "digest", list(used_us))
+    known = _stored(connection, "decisions", "decision", list(decisions))
+    new = [one for name, one in decisions.items() if name not in known]
+    _put_new(connection, new, stored)
+    _put_choices(connection, choices)
+    dropped = _drop_inputs(connection, limits.inputs_bytes_max)
+    _drop_decisions(connection, limits.bytes_max)
+    return [*(used_us.keys() - stored), *dropped]
+
+
+def drop_old_decisions(
+    connection: duckdb.DuckDBPyConnection, now_ns: int, limits: DecisionLimits
+) -> None:
+    """Drop what is past its days. Raises duckdb.Error."""
+    since = [now_ns // 1000 - limits.days * _DAY_US]
+    for name in ("decisions", "decision_records", "decision_inputs", "decision_choices"):
+        connection.execute(f"DELETE FROM {name} WHERE time < make_timestamp(?)", since)
+
+
+def read_decision(connection: duckdb.DuckDBPyConnection, decision: str) -> DecisionRow | None:
+    """Return one decision, None where none of this name is stored. Raises duckdb.Error."""
+    found = connection.execute(
+        "SELECT decision, epoch_ns(d.time), kind, caller, coalesce(workload, ''), score_version, dictionary_version, gangline_version, "
+        "coalesce(solve_seconds, 'nan'::DOUBLE), degraded, hosts, blockers, replayable, r.request, r.answer, r.inputs "
+        "FROM (FROM decisions WHERE decision = $1) AS d "
+        "JOIN (FROM decision_records WHERE decision = $1) AS r USING (decision) LIMIT 1",
+        [decision],
+    ).fetchone()
+    if found is None:
+        return None
+    *first, hosts, blockers, replayable, request, answer, digests = found
+    record = DecisionRecord._make(
+        [*first, (), tuple(hosts), tuple(blockers), bytes(request), bytes(answer), tuple(digests)]
+    )
+    inputs = None
+    if replayable:
+        rows = connection.execute(
+            "SELECT digest, data FROM decision_inputs WHERE digest IN (SELECT unnest(?))", [digests]
+        ).fetchall()
+        inputs = {digest: bytes(data) for digest, data in rows}
+    choices = connection.execute(
+        "SELECT reservation, decision, option, owner, epoch_ns(time), epoch_ns(expires), nodes FROM decision_choices "
+        f"WHERE decision = ? ORDER BY time DESC LIMIT {CHOICES_MAX}",
+        [decision],
+    ).fetchall()
+    is_complete = inputs is not None and inputs.keys() >= set(digests)
+    return DecisionRow(
+        record, inputs if is_complete else None, tuple(map(ChoiceRecord._make, choices))
+    )
+
+
+def _put_inputs(
+    connection: duckdb.DuckDBPyConnection, parts: Mapping[str, bytes], used_us: Mapping[str, int]
+) -> None:
+    known = _stored(connection, "decision_inputs", "digest", [*parts, *used_us])
+    rows = [
+        (digest, used_us.get(digest, 0), len(data), data)
+        for digest, data in parts.items()
+        if digest not in known
+    ]
+    _insert(connection, "decision_inputs", table("digest:str time:time bytes:int data:bytes", rows))
+    if again := [(digest, time) for digest, time in used_us.items() if digest in known]:
+        connection.register("used_again", table("digest:str time:time", again))
+        try:
+            connection.execute(
+                "UPDATE decision_inputs AS i SET time = greatest(i.time, u.time) FROM used_again AS u "
+                "WHERE i.digest = u.digest"
+            )
+        finally:
+            connection.unregister("used_again")
+
+
+def _put_new(
+    connection: duckdb.DuckDBPyConnection, new: Sequence[DecisionRecord], stored: set[str]
+) -> None:
+    rows = [
+        (
+            one.decision, time_us(one.time_ns), one.kind, one.caller, one.workload or None, one.score_version,
+            one.dictionary_version, one.gangline_version, one.solve_seconds, one.degraded, list(one.hosts),
+            list(one.blockers), one.size_bytes, stored.issuperset(one.inputs),
+        )
+        for one in new
+    ]  # fmt: skip
+    options = [[option._asdict() for option in one.options] for one in new]
+    arrow = table(_DECISION_COLUMNS, rows).append_column(
+        "options", pa.array(_without_nan(options), _OPTIONS)
+    )
+    _insert(connection, "decisions", arrow)
+    _insert(
+        connection,
+        "decision_records",
+        table(
+            "decision:str time:time request:bytes answer:bytes inputs:texts",
+            [
+                (one.decision, time_us(one.time_ns), one.request, one.answer, list(one.inputs))
+                for one in new
+            ],
+        ),
+    )
+
+
+def _put_choices(
+    connection: duckdb.DuckDBPyConnection, choices: Mapping[str, ChoiceRecord]
+) -> None:
+    """Write each reservation's choice once: who asks again, or restarts, changes nothing."""
+    known = _stored(connection, "decision_choices", "reservation", list(choices))
+    rows = [
+        (*one[:4], time_us(one.time_ns), time_us(one.expire_ns), one.nodes)
+        for name, one in choices.items()
+        if name not in known
+    ]
+    columns = "reservation:str decision:str option:int owner:str time:time expires:time nodes:int"
+    _insert(connection, "decision_choices", table(columns, rows))
+
+
+def _without_nan(options: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Return options with None for what is not known."""
+    return [
+        [
+            {
+                name: each if isinstance(each, str) or isfinite(each) else None
+                for name, each in one.items()
+            }
+            for one in several
+        ]
+        for several in options
+    ]
+
+
+def _drop_inputs(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> list[str]:
+    """Drop the parts that were used last longest ago, and say of the decisions that used them that they lack one."""
+    dropped = _oldest(connection, "decision_inputs", "digest", bytes_max)
+    if dropped:
+        connection.execute(
+            "DELETE FROM decision_inputs WHERE digest IN (SELECT unnest(?))", [dropped]
+        )
+        connection.execute(
+            "UPDATE decisions SET replayable = false WHERE replayable AND decision IN "
+            "(SELECT decision FROM decision_records WHERE list_has_any(inputs, ?::VARCHAR[]))",
+            [dropped],
+        )
+    return dropped
+
+
+def _drop_decisions(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> None:
+    if dropped := _oldest(connection, "decisions", "decision", bytes_max):
+        for name in ("decisions", "decision_records", "decision_choices"):
+            connection.execute(
+                f"DELETE FROM {name} WHERE decision IN (SELECT unnest(?))", [dropped]
+            )
+
+
+def _oldest(
+    connection: duckdb.DuckDBPyConnection, name: str, key: str, bytes_max: int
+) -> list[str]:
+    """Return the keys of the oldest rows of *name*, those without which the rest is below the bound; none within it."""
+    ((total,),) = connection.execute(
+        f"SELECT coalesce(sum(bytes), 0)::UBIGINT FROM {name}"
+    ).fetchall()
+    if total <= bytes_max:
+        return []
+    rows = connection.execute(
+        f"SELECT {key} FROM (SELECT {key}, sum(bytes) OVER (ORDER BY time DESC, {key}) AS newer FROM {name}) "
+        "WHERE newer > ?",
+        [int(bytes_max * ROOM_RATIO)],
+    ).fetchall()
+    return [one for (one,) in rows]
+
+
+def _stored(
+    connection: duckdb.DuckDBPyConnection, name: str, key: str, wanted: Sequence[str]
+) -> set[str]:
+    """Return those of *wanted* that are stored."""
+    if not wanted:
+        return set()
+    rows = connection.execute(
+        f"SELECT {key} FROM {name} WHERE {key} IN (SELECT unnest(?))", [list(wanted)]
+    ).fetchall()
+    return {one for (one,) in rows}
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any) -> None:
+    if arrow.num_rows:
+        connection.register("new_decisions", arrow)
+        try:
+            connection.execute(f"INSERT INTO {name} BY NAME FROM new_decisions")
+        finally:
+            connection.unregister("new_decisions")

@@ -1,0 +1,235 @@
+"""What a decision was computed from, stored and read again: the same code gives the same bytes, for any fleet and request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.decisions import inputs
+from gangline.aggregator.decisions.inputs import InputsError, input_parts, restored_inputs
+from gangline.aggregator.decisions.requirements import GangRequirements
+from gangline.aggregator.errors import ServiceError
+from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.service import decision_recorder, placement_messages
+from gangline.aggregator.service.decision_recorder import (
+    DecisionRecorder,
+    decoded_batch,
+    encoded_batch,
+)
+from gangline.aggregator.service.decision_replay import replayed_answer
+from gangline.aggregator.service.decision_summary import kind_of
+from gangline.aggregator.service.placement import PlacementService
+from gangline.aggregator.service.recovery import RecoveryService
+from gangline.aggregator.store.decision_records import DecisionRecord
+from gangline.contract.wire import placement_pb2, recovery_pb2
+from gangline.fingerprints.sensitivity import COMPONENTS, KnownWorkloads
+from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.aggregator.decisions.test_planner import fleets, gangs
+
+
+@dataclass
+class ChangingSource:
+    """Where services take their snapshot from."""
+
+    snapshot: Judgement | None = None
+
+
+class RecordedService:
+    """Services that record what they decide."""
+
+    def __init__(self, snapshot: Judgement, *, is_dedicated: bool = False) -> None:
+        self.source = ChangingSource(snapshot)
+        self.batches: list[tuple[list[DecisionRecord], dict[str, bytes]]] = []
+        self.recorder = DecisionRecorder(self.take, lambda: 10**18)
+        self.placement = PlacementService(
+            self.source, is_dedicated=is_dedicated, recorder=self.recorder
+        )
+        self.recovery = RecoveryService(self.placement)
+
+    def take(self, encoded: bytes, count: int) -> bool:
+        """Take a batch."""
+        self.batches.append(decoded_batch(encoded))
+        return True
+
+    def ask(self, call: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
+        """Return the answer, None where the request is refused."""
+
+        async def asked() -> Any:
+            try:
+                return await call(request, None)
+            except ServiceError:
+                return None
+            finally:
+                await self.recorder.flush()
+
+        return asyncio.run(asked())
+
+
+def assert_replayed(service: RecordedService, answers: int) -> None:
+    """Each recorded decision comes out again from its own parts, in whichever order they are read."""
+    found = [one for records, _ in service.batches for one in records]
+    parts = {digest: part for _, several in service.batches for digest, part in several.items()}
+    assert len(found) == answers
+    for one in found:
+        its_parts = [parts[digest] for digest in reversed(one.inputs)]
+        again = asyncio.run(replayed_answer(kind_of(one.kind), one.request, its_parts))
+        assert again == one.answer
+
+
+def workloads(source: Any) -> KnownWorkloads:
+    """Return two jobs of which it is known what they need."""
+    rows = [[source.random() for _ in range(2 * len(COMPONENTS))] for _ in range(2)]
+    needs = np.array(rows, dtype=np.float32) / np.float32(2 * len(COMPONENTS))
+    return KnownWorkloads({"seven": 1, "eight": 0}, ("a run of eight", "a run of seven"), needs)
+
+
+@given(nodes=fleets(), needs=gangs(), source=st.randoms(use_true_random=False))
+def test_any_decision_comes_out_again(
+    nodes: list[Node], needs: GangRequirements, source: Any
+) -> None:
+    """An answer that cannot be had again explains nothing: plans, evaluations, resizes and recoveries, free or blocked."""
+    nodes = [replace(one, job=source.choice(("", "", "seven", "nine"))) for one in nodes]
+    reserved = np.array(
+        sorted(source.sample(range(len(nodes)), source.randrange(2))), dtype=np.intp
+    )
+    snapshot = replace(
+        snapshot_of(nodes, source.choice(("", "the disk is full"))),
+        reservations=(("reservations/3", reserved), ("reservations/4", np.zeros(0, dtype=np.intp))),
+        workloads=workloads(source), version=source.randrange(1, 1 << 40), model="lognormal-3",
+    )  # fmt: skip
+    service = RecordedService(snapshot, is_dedicated=source.random() < 0.5)
+    gang = placement_pb2.GangRequirements()
+    placement_messages.apply_change(gang, needs)
+    gang.length.FromNanoseconds(round(needs.hours * 3600e9))
+    if job := source.choice(("", "seven", "eight", "nine")):
+        gang.workload.job = job
+    plan = placement_pb2.PlanPlacementRequest(
+        gang=gang, options_max=source.randrange(4), explain=source.random() < 0.5
+    )
+    if source.random() < 0.5:
+        free = np.array([one.free for one in nodes])
+        plan.candidates.node_bitmap = np.packbits(free, bitorder="little").tobytes()
+    members = source.sample(range(len(nodes)), min(needs.nodes, len(nodes)))
+    evaluated = placement_pb2.EvaluatePlacementRequest(gang=gang, node_index=members)
+    evaluated.gang.nodes = 0
+    resized = placement_pb2.PlanResizeRequest(gang=gang, current_node_index=members, explain=True)
+    resized.gang.nodes = 0
+    resized.gang.sizes.min_nodes, resized.gang.sizes.max_nodes = 1, len(nodes)
+    failed = recovery_pb2.PlanRecoveryRequest(
+        current_node_index=members, failed_node_index=members[:1], nodes_min=1, explain=True
+    )
+    failed.gang.length.FromSeconds(7200)
+    replies = [
+        service.ask(service.placement.PlanPlacement, plan),
+        service.ask(service.placement.EvaluatePlacement, evaluated),
+        service.ask(service.placement.PlanResize, resized),
+        service.ask(service.recovery.PlanRecovery, failed),
+    ]
+    answered = [one for one in replies if one is not None]
+    assert len({one.decision_id for one in answered}) == len(answered)
+    assert_replayed(service, len(answered))
+
+
+def test_who_was_excluded_before_the_disk_was_full_is_so_in_the_replay() -> None:
+    """While degraded, news of that time excludes nobody: what the process remembered is a part of the decision."""
+    nodes = [Node(f"h{at}", hazard=1e-4 * (at + 1)) for at in range(4)]
+    service = RecordedService(snapshot_of(nodes))
+    request = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=4))
+    assert service.ask(service.placement.PlanPlacement, request).options
+    broken = [replace(nodes[0], state=HealthState.UNHEALTHY), *nodes[1:]]
+    service.source.snapshot = replace(snapshot_of(broken, "the disk is full"), version=2)
+    assert service.ask(service.placement.PlanPlacement, request).options
+    service.source.snapshot = replace(snapshot_of(broken), version=3)
+    assert not service.ask(service.placement.PlanPlacement, request).options
+    assert_replayed(service, 3)
+
+
+def test_what_does_not_change_is_one_part() -> None:
+    """10,000 names a second would be gigabytes a day: only columns that changed are stored again."""
+    nodes = [Node(f"h{at}") for at in range(6)]
+    snapshot = snapshot_of(nodes)
+    excluded = np.zeros(6, dtype=bool)
+    first = dict(input_parts(snapshot, excluded))
+    changed = replace(snapshot_of([replace(nodes[0], hazard=0.01), *nodes[1:]]), version=2)
+    second = dict(input_parts(changed, excluded))
+    assert len(second.keys() - first.keys()) == 3  # score, hazard, and the snapshot's own numbers
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda parts: parts[1:], "the part 'score' is missing"),
+        (lambda parts: [*parts[:-1], b"x"], "a part is not what Gangline writes"),
+        (lambda parts: [b'{"part": "score", "type": "|O", "shape": [1]}\n', *parts[1:]], "type"),
+        (lambda parts: [parts[0].replace(b"[3]", b"[4]", 1), *parts[1:]], "a part is not what"),
+        (
+            lambda parts: [b'{"part": "score", "type": "<f4", "shape": [1]}\n0000', *parts[1:]],
+            "do not belong together",
+        ),
+    ],
+)
+def test_parts_that_cannot_be_read(
+    broken: Callable[[list[bytes]], list[bytes]], message: str
+) -> None:
+    """What came over a network is read as data, and where it is damaged the error says what is wrong."""
+    snapshot = snapshot_of([Node(f"h{at}") for at in range(3)])
+    parts = [part for _, part in input_parts(snapshot, np.zeros(3, dtype=bool))]
+    assert restored_inputs(parts).snapshot.names == snapshot.names
+    with pytest.raises(InputsError, match=message):
+        restored_inputs(broken(parts))
+
+
+def test_a_part_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kB of zeros, compressed, would fill the memory of whoever reads them."""
+    assert inputs.decompressed(inputs.compressed(b"x" * 1000)) == b"x" * 1000
+    monkeypatch.setattr(inputs, "PART_BYTES_MAX", 999)
+    with pytest.raises(InputsError, match="more than 999 bytes"):
+        inputs.decompressed(inputs.compressed(b"x" * 1000))
+    with pytest.raises(InputsError, match="cannot be read"):
+        inputs.decompressed(b"nothing of the kind")
+    with pytest.raises(InputsError, match="not what its digest says"):
+        inputs.checked_part("00" * 16, inputs.compressed(b"x"))
+
+
+def test_snapshots_and_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread is free to encode them, what waits must not hold the memory of every snapshot since."""
+    nodes = [Node(f"h{at}") for at in range(4)]
+    service = RecordedService(snapshot_of(nodes))
+    request = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=1))
+
+    async def plans(count: int) -> None:
+        for version in range(count):
+            service.source.snapshot = replace(snapshot_of(nodes), version=version + 1)
+            await service.placement.PlanPlacement(request, None)
+        await service.recorder.flush()
+
+    asyncio.run(plans(10))
+    assert service.recorder.take_dropped() == 10 - decision_recorder.SNAPSHOTS_WAITING_MAX
+    assert service.recorder.take_dropped() == 0
+    ((records, parts),) = service.batches
+    whole = sum(map(len, parts.values())) + sum(one.size_bytes for one in records)
+    monkeypatch.setattr(decision_recorder, "BATCH_BYTES_MAX", whole // 2)
+    service.batches.clear()
+    asyncio.run(plans(8))
+    ((records, _),) = service.batches
+    assert 0 < len(records) == 8 - service.recorder.take_dropped()
+
+
+def test_a_batch_that_is_cut_off_is_refused() -> None:
+    """The score process may die while it writes."""
+    service = RecordedService(snapshot_of([Node("h0")]))
+    request = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=1))
+    service.ask(service.placement.PlanPlacement, request)
+    ((records, parts),) = service.batches
+    encoded = encoded_batch(records, parts)
+    assert decoded_batch(encoded) == (records, parts)
+    with pytest.raises(ValueError, match="bytes at"):
+        decoded_batch(encoded[:-1])

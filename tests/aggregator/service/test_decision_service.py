@@ -1,0 +1,294 @@
+"""Decisions from the answer to the store and back: found in SQL, explained, computed again to the byte, on both ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline import cli
+from gangline.aggregator.server import Aggregator
+from gangline.aggregator.service import decision_log, decision_recorder, shared_snapshot
+from gangline.contract.wire import decision_pb2, placement_pb2, recovery_pb2, reservation_pb2
+from gangline.contract.wire.decision_pb2_grpc import DecisionServiceStub
+from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
+from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
+from tests.aggregator.conftest import Agent, Lab
+from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.aggregator.service.test_score_process import answer, running
+from tests.processes import GUARD_SECONDS
+
+HOSTS = 4
+PLAN = placement_pb2.PlanPlacementRequest(
+    gang=placement_pb2.GangRequirements(nodes=2), options_max=2, explain=True
+)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process nobody waits for a batch to fill."""
+    monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 0.01)
+
+
+async def reporting_hosts(lab: Lab, one: Aggregator, until_end: AsyncExitStack) -> None:
+    """Have hosts that report, in the snapshot of both processes."""
+    for at in range(HOSTS):
+        agent = await until_end.enter_async_context(lab.agent(one, Agent(f"h{at}")))
+        await agent.send(agent.agent.message(1))
+    known_since = 0
+    async with asyncio.timeout(GUARD_SECONDS):
+        while True:
+            snapshot = one.snapshot_holder.snapshot
+            if snapshot is not None and len(snapshot.names) == HOSTS:
+                known_since = known_since or snapshot.version
+                if one.scores is None or one.scores.version >= known_since:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def explain(port: int, *arguments: str) -> int:
+    command = ["explain", "--aggregator", f"127.0.0.1:{port}", *arguments]
+    return await asyncio.to_thread(cli.main, command)
+
+
+@pytest.mark.slow
+def test_a_decision_of_either_port_is_stored_and_replayed(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why did we run there? A week later nobody knew, for the answer and the snapshot were gone."""
+
+    async def scenario() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        async with lab.aggregator(listen_scores="127.0.0.1:0") as one, AsyncExitStack() as stack:
+            await reporting_hosts(lab, one, stack)
+            assert one.scores is not None
+            for at, (name, port) in enumerate(
+                (("listen", one.port), ("scores", one.scores.port)), 1
+            ):
+                channel = await stack.enter_async_context(
+                    grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+                )
+                placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+                recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+                PLAN.request_id = name
+                found[name] = await placement.PlanPlacement(PLAN)
+                found[f"{name} evaluated"] = await placement.EvaluatePlacement(
+                    placement_pb2.EvaluatePlacementRequest(node_index=[0, at])
+                )
+                resize = placement_pb2.PlanResizeRequest(current_node_index=[0, 1])
+                resize.gang.length.FromSeconds(at * 3600)
+                resize.gang.sizes.max_nodes, resize.gang.sizes.min_nodes = 4, 1
+                found[f"{name} resized"] = await placement.PlanResize(resize)
+                failed = recovery_pb2.PlanRecoveryRequest(
+                    current_node_index=[0, 1], failed_node_index=[1], incident=name
+                )
+                found[f"{name} recovered"] = await recovery.PlanRecovery(failed)
+            for name, reply in found.items():
+                assert (
+                    await explain(one.port, "decision", reply.decision_id, "--replay") == cli.OK
+                ), name
+                assert "replay: byte-identical" in capsys.readouterr().out
+        return found
+
+    found = asyncio.run(scenario())
+    rows = lab.rows("SELECT decision, kind, nodes, replayable, caller FROM ops.decisions")
+    by_id = {row[0]: row[1:] for row in rows}
+    assert by_id.keys() == {reply.decision_id for reply in found.values()}
+    assert by_id[found["scores"].decision_id] == ("placement", 2, True, "admin 'local' (by local)")
+    assert sorted(row[1] for row in rows) == sorted(
+        2 * ["placement", "evaluation", "resize", "recovery"]
+    )
+    ((price,),) = lab.rows(
+        f"SELECT price_gpu_hours FROM ops.decisions WHERE decision = '{found['listen'].decision_id}'"
+    )
+    assert price == found["listen"].options[0].price.total_gpu_hours.value
+
+
+def test_a_decision_is_explained_with_who_took_which_option(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reservation says which option of which plan it took; both SQL and the command show it."""
+
+    async def scenario() -> tuple[str, str]:
+        async with lab.aggregator() as one, AsyncExitStack() as stack:
+            await reporting_hosts(lab, one, stack)
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            )
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
+            plan = await placement.PlanPlacement(PLAN)
+            request = reservation_pb2.ReserveRequest(
+                owner="slurm", node_index=plan.options[0].node_index, decision_id=plan.decision_id, option=1
+            )  # fmt: skip
+            reserved = (await reservations.Reserve(request)).reservation
+            assert reserved.option == 1
+            assert await explain(one.port, "decision", plan.decision_id, "--replay") == cli.OK
+            text = capsys.readouterr().out
+            assert f"placement {plan.decision_id}" in text and "request: 2 nodes" in text
+            assert f"chosen: option 1, by slurm: {reserved.name} of 2 nodes" in text
+            assert "slowest member" in text and "replay: byte-identical" in text
+            assert (
+                await explain(one.port, "decision", plan.decision_id, "--replay", "--json")
+                == cli.OK
+            )
+            fields = json.loads(capsys.readouterr().out)
+            assert fields["replay"]["identical"] and fields["choices"][0]["option"] == 1
+            many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
+            blocked = await placement.PlanPlacement(many)
+            assert await explain(one.port, "decision", blocked.decision_id, "--replay") == cli.OK
+            assert "gang.nodes: 9 nodes are asked for" in capsys.readouterr().out
+            return plan.decision_id, blocked.decision_id
+
+    chosen, blocked = asyncio.run(scenario())
+    rows = lab.rows("SELECT decision, chosen_option, chosen_by, blockers FROM ops.decisions")
+    by_id = {row[0]: row[1:] for row in rows}
+    assert by_id[chosen] == (1, "slurm", [])
+    option, owner, (message, *_) = by_id[blocked]
+    assert option is None and owner is None and message.startswith("gang.nodes: 9 nodes")
+
+
+def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing error and a decision that is gone are two things, and each says what would be right."""
+
+    async def scenario() -> None:
+        async with lab.aggregator() as one:
+            assert await explain(one.port, "decision", "d12") == cli.FAILED
+            assert "'d12', expected a letter and 20 hexadecimal digits" in capsys.readouterr().err
+            assert await explain(one.port, "decision", f"d{'0' * 20}") == cli.NOT_FOUND
+            error = capsys.readouterr().err
+            assert f"no decision 'd{'0' * 20}' is stored" in error and "decisions_days" in error
+
+    asyncio.run(scenario())
+    for arguments in (["h1", "d12"], ["h1", "--replay"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["explain", *arguments])
+        assert ended.value.code == cli.USAGE and "decision ID" in capsys.readouterr().err
+
+
+def test_a_decision_whose_inputs_are_gone_says_so(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no room for inputs the answer stays, and `--replay` fails with the reason rather than with another answer."""
+
+    async def scenario() -> None:
+        async with lab.aggregator(decision_inputs_bytes_max=0) as one, AsyncExitStack() as stack:
+            await reporting_hosts(lab, one, stack)
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            )
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            plan = await placement.PlanPlacement(PLAN)
+            assert await explain(one.port, "decision", plan.decision_id) == cli.OK
+            text = capsys.readouterr().out
+            assert "not replayable: what it was computed from is no longer stored" in text
+            assert "2 nodes in rank order" in text and "  h" in text
+            assert await explain(one.port, "decision", plan.decision_id, "--replay") == cli.FAILED
+            assert "replay: not possible" in capsys.readouterr().out
+
+    asyncio.run(scenario())
+    assert lab.rows("SELECT replayable FROM ops.decisions") == [(False,)]
+
+
+def test_what_is_too_much_is_dropped_and_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler in a tight loop must get its answers: it is the log that gives way."""
+    monkeypatch.setattr(decision_recorder, "DECISIONS_WAITING_MAX", 3)
+    monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 60.0)
+
+    async def scenario() -> None:
+        async with lab.aggregator() as one, AsyncExitStack() as stack:
+            await reporting_hosts(lab, one, stack)
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            )
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            for at in range(8):
+                request = placement_pb2.PlanPlacementRequest(
+                    gang=placement_pb2.GangRequirements(nodes=1), request_id=str(at)
+                )
+                assert (await placement.PlanPlacement(request)).options
+            await one.decisions.settle()
+            assert one.store.dropped_decisions == 5
+            monkeypatch.setattr(decision_log, "BATCHES_BYTES_MAX", 10)
+            one.decisions.add(b"x" * 11, 4)
+            assert one.store.dropped_decisions == 9
+
+    asyncio.run(scenario())
+    assert lab.rows("SELECT count(*) FROM decisions") == [(3,)]
+
+
+def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
+    """Inputs of a large fleet are some hundred kB: who wants the answer alone says so."""
+
+    async def scenario() -> None:
+        async with lab.aggregator() as one, AsyncExitStack() as stack:
+            await reporting_hosts(lab, one, stack)
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            )
+            placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            decisions: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
+            plan = await placement.PlanPlacement(PLAN)
+            request = decision_pb2.GetDecisionRequest(decision_id=plan.decision_id)
+            whole = await decisions.GetDecision(request)
+            request.without_inputs = True
+            short = await decisions.GetDecision(request)
+            assert whole.inputs and not short.inputs
+            assert short.answer == whole.answer and short.kind == decision_pb2.DECISION_PLACEMENT
+            assert list(short.hosts) and not short.not_replayable
+
+    asyncio.run(scenario())
+
+
+@dataclass
+class ReceivedBatches:
+    """In the place of the log: what the score process sent."""
+
+    batches: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    dropped: int = 0
+
+    def add(self, encoded: Any, count: int) -> None:
+        self.batches.append((count, decision_recorder.decoded_batch(encoded)))
+
+    def count_dropped(self, count: int) -> None:
+        self.dropped += count
+
+
+def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Path) -> None:
+    """A restart of the aggregator must not cost the decisions of the last moment, nor wait for them for long."""
+    snapshot = snapshot_of([Node(f"h{at}") for at in range(4)])
+    received = ReceivedBatches()
+
+    async def scenario() -> Any:
+        async with running(tmp_path, snapshot) as one:
+            one.decisions = received  # type: ignore[assignment]
+            await answer(one)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+                return await placement.PlanPlacement(PLAN)
+
+    reply = asyncio.run(scenario())
+    ((count, (records, parts)),) = received.batches
+    assert count == 1 and received.dropped == 0
+    assert records[0].decision == reply.decision_id and set(records[0].inputs) == parts.keys()
+
+
+def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
+    """What is read in place must not change meanwhile."""
+    descriptor = os.memfd_create("open", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, b"x")
+    with pytest.raises(ValueError, match="expected a sealed one"):
+        shared_snapshot.mapped_file(descriptor, 10)
+    os.close(descriptor)
+    descriptor = shared_snapshot.sealed_file(b"x" * 11)
+    with pytest.raises(ValueError, match="11 bytes, expected a sealed one of 1 to 10"):
+        shared_snapshot.mapped_file(descriptor, 10)
+    os.close(descriptor)
