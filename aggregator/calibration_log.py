@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import nan
 from typing import Any, NamedTuple
@@ -228,7 +228,7 @@ class CalibrationLog:
             await self.persisted()
 
 
-def domains_of(spanned: dict[str, float]) -> tuple[int, ...]:
+def domains_of(spanned: Mapping[str, float]) -> tuple[int, ...]:
     """Return the domains of each priced tier as `ThroughputReport` has them, of a row's `domains_spanned`."""
     return tuple(int(spanned.get(tier.name.lower(), 0)) for tier in PRICED_TIERS)
 

@@ -308,7 +308,9 @@ class Aggregator:
             RESERVATION: ReservationService(self._reservations, placement, wall_ns),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
-            OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
+            OUTCOME: OutcomeService(
+                self.advisory_engine, wall_ns, self._calibration, self.snapshot_holder
+            ),
             QUERY: self.query,
             ADMIN: AdminService(self.store, config.backup_wal_bytes_max, self.models),
             RECORDING: RecordingService(

@@ -63,6 +63,8 @@ MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
 _Z = 1.6449
 #: Workloads whose throughputs are remembered, and sizes of each; of more, those that were reported last.
 WORKLOADS_MAX, WORKLOAD_SIZES_MAX = 1000, 64
+#: Crossing takes at most so many times longer; a cost beyond it is a mistake in the unit of a report.
+CROSSING_COST_MAX = 10.0
 #: Steps of the regression: each is exact but for the curvature of ln(1 + x).
 _STEPS = 12
 _HOUR_NS, _DAY_NS = 3600 * 10**9, 86_400 * 10**9
@@ -265,7 +267,7 @@ def _regression(
         normal = slope.T @ (weights[:, None] * slope) / variance
         covariance = np.linalg.inv(np.diag(precision) + normal)
         pull = slope.T @ (weights * (rest + slope @ costs)) / variance
-        costs = np.maximum(covariance @ (precision * prior + pull), 0.0)
+        costs = np.clip(covariance @ (precision * prior + pull), 0.0, CROSSING_COST_MAX)
     return costs, np.sqrt(np.diag(covariance))
 
 
