@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import nan
@@ -35,6 +36,8 @@ RECOVERIES_MAX, THROUGHPUTS_MAX = 10_000, 20_000
 INCIDENTS_KNOWN_MAX = 100_000
 #: Recoveries that wait for the disk; from then on none is taken.
 WAITING_MAX = 10_000
+#: After an estimate the next one waits so many times what it took: 0.5 s, with as many reports as are remembered.
+REST_SHARE = 20.0
 #: Reports age by the hour, so that a price that nothing else moves stays the same.
 ESTIMATED_NS = 3600 * 10**9
 
@@ -80,7 +83,7 @@ class RecoveryRecord(NamedTuple):
 
 
 class CalibrationLog:
-    """Belongs to the loop. What is added counts once `step` has estimated it, within a turn of judging."""
+    """Belongs to the loop. What is added counts once `step` has estimated it: with few reports, within a turn of judging."""
 
     def __init__(
         self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS
@@ -98,7 +101,7 @@ class CalibrationLog:
         #: What reports say, as of the last estimate.
         self.factors: ReportedFactors = NOTHING_REPORTED
         self._has_new = True
-        self._estimated_ns = now_ns
+        self._estimated_ns, self._rest_until = now_ns, 0.0
         self._restore()
         self.factors = self._estimator(now_ns)()
 
@@ -189,13 +192,16 @@ class CalibrationLog:
     def step(self, now_ns: int) -> None:
         """Begin to estimate what is due, and to write what waits. Never raises."""
         is_due = self._has_new or abs(now_ns - self._estimated_ns) >= ESTIMATED_NS
-        if (self._task is None or self._task.done()) and (is_due or self._waiting):
+        busy = self._task is not None and not self._task.done()
+        if (is_due or self._waiting) and not busy and time.monotonic() >= self._rest_until:
             self._task = asyncio.get_running_loop().create_task(self._refresh(now_ns))
 
     async def _refresh(self, now_ns: int) -> None:
         self._has_new, self._estimated_ns = False, now_ns
         try:
+            began = time.monotonic()
             self.factors = await asyncio.to_thread(self._estimator(now_ns))
+            self._rest_until = time.monotonic() + REST_SHARE * (time.monotonic() - began)
             await self.persisted()
             rows = calibration_rows(self.factors)
             await asyncio.to_thread(self._write_calibration, rows, now_ns)
