@@ -75,7 +75,7 @@ from .service.outcome import OutcomeService
 from .service.placement import PlacementService
 from .service.query import QueryService
 from .service.recording import RecordingService
-from .service.recovery import RecoveryService
+from .service.recovery_report import RecoveryReportService
 from .service.reservation import ReservationService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
@@ -304,7 +304,7 @@ class Aggregator:
             TELEMETRY: self._telemetry,
             SCORE: ScoreService(self.snapshot_holder),
             PLACEMENT: placement,
-            RECOVERY: RecoveryService(placement, self._calibration, wall_ns),
+            RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
             RESERVATION: ReservationService(self._reservations, placement, wall_ns),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),

@@ -218,8 +218,8 @@ def placement_of(snapshot: Judgement, nodes: list[int], workload: str) -> Outcom
     found: dict[str, float] = {}
     for tier in PRICED_TIERS:
         ids = domains.ids[tier.row]
-        if at.min() >= 0 and at.max() < ids.size and (mine := ids[at]).min() >= 0:
-            found[tier.name.lower()] = float(np.unique(mine).size)
+        if at.min() >= 0 and at.max() < ids.size and (those := ids[at]).min() >= 0:
+            found[tier.name.lower()] = float(np.unique(those).size)
     known = snapshot.workloads.find(workload)
     share = known[0].bound[NETWORK] + known[0].bound[NVLINK] if known else nan
     return OutcomePlacement(found, share)

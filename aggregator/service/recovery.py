@@ -1,9 +1,8 @@
-"""RecoveryService: how a gang goes on when members fail, from the last snapshot; and how that went, which later plans are priced by."""
+"""RecoveryService: how a gang goes on when members fail. Every answer comes from the last snapshot, and changes nothing."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -11,60 +10,35 @@ import numpy as np
 
 from ...contract.wire import placement_pb2, recovery_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
-from ..advisories.advisory import HOUR_NS, SECOND_NS
-from ..calibration_log import CalibrationLog, RecoveryRecord
 from ..counter_deltas import Indexes
-from ..decisions.calibration import RecoveryReport
 from ..decisions.node_table import NodeTable
 from ..decisions.recovery import (
     CheckpointState,
     Incident,
     Lender,
-    RecoveryKind,
     RecoveryOption,
     RecoveryPlan,
     plan_recovery,
 )
 from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
 from ..errors import FailedPrecondition, InvalidArgument
-from ..principal import current_principal
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
-from .validation import (
-    actor_with_login,
-    check_range,
-    check_real,
-    check_text,
-    hours_of,
-    time_ns_of,
-)
+from .validation import check_range, check_text, hours_of
 
 LENDERS_MAX, FAILURES_MAX = 32, 1000
 INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
-#: Of a report.
-DECISION_CHARACTERS_MAX, REPORTED_WORKLOAD_CHARACTERS_MAX, NOTE_CHARACTERS_MAX = 128, 256, 200
-LOST_GPU_HOURS_MAX = 1e9
-SECONDS_MAX = 366 * 86_400
-#: By so much a caller's clock may be ahead of ours.
-AHEAD_SECONDS_MAX = 600
-#: In the order in which they come.
-TIMES = ("fault_time", "detect_time", "decide_time", "act_time", "resume_time")
 
 
 class RecoveryService(RecoveryServiceServicer):
     """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
-    def __init__(
-        self,
-        placement: PlacementService,
-        calibration: CalibrationLog | None = None,
-        wall_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        """*placement*: whose nodes it shares, and among whose plans it takes its turn. *calibration*: None: nothing is stored here."""
-        self._placement, self._calibration, self._wall_ns = placement, calibration, wall_ns
+    def __init__(self, placement: PlacementService) -> None:
+        """*placement*: whose nodes it shares, and among whose plans it takes its turn."""
+        self._placement = placement
 
     async def PlanRecovery(
         self, request: recovery_pb2.PlanRecoveryRequest, context: Any
@@ -104,20 +78,10 @@ class RecoveryService(RecoveryServiceServicer):
     async def ReportRecovery(
         self, request: recovery_pb2.ReportRecoveryRequest, context: Any
     ) -> recovery_pb2.ReportRecoveryResponse:
-        """Store how a recovery went, once. Raises InvalidArgument, FailedPrecondition, ServiceUnavailable."""
-        if self._calibration is None:
-            raise FailedPrecondition(
-                "this port only answers from snapshots and stores nothing: call ReportRecovery on the aggregator's `listen` address"
-            )
-        now_ns = self._wall_ns()
-        reporter = actor_with_login(current_principal(context), "scheduler")
-        record = record_of(request, reporter, now_ns)
-        if request.validate_only:
-            known = self._calibration.is_known(request.incident)
-        else:
-            known = not self._calibration.add_recovery(record)
-            await self._calibration.persisted()
-        return recovery_pb2.ReportRecoveryResponse(known=known)
+        """Store nothing: `RecoveryReportService` does. Raises FailedPrecondition."""
+        raise FailedPrecondition(
+            "this port only answers from snapshots and stores nothing: call ReportRecovery on the aggregator's `listen` address"
+        )
 
 
 # ----------------------------------------------------------------------
@@ -209,62 +173,6 @@ def _checkpoint(
         hours_of("checkpoint.remote_restore", requested, "remote_restore", week),
         replicas,
     )
-
-
-def record_of(
-    request: recovery_pb2.ReportRecoveryRequest, reporter: str, now_ns: int
-) -> RecoveryRecord:
-    """Return a report, checked. Raises InvalidArgument."""
-    if not request.incident:
-        reason = f"empty, expected your name of it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
-        raise InvalidArgument("incident", reason)
-    check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
-    check_text("decision_id", request.decision_id, DECISION_CHARACTERS_MAX)
-    check_text("workload", request.workload, REPORTED_WORKLOAD_CHARACTERS_MAX)
-    check_text("note", request.note, NOTE_CHARACTERS_MAX)
-    check_real("lost_gpu_hours", request.lost_gpu_hours, LOST_GPU_HOURS_MAX)
-    kinds = [0, *map(int, RecoveryKind)]
-    if request.kind not in kinds:
-        reason = (
-            f"{request.kind}, expected a RecoveryKind, {kinds[1]} to {kinds[-1]}, or unspecified"
-        )
-        raise InvalidArgument("kind", reason)
-    fault_ns, detect_ns, decide_ns, act_ns, resume_ns = _times(request, now_ns)
-    report = RecoveryReport(
-        request.incident, reporter, now_ns, int(request.kind), fault_ns, detect_ns, decide_ns, act_ns,
-        resume_ns, request.success, request.restarted_processes, request.restored_from_peer,
-    )  # fmt: skip
-    return RecoveryRecord(
-        report, request.decision_id, request.workload, request.lost_gpu_hours, request.note
-    )
-
-
-def _times(request: recovery_pb2.ReportRecoveryRequest, now_ns: int) -> list[int]:
-    """Return the times in ns since 1970, 0 for those that are not set. Raises InvalidArgument."""
-    found: list[int] = []
-    first, last = ("", 0), ("", 0)
-    for name in TIMES:
-        time_ns = time_ns_of(name, getattr(request, name))
-        found.append(time_ns)
-        if not time_ns:
-            continue
-        if time_ns < last[1]:
-            seconds = (last[1] - time_ns) / SECOND_NS
-            raise InvalidArgument(
-                name, f"{seconds:,.1f} s before {last[0]}, expected at or after it"
-            )
-        if time_ns > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
-            ahead = (time_ns - now_ns) / HOUR_NS
-            raise InvalidArgument(
-                name, f"{ahead:,.1f} h ahead of our clock, expected what has happened"
-            )
-        first, last = (first if first[1] else (name, time_ns)), (name, time_ns)
-        if time_ns - first[1] > SECONDS_MAX * SECOND_NS:
-            days = (time_ns - first[1]) / (24 * HOUR_NS)
-            raise InvalidArgument(
-                name, f"{days:,.0f} days after {first[0]}, expected at most {SECONDS_MAX // 86_400}"
-            )
-    return found
 
 
 # ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline import cli
 from gangline.aggregator import calibration_log
 from gangline.aggregator.calibration_log import CalibrationLog, RecoveryRecord, domains_of
+from gangline.aggregator.commands.connection import CommandError
+from gangline.aggregator.commands.recover import REPORT_BYTES_MAX, report_of
 from gangline.aggregator.decisions.calibration import ThroughputReport, reported_factors
 from gangline.aggregator.decisions.requirements import PRICED_TIERS
 from gangline.aggregator.errors import InvalidArgument, ServiceUnavailable
 from gangline.aggregator.principal import LOCAL, set_principal
 from gangline.aggregator.service.outcome import check_outcome, placement_of
 from gangline.aggregator.service.placement import PlacementService
-from gangline.aggregator.service.recovery import RecoveryService, record_of
+from gangline.aggregator.service.recovery_report import RecoveryReportService, record_of
 from gangline.contract.wire import outcome_pb2, placement_pb2, recovery_pb2
 from gangline.contract.wire.outcome_pb2_grpc import OutcomeServiceStub
 from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
@@ -129,6 +133,10 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
             assert reply.accepted_count == (2 if is_first else 0)
             await until(lambda: held.snapshot.reported_factors.throughputs.workloads)
             await until(lambda: held.snapshot.reported_factors.get("detect"))
+            file = lab.folder.parent / "report.json"
+            file.write_text(json.dumps({"incident": "i1", "success": True}))
+            server = ["--aggregator", f"127.0.0.1:{one.port}", "--report", str(file)]
+            assert await asyncio.to_thread(cli.main, ["recover", *server]) == cli.OK
             return await caller.planned(), await caller.size_source()
 
     for is_first in (True, False):
@@ -276,6 +284,29 @@ def test_a_bad_placement_outcome_names_its_field(what: str) -> None:
         check_outcome(3, one, NOW_NS)
 
 
+def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
+    """A hook of a scheduler writes JSON; a typo in a field's name is an error and not a report without it."""
+    file = tmp_path / "report.json"
+    file.write_text(
+        '{"incident": "i1", "kind": "RECOVERY_SHRINK", "fault_time": "2026-11-24T02:10:00Z"}'
+    )
+    found = report_of(str(file))
+    assert (found.incident, found.kind) == ("i1", recovery_pb2.RECOVERY_SHRINK)
+    assert found.fault_time.seconds > 1_700_000_000
+    bad = {
+        '{"incidnt": "i1"}': 'no field named "incidnt"',
+        "no json": "expected JSON of ReportRecoveryRequest",
+        " " * (REPORT_BYTES_MAX + 1): "more than 65536 bytes",
+        '{"fault_time": "yesterday"}': "expected JSON of ReportRecoveryRequest",
+    }
+    for text, words in bad.items():
+        file.write_text(text)
+        with pytest.raises(CommandError, match=words):
+            report_of(str(file))
+    with pytest.raises(CommandError, match="absent: No such file"):
+        report_of(str(tmp_path / "absent"))
+
+
 # ----------------------------------------------------------------------
 # Limits, and a disk that takes nothing.
 
@@ -304,7 +335,9 @@ def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
     async def scenario() -> None:
         store = FullDisk()
         log = CalibrationLog(store, NOW_NS)
-        service = RecoveryService(PlacementService(SnapshotStandIn(None)), log, lambda: NOW_NS)
+        service = RecoveryReportService(
+            PlacementService(SnapshotStandIn(None)), log, lambda: NOW_NS
+        )
         set_principal(LOCAL)
         for number in (1, 1, 2):
             with pytest.raises(ServiceUnavailable, match="no space left"):

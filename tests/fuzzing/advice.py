@@ -32,7 +32,7 @@ from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.calibration_log import RecoveryRecord
 from gangline.aggregator.decisions.calibration import reported_factors
 from gangline.aggregator.errors import InvalidArgument
-from gangline.aggregator.service import advisory, outcome, recovery
+from gangline.aggregator.service import advisory, outcome, recovery_report
 from gangline.aggregator.service.advisory import ack_of
 from gangline.contract.wire import advisory_pb2 as wire
 from gangline.contract.wire import outcome_pb2, recovery_pb2
@@ -211,7 +211,7 @@ def fuzz_recoveries(source: random.Random) -> str:
     one = recovery_pb2.ReportRecoveryRequest(
         incident="i1", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True
     )
-    for at, name in enumerate(recovery.TIMES):
+    for at, name in enumerate(recovery_report.TIMES):
         getattr(one, name).seconds = NOW_NS // SECOND_NS - 3600 + at
     for _ in range(source.randrange(4)):
         match source.randrange(5):
@@ -222,9 +222,9 @@ def fuzz_recoveries(source: random.Random) -> str:
             case 2:
                 one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
             case 3:
-                one.ClearField(source.choice(recovery.TIMES))
+                one.ClearField(source.choice(recovery_report.TIMES))
             case _:
-                time = getattr(one, source.choice(recovery.TIMES))
+                time = getattr(one, source.choice(recovery_report.TIMES))
                 time.seconds, time.nanos = (
                     NOW_NS // SECOND_NS + source.choice((*SECONDS, 0)),
                     source.choice((0, -1, 999_999_999, 1 << 30)),
@@ -233,7 +233,7 @@ def fuzz_recoveries(source: random.Random) -> str:
 
     def work() -> None:
         told = received(one, source)
-        found.append(recovery.record_of(told, "slurm", NOW_NS))
+        found.append(recovery_report.record_of(told, "slurm", NOW_NS))
 
     if refused(work):
         return REFUSED
