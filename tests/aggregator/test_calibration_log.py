@@ -358,6 +358,22 @@ def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
     asyncio.run(scenario())
 
 
+def test_throughputs_are_read_back_with_their_domains() -> None:
+    """After a restart the costs of crossing are what they were, and runs without a throughput have no part."""
+    store = Tables()
+    store.connection.execute(
+        "INSERT INTO outcomes BY NAME SELECT make_timestamp($1) AS time, 'o' || i AS outcome, 'slurm' AS reporter, "
+        "'train' AS job, ['a', 'b'] AS hosts, CASE WHEN i < 40 THEN 100 - 10 * (i % 2) END AS throughput, "
+        "MAP {'leaf': 1.0 + i % 2, 'spine': 1.0} AS domains_spanned, 0.4 AS communication_share FROM range(50) AS t(i)",
+        [NOW_NS // 1000],
+    )
+    found = CalibrationLog(store, NOW_NS).factors
+    assert set(found.factors) == {"topology.leaf"}
+    cost = found.factors["topology.leaf"]  # 100 / 90 - 1 of a share of 0.4, of which half crosses
+    assert cost.value == pytest.approx(0.556, abs=0.05) and cost.reports == 40
+    assert found.throughputs.points("train") == [(2, 95.0)]
+
+
 def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays bounded; of what was reported long ago the rest is in the store."""
     for name in ("RECOVERIES_MAX", "THROUGHPUTS_MAX", "INCIDENTS_KNOWN_MAX"):

@@ -121,6 +121,20 @@ def test_many_reports_give_their_median_and_their_own_spread() -> None:
     assert within.mean() == pytest.approx(0.9, abs=0.01)
 
 
+@pytest.mark.parametrize("count", [1, 3, 10, 40])
+def test_nine_of_ten_next_incidents_are_within_the_interval(count: int) -> None:
+    """Clusters differ as much as their incidents do: after any number of reports the interval holds what it promises."""
+    assumed, random = DURATIONS["detect"], np.random.default_rng(count)
+    deviation = log(assumed[2] / assumed[1]) / 3.2898 / 2**0.5  # half of the variance each
+    within = []
+    for _ in range(1500):
+        median = log(assumed[0] / 60.0) + random.normal(0.0, deviation)
+        hours = np.exp(random.normal(median, deviation, count + 1))
+        found = duration_factor(assumed, hours[:-1], np.ones(count))
+        within.append(found.lower < hours[-1] < found.upper)
+    assert np.mean(within) == pytest.approx(0.9, abs=0.04)
+
+
 @given(st.permutations(range(12)))
 def test_the_order_of_reports_does_not_matter(order: list[int]) -> None:
     """Reports come as callers send them, and again in another order after a restart."""
