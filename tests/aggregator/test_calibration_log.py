@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import grpc
 import pytest
 
@@ -30,6 +33,7 @@ from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
 from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
 from tests.aggregator.advisories.served import Tables
 from tests.aggregator.decisions.test_factor_calibration import NOW_NS, recovery
+from tests.aggregator.process import Process
 from tests.aggregator.service.test_placement_service import SnapshotStandIn, placed_world
 from tests.aggregator.service.test_score_process import answer, running
 from tests.processes import GUARD_SECONDS
@@ -161,6 +165,30 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
     assert (seconds, spanned, plan) == (90.0, {}, "d1")  # nobody declared a place
     ((stopped, kind),) = lab.rows("SELECT DISTINCT stopped_seconds, kind FROM ops.recoveries")
     assert (stopped, kind) == (3900.0, "free_node")
+
+
+@pytest.mark.slow
+def test_an_answered_report_outlives_kill_9(lab: Any) -> None:
+    """The aggregator is killed as soon as it has answered: the report is there, and counts once."""
+
+    async def life(number: int) -> list[bool]:
+        process = Process(lab.folder)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+                caller = Caller(channel)
+                requests = [report(f"i{at}", int(time.time())) for at in range(number)]
+                calls = [
+                    caller.recovery.ReportRecovery(one, wait_for_ready=True) for one in requests
+                ]
+                return [reply.known for reply in await asyncio.gather(*calls)]
+        finally:
+            process.end(signal.SIGKILL)
+
+    assert asyncio.run(life(20)) == [False] * 20
+    assert asyncio.run(life(21)) == [True] * 20 + [False]
+    with duckdb.connect(str(lab.folder / "gangline.duckdb")) as connection:
+        counts = connection.execute("SELECT count(*), count(DISTINCT incident) FROM recoveries")
+        assert counts.fetchall() == [(21, 21)]
 
 
 @pytest.mark.slow

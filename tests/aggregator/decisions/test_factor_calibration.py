@@ -29,9 +29,10 @@ from gangline.aggregator.decisions.price import (
     lost_time,
     topology_factor,
 )
-from gangline.aggregator.decisions.quantity import QuantitySource, declared
+from gangline.aggregator.decisions.quantity import QuantitySource, declared, duration_hours
 from gangline.aggregator.decisions.recovery import ACT_MINUTES, RecoveryKind
 from gangline.aggregator.decisions.requirements import PRICED_TIERS, GangRequirements, Tier
+from gangline.aggregator.decisions.sampled_hours import POINTS, drawn
 from gangline.aggregator.scoring.reported_factors import ReportedFactors
 from tests.aggregator.decisions.test_price import members
 
@@ -133,6 +134,28 @@ def test_nine_of_ten_next_incidents_are_within_the_interval(count: int) -> None:
         found = duration_factor(assumed, hours[:-1], np.ones(count))
         within.append(found.lower < hours[-1] < found.upper)
     assert np.mean(within) == pytest.approx(0.9, abs=0.04)
+
+
+@pytest.mark.parametrize("count", [0, 3, 30])
+def test_half_and_nine_of_ten_recoveries_take_less_than_p50_and_p90(count: int) -> None:
+    """What a recovery is priced by: the whole time until the gang works again, in clusters that differ as assumed."""
+    random = np.random.default_rng(7)
+    names = ("detect", "decide", "act.free_node", "resume.storage")
+    below = []
+    for _ in range(250):
+        drawn_minutes = []
+        for name in names:
+            value, lower, upper = DURATIONS[name]
+            deviation = log(upper / lower) / 3.2898 / 2**0.5
+            median = log(value) + random.normal(0.0, deviation)
+            drawn_minutes.append(np.exp(random.normal(median, deviation, count + 20)))
+        minutes = np.stack(drawn_minutes, axis=1)
+        reports = factors([recovery(at, tuple(minutes[at])) for at in range(count)])
+        hours = [duration_hours("", nan, DURATIONS[name], reports, name) for name in names]
+        total = np.sort(sum((drawn(one, at) for at, one in enumerate(hours)), np.zeros(POINTS)))
+        late = minutes[count:].sum(axis=1) / 60.0
+        below.append([(late < total[round(share * (POINTS - 1))]).mean() for share in (0.5, 0.9)])
+    assert np.mean(below, axis=0) == pytest.approx([0.5, 0.9], abs=0.04)
 
 
 @given(st.permutations(range(12)))
