@@ -214,6 +214,49 @@ def test_the_score_process_plans_with_what_was_reported_and_takes_no_reports(
     asyncio.run(scenario())
 
 
+def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
+    """A scheduler names the workload and no throughputs; where it has its own, these count."""
+    runs = [
+        ThroughputReport(
+            f"o{size}", "slurm", NOW_NS, "llama", size, 100.0 * size**0.5, (0,) * 5, 0.2
+        )
+        for size in (1, 2, 4)
+    ]
+    found = reported_factors([], runs, NOW_NS, 90.0)
+    snapshot = replace(placed_world().run(20), reported_factors=found)
+    service = PlacementService(SnapshotStandIn(snapshot))
+    gang = placement_pb2.GangRequirements(
+        gpus_per_node=1, workload_name="llama", sizes=placement_pb2.GangSizes(allowed_nodes=[2, 4])
+    )
+    gang.length.FromSeconds(20 * 3600)
+
+    async def sizes(**fields: Any) -> list[tuple[float, Any]]:
+        request = placement_pb2.PlanPlacementRequest(gang=gang)
+        request.gang.MergeFrom(placement_pb2.GangRequirements(**fields))
+        reply = await service.PlanPlacement(request, None)
+        both = [one.scaling_efficiency for one in reply.sizes]
+        return [(round(one.value, 3), one.source) for one in both]
+
+    async def resized() -> Any:
+        request = placement_pb2.PlanResizeRequest(
+            gang=gang, current_node_index=[0, 1], explain=True
+        )
+        reply = await service.PlanResize(request, None)
+        parts = reply.options[0].placement.price.parts
+        return next(one.gpu_hours for one in parts if one.name == "scaling")
+
+    reported = [(1.0, placement_pb2.ESTIMATE_REPORTED), (0.707, placement_pb2.ESTIMATE_REPORTED)]
+    assert asyncio.run(sizes()) == reported
+    assert asyncio.run(resized()).source == placement_pb2.ESTIMATE_REPORTED
+    points = [placement_pb2.ThroughputPoint(nodes=size, throughput=size) for size in (2, 4)]
+    assert asyncio.run(sizes(throughputs=points))[1] == (1.0, placement_pb2.ESTIMATE_DECLARED)
+    gang.workload_name = "other"
+    assert asyncio.run(sizes())[1][1] == placement_pb2.ESTIMATE_ASSUMED
+    gang.workload_name = "x" * 257
+    with pytest.raises(InvalidArgument, match=r"gang.workload_name: 257 characters, at most 256"):
+        asyncio.run(sizes())
+
+
 def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
     """A scheduler names nodes; in how many leaves they are is known here, unless one of them is gone."""
     snapshot = placed_world().run(20)
