@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from .advisories.engine import AdvisoryEngine, Publisher
 from .auth.access import AccessControl
+from .calibration_log import CalibrationLog
 from .clock_jump import ClockJumpDetector
 from .config import AggregatorConfig
 from .declared_reload import DeclaredReloader
@@ -95,6 +96,8 @@ class JudgeLoop:
     #: Fingerprints of what runs.
     runs: RunLog
     reservations: Reservations
+    #: What schedulers report of recoveries and throughputs.
+    calibration: CalibrationLog
     #: What the last turn took.
     turn_seconds: float = 0.0
     publisher: Publisher = field(init=False)
@@ -150,6 +153,7 @@ class JudgeLoop:
             self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.publisher.observe(snapshot, self.fleet.gpus)
         self.runs.step(now_ns)
+        self.calibration.step(now_ns)
         if first:
             for name in (SCORE, PLACEMENT, RECOVERY):
                 await self.health.set(name, _SERVING)
@@ -232,7 +236,9 @@ class JudgeLoop:
     def _publish(self, snapshot: Judgement) -> None:
         """Let every answer from now on be of *snapshot*."""
         reserved = self.reservations.node_indexes(self.fleet.index, len(snapshot.names))
-        snapshot = replace(snapshot, reservations=reserved)
+        snapshot = replace(
+            snapshot, reservations=reserved, reported_factors=self.calibration.factors
+        )
         self.snapshot_holder.snapshot = snapshot
         if self.scores is not None:
             self.scores.publish(snapshot)

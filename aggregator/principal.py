@@ -115,7 +115,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
         "PlanResize": _SCHEDULERS,
         "ListTopologyDomains": _SCHEDULERS,
     },
-    "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS},
+    "gangline.v1.RecoveryService": {"PlanRecovery": _SCHEDULERS, "ReportRecovery": _EXECUTORS},
     "gangline.v1.ReservationService": {
         "Reserve": _SCHEDULERS,
         "Renew": _SCHEDULERS,

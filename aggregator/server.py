@@ -26,6 +26,7 @@ from .advisories.engine import AdvisoryEngine
 from .advisories.observer import Observer
 from .advisories.workloads import ScheduledGangs, WorkloadLookup
 from .auth.access import AccessControl
+from .calibration_log import CalibrationLog
 from .clock_jump import ClockJumpDetector
 from .config import AggregatorConfig, declared_path, parse_listen
 from .declared_reload import DeclaredReloader
@@ -77,7 +78,7 @@ from .service.outcome import OutcomeService
 from .service.placement import PlacementService
 from .service.query import QueryService
 from .service.recording import RecordingService
-from .service.recovery import RecoveryService
+from .service.recovery_report import RecoveryReportService
 from .service.reservation import ReservationService
 from .service.score import ScoreService
 from .service.score_messages import verdict_of
@@ -262,6 +263,9 @@ class Aggregator:
         self.runs = RunLog(self.fleet, self.store, gangs.scheduled)
         self.runs.restore(self._wall_ns())
         self._workloads = WorkloadLookup(self.fleet, gangs)
+        self._calibration = CalibrationLog(
+            self.store, self._wall_ns(), config.outcomes_half_life_days
+        )
         observer = Observer(lambda: self.fleet.declared, self._workloads)
         try:
             self.advisory_engine = AdvisoryEngine(
@@ -310,12 +314,14 @@ class Aggregator:
             TELEMETRY: self._telemetry,
             SCORE: ScoreService(self.snapshot_holder),
             PLACEMENT: placement,
-            RECOVERY: RecoveryService(placement),
+            RECOVERY: RecoveryReportService(placement, self._calibration, wall_ns),
             RESERVATION: reservations,
             DECISION: DecisionService(self.decisions, self.store),
             PERMIT: PermitService(self._permits),
             ADVISORY: AdvisoryService(self.advisory_engine, wall_ns, self._workloads.member),
-            OUTCOME: OutcomeService(self.advisory_engine, wall_ns),
+            OUTCOME: OutcomeService(
+                self.advisory_engine, wall_ns, self._calibration, self.snapshot_holder
+            ),
             QUERY: self.query,
             ADMIN: AdminService(self.store, config.backup_wal_bytes_max, self.models),
             RECORDING: RecordingService(
@@ -328,7 +334,7 @@ class Aggregator:
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.access_control,
             self.declared, self.models, self.advisory_engine, self._telemetry, self.snapshot_holder, self.scores, self._health,
             lambda: self._self_monitor.messages, restart_state, self._jump_detector,
-            self.runs, self._reservations,
+            self.runs, self._reservations, self._calibration,
         )  # fmt: skip
 
     async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:
@@ -435,6 +441,7 @@ class Aggregator:
         await asyncio.wait(self._tasks)
         await self.judge_loop.publisher.close()
         await self.runs.close(self._wall_ns())
+        await self._calibration.close()
         self._lag.stop()
         self._monitor_thread.close()
         await self._health.enter_graceful_shutdown()

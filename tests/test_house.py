@@ -54,6 +54,7 @@ LAYERS = {
         "fleet",
         "declared_reload ingest scoring",
         "advisories decisions permits recordings reservations runs",
+        "calibration_log",
         "service",
         "monitoring",
         "judge_loop",

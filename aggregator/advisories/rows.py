@@ -347,7 +347,8 @@ OUTCOME_COLUMNS = (
     "time:time outcome:str advisory:str reporter:str job:str hosts:texts started:time ended:time "
     "interrupted:bool blamed_host:str end_reason:str followed:bool lost_gpu_hours:float "
     "host_hours:float expected_interruptions:float reason:str expected_by_hazard:floats "
-    "interruptions_by_hazard:floats"
+    "interruptions_by_hazard:floats decision:str plan_option:int throughput:float queue_seconds:float "
+    "domains_spanned:figures communication_share:float"
 )
 CALIBRATION_COLUMNS = (
     "time:time hazard_per_hour:float outcomes:float host_hours:float interruptions:float expected:float "

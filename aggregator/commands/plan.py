@@ -230,6 +230,7 @@ def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
         gang.invariants.spread_over = _tier(tier)
     if options.job:
         gang.workload.job = options.job
+    gang.workload_name = options.workload
     return gang
 
 
@@ -457,6 +458,12 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAME",
         help="it is as this job was: each node's own speed for it",
+    )
+    add(
+        "--workload",
+        default="",
+        metavar="NAME",
+        help="throughput by size as outcomes of this name report it (default: those of --job)",
     )
     add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
     add(

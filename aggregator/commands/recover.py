@@ -1,14 +1,15 @@
-"""`gangline recover`: members of a gang failed; the ways to go on, and what each is expected to lose."""
+"""`gangline recover`: members of a gang failed; the ways to go on, and what each is expected to lose. Then, how it went."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, Parse, ParseError
 
 from ...cli import json_object
 from ...contract.wire import recovery_pb2 as wire
@@ -53,12 +54,16 @@ KIND_TITLES = {
 }
 #: Of the replacements in the text; --json has all.
 REPLACEMENTS_SHOWN_MAX = 16
+#: Of the JSON of a report.
+REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to go on. 1: there is none, or refused; 3: no aggregator answers."""
+    """Print the ways to go on, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.report:
+        return guarded("recover", lambda: _report(options))
     if not (options.job or options.members):
         parser.error("name the gang: --job NAME, or --members FILE with its hosts in rank order")
     return guarded("recover", lambda: _run(options))
@@ -84,6 +89,46 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print(recovery_text(reply, dictionary.names, shown=options.show, explain=options.explain))
     return OK if reply.options else FAILED
+
+
+def _report(options: argparse.Namespace) -> int:
+    request = report_of(options.report)
+    connection_options = read_connection_options(options)
+    with open_channel(connection_options) as channel:
+        recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply = recovery.ReportRecovery(request, timeout=DEADLINE_SECONDS)
+        except grpc.RpcError as error:
+            raise command_error(error, connection_options) from error
+    if options.json:
+        print(json_object({"incident": request.incident, "known": bool(reply.known)}))
+    elif reply.known:
+        print(f"incident {request.incident} was reported before: nothing changed")
+    else:
+        print(f"incident {request.incident} is stored; ops.calibration has what plans assume now")
+    return OK
+
+
+def report_of(file: str) -> wire.ReportRecoveryRequest:
+    """Return the report in *file*, "-": standard input. Raises CommandError."""
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(REPORT_BYTES_MAX + 1)
+        else:
+            with open(file, "rb") as opened:
+                data = opened.read(REPORT_BYTES_MAX + 1)
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror or error}", FAILED) from error
+    if len(data) > REPORT_BYTES_MAX:
+        reason = f"more than {REPORT_BYTES_MAX} bytes, expected the fields of ReportRecoveryRequest"
+        raise CommandError(f"{file}: {reason}", FAILED)
+    try:
+        return Parse(data, wire.ReportRecoveryRequest())
+    except (ParseError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"{file}: {error}; expected JSON of ReportRecoveryRequest (contract/wire/recovery.proto)",
+            FAILED,
+        ) from error
 
 
 def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryRequest:
@@ -250,4 +295,10 @@ def _parser() -> argparse.ArgumentParser:
         help="which way to print in full (default 1)",
     )
     add("--explain", action="store_true", help="what each part of the price was computed from")
+    add(
+        "--report",
+        default="",
+        metavar="FILE",
+        help="store how a recovery went, instead: JSON of ReportRecoveryRequest, - for standard input; each incident counts once",
+    )
     return parser

@@ -22,7 +22,7 @@ from ..counter_deltas import Floats, Indexes
 from . import planner
 from .node_table import NodeTable
 from .planner import LARGE_NODES, STEPS_MAX, SUBSETS_MAX, Candidates, Eligible, PlacementChoice
-from .price import CROSSING, GangPrice, LostTime, PricePart, lost_time
+from .price import GangPrice, LostTime, PricePart, lost_time
 from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
 from .scaling import ElasticSizes
@@ -174,9 +174,9 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
     hazard = np.cumsum(np.sort(np.partition(table.hazard[at], most - 1)[:most]))[some - 1]
     speed = -np.sort(np.partition(-table.speed[at], most - 1)[:most])[some - 1]
     longer, preference = np.zeros(some.size), np.zeros(some.size)
-    share = terms.lost(2).communication.value
+    share, costs = terms.lost(2).communication.value, terms.lost(2).crossing
     for row, tier in enumerate(PRICED_TIERS):
-        crossing, rate = share * CROSSING[tier][0], terms.needs.preferences.get(tier, 0.0)
+        crossing, rate = share * costs[row].value, terms.needs.preferences.get(tier, 0.0)
         if not (crossing or rate) or not table.domain_counts[row]:
             continue
         counts = np.bincount(table.tier_ids[row][at] + 1, minlength=1)

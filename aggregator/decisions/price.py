@@ -8,7 +8,7 @@ The price is what is not useful of GPUs x hours, in parts that sum to it. `lost`
 (A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals add too, as
 if all erred together: the error of a model is common to all hosts. Interruptions that do not grow with the gang are a term
 of their own: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
-Crossing a tier makes communication take longer. By how much is assumed until outcomes measure it: of even traffic among d
+Crossing a tier makes communication take longer. By how much is assumed until outcomes are reported: of even traffic among d
 domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
 """
 
@@ -21,7 +21,16 @@ from math import exp, isnan
 import numpy as np
 
 from ..counter_deltas import Floats
-from .quantity import Quantity, QuantitySource, assumed, declared, weakest
+from ..scoring.reported_factors import ReportedFactors
+from .quantity import (
+    Quantity,
+    QuantitySource,
+    assumed,
+    declared,
+    duration_hours,
+    reported,
+    weakest,
+)
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
 #: By how much longer communication takes where it crosses a tier, with 90 % intervals (assumed: oversubscription of 2:1 at
@@ -38,7 +47,9 @@ COMMUNICATION_SHARE = (0.20, 0.05, 0.45)
 #: Interruptions per hour of a gang of more than one node that do not grow with its size (assumed). The upper end is what
 #: 7.9 h of MTTF at 1,024 GPUs leave beside 6.5 faults per 1,000 node-days (Kokolis et al., 2024).
 SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
-#: Minutes (assumed): 90 % intervals of large training.
+#: Of which schedulers report (`calibration.py`).
+DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
+#: Minutes (assumed): 90 % intervals of large training. A restart is from the decision until the gang works again.
 DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
     (2.0, 0.2, 15.0),
     (1.0, 0.1, 10.0),
@@ -59,6 +70,7 @@ class LostTime:
     shared_hazard: Quantity
     communication: Quantity
     repair_hours: Quantity
+    crossing: tuple[Quantity, ...]  #: of each priced tier: by how much longer what crosses it takes
 
     @property
     def overhead(self) -> float:
@@ -72,7 +84,7 @@ class LostTime:
         """Return them as `ext.placement.search` takes them."""
         share = self.communication.value
         head = [self.gross_gpu_hours, self.overhead, self.per_interruption_hours.value]
-        crossing = [share * CROSSING[tier][0] for tier in PRICED_TIERS]
+        crossing = [share * each.value for each in self.crossing]
         return np.array(head + crossing + [preferences.get(tier, 0.0) for tier in PRICED_TIERS])
 
 
@@ -117,13 +129,18 @@ def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
     """Return what *needs* decide. *gpus*: of the whole gang. *communication*: share of a step, of the workload."""
-    detect = _hours("detect", needs.detect_hours, DETECT_MINUTES)
-    decide = _hours("decide", needs.decide_hours, DECIDE_MINUTES)
-    restart = _hours("restart", needs.restart_hours, RESTART_MINUTES)
-    interval = _hours(
-        "checkpoint interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES
+    reports = needs.reports
+    detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)
+    decide = duration_hours("decide", needs.decide_hours, DECIDE_MINUTES, reports, DECIDE_FACTOR)
+    restart = duration_hours(
+        "restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR
     )
-    write = _hours("checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES)
+    interval = duration_hours(
+        "checkpoint interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES, reports
+    )
+    write = duration_hours(
+        "checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES, reports
+    )
     parts = (detect, decide, restart)
     lost = Quantity(
         sum(each.value for each in parts) + interval.value / 2.0,
@@ -153,14 +170,26 @@ def lost_time(
         if isnan(needs.repair_hours)
         else declared(needs.repair_hours, "repair of the request")
     )
-    return LostTime(gpus * needs.hours, lost, share, shared, communication, repair)
+    return LostTime(
+        gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports)
+    )
 
 
-def _hours(name: str, given: float, minutes: tuple[float, float, float]) -> Quantity:
-    if not isnan(given):
-        return declared(given, f"{name} {given * 60.0:g} min (request)")
-    value, lower, upper = (each / 60.0 for each in minutes)
-    return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
+def crossing_costs(reports: ReportedFactors) -> tuple[Quantity, ...]:
+    """Return of each priced tier by how much longer communication takes that crosses it: as reported, else assumed."""
+    found: list[Quantity] = []
+    for tier in PRICED_TIERS:
+        factor = reports.get(crossing_factor(tier))
+        if factor is None:
+            found.append(assumed(*CROSSING[tier], f"{tier.title} {CROSSING[tier][0]:g} (assumed)"))
+        else:
+            found.append(reported(factor, f"{tier.title} {factor.value:.3g}"))
+    return tuple(found)
+
+
+def crossing_factor(tier: Tier) -> str:
+    """Return the name of a tier's factor."""
+    return f"topology.{tier.name.lower()}"
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
@@ -170,14 +199,21 @@ def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
     return 0.5 * (lower + upper), lower, upper
 
 
-def topology_factor(members: Members, communication: Quantity) -> Quantity:
-    """Return by what the speed of a gang is multiplied for the tiers that it spans."""
+def topology_factor(
+    members: Members, communication: Quantity, crossing: Sequence[Quantity]
+) -> Quantity:
+    """Return by what the speed of a gang is multiplied for the tiers that it spans. *crossing*: of each priced tier."""
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
-    for tier, domains, unknown in zip(PRICED_TIERS, members.domains, members.unknown, strict=True):
+    counted: list[Quantity] = []
+    for tier, domains, unknown, cost in zip(
+        PRICED_TIERS, members.domains, members.unknown, crossing, strict=True
+    ):
         shares = crossing_shares(domains, unknown)
-        for at, (share, penalty) in enumerate(zip(shares, CROSSING[tier], strict=True)):
-            longer[at] += share * penalty
+        for at, each in enumerate((cost.value, cost.lower, cost.upper)):
+            longer[at] += shares[at] * each
+        if domains > 1 or unknown:
+            counted.append(cost)
         if domains > 1:
             spanned.append(f"{domains} {tier.plural}")
         if unknown:
@@ -186,8 +222,13 @@ def topology_factor(members: Members, communication: Quantity) -> Quantity:
     value, upper, lower = (
         1.0 / (1.0 + share * each) for share, each in zip(shares, longer, strict=True)
     )
-    evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing assumed"
-    return assumed(value, lower, upper, evidence)
+    sources = [each.source for each in counted]
+    costs = "assumed"
+    if QuantitySource.REPORTED in sources:
+        costs = ", ".join(each.evidence for each in counted)
+    evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
+    source = weakest((communication.source, *sources)) if counted else QuantitySource.ASSUMED
+    return Quantity(value, lower, upper, source, evidence)
 
 
 def gang_speed(members: Members) -> Quantity:
@@ -235,7 +276,7 @@ def price(
 ) -> GangPrice:
     """Return what a gang of *members* costs over *hours*. The parts sum to the total."""
     gross, speed, hazard = lost.gross_gpu_hours, gang_speed(members), hazard_sum(members)
-    topology = topology_factor(members, lost.communication)
+    topology = topology_factor(members, lost.communication, lost.crossing)
     per, write, shared = lost.per_interruption_hours, lost.checkpoint_share, lost.shared_hazard
     pace = speed.value * topology.value
     shares = [write.value, hazard.value * per.value, shared.value * per.value]

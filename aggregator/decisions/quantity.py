@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isnan
+
+from ..scoring.reported_factors import ReportedFactor, ReportedFactors
 
 
 class QuantitySource(IntEnum):
@@ -41,6 +44,31 @@ def declared(value: float, evidence: str) -> Quantity:
 def assumed(value: float, lower: float, upper: float, evidence: str) -> Quantity:
     """Return what nobody said."""
     return Quantity(value, lower, upper, QuantitySource.ASSUMED, evidence)
+
+
+def reported(factor: ReportedFactor, evidence: str) -> Quantity:
+    """Return what schedulers reported."""
+    return Quantity(
+        factor.value, factor.lower, factor.upper, QuantitySource.REPORTED,
+        f"{evidence} ({factor.reports} reports)" if factor.reports > 1 else f"{evidence} (1 report)",
+    )  # fmt: skip
+
+
+def duration_hours(
+    name: str,
+    given: float,
+    minutes: tuple[float, float, float],
+    reports: ReportedFactors,
+    factor: str = "",
+) -> Quantity:
+    """Return a duration in hours: *given* by the request (NaN: not), else as reported of *factor*, else the assumed *minutes*."""
+    if not isnan(given):
+        return declared(given, f"{name} {given * 60.0:g} min (request)")
+    found = reports.get(factor)
+    if found is not None:
+        return reported(found, f"{name} {found.value * 60.0:.3g} min")
+    value, lower, upper = (each / 60.0 for each in minutes)
+    return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
 
 
 def weakest(sources: Iterable[QuantitySource]) -> QuantitySource:

@@ -24,7 +24,9 @@ from .node_table import NodeTable
 from .planner import Candidates
 from .price import (
     CHECKPOINT_INTERVAL_MINUTES,
+    DECIDE_FACTOR,
     DECIDE_MINUTES,
+    DETECT_FACTOR,
     DETECT_MINUTES,
     RESTART_MINUTES,
     GangPrice,
@@ -32,7 +34,7 @@ from .price import (
     lost_time,
     price,
 )
-from .quantity import Quantity, QuantitySource, assumed, declared
+from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours
 from .replacements import (
     Replacements,
     SuspectDomain,
@@ -87,6 +89,20 @@ class RecoveryKind(IntEnum):
     SHRINK = 5
     WAIT_FOR_REPAIR = 6
     RESTART_ELSEWHERE = 7
+
+
+#: How long each way takes from the decision until its processes run: the factor of which schedulers report, and the minutes assumed.
+RESTART_ACT_FACTOR = "act.restart"
+ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
+    RecoveryKind.IN_PROCESS: ("act.in_process", IN_PROCESS_MINUTES),
+    RecoveryKind.STANDBY: ("act.hot_spare", STANDBY_MINUTES),
+    RecoveryKind.FREE_NODE: ("act.free_node", FREE_NODE_MINUTES),
+    RecoveryKind.BORROW: ("act.borrow", BORROW_MINUTES),
+    RecoveryKind.SHRINK: ("act.shrink", RESHARD_MINUTES),
+    RecoveryKind.WAIT_FOR_REPAIR: (RESTART_ACT_FACTOR, RESTART_MINUTES),
+    RecoveryKind.RESTART_ELSEWHERE: (RESTART_ACT_FACTOR, RESTART_MINUTES),
+}
+PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +301,7 @@ class _Answer:
         words = f"with probability {again:g} (assumed)"
         part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, words)
         return self._option(
-            RecoveryKind.IN_PROCESS, self.incident.current, np.zeros(0, dtype=np.intp), None, IN_PROCESS_MINUTES,
+            RecoveryKind.IN_PROCESS, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"restart the processes on {self._names(failed)} in place"],
         )  # fmt: skip
 
@@ -300,9 +316,8 @@ class _Answer:
         is_standby = bool(self.standbys[chosen.nodes].all())
         if kind == RecoveryKind.FREE_NODE and is_standby:
             return None  # that is the answer with hot spares
-        minutes = STANDBY_MINUTES if is_standby else FREE_NODE_MINUTES
         return self._option(
-            kind, self._members(chosen), self.places, chosen, minutes, [], [self._replacement_text(chosen)]
+            kind, self._members(chosen), self.places, chosen, [], [self._replacement_text(chosen)]
         )  # fmt: skip
 
     def _borrowed(self, lender: Lender) -> RecoveryOption | None:
@@ -342,7 +357,7 @@ class _Answer:
         ]
         steps = [f"have {lender.name} give up {self._names(taken)}", self._replacement_text(chosen)]
         option = self._option(
-            RecoveryKind.BORROW, self._members(chosen), self.places, chosen, BORROW_MINUTES, parts, steps
+            RecoveryKind.BORROW, self._members(chosen), self.places, chosen, parts, steps
         )  # fmt: skip
         return replace(option, lender=lender.name)
 
@@ -381,7 +396,8 @@ class _Answer:
                 )
             )
         regrow = np.where(self.repair < needs.hours, 1.0, 0.0) * self.gpus
-        regrow = regrow * drawn(self._minutes(RESTART_MINUTES, "restart"), OTHER)
+        restart = self._hours("restart", nan, RESTART_MINUTES, RESTART_ACT_FACTOR)
+        regrow = regrow * drawn(restart, OTHER)
         parts.append(
             SampledPart("growing again", regrow, assumed_source, "a restart once they are repaired")
         )
@@ -390,7 +406,7 @@ class _Answer:
             f"grow again when {self._names(self.failed)} are repaired",
         ]
         option = self._option(
-            RecoveryKind.SHRINK, left, np.zeros(0, dtype=np.intp), None, RESHARD_MINUTES, parts, steps
+            RecoveryKind.SHRINK, left, np.zeros(0, dtype=np.intp), None, parts, steps
         )  # fmt: skip
         return replace(option, stopped=np.union1d(option.stopped, dropped))
 
@@ -404,7 +420,7 @@ class _Answer:
         source = self.lost.repair_hours.source
         part = SampledPart("waiting for repairs", waits, source, words)
         return self._option(
-            RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None, RESTART_MINUTES,
+            RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
         )  # fmt: skip
 
@@ -425,9 +441,7 @@ class _Answer:
             f"end the gang, start it on {members.size} nodes ({new.size} of them new)",
             "restart from the checkpoint",
         ]
-        option = self._option(
-            RecoveryKind.RESTART_ELSEWHERE, members, new, None, RESTART_MINUTES, [], steps
-        )
+        option = self._option(RecoveryKind.RESTART_ELSEWHERE, members, new, None, [], steps)
         return replace(option, stopped=np.sort(self.healthy))
 
     # What each comes to ------------------------------------------------------------------------
@@ -437,44 +451,35 @@ class _Answer:
         found[self.places] = chosen.nodes
         return found
 
-    def _minutes(self, minutes: tuple[float, float, float], name: str) -> Quantity:
-        value, lower, upper = (each / 60.0 for each in minutes)
-        return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
-
-    def _declared_hours(
-        self, hours: float, minutes: tuple[float, float, float], name: str
+    def _hours(
+        self, name: str, given: float, minutes: tuple[float, float, float], factor: str = ""
     ) -> Quantity:
-        if isnan(hours):
-            return self._minutes(minutes, name)
-        return declared(hours, f"{name} {hours * 60.0:g} min (request)")
+        return duration_hours(name, given, minutes, self.needs.reports, factor)
 
-    def _durations(
-        self, kind: RecoveryKind, act_minutes: tuple[float, float, float], *, restarts: bool
-    ) -> dict[int, Quantity]:
+    def _durations(self, kind: RecoveryKind, *, restarts: bool) -> dict[int, Quantity]:
         """Return hours of each step until the gang runs again."""
         needs, checkpoint = self.needs, self.incident.checkpoint
-        act = self._minutes(act_minutes, "act")
-        restart = self._declared_hours(needs.restart_hours, RESTART_MINUTES, "restart")
+        factor, minutes = ACT_MINUTES[kind]
+        act = self._hours("act", nan, minutes, factor)
+        restart = self._hours("restart", needs.restart_hours, RESTART_MINUTES, RESTART_ACT_FACTOR)
         if restarts and restart.value > act.value:
             act = restart
         survives = self._has_replicas() and kind != RecoveryKind.RESTART_ELSEWHERE
         if survives:
-            resume = self._declared_hours(
-                checkpoint.local_restore_hours,
-                LOCAL_RESTORE_MINUTES,
-                "restore from a peer's memory",
-            )
-            lost = self._minutes(REPLICA_AGE_MINUTES, "work since the last copy in memory")
+            resume = self._hours(
+                "restore from a peer's memory", checkpoint.local_restore_hours,
+                LOCAL_RESTORE_MINUTES, PEER_RESUME_FACTOR,
+            )  # fmt: skip
+            lost = self._hours("work since the last copy in memory", nan, REPLICA_AGE_MINUTES)
         else:
-            resume = self._declared_hours(
-                checkpoint.remote_restore_hours,
-                REMOTE_RESTORE_MINUTES,
-                "restore from the checkpoint",
-            )
+            resume = self._hours(
+                "restore from the checkpoint", checkpoint.remote_restore_hours,
+                REMOTE_RESTORE_MINUTES, STORAGE_RESUME_FACTOR,
+            )  # fmt: skip
             lost = self._lost_work()
         return {
-            DETECT: self._declared_hours(needs.detect_hours, DETECT_MINUTES, "detect"),
-            DECIDE: self._declared_hours(needs.decide_hours, DECIDE_MINUTES, "decide"),
+            DETECT: self._hours("detect", needs.detect_hours, DETECT_MINUTES, DETECT_FACTOR),
+            DECIDE: self._hours("decide", needs.decide_hours, DECIDE_MINUTES, DECIDE_FACTOR),
             ACT: act,
             RESUME: resume,
             LOST_WORK: lost,
@@ -506,7 +511,6 @@ class _Answer:
         nodes: Indexes,
         places: Indexes,
         chosen: Replacements | None,
-        act_minutes: tuple[float, float, float],
         extra: Sequence[SampledPart],
         steps: Sequence[str],
     ) -> RecoveryOption:
@@ -514,11 +518,11 @@ class _Answer:
         restarts = not self.incident.goes_on_in_process or kind in (
             RecoveryKind.WAIT_FOR_REPAIR, RecoveryKind.RESTART_ELSEWHERE,
         )  # fmt: skip
-        minutes = self._durations(kind, act_minutes, restarts=restarts)
+        hours = self._durations(kind, restarts=restarts)
         stopped = np.sort(self.healthy) if restarts else np.zeros(0, dtype=np.intp)
         total = SampledSum()
         for at, name in enumerate(("detect", "decide", "act", "resume", "lost work")):
-            one = minutes[at]
+            one = hours[at]
             if at == ACT and restarts:
                 name = f"act: restart of {self.healthy.size} healthy nodes' processes"
             total.add(name, drawn(one, at) * self.gpus, one.source, one.evidence)
@@ -536,7 +540,7 @@ class _Answer:
             self.incident.current[places] if is_replaced else np.zeros(0, dtype=np.intp),
             tuple(chosen.keeps_segment.tolist()) if chosen else (),
             tuple(chosen.keeps_rails.tolist()) if chosen else (),
-            stopped, "", minutes, parts, lost, p50, p90, second, running, tuple(steps),
+            stopped, "", hours, parts, lost, p50, p90, second, running, tuple(steps),
         )  # fmt: skip
 
     def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from math import inf, nan
 
 from ..scoring.node_facts import DOMAIN_FIELDS
+from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .scaling import ElasticSizes
 
 
@@ -84,6 +85,8 @@ class GangRequirements:
     data_parallel: int = 0
     #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
     elastic: ElasticSizes | None = None
+    #: What stands for the assumed constants, where schedulers reported of them.
+    reports: ReportedFactors = NOTHING_REPORTED
 
     def allows(self, nodes: int) -> bool:
         """Say whether a gang of so many nodes is of a size that was asked for."""

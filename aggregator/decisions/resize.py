@@ -19,8 +19,14 @@ from ..counter_deltas import Indexes
 from . import elastic, planner
 from .node_table import NodeTable
 from .planner import Candidates, PlacementChoice
-from .price import CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES, RESTART_MINUTES, GangPrice
-from .quantity import Quantity, assumed, declared, weakest
+from .price import (
+    CHECKPOINT_INTERVAL_MINUTES,
+    CHECKPOINT_WRITE_MINUTES,
+    RESTART_FACTOR,
+    RESTART_MINUTES,
+    GangPrice,
+)
+from .quantity import Quantity, declared, duration_hours, weakest
 from .requirements import GangRequirements
 from .scaling import ElasticSizes
 
@@ -206,14 +212,14 @@ def _reason(one: ResizeChoice, margin: float) -> str:
 
 def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
     """Return for how long the gang stands, in hours: it restarts, lays out its state, and writes first where it does so on demand."""
+    reports = needs.reports
     parts = [
-        _duration("restart", needs.restart_hours, RESTART_MINUTES),
-        _duration("reshard", times.reshard_hours, RESHARD_MINUTES),
+        duration_hours("restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR),
+        duration_hours("reshard", times.reshard_hours, RESHARD_MINUTES, reports),
     ]
     if times.writes_on_demand:
-        parts.append(
-            _duration("checkpoint write", needs.checkpoint_write_hours, CHECKPOINT_WRITE_MINUTES)
-        )
+        write = needs.checkpoint_write_hours
+        parts.append(duration_hours("checkpoint write", write, CHECKPOINT_WRITE_MINUTES, reports))
     return Quantity(
         sum(each.value for each in parts), sum(each.lower for each in parts), sum(each.upper for each in parts),
         weakest(each.source for each in parts), "; ".join(each.evidence for each in parts),
@@ -224,15 +230,8 @@ def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:
     """Return the hours until the checkpoint from which it goes on."""
     if times.writes_on_demand:
         return 0.0
-    interval = _duration(
-        "interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES
+    interval = duration_hours(
+        "interval", needs.checkpoint_interval_hours, CHECKPOINT_INTERVAL_MINUTES, needs.reports
     ).value
     age = times.checkpoint_age_hours
     return 0.5 * interval if isnan(age) else max(interval - age, 0.0)
-
-
-def _duration(name: str, given: float, minutes: tuple[float, float, float]) -> Quantity:
-    if not isnan(given):
-        return declared(given, f"{name} {given * 60:g} min (request)")
-    value, lower, upper = (each / 60.0 for each in minutes)
-    return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")

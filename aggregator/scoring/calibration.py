@@ -167,7 +167,10 @@ class ReportedOutcomes:
         sums = np.array([*self._sums.values()])  # reporters x (interruptions, expected) x knots
         share = max(REPORTER_SHARE_MIN, 2.0 / len(sums))
         caps = np.array(
-            [[_share_cap(knot, share) for knot in one] for one in np.moveaxis(sums, 0, -1)]
+            [
+                [share_cap(knot, share, INTERRUPTIONS_MIN) for knot in one]
+                for one in np.moveaxis(sums, 0, -1)
+            ]
         )
         # Both of a reporter are scaled alike: what he says of hazards stays what he says.
         scale = np.min(np.minimum(1.0, caps / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
@@ -175,12 +178,12 @@ class ReportedOutcomes:
         return Calibration(interruptions, expected, factors(interruptions, expected))
 
 
-def _share_cap(sums: Floats, share: float) -> float:
-    """Return what one of *sums* may be, so that none is more than *share* of COUNTED_MIN and all, each at most that."""
+def share_cap(sums: Floats, share: float, extra: float) -> float:
+    """Return what one of *sums* may be, so that none is more than *share* of *extra* and all, each at most that."""
     if share >= 1.0:
         return inf
     falling = np.sort(sums)[::-1]
-    rest = INTERRUPTIONS_MIN + falling.sum()
+    rest = extra + falling.sum()
     for cut, largest in enumerate(falling.tolist()):
         if share * cut >= 1.0:
             break

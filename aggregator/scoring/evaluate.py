@@ -24,6 +24,7 @@ from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
 from .node_facts import NodeFacts, node_domains, node_facts
+from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
 from .results import empty_gpus as no_gpus
@@ -222,6 +223,8 @@ class Judgement(Snapshot):
     facts: NodeFacts = field(default_factory=NodeFacts)
     #: Of each reservation: its name, and its nodes by index.
     reservations: tuple[tuple[str, Indexes], ...] = ()
+    #: Factors of a price as schedulers report them.
+    reported_factors: ReportedFactors = NOTHING_REPORTED
 
 
 def evaluate(

@@ -6,6 +6,7 @@ from math import isfinite
 
 from ...contract.wire import placement_pb2
 from ..decisions.elastic import SizePrice
+from ..decisions.quantity import QuantitySource
 from ..decisions.requirements import NODES_MAX
 from ..decisions.scaling import (
     POINTS_MAX,
@@ -15,16 +16,20 @@ from ..decisions.scaling import (
     scaling_curve,
 )
 from ..errors import InvalidArgument
-from .validation import check_range, check_real
+from ..scoring.reported_factors import ReportedThroughputs
+from .validation import check_range, check_real, check_text
 
+WORKLOAD_NAME_CHARACTERS_MAX = 256
 #: Throughputs above this are a mistake.
 THROUGHPUT_MAX = 1e15
 FIELD = "gang.sizes"
 
 
-def sizes_of(gang: placement_pb2.GangRequirements) -> ElasticSizes | None:
-    """Return the sizes that a gang may have, None where it has one. Raises InvalidArgument."""
-    curve = curve_of(gang)
+def sizes_of(
+    gang: placement_pb2.GangRequirements, reported: ReportedThroughputs
+) -> ElasticSizes | None:
+    """Return the sizes that a gang may have, None where it has one. *reported*: for a request without throughputs. Raises InvalidArgument."""
+    curve = curve_of(gang, reported)
     if not gang.HasField("sizes"):
         return None
     requested, segment = gang.sizes, max(gang.invariants.segment_nodes, 1)
@@ -95,9 +100,13 @@ def _ranged(requested: placement_pb2.GangSizes, segment: int) -> list[int]:
     return sizes
 
 
-def curve_of(gang: placement_pb2.GangRequirements) -> ScalingCurve:
-    """Return the throughput by size. Raises InvalidArgument."""
+def curve_of(gang: placement_pb2.GangRequirements, reported: ReportedThroughputs) -> ScalingCurve:
+    """Return the throughput by size: of the request, else as outcomes of its workload reported it. Raises InvalidArgument."""
     points = gang.throughputs
+    check_text("gang.workload_name", gang.workload_name, WORKLOAD_NAME_CHARACTERS_MAX)
+    name = gang.workload_name or gang.workload.job
+    if not points and (known := reported.points(name)):
+        return scaling_curve(known, QuantitySource.REPORTED)
     if len(points) > POINTS_MAX:
         raise InvalidArgument(
             "gang.throughputs", f"{len(points)} points, expected at most {POINTS_MAX}"

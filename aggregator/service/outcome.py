@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from math import isfinite
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite, nan
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...contract.wire import outcome_pb2
 from ...contract.wire.outcome_pb2_grpc import OutcomeServiceServicer
+from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..advisories.advisory import HOUR_NS, SECOND_NS
 from ..advisories.engine import AdvisoryEngine
 from ..advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
+from ..calibration_log import CalibrationLog, domains_of
+from ..decisions.calibration import ThroughputReport
+from ..decisions.planner import OPTIONS_MAX
+from ..decisions.requirements import PRICED_TIERS
 from ..errors import InvalidArgument
 from ..principal import current_principal
+from ..scoring.evaluate import Judgement
 from ..store.rows import time_us
 from .advisory import name_of
+from .gang_sizes import THROUGHPUT_MAX
 from .idempotency import IdempotencyCache
-from .validation import actor_with_login, check_text, node_of, time_ns_of
+from .score import SnapshotSource
+from .validation import (
+    actor_with_login,
+    check_range,
+    check_real,
+    check_text,
+    hours_of,
+    node_of,
+    time_ns_of,
+)
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
 #: Of all outcomes of a call together.
 NODES_OF_ALL_MAX = 100_000
 ID_CHARACTERS_MAX = 128
-WORKLOAD_CHARACTERS_MAX = 256
+WORKLOAD_CHARACTERS_MAX, DECISION_CHARACTERS_MAX = 256, 128
 END_REASON_CHARACTERS_MAX = 200
 LOST_GPU_HOURS_MAX = 1e9
 SECONDS_MAX = 366 * 86_400
@@ -32,11 +51,26 @@ SECONDS_MAX = 366 * 86_400
 AHEAD_SECONDS_MAX = 600
 
 
+class OutcomePlacement(NamedTuple):
+    """Where a job ran: how many domains of each tier (none where that of a node is not known); and its share of communication."""
+
+    domains: Mapping[str, float] = MappingProxyType({})
+    communication_share: float = nan
+
+
 class OutcomeService(OutcomeServiceServicer):
     """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
-    def __init__(self, engine: AdvisoryEngine, wall_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: AdvisoryEngine,
+        wall_ns: Callable[[], int],
+        calibration: CalibrationLog | None = None,
+        source: SnapshotSource | None = None,
+    ) -> None:
+        """*calibration*: which throughputs are compared in. *source*: of the snapshot that says in which domains nodes are."""
         self._engine, self._wall_ns = engine, wall_ns
+        self._calibration, self._source = calibration, source
         self._idempotency_cache = IdempotencyCache()
         #: A call may ask for a hundred thousand hosts' scores of a year: one after the other.
         self._lock = asyncio.Lock()
@@ -63,7 +97,19 @@ class OutcomeService(OutcomeServiceServicer):
         async with self._lock:
             expected = {} if skips_expected else await self._engine.expected_outcomes(spans)
         reporter = actor_with_login(current_principal(context), "scheduler")
-        rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(outcomes)]
+        placed = self._placed(outcomes)
+        rows = [
+            self._row(one, expected.get(at), reporter, placed[at])
+            for at, one in enumerate(outcomes)
+        ]
+        throughputs = [
+            ThroughputReport(
+                one.outcome_id, reporter, self._wall_ns(), one.workload, len(_hosts(one)), one.throughput,
+                domains_of(placed[at].domains), placed[at].communication_share,
+            )
+            for at, one in enumerate(outcomes)
+            if one.throughput > 0.0
+        ]  # fmt: skip
 
         def response(new: int) -> outcome_pb2.ReportOutcomesResponse:
             return outcome_pb2.ReportOutcomesResponse(
@@ -72,19 +118,43 @@ class OutcomeService(OutcomeServiceServicer):
 
         names = [one.outcome_id for one in outcomes]
         return await self._idempotency_cache.once(
-            request, context, lambda: response(self._engine.add_outcomes(rows, self._wall_ns())),
+            request, context, lambda: response(self._add(rows, throughputs)),
             self._engine.persisted,
             preview=lambda: response(self._engine.count_new_outcomes(names)),
         )  # fmt: skip
 
+    def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
+        """Take outcomes, to be on disk with `persisted`, and return how many were new. Raises ServiceUnavailable."""
+        new = [one for one in throughputs if self._engine.count_new_outcomes([one.outcome])]
+        count = self._engine.add_outcomes(rows, self._wall_ns())
+        if self._calibration is not None:
+            self._calibration.add_throughputs(new)
+        return count
+
+    def _placed(self, outcomes: Sequence[outcome_pb2.Outcome]) -> list[OutcomePlacement]:
+        """Return what the snapshot of now says of where each ran."""
+        snapshot = self._source.snapshot if self._source is not None else None
+        if not isinstance(snapshot, Judgement) or not any(one.throughput for one in outcomes):
+            return [OutcomePlacement()] * len(outcomes)
+        index = {name: at for at, name in enumerate(snapshot.names)}
+        return [
+            placement_of(snapshot, [index.get(host, -1) for host in _hosts(one)], one.workload)
+            for one in outcomes
+        ]
+
     def _row(
-        self, one: outcome_pb2.Outcome, expected: ExpectedOutcome | None, reporter: str
+        self,
+        one: outcome_pb2.Outcome,
+        expected: ExpectedOutcome | None,
+        reporter: str,
+        placed: OutcomePlacement,
     ) -> OutcomeRecord:
         advisory = name_of(one.advisory) if one.advisory else ""
         known = self._engine.find(advisory) if advisory else None
         (started, ended), hosts = _span(one), _hosts(one)
         blamed = node_of(one.blamed_node) if one.blamed_node else ""
         host_hours = (ended - started) / HOUR_NS * len(hosts)
+        queue_hours = hours_of("queue_time", one, "queue_time", SECONDS_MAX)
         row = (
             time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
             hosts, time_us(started), time_us(ended), one.interrupted,
@@ -92,6 +162,8 @@ class OutcomeService(OutcomeServiceServicer):
             host_hours, expected.interruptions if expected else None, known.reason if known else "",
             expected.by_hazard if expected else None,
             [share * one.interrupted for share in expected.shares] if expected else None,
+            one.decision_id, one.option, one.throughput or nan, queue_hours * 3600.0,
+            list(placed.domains.items()), placed.communication_share,
         )  # fmt: skip
         return OutcomeRecord(
             one.outcome_id, reporter, one.interrupted, expected, row, host_hours, len(hosts)
@@ -126,12 +198,31 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
             raise InvalidArgument("blamed_node", f"{one.blamed_node!r} is none of its nodes")
     if one.advisory:
         name_of(one.advisory, "advisory")
+    check_text("decision_id", one.decision_id, DECISION_CHARACTERS_MAX)
+    check_range("option", one.option, 0, OPTIONS_MAX)
+    check_real("throughput", one.throughput, THROUGHPUT_MAX)
+    if one.throughput and not one.workload:
+        raise InvalidArgument("workload", "empty, expected the name whose throughput this is")
+    hours_of("queue_time", one, "queue_time", SECONDS_MAX)
     _, ended = _span(one)
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
         raise InvalidArgument(
             "end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended"
         )
+
+
+def placement_of(snapshot: Judgement, nodes: list[int], workload: str) -> OutcomePlacement:
+    """Return where *nodes* are; -1: a node that the snapshot does not have."""
+    domains, at = snapshot.facts.domains, np.array(nodes, dtype=np.intp)
+    found: dict[str, float] = {}
+    for tier in PRICED_TIERS:
+        ids = domains.ids[tier.row]
+        if at.min() >= 0 and at.max() < ids.size and (those := ids[at]).min() >= 0:
+            found[tier.name.lower()] = float(np.unique(those).size)
+    known = snapshot.workloads.find(workload)
+    share = known[0].bound[NETWORK] + known[0].bound[NVLINK] if known else nan
+    return OutcomePlacement(found, share)
 
 
 def _hosts(one: outcome_pb2.Outcome) -> list[str]:

@@ -129,7 +129,7 @@ class PlacementService(PlacementServiceServicer):
         gang.CopyFrom(request.gang)
         if not gang.HasField("sizes"):
             gang.nodes = nodes.size
-        needs = messages.requirements_of(gang)
+        needs = messages.requirements_of(gang, snapshot.reported_factors)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
         option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
@@ -171,7 +171,7 @@ class PlacementService(PlacementServiceServicer):
         """Return *request*, checked, as the snapshot of now answers it."""
         snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
-        needs = messages.requirements_of(request.gang)
+        needs = messages.requirements_of(request.gang, snapshot.reported_factors)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
         return PlanQuestion(table, candidates, needs, communication)

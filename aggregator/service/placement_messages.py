@@ -27,6 +27,7 @@ from ..decisions.requirements import (
 )
 from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
+from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .gang_sizes import sizes_of
 from .score import BITMAP_BYTES_MAX
 from .score_messages import packed
@@ -45,9 +46,11 @@ SHARED_GPUS_MAX = 8
 # Requests. Each error names the field, what it is, and what would be right.
 
 
-def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
-    """Return what a gang asks for, without its workload. Raises InvalidArgument."""
-    elastic = sizes_of(gang)
+def requirements_of(
+    gang: placement_pb2.GangRequirements, reports: ReportedFactors = NOTHING_REPORTED
+) -> GangRequirements:
+    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. Raises InvalidArgument."""
+    elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes
     check_range("gang.nodes", nodes, 1, NODES_MAX)
     check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
@@ -85,6 +88,7 @@ def requirements_of(gang: placement_pb2.GangRequirements) -> GangRequirements:
         pipeline_parallel=gang.groups.pipeline,
         data_parallel=gang.groups.data,
         elastic=elastic,
+        reports=reports,
     )
 
 

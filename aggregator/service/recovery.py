@@ -20,7 +20,7 @@ from ..decisions.recovery import (
     plan_recovery,
 )
 from ..decisions.sampled_hours import ACT, DECIDE, DETECT, LOST_WORK, RESUME
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import decision_id
@@ -34,7 +34,7 @@ INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
 
 
 class RecoveryService(RecoveryServiceServicer):
-    """Its call, as a coroutine of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge."""
 
     def __init__(self, placement: PlacementService) -> None:
         """*placement*: whose nodes it shares, and among whose plans it takes its turn."""
@@ -61,7 +61,7 @@ class RecoveryService(RecoveryServiceServicer):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
         gang.nodes = current.size
-        needs = messages.requirements_of(gang)
+        needs = messages.requirements_of(gang, snapshot.reported_factors)
         candidates = messages.candidates_of(requested_candidates, snapshot)
         table, communication = self._placement.running_table(snapshot, gang)
         incident = incident_of(request, snapshot, table, current)
@@ -73,6 +73,14 @@ class RecoveryService(RecoveryServiceServicer):
         reply.candidates_source = candidates.source
         self._placement.record(decision_pb2.DECISION_RECOVERY, request, reply, table)
         return reply
+
+    async def ReportRecovery(
+        self, request: recovery_pb2.ReportRecoveryRequest, context: Any
+    ) -> recovery_pb2.ReportRecoveryResponse:
+        """Store nothing: `RecoveryReportService` does. Raises FailedPrecondition."""
+        raise FailedPrecondition(
+            "this port only answers from snapshots and stores nothing: call ReportRecovery on the aggregator's `listen` address"
+        )
 
 
 # ----------------------------------------------------------------------

@@ -44,7 +44,8 @@ SELECT
     o.time, o.outcome, o.advisory, a.action, a.subject, o.followed, o.interrupted, o.blamed_host,
     o.end_reason, o.lost_gpu_hours, a.waiting_gpu_hours, a.acting_gpu_hours,
     o.lost_gpu_hours - least(a.waiting_gpu_hours, a.acting_gpu_hours) AS regret_gpu_hours,
-    o.job, o.hosts, o.started, o.ended, o.reporter, o.host_hours, o.expected_interruptions
+    o.job, o.hosts, o.started, o.ended, o.reporter, o.host_hours, o.expected_interruptions, o.decision, o.plan_option,
+    o.throughput, o.queue_seconds, o.domains_spanned
 FROM main.outcomes AS o LEFT JOIN ops.advice AS a USING (advisory)
 ORDER BY o.time DESC, o.outcome;
 COMMENT ON VIEW ops.outcomes IS

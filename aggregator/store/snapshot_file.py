@@ -99,6 +99,8 @@ COPIES: tuple[TableCopy, ...] = (
     TableCopy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
     TableCopy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
     TableCopy("hazard_calibration"),
+    TableCopy("recoveries", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    TableCopy("calibration"),
     TableCopy("unavailable"),
     TableCopy("gangs"),
     TableCopy("job_forecasts"),

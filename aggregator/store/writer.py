@@ -284,6 +284,7 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("advisories", "time", days_min=OUTCOMES_DAYS),
     _RetentionRule("runs", "time", days=RUNS_RETAINED_DAYS),
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
+    _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )
 #: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
 _RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}

@@ -1,5 +1,6 @@
 import datetime
 
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -10,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Outcome(_message.Message):
-    __slots__ = ("outcome_id", "advisory", "workload", "nodes", "start_time", "end_time", "interrupted", "blamed_node", "end_reason", "advice_followed", "lost_gpu_hours")
+    __slots__ = ("outcome_id", "advisory", "workload", "nodes", "start_time", "end_time", "interrupted", "blamed_node", "end_reason", "advice_followed", "lost_gpu_hours", "decision_id", "option", "throughput", "queue_time")
     OUTCOME_ID_FIELD_NUMBER: _ClassVar[int]
     ADVISORY_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,10 @@ class Outcome(_message.Message):
     END_REASON_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     LOST_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPTION_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIME_FIELD_NUMBER: _ClassVar[int]
     outcome_id: str
     advisory: str
     workload: str
@@ -33,7 +38,11 @@ class Outcome(_message.Message):
     end_reason: str
     advice_followed: bool
     lost_gpu_hours: float
-    def __init__(self, outcome_id: _Optional[str] = ..., advisory: _Optional[str] = ..., workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., interrupted: _Optional[bool] = ..., blamed_node: _Optional[str] = ..., end_reason: _Optional[str] = ..., advice_followed: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ...) -> None: ...
+    decision_id: str
+    option: int
+    throughput: float
+    queue_time: _duration_pb2.Duration
+    def __init__(self, outcome_id: _Optional[str] = ..., advisory: _Optional[str] = ..., workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., interrupted: _Optional[bool] = ..., blamed_node: _Optional[str] = ..., end_reason: _Optional[str] = ..., advice_followed: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ..., decision_id: _Optional[str] = ..., option: _Optional[int] = ..., throughput: _Optional[float] = ..., queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReportOutcomesRequest(_message.Message):
     __slots__ = ("outcomes", "request_id", "validate_only")

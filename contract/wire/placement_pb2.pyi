@@ -136,7 +136,7 @@ class ParallelGroups(_message.Message):
     def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ...) -> None: ...
 
 class GangRequirements(_message.Message):
-    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "tenant", "priority", "sizes", "throughputs")
+    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "tenant", "priority", "sizes", "throughputs", "workload_name")
     NODES_FIELD_NUMBER: _ClassVar[int]
     GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class GangRequirements(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUTS_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_NAME_FIELD_NUMBER: _ClassVar[int]
     nodes: int
     gpus_per_node: int
     length: _duration_pb2.Duration
@@ -179,7 +180,8 @@ class GangRequirements(_message.Message):
     priority: int
     sizes: GangSizes
     throughputs: _containers.RepeatedCompositeFieldContainer[ThroughputPoint]
-    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ...) -> None: ...
+    workload_name: str
+    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ..., workload_name: _Optional[str] = ...) -> None: ...
 
 class GangSizes(_message.Message):
     __slots__ = ("min_nodes", "max_nodes", "multiple_of", "powers_of_two", "allowed_nodes", "free_gpu_value")

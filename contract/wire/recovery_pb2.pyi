@@ -2,6 +2,7 @@ import datetime
 
 from gangline.contract.wire import placement_pb2 as _placement_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -179,3 +180,43 @@ class PlanRecoveryResponse(_message.Message):
     degraded: bool
     degraded_reason: str
     def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+
+class ReportRecoveryRequest(_message.Message):
+    __slots__ = ("incident", "decision_id", "kind", "fault_time", "detect_time", "decide_time", "act_time", "resume_time", "success", "lost_gpu_hours", "restarted_processes", "restored_from_peer", "workload", "note", "validate_only")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FAULT_TIME_FIELD_NUMBER: _ClassVar[int]
+    DETECT_TIME_FIELD_NUMBER: _ClassVar[int]
+    DECIDE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ACT_TIME_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TIME_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    LOST_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_PEER_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    incident: str
+    decision_id: str
+    kind: RecoveryKind
+    fault_time: _timestamp_pb2.Timestamp
+    detect_time: _timestamp_pb2.Timestamp
+    decide_time: _timestamp_pb2.Timestamp
+    act_time: _timestamp_pb2.Timestamp
+    resume_time: _timestamp_pb2.Timestamp
+    success: bool
+    lost_gpu_hours: float
+    restarted_processes: bool
+    restored_from_peer: bool
+    workload: str
+    note: str
+    validate_only: bool
+    def __init__(self, incident: _Optional[str] = ..., decision_id: _Optional[str] = ..., kind: _Optional[_Union[RecoveryKind, str]] = ..., fault_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., detect_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decide_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., act_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., resume_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., success: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ..., restarted_processes: _Optional[bool] = ..., restored_from_peer: _Optional[bool] = ..., workload: _Optional[str] = ..., note: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
+
+class ReportRecoveryResponse(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...

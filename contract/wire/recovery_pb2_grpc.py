@@ -39,6 +39,11 @@ class RecoveryServiceStub:
                 request_serializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryRequest.SerializeToString,
                 response_deserializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryResponse.FromString,
                 _registered_method=True)
+        self.ReportRecovery = channel.unary_unary(
+                '/gangline.v1.RecoveryService/ReportRecovery',
+                request_serializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryRequest.SerializeToString,
+                response_deserializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryResponse.FromString,
+                _registered_method=True)
 
 
 class RecoveryServiceServicer:
@@ -51,6 +56,13 @@ class RecoveryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportRecovery(self, request, context):
+        """How a recovery went. Durations that later plans assume are estimated again from it. Durable when answered; on `listen` only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RecoveryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_RecoveryServiceServicer_to_server(servicer, server):
                     servicer.PlanRecovery,
                     request_deserializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryRequest.FromString,
                     response_serializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryResponse.SerializeToString,
+            ),
+            'ReportRecovery': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportRecovery,
+                    request_deserializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryRequest.FromString,
+                    response_serializer=gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class RecoveryService:
             '/gangline.v1.RecoveryService/PlanRecovery',
             gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryRequest.SerializeToString,
             gangline_dot_contract_dot_wire_dot_recovery__pb2.PlanRecoveryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportRecovery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.RecoveryService/ReportRecovery',
+            gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryRequest.SerializeToString,
+            gangline_dot_contract_dot_wire_dot_recovery__pb2.ReportRecoveryResponse.FromString,
             options,
             channel_credentials,
             insecure,

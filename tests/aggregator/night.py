@@ -19,8 +19,11 @@ from gangline.aggregator.advisories.engine import AdvisoryEngine
 from gangline.aggregator.advisories.observer import Observer
 from gangline.aggregator.advisories.rows import ExpectedOutcome, OutcomeRecord
 from gangline.aggregator.advisories.workloads import Gang, ScheduledGangs, WorkloadLookup
+from gangline.aggregator.calibration_log import CalibrationLog, RecoveryRecord
 from gangline.aggregator.commands import night as night_before
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.decisions.calibration import RecoveryReport
+from gangline.aggregator.decisions.recovery import RecoveryKind
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
 from gangline.aggregator.declared.model import Declared
 from gangline.aggregator.declared.rows import put_places, put_version
@@ -217,11 +220,28 @@ def _advise(store: Store, one: Night) -> None:
     row = (
         now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
         first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
-        [0.02, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0],
+        [0.02, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], "d4c1", 1, 96_000.0, 540.0, [("rack", 1.0)], 0.2,
     )  # fmt: skip
     expected = ExpectedOutcome(0.02, (0.02, 0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
     book.add_outcomes([OutcomeRecord("job-7/1", "slurm", True, expected, row, 1.0, 1)], one.now_ns)
     asyncio.run(book.persisted())
+    asyncio.run(_report(store, one.now_ns))
+
+
+async def _report(store: Store, now_ns: int) -> None:
+    """Report how two recoveries went, and what throughput a run had."""
+    log = CalibrationLog(store, now_ns)
+    for number, minutes in enumerate(((6, 2, 5, 4), (9, 4, 7, 3)), 1):
+        fault, detect, decide, act, resume = (
+            now_ns - (7200 - 60 * sum(minutes[:at])) * SECOND_NS for at in range(5)
+        )
+        report = RecoveryReport(
+            f"incident-{number}", "slurm", now_ns, int(RecoveryKind.FREE_NODE), fault, detect, decide, act,
+            resume, success=True, restarted=False, restored_from_peer=False,
+        )  # fmt: skip
+        log.add_recovery(RecoveryRecord(report, "r81f", "job-7", 40.0 * number, "GPU lost"))
+    log.step(now_ns)
+    await log.close()
 
 
 @contextmanager

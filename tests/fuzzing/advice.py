@@ -29,11 +29,13 @@ from gangline.aggregator.advisories.advisory import (
     Tick,
 )
 from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
+from gangline.aggregator.calibration_log import RecoveryRecord
+from gangline.aggregator.decisions.calibration import reported_factors
 from gangline.aggregator.errors import InvalidArgument
-from gangline.aggregator.service import advisory, outcome
+from gangline.aggregator.service import advisory, outcome, recovery_report
 from gangline.aggregator.service.advisory import ack_of
 from gangline.contract.wire import advisory_pb2 as wire
-from gangline.contract.wire import outcome_pb2
+from gangline.contract.wire import outcome_pb2, recovery_pb2
 from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
 
 NOW_NS = 1_760_000_000 * SECOND_NS
@@ -161,13 +163,18 @@ def fuzz_outcomes(source: random.Random) -> str:
     one.start_time.seconds, one.end_time.seconds = NOW_NS // SECOND_NS - 3600, NOW_NS // SECOND_NS
     for _ in range(source.randrange(3)):
         text = source.choice(TEXTS)
-        match source.randrange(6):
+        match source.randrange(7):
             case 0:
                 one.outcome_id, one.end_reason = text, source.choice(TEXTS)
             case 1:
                 one.nodes.extend([text] * source.choice((1, 4096)))
             case 2:
                 one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+            case 6:
+                one.throughput = source.choice(
+                    (float("nan"), float("inf"), -1.0, 1e-300, 1e15, 1e16)
+                )
+                one.queue_time.seconds = source.choice((-1, 0, 1 << 40))
             case 3:
                 one.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
             case 4:
@@ -195,6 +202,46 @@ def fuzz_outcomes(source: random.Random) -> str:
         and told.end_time.seconds > told.start_time.seconds
     )
     assert told.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
+    assert 0.0 <= told.throughput <= 1e15 and told.queue_time.seconds >= 0
+    return ACCEPTED
+
+
+def fuzz_recoveries(source: random.Random) -> str:
+    """ReportRecovery: times that ascend, and factors that are finite and within their intervals, or Invalid."""
+    one = recovery_pb2.ReportRecoveryRequest(
+        incident="i1", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True
+    )
+    for at, name in enumerate(recovery_report.TIMES):
+        getattr(one, name).seconds = NOW_NS // SECOND_NS - 3600 + at
+    for _ in range(source.randrange(4)):
+        match source.randrange(5):
+            case 0:
+                one.incident, one.note = source.choice(TEXTS), source.choice(TEXTS)
+            case 1:
+                one.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
+            case 2:
+                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+            case 3:
+                one.ClearField(source.choice(recovery_report.TIMES))
+            case _:
+                time = getattr(one, source.choice(recovery_report.TIMES))
+                time.seconds, time.nanos = (
+                    NOW_NS // SECOND_NS + source.choice((*SECONDS, 0)),
+                    source.choice((0, -1, 999_999_999, 1 << 30)),
+                )
+    found: list[RecoveryRecord] = []
+
+    def work() -> None:
+        told = received(one, source)
+        found.append(recovery_report.record_of(told, "slurm", NOW_NS))
+
+    if refused(work):
+        return REFUSED
+    report = found[0].report
+    times = [each for each in report[4:9] if each]
+    assert times == sorted(times) and all(each >= 0.0 for each in report.hours().values())
+    for factor in reported_factors([report], [], NOW_NS, 90.0).factors.values():
+        assert 0.0 < factor.lower <= factor.value <= factor.upper < 1e6
     return ACCEPTED
 
 
@@ -256,5 +303,6 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     "advice-gangs": fuzz_gangs,
     "advice-unavailable": fuzz_unavailable,
     "advice-outcomes": fuzz_outcomes,
+    "advice-recoveries": fuzz_recoveries,
     "advice-answers": fuzz_answers,
 }

@@ -18,7 +18,20 @@ from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
 from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeDomains, NodeFacts
+from gangline.aggregator.scoring.reported_factors import ReportedFactor, ReportedFactors
 from gangline.aggregator.scoring.results import Columns
+
+#: Of a cluster whose leaves are slow to cross and whose restarts are quick.
+REPORTS = ReportedFactors(
+    {
+        "detect": ReportedFactor(0.2, 0.1, 0.4, 9),
+        "restart": ReportedFactor(0.02, 0.01, 0.04, 9),
+        "act.free_node": ReportedFactor(0.5, 0.2, 1.0, 9),
+        "act.restart": ReportedFactor(0.01, 0.005, 0.02, 9),
+        "topology.leaf": ReportedFactor(2.0, 1.0, 3.0, 9),
+        "topology.spine": ReportedFactor(0.0, 0.0, 0.1, 9),
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from gangline.aggregator.decisions.node_table import node_table
 from gangline.aggregator.decisions.planner import Candidates
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
+from gangline.aggregator.scoring.reported_factors import NOTHING_REPORTED
 from tests.aggregator.decisions.fleets import (
+    REPORTS,
     Node,
     cheapest,
     snapshot_of,
@@ -86,6 +88,7 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
         score_min=draw(st.sampled_from((0.0, 0.0, 0.99))),
         survival_min=draw(st.sampled_from((0.0, 0.0, 0.5))),
         communication_share=draw(st.sampled_from((0.0, 0.3))),
+        reports=draw(st.sampled_from((NOTHING_REPORTED, REPORTS))),
     )
 
 

@@ -1,0 +1,252 @@
+"""Reports of recoveries and throughputs: stored once each, and the factors of a price that follow from them, for the next snapshot.
+
+The aggregator is the one writer. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
+`AdvisoryEngine` writes. Factors are estimated beside the loop after new reports, and once an hour, as reports age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import nan
+from typing import Any, NamedTuple
+
+from .decisions.calibration import (
+    CalibrationRow,
+    RecoveryReport,
+    ThroughputReport,
+    calibration_rows,
+    reported_factors,
+)
+from .decisions.requirements import PRICED_TIERS
+from .errors import ServiceUnavailable
+from .model import TransactionalStore
+from .scoring.calibration import HALF_LIFE_DAYS
+from .scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
+from .store.rows import table, time_us
+
+log = logging.getLogger(__name__)
+
+#: Reports that factors are estimated from: the newest of 400 days.
+RECOVERIES_MAX, THROUGHPUTS_MAX = 10_000, 20_000
+#: Incidents that are known: one that is older and reported again counts again.
+INCIDENTS_KNOWN_MAX = 100_000
+#: Recoveries that wait for the disk; from then on none is taken.
+WAITING_MAX = 10_000
+#: After an estimate the next one waits so many times what it took: 0.5 s, with as many reports as are remembered.
+REST_SHARE = 20.0
+#: Reports age by the hour, so that a price that nothing else moves stays the same.
+ESTIMATED_NS = 3600 * 10**9
+
+_RECOVERY_COLUMNS = (
+    "time:time incident:str reporter:str decision:str kind:int workload:str fault:time detected:time decided:time "
+    "acted:time resumed:time success:bool restarted:bool restored_from_peer:bool lost_gpu_hours:float note:str"
+)
+_CALIBRATION_COLUMNS = (
+    "time:time factor:str workload:str nodes:int unit:str value:float lower:float upper:float source:str "
+    "reports:int assumed:float"
+)
+_STORED_RECOVERIES = f"""
+SELECT
+    incident, reporter, epoch_ns(time), kind, coalesce(epoch_ns(fault), 0), coalesce(epoch_ns(detected), 0),
+    coalesce(epoch_ns(decided), 0), coalesce(epoch_ns(acted), 0), coalesce(epoch_ns(resumed), 0), success, restarted,
+    restored_from_peer
+FROM recoveries ORDER BY time DESC LIMIT {RECOVERIES_MAX}
+"""
+_STORED_THROUGHPUTS = f"""
+SELECT outcome, reporter, epoch_ns(time), job, len(hosts), throughput, domains_spanned, communication_share
+FROM outcomes WHERE throughput > 0 ORDER BY time DESC LIMIT {THROUGHPUTS_MAX}
+"""
+
+
+class RecoveryRecord(NamedTuple):
+    """A recovery with what only its row has."""
+
+    report: RecoveryReport
+    decision: str
+    workload: str
+    lost_gpu_hours: float
+    note: str
+
+    def row(self) -> tuple[Any, ...]:
+        """Return its row in `recoveries`."""
+        one = self.report
+        times = (one.fault_ns, one.detect_ns, one.decide_ns, one.act_ns, one.resume_ns)
+        return (
+            time_us(one.time_ns), one.incident, one.reporter, self.decision, one.kind, self.workload,
+            *map(time_us, times), one.success, one.restarted, one.restored_from_peer,
+            self.lost_gpu_hours, self.note,
+        )  # fmt: skip
+
+
+class CalibrationLog:
+    """Belongs to the loop. What is added counts once `step` has estimated it: with few reports, within a turn of judging."""
+
+    def __init__(
+        self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS
+    ) -> None:
+        """Take over what is stored. Blocks for the store."""
+        self._store, self._half_life_days = store, half_life_days
+        self._recoveries: dict[str, RecoveryReport] = {}  # the oldest first
+        self._throughputs: dict[str, ThroughputReport] = {}
+        self._incidents: dict[str, None] = {}
+        self._waiting: list[RecoveryRecord] = []
+        self._writing = asyncio.Lock()
+        self._flushing: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._failed = ""
+        #: What reports say, as of the last estimate.
+        self.factors: ReportedFactors = NOTHING_REPORTED
+        self._has_new = True
+        self._estimated_ns, self._rest_until = now_ns, 0.0
+        self._restore()
+        self.factors = self._estimator(now_ns)()
+
+    def _restore(self) -> None:
+        with self._store.reading() as connection:
+            recoveries = connection.execute(_STORED_RECOVERIES).fetchall()
+            throughputs = connection.execute(_STORED_THROUGHPUTS).fetchall()
+            known = connection.execute(
+                "SELECT incident FROM recoveries ORDER BY time DESC LIMIT ?", [INCIDENTS_KNOWN_MAX]
+            ).fetchall()
+        self._incidents = dict.fromkeys(name for (name,) in reversed(known))
+        self._recoveries = {row[0]: RecoveryReport(*row) for row in reversed(recoveries)}
+        for outcome, reporter, time_ns, workload, nodes, throughput, spanned, share in reversed(
+            throughputs
+        ):
+            self._throughputs[outcome] = ThroughputReport(
+                outcome, reporter, time_ns, workload, nodes, throughput,
+                domains_of(spanned or {}), nan if share is None else share,
+            )  # fmt: skip
+
+    # Reports -----------------------------------------------------------------------------------
+
+    def is_known(self, incident: str) -> bool:
+        """Say whether a recovery was reported before."""
+        return incident in self._incidents
+
+    def add_recovery(self, one: RecoveryRecord) -> bool:
+        """Take a recovery, to be on disk with `persisted`. False: its incident is known. Raises ServiceUnavailable."""
+        incident = one.report.incident
+        if incident in self._incidents:
+            return False
+        if len(self._waiting) >= WAITING_MAX:
+            raise ServiceUnavailable(
+                f"{WAITING_MAX} recoveries wait for the disk, which takes nothing; report it again later"
+            )
+        self._incidents[incident] = None
+        self._recoveries[incident] = one.report
+        _drop_oldest(self._incidents, INCIDENTS_KNOWN_MAX)
+        _drop_oldest(self._recoveries, RECOVERIES_MAX)
+        self._waiting.append(one)
+        self._has_new = True
+        return True
+
+    def add_throughputs(self, reports: Iterable[ThroughputReport]) -> None:
+        """Take the throughputs of outcomes, each once."""
+        for one in reports:
+            if one.outcome not in self._throughputs:
+                self._throughputs[one.outcome] = one
+                self._has_new = True
+        _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
+
+    async def persisted(self) -> None:
+        """Return once all recoveries are on disk. Raises ServiceUnavailable: they count once they are written."""
+        # Who waits may hang up: what is being written goes on, or it would be written twice.
+        task = asyncio.create_task(self._flush())
+        self._flushing.add(task)
+        task.add_done_callback(self._flush_done)
+        await asyncio.shield(task)
+
+    def _flush_done(self, task: asyncio.Task[None]) -> None:
+        self._flushing.discard(task)
+        if not task.cancelled():
+            task.exception()  # raised to whoever waits; nobody may
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            if not self._waiting:
+                return
+            taken, self._waiting = self._waiting, []
+            try:
+                await asyncio.to_thread(self._write_recoveries, [one.row() for one in taken])
+            except BaseException as error:
+                self._waiting = [*taken, *self._waiting]
+                if not isinstance(error, Exception):
+                    raise
+                raise ServiceUnavailable(
+                    f"the disk does not take the report yet: {error}; it counts once it is written"
+                ) from error
+
+    def _write_recoveries(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        def put(connection: Any) -> None:
+            _insert(connection, "recoveries", table(_RECOVERY_COLUMNS, rows))
+
+        self._store.in_transaction(put)
+
+    # Estimates ---------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> None:
+        """Begin to estimate what is due, and to write what waits. Never raises."""
+        is_due = self._has_new or abs(now_ns - self._estimated_ns) >= ESTIMATED_NS
+        busy = self._task is not None and not self._task.done()
+        if (is_due or self._waiting) and not busy and time.monotonic() >= self._rest_until:
+            self._task = asyncio.get_running_loop().create_task(self._refresh(now_ns))
+
+    async def _refresh(self, now_ns: int) -> None:
+        self._has_new, self._estimated_ns = False, now_ns
+        try:
+            began = time.monotonic()
+            self.factors = await asyncio.to_thread(self._estimator(now_ns))
+            self._rest_until = time.monotonic() + REST_SHARE * (time.monotonic() - began)
+            await self.persisted()
+            rows = calibration_rows(self.factors)
+            await asyncio.to_thread(self._write_calibration, rows, now_ns)
+            self._failed = ""
+        except Exception as error:  # noqa: BLE001 - the store reports its failures itself
+            self._has_new = True  # again, with the next turn
+            if (failed := f"{type(error).__name__}: {error}") != self._failed:
+                log.warning("factors of prices cannot be estimated or stored: %s", failed)
+                self._failed = failed
+
+    def _estimator(self, now_ns: int) -> Callable[[], ReportedFactors]:
+        """Return what estimates from the reports of now, in any thread."""
+        recoveries, throughputs = list(self._recoveries.values()), list(self._throughputs.values())
+        return lambda: reported_factors(recoveries, throughputs, now_ns, self._half_life_days)
+
+    def _write_calibration(self, rows: Sequence[CalibrationRow], now_ns: int) -> None:
+        def put(connection: Any) -> None:
+            connection.execute("DELETE FROM calibration")
+            cells = [(time_us(now_ns), *one) for one in rows]
+            _insert(connection, "calibration", table(_CALIBRATION_COLUMNS, cells))
+
+        self._store.in_transaction(put)
+
+    async def close(self) -> None:
+        """Wait for what is being written. Never raises."""
+        if self._task is not None:
+            with suppress(Exception, asyncio.CancelledError):
+                await self._task
+        with suppress(Exception):
+            await self.persisted()
+
+
+def domains_of(spanned: Mapping[str, float]) -> tuple[int, ...]:
+    """Return the domains of each priced tier as `ThroughputReport` has them, of a row's `domains_spanned`."""
+    return tuple(int(spanned.get(tier.name.lower(), 0)) for tier in PRICED_TIERS)
+
+
+def _drop_oldest(those: dict[str, Any], count_max: int) -> None:
+    while len(those) > count_max:
+        del those[next(iter(those))]
+
+
+def _insert(connection: Any, name: str, arrow: Any) -> None:
+    connection.register("new_reports", arrow)
+    try:
+        connection.execute(f"INSERT INTO {name} BY NAME FROM new_reports")
+    finally:
+        connection.unregister("new_reports")
