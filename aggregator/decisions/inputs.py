@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -18,6 +19,12 @@ from ...fingerprints.sensitivity import KnownWorkloads
 from ..counter_deltas import Flags
 from ..scoring.evaluate import Judgement
 from ..scoring.node_facts import DOMAIN_FIELDS, NodeDomains, NodeFacts
+from ..scoring.reported_factors import (
+    NOTHING_REPORTED,
+    ReportedFactor,
+    ReportedFactors,
+    ReportedThroughputs,
+)
 from ..scoring.results import Columns
 
 #: A part that is larger than this was not written by Gangline.
@@ -83,6 +90,44 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
     for name, value in values.items():
         part = _value_part(name, value)
         yield _digest(part), part
+    yield _reported_part(snapshot.reported_factors)
+
+
+@cache
+def _last_reported() -> list[tuple[ReportedFactors, tuple[str, bytes]]]:
+    """Return the place of the part that was made last: most snapshots have the same factors as the one before."""
+    return []
+
+
+def _reported_part(reported: ReportedFactors) -> tuple[str, bytes]:
+    last = _last_reported()
+    if not last or last[0][0] is not reported:
+        points = reported.throughputs
+        value = {
+            "factors": {name: list(factor) for name, factor in sorted(reported.factors.items())},
+            "workloads": points.workloads,
+            "starts": points.starts.tolist(),
+            "nodes": points.nodes.tolist(),
+            "throughputs": points.throughputs.tolist(),
+            "reports": points.reports.tolist(),
+        }
+        part = _value_part("reported_factors", value)
+        last[:] = [(reported, (_digest(part), part))]
+    return last[0][1]
+
+
+def _reported(found: Mapping[str, Any] | None) -> ReportedFactors:
+    if found is None:
+        return NOTHING_REPORTED
+    factors = {name: ReportedFactor(*values) for name, values in found["factors"].items()}
+    points = ReportedThroughputs(
+        tuple(found["workloads"]),
+        np.array(found["starts"], dtype=np.intp),
+        np.array(found["nodes"], dtype=np.intp),
+        np.array(found["throughputs"], dtype=np.float64),
+        np.array(found["reports"], dtype=np.intp),
+    )
+    return ReportedFactors(factors, points)
 
 
 def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:
@@ -175,7 +220,7 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         hosts=(), degraded_reason=about["degraded_reason"], dictionary_version=about["dictionary_version"],
         names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
         component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
-        reservations=reservations,
+        reservations=reservations, reported_factors=_reported(found.get("reported_factors")),
     )  # fmt: skip
     return DecisionInputs(snapshot, excluded)
 

@@ -18,6 +18,12 @@ from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.errors import ServiceError
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
+from gangline.aggregator.scoring.reported_factors import (
+    NOTHING_REPORTED,
+    ReportedFactor,
+    ReportedFactors,
+    ReportedThroughputs,
+)
 from gangline.aggregator.service import decision_recorder, placement_messages
 from gangline.aggregator.service.decision_recorder import (
     DecisionRecorder,
@@ -233,3 +239,17 @@ def test_a_batch_that_is_cut_off_is_refused() -> None:
     assert decoded_batch(encoded) == (records, parts)
     with pytest.raises(ValueError, match="bytes at"):
         decoded_batch(encoded[:-1])
+
+
+def test_factors_that_were_reported_are_inputs() -> None:
+    """A decision before the next report was replayed with the factors after it, and differed."""
+    points = ReportedThroughputs(
+        ("a", "b"), np.array([0, 1, 3]), np.array([4, 2, 8]), np.array([1.5, 0.1, 7.25]), np.array([1, 2, 3])
+    )  # fmt: skip
+    factors = ReportedFactors({"detect": ReportedFactor(0.1, 0.05, 0.3, 7)}, points)
+    for reported in (factors, NOTHING_REPORTED, factors):
+        snapshot = replace(snapshot_of([Node("h1")]), reported_factors=reported)
+        parts = [part for _, part in input_parts(snapshot, np.zeros(1, dtype=bool))]
+        restored = restored_inputs(parts).snapshot.reported_factors
+        assert dict(restored.factors) == dict(reported.factors)
+        assert restored.throughputs.points("b") == reported.throughputs.points("b")
