@@ -297,7 +297,7 @@ def _feature(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline mirror",
-        description="Writes the health of all nodes into a file for schedulers' plugins (docs/slurm.md), every few seconds. "
+        description="Writes the health of all nodes into a file for schedulers' plugins (docs/slurm_plugins.md), every few seconds. "
         "The file says until when it is valid: without this command it ends by itself.",
         epilog="exit codes: 0 ended, or with --check valid; 1 not written, or not valid; 2 wrong usage; 3 no aggregator answers",
     )

@@ -1,4 +1,4 @@
--- What Gangline knows of the nodes, at the submission of a job (docs/slurm.md). It reads one line of the file that `gangline
+-- What Gangline knows of the nodes, at the submission of a job (docs/slurm_plugins.md). It reads one line of the file that `gangline
 -- mirror` writes, asks nobody, and lets every job through: whatever goes wrong here, and whatever the file says.
 --
 -- You have a job_submit.lua already: append this file to it without the last two functions, and call

@@ -1,4 +1,4 @@
-/* Reads the file of `gangline mirror` (docs/slurm.md), as a plugin in C would: without parsing what it does not need.
+/* Reads the file of `gangline mirror` (docs/slurm_plugins.md), as a plugin in C would: without parsing what it does not need.
  *
  *     cc -O2 -o mirror_reader mirror_reader.c
  *     mirror_reader FILE         how long it is valid, and how many nodes it has

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prolog, Epilog and HealthCheckProgram of Slurm around `gangline check` (docs/slurm.md). One file, three lines of slurm.conf:
+# Prolog, Epilog and HealthCheckProgram of Slurm around `gangline check` (docs/slurm_plugins.md). One file, three lines of slurm.conf:
 #
 #     Prolog=/etc/slurm/node_check.sh
 #     Epilog=/etc/slurm/node_check.sh
