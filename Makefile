@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu test-duckdb2 wheel clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor test-duckdb2 wheel clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -82,6 +82,10 @@ soak: .venv/ready-dev
 # One of eight GPUs hangs for 45 s: who was sampled on time. SECONDS=3600 is the hour that is promised.
 soak-gpu: .venv/ready-dev
 	$(BIN)/python -m tests.soak_gpu --seconds $(or $(SECONDS),600) --seed $(SEED)
+
+# Faults of nodes and kills of the executor in a real Slurm: no job lost, no mark past its expiry.
+soak-executor: .venv/ready-dev
+	$(BIN)/python -m tests.soak_executor --rounds $(or $(ROUNDS),200) --seed $(SEED)
 
 fix: .venv/ready-dev
 	$(BIN)/ruff check --fix

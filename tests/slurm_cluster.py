@@ -127,6 +127,13 @@ class SlurmCluster:
             self._start_daemon(name, "slurmd", "-D", "-f", str(self.conf), "-N", name)
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
 
+    def restart_controller(self) -> None:
+        """Kill slurmctld, and start it again with what it had saved."""
+        self.daemons["slurmctld"].kill()
+        self.daemons["slurmctld"].wait(GUARD_SECONDS)
+        self._start_daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        self.until(lambda: len(self.node_states()) == len(self.nodes), "the controller is back")
+
     def _start_daemon(self, name: str, *command: str) -> None:
         self.daemons[name] = subprocess.Popen(
             command, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL,

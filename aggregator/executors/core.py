@@ -68,6 +68,8 @@ HOLD_SECONDS_MIN = 1.0
 EXTEND_SECONDS_MIN = 30.0
 #: A mark that the scheduler does not show so soon after it was set is read again before anybody is taken to have removed it.
 SETTLE_SECONDS = 5.0
+#: What was set so shortly before a controller was killed may not have been saved.
+SAVED_SECONDS = 30.0
 #: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
 END_MARGIN_SECONDS = 5.0
 #: A job is asked to leave so long after its checkpoint is due, for the write to finish.
@@ -348,6 +350,9 @@ def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -
     if entry.phase == SET and not ended_itself:
         if situation.now - entry.set_at < SETTLE_SECONDS:
             return []
+        # A controller that was killed comes back with what it had saved.
+        if situation.scheduler.started > entry.set_at - SAVED_SECONDS:
+            return [_place(situation, advice, entry, node)]
         return [GiveBack(advice.name, f"somebody took {_named(entry)} away", entry.node)]
     return [_place(situation, advice, entry, node)]
 
@@ -644,6 +649,14 @@ def _record_requeue(entry: Entry, job: str, error: str, now: float) -> None:
     else:
         progress.state, progress.note = START, f"job {job} was requeued"
         progress.requeued = now
+
+
+def is_mark_missing(ledger: ExecutorLedger, scheduler: SchedulerState) -> bool:
+    """Say whether the scheduler does not show something that was set."""
+    return any(
+        entry.is_marked and entry.phase == SET and not _is_in_place(scheduler, entry)
+        for entry in ledger
+    )
 
 
 def next_poll_seconds(

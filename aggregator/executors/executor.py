@@ -132,9 +132,10 @@ class Executor:
         else:
             wanted = core.nodes_of_interest(self._client.advice().values(), self._ledger)
             nodes |= self._scheduler.read_nodes(wanted) if wanted else {}
-        self._state = SchedulerState(
-            nodes, self._scheduler.read_jobs(), self._scheduler.read_holds()
-        )
+        state = SchedulerState(nodes, self._scheduler.read_jobs(), self._scheduler.read_holds())
+        if core.is_mark_missing(self._ledger, state):
+            state = replace(state, started=self._scheduler.started())
+        self._state = state
 
     # ---- act
 

@@ -106,6 +106,8 @@ class SchedulerState:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     jobs: Mapping[str, ScheduledJob] = field(default_factory=dict)
     holds: Mapping[str, NodeHold] = field(default_factory=dict)
+    #: When the scheduler's controller started; 0: not read.
+    started: float = 0.0
 
     def running_on(self, node: str) -> list[ScheduledJob]:
         """Return the jobs that hold *node*, by name."""
@@ -311,6 +313,10 @@ class Scheduler(ABC):
     @abstractmethod
     def read_holds(self) -> dict[str, NodeHold]:
         """Return the holds that stand now, by name."""
+
+    def started(self) -> float:
+        """Return when its controller started, 0 where that is not known: what it lost then nobody took away."""
+        return 0.0
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:

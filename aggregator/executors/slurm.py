@@ -187,6 +187,12 @@ class Slurm(Scheduler):
         text = self._run(["scontrol", "-o", "show", "reservation"])
         return parse_reservations(text, self._hostnames)
 
+    def started(self) -> float:
+        """Return when slurmctld started."""
+        text = self._run(["scontrol", "show", "config"])
+        match = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
+        return _seconds(match.group(1)) if match else 0.0
+
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*; equal drains and resumes are one command."""
         errors: dict[Step, str] = {}

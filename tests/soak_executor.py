@@ -1,0 +1,248 @@
+"""`make soak-executor`: random faults and random kills around a real executor in a real Slurm; what was promised holds after each.
+
+    python -m tests.soak_executor --rounds 200 --seed 1
+
+Each round breaks a node, kills the executor with SIGKILL at a random moment (and now and then slurmctld, or the aggregator's port),
+starts it again, and heals the node. Counted is what must never be: a job that failed or was requeued twice, a mark past its expiry or
+after the return of its node, somebody else's drain that was touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState
+from gangline.aggregator.executors.slurm import Slurm, run_command
+from tests.aggregator.executors.advice_server import LIMITS, AdviceServer, serving_advice
+from tests.processes import GUARD_SECONDS
+from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
+
+NODES = 8
+HOLD_SECONDS = 30.0
+ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
+#: A reservation that has ended is purged by slurmctld within so long.
+PURGED_SECONDS = 5.0
+BAR_CHARACTERS = 40
+FOREIGN_REASON = "bad fan"
+
+
+@dataclass
+class SoakReport:
+    """What came of it."""
+
+    rounds: int = 0
+    executor_kills: int = 0
+    controller_kills: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+class SoakGround:
+    """A cluster, advice, and one executor process that is killed and started again."""
+
+    def __init__(
+        self, cluster: SlurmCluster, advice: AdviceServer, folder: Path, source: random.Random
+    ) -> None:
+        self.cluster, self.advice, self.folder, self.source = cluster, advice, folder, source
+        self.slurm = Slurm(partial(run_command, environment=cluster.environment))
+        self.report = SoakReport()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "executor.log"
+
+    def start(self) -> None:
+        """Start the executor."""
+        settings = {"ledger": self.folder / "ledger", "poll_seconds": 0.3, "nodes_poll_seconds": 1}
+        assignments = [
+            word for key, value in settings.items() for word in ("--set", f"{key}={value}")
+        ]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gangline.cli", "executor", "slurm", "--aggregator", self.advice.address, *assignments],
+                env=self.cluster.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(GUARD_SECONDS)
+            self.report.executor_kills += 1
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(GUARD_SECONDS)
+
+    def until(self, condition: Callable[[], object], what: str) -> bool:
+        """Wait for *condition*; a wait in vain is a violation."""
+        end = time.monotonic() + GUARD_SECONDS / 2
+        while time.monotonic() < end:
+            try:
+                if condition():
+                    return True
+            except AssertionError:  # slurmctld is away
+                pass
+            time.sleep(0.05)
+        state = {
+            one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}"
+            for one in self.advice.advisories().values()
+        }
+        self.report.violations.append(f"round {self.report.rounds}: never: {what}; {state}")
+        return False
+
+    def marks(self) -> set[str]:
+        """Return the nodes that executors hold."""
+        return {
+            node
+            for hold in self.slurm.read_holds().values()
+            if hold.is_managed
+            for node in hold.nodes
+        }
+
+    def play(self) -> None:
+        """One round."""
+        self.report.rounds += 1
+        source, cluster = self.source, self.cluster
+        action = source.choice(ACTIONS)
+        job = cluster.submit("#!/bin/bash\nsleep 600\n", "-N3", "--requeue")
+        if not self.until(lambda: job in self.advice.gangs(), f"job {job} is reported"):
+            return
+        nodes = sorted(self.slurm.read_jobs()[job].nodes)
+        node = source.choice(nodes)
+        foreign = source.choice([name for name in cluster.nodes if name not in nodes])
+        cluster.command(
+            "scontrol", "update", f"nodename={foreign}", "state=drain", f"reason={FOREIGN_REASON}"
+        )
+        self.advice.fault(node, action, job=job)
+        time.sleep(source.random() ** 2)
+        self.kill()
+        if source.random() < 0.2:
+            self._kill_controller()
+        self.start()
+        if source.random() < 0.3:
+            time.sleep(source.random())
+            self.kill()
+            self.start()
+        if action is Action.DRAIN_AFTER_JOB:
+            self.until(lambda: node in self.marks(), f"a mark on {node}")
+            cluster.command("scancel", job)
+        self.until(lambda: self._is_done(node), f"{action.name} of {node} is done")
+        if action is Action.EVICT_NOW:
+            self.until(lambda: self.slurm.read_jobs()[job].is_running, f"job {job} runs again")
+        self._check(job, node, foreign, action)
+        self.advice.heal(node)
+        if source.random() < 0.3:
+            time.sleep(0.5 * source.random())
+            self.kill()
+            self.start()
+        self.until(lambda: not self.marks(), f"{node} is back")
+        cluster.command("scancel", job)
+        cluster.command("scontrol", "update", f"nodename={foreign}", "state=resume")
+        self.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes are idle")
+
+    def play_dead(self) -> None:
+        """A round in which the executor does not come back: what it set ends by itself."""
+        self.report.rounds += 1
+        node = self.source.choice(self.cluster.nodes)
+        self.advice.fault(node, Action.AVOID)
+        self.until(lambda: self._is_done(node), f"AVOID of {node} is done")
+        self.kill()
+        (hold,) = (hold for hold in self.slurm.read_holds().values() if hold.is_managed)
+        time.sleep(max(0.0, hold.ends + PURGED_SECONDS - time.time()))
+        if self.marks():
+            self.report.violations.append(f"round {self.report.rounds}: {hold} is past its expiry")
+        self.start()
+        self.advice.heal(node)
+        self.until(lambda: not self.marks(), f"{node} is back")
+
+    def _is_done(self, node: str) -> bool:
+        found = self.advice.of(node)
+        return found is not None and found.state is AdvisoryState.DONE
+
+    def _check(self, job: str, node: str, foreign: str, action: Action) -> None:
+        found = self.slurm.read_jobs().get(job)
+        problems: list[str] = []
+        if action is Action.EVICT_NOW and (
+            found is None or found.restarts != 1 or node in found.nodes
+        ):
+            problems.append(f"job {job} after the eviction from {node}: {found}")
+        if action is Action.AVOID and (found is None or found.restarts or not found.is_running):
+            problems.append(f"job {job} on an avoided node: {found}")
+        if FOREIGN_REASON not in self.slurm.read_nodes([foreign])[foreign].out:
+            problems.append(f"the drain of {foreign} is gone")
+        if extra := self.marks() - {node}:
+            problems.append(f"marks on {extra}")
+        self.report.violations += [f"round {self.report.rounds}: {one}" for one in problems]
+
+    def _kill_controller(self) -> None:
+        """slurmctld dies and comes back with what it had saved."""
+        time.sleep(2.5)  # it saves its jobs every two seconds
+        self.cluster.restart_controller()
+        self.report.controller_kills += 1
+
+
+def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
+    """Play *rounds* rounds and return what came of them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "slurm").mkdir()
+        limits = replace(LIMITS, hold_seconds=HOLD_SECONDS)
+        with running_slurm(folder / "slurm", NODES) as cluster, serving_advice(limits) as advice:
+            ground = SoakGround(cluster, advice, folder, random.Random(seed))
+            ground.start()
+            try:
+                for at in range(rounds):
+                    if at % 25 == 24:
+                        ground.play_dead()
+                    else:
+                        ground.play()
+                    if show:
+                        done = BAR_CHARACTERS * (at + 1) // rounds
+                        bar = "#" * done + "." * (BAR_CHARACTERS - done)
+                        wrong = len(ground.report.violations)
+                        print(
+                            f"\r[{bar}] {at + 1} of {rounds}, {wrong} violations",
+                            end="",
+                            file=sys.stderr,
+                        )
+                    if len(ground.report.violations) > 3:
+                        break
+            finally:
+                ground.close()
+                if ground.report.violations and show:
+                    print(os.linesep + ground.log.read_text()[-6000:], file=sys.stderr)
+    return ground.report
+
+
+def main() -> int:
+    """Return 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if not has_slurm():
+        print(MISSING, file=sys.stderr)
+        return 1
+    report = soak(options.rounds, options.seed)
+    print(
+        f"\n{report.rounds} rounds, {report.executor_kills} kills of the executor, {report.controller_kills} of slurmctld: "
+        f"{len(report.violations)} violations (seed {options.seed})"
+    )
+    for violation in report.violations:
+        print(violation)
+    return int(bool(report.violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
