@@ -45,7 +45,7 @@ DEMANDS = (1.0, 1.1, 1.2, 1.3)
 KINDS_MAX, COUNT_EVERY = 24, 200
 WANTED = 0.94
 #: Seeds of the order that are published together.
-ORDERS = 3
+ORDERS = 2
 GIBIBYTE = float(1 << 30)
 RANDOM, BEST_FIT = "random", "best fit"
 BLIND, PLAN = "plan, stranding not priced", "plan, stranding priced"

@@ -137,9 +137,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         is_whole = len({racks[names[at]] for at in segment}) == 1
         assert one.keeps_segment == is_whole
     assert len(best.replacements) == 3
-    waits = next(
-        one for one in reply.options if one.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
-    )
+    waits = next(one for one in reply.options if one.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
     assert len(waits.stopped_node_index) == GANG - 3
     # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
     assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {one.kind for one in reply.options}
