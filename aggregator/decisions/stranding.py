@@ -103,19 +103,19 @@ def _demand_of(shapes: Sequence[RequestShape]) -> _Demand:
 
 def stranded_gpus(room: FreeRoom, demand: Sequence[RequestShape]) -> Floats:
     """Return how many free GPUs of each node *demand* cannot use, (nodes,). Raises ValueError for a demand of none or too many."""
-    asked = _demand_of(demand)
+    wanted = _demand_of(demand)
     free = room.gpus[:, :, None]
     total = room.gpus.sum(axis=1)[:, None]
     # Of each GPU how many shares it has free.
-    slots = np.floor((free + SHARE_EPSILON) / asked.shares)
+    slots = np.floor((free + SHARE_EPSILON) / wanted.shares)
     is_usable = slots >= 1.0
-    count = np.floor(np.where(asked.counts > 1, is_usable, slots).sum(axis=1) / asked.counts)
-    for left, each in ((room.cores, asked.cores), (room.memory_bytes, asked.memory_bytes)):
+    count = np.floor(np.where(wanted.counts > 1, is_usable, slots).sum(axis=1) / wanted.counts)
+    for left, each in ((room.cores, wanted.cores), (room.memory_bytes, wanted.memory_bytes)):
         bound = np.floor(left[:, None] / np.where(each > 0.0, each, 1.0) + SHARE_EPSILON)
         count = np.where(each > 0.0, np.minimum(count, bound), count)
-    many = np.maximum(count, 0.0) * asked.counts * asked.shares
+    many = np.maximum(count, 0.0) * wanted.counts * wanted.shares
     one = np.where(count >= 1.0, (free * is_usable).sum(axis=1), 0.0)
-    return np.asarray((total - 0.5 * (one + many)) @ asked.weights, dtype=np.float64)
+    return np.asarray((total - 0.5 * (one + many)) @ wanted.weights, dtype=np.float64)
 
 
 def stranding_growth(
