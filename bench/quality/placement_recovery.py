@@ -354,7 +354,7 @@ crashes are noticed after an exponential time, hangs (10 to 40 %) by a time-out 
 Its numbers were written down before the first run; after it the places of core and NVLink domain were added. Regret: mean cost of the way that is chosen over that of the
 best of the ways offered, by {DRAWS} draws, less 1; the oracle knows the site, the true hazards and speeds, and not what befalls. `requeue`: the cheapest way
 that stops all processes, where there is one. Calibration: shares of incidents that cost at most p50, and p90.
-Durations are the planner's assumptions: at a site whose recoveries are reported they are not used. Command: `python -m bench.quality.placement_recovery --seed N`."""
+Durations are the planner's assumptions, whatever the site. Command: `python -m bench.quality.placement_recovery --seed N`."""
 REASON = """\
 **p90 is too high**: of what a way costs, crossing tiers is a quarter, and what the planner assumes of that is less sure than it is in this world.
 Until seeds 1 and 2 were looked at, p50 and p90 left out how unsure topology and speed are: 29 % and 74 % of the incidents were below them."""

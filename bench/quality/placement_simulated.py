@@ -59,7 +59,7 @@ NEEDS = WorkloadNeeds(
     bound=(1.0 - COMMUNICATE - TENSOR - GAP_RATIO, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
     in_use=(1.0, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
 )
-TEXT = f"""\\
+TEXT = f"""\
 At some midnights of a world (2 of `quarter`, 3 of `nvl72`) an aggregator has heard all hosts that are up for {WATCHED_SECONDS / 60:g} minutes, in process, and for {EARLIER_SECONDS / 60:g} minutes {EARLIER_HOURS[0]:g} and
 {EARLIER_HOURS[1]:g} hours before (a service that runs hears them all the time; this is what time allows); the planner has its hazards, speeds and states. The hazard of a host without a symptom is by a model trained on the faults that ended before. A gang
 of {GANG_HOURS:g} h is placed on the hosts of jobs that are taken to end then and on idle hosts, {POOL_SHARE:g} times as many as it takes, {DRAWS} times a midnight with other jobs.
@@ -338,7 +338,7 @@ def simulated_section(seed: int) -> str:
     summary = f"Wanted: {WANTED:.0%} of the oracle's gain: {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:
         summary += f"\n\n{REASON}"
-    return "\\n\\n".join(["## Simulated: fleets", TEXT, table(heads, cells), summary])
+    return "\n\n".join(["## Simulated: fleets", TEXT, table(heads, cells), summary])
 
 
 def main() -> int:
