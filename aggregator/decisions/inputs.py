@@ -36,7 +36,7 @@ _COMPRESSION_LEVEL = 3
 _TYPES = ("<f4", "<i4", "<i8", "|u1", "|b1")
 
 _COLUMNS = ("score", "hazard_per_hour", "relative_speed", "state", "ended")
-_FACTS = ("gpus", "hazard_down", "hazard_up", "speed_reach", "is_reporting")
+_FACTS = ("gpus", "hazard_down", "hazard_up", "speed_reach", "is_reporting", "speed_before")
 
 
 class InputsError(Exception):

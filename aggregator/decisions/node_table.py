@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fingerprints.sensitivity import SPEED_MIN, WorkloadNeeds, expected_slowdowns
+from ...fingerprints.sensitivity import COMPUTE, SPEED_MIN, WorkloadNeeds, expected_slowdowns
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from ..model import HealthState
 from ..scoring.evaluate import Judgement
@@ -102,17 +102,25 @@ def node_table(
     reach = facts.speed_reach
     measured = np.isfinite(reach)
     relative = columns.relative_speed.astype(np.float64)
+    components = snapshot.component_speeds
+    before = np.zeros(count, dtype=bool)
+    if facts.speed_before.size == count:
+        # What a host was when it computed last it is again: parts differ for good.
+        before = ~measured & np.isfinite(facts.speed_before)
+        components = components.copy()
+        components[before, COMPUTE] = np.minimum(components, facts.speed_before[:, None])[
+            before, COMPUTE
+        ]
     if needs is not None:
         # Of a host that computes nothing now it says what is known to be slow, and nothing of its spread.
-        known = 1.0 / (
-            1.0 + expected_slowdowns(needs, snapshot.component_speeds).astype(np.float64)
-        )
+        known = 1.0 / (1.0 + expected_slowdowns(needs, components).astype(np.float64))
     else:
         with np.errstate(invalid="ignore"):
-            least = snapshot.component_speeds.astype(np.float64).min(axis=1)
+            least = components.astype(np.float64).min(axis=1)
         known = np.where(np.isfinite(relative), relative, least)
     has_value = np.isfinite(known) & facts.is_reporting
-    speed = np.where(has_value, np.where(measured, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
+    is_seen = measured | before
+    speed = np.where(has_value, np.where(is_seen, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
     broken = (columns.state == HealthState.UNHEALTHY) & ~np.isfinite(known)
     speed = np.maximum(np.where(broken, SPEED_MIN, speed), SPEED_MIN)
     half = np.where(measured, reach, 0.0)

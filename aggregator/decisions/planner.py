@@ -9,11 +9,20 @@ from math import inf, isfinite
 import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains, search
-from ..counter_deltas import Bytes, Codes, Flags, Indexes
+from ..counter_deltas import Bytes, Codes, Flags, Floats, Indexes
 from .node_table import NodeTable, TreeOrder
 from .price import GangPrice, LostTime, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
 from .requirements import PRICED_TIERS, GangRequirements, Tier
+from .stranding import (
+    DEMAND_ASSUMED,
+    NODE_GPUS_MAX,
+    FreeRoom,
+    RequestShape,
+    StrandingGrowth,
+    room_of_masks,
+    stranding_growth,
+)
 
 OPTIONS_MAX = 8
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
@@ -26,11 +35,16 @@ BACKUPS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Who may be chosen. `gpus`: a byte a node of which some GPUs are free, bit g for its g-th; None: nodes are whole."""
+    """Who may be chosen. `gpus`: a byte a node of which some GPUs are free, bit g for its g-th; None: nodes are whole.
+
+    `room`: what is free of each node, where more is known than that. `demand`: which requests come, for what is stranded.
+    """
 
     nodes: Flags
     gpus: Mapping[int, int] = field(default_factory=dict[int, int])
     source: str = "request"
+    room: FreeRoom | None = None
+    demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,8 @@ def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> 
         whole = gpus == gpus_of(table, needs)
         whole[list(candidates.gpus)] = False
         return np.asarray(whole, dtype=bool)
+    if candidates.room is not None:
+        return candidates.room.fits(needs.shape)
     free = gpus.copy()
     for node, mask in candidates.gpus.items():
         free[node] = mask.bit_count()
@@ -137,17 +153,29 @@ def find(
     options_max: int = 1,
     steps_max: int = STEPS_MAX,
     subsets_max: float = SUBSETS_MAX,
+    extra_gpu_hours: Floats | None = None,
 ) -> tuple[float, list[Indexes], list[list[float]]]:
-    """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first."""
+    """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first.
+
+    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search has no place for it: it goes in
+    as the hazard that costs no more than that, so that the bound stays one.
+    """
     if needs.nodes > pool.rows.size:
         return inf, [], []
+    hazard = table.hazard
+    if extra_gpu_hours is not None:
+        fastest = max(float(table.speed[pool.nodes].max()), 1.0)
+        per_hazard = lost.gross_gpu_hours * lost.per_interruption_hours.value * fastest
+        hazard = hazard.copy()
+        hazard[pool.nodes] += extra_gpu_hours / max(per_hazard, 1e-12)
+        pool = _by_hazard(pool, hazard)
     order, rows, at = pool.order, pool.rows, pool.nodes
-    is_whole = rows.size == order.nodes.size
+    is_whole = rows.size == order.nodes.size and extra_gpu_hours is None
     tree = order.tree if is_whole else np.take(order.tree, rows, axis=1)
     domains = order.domains if is_whole else np.take(order.domains, rows, axis=1)
     segments = needs.segment_nodes > 1 and needs.segment_tier is not None
     bound, members, measures = search(
-        table.hazard[at], table.speed[at], tree, domains,
+        hazard[at], table.speed[at], tree, domains,
         table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
@@ -160,6 +188,14 @@ def find(
         [_in_rank_order(pool, members[one]) for one in by],
         [measures[one].tolist() for one in by],
     )
+
+
+def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:
+    """Return *pool* in the order of another hazard within each narrowest group, as the search has it."""
+    by = np.lexsort((hazard[pool.nodes], pool.order.groups[pool.rows]))
+    return replace(
+        pool, rows=pool.rows[by], arenas=np.ascontiguousarray(pool.arenas[by]), spread=np.ascontiguousarray(pool.spread[by])
+    )  # fmt: skip
 
 
 def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
@@ -265,6 +301,27 @@ def gpu_masks(
     return masks
 
 
+def strands_within(
+    table: NodeTable, candidates: Candidates, nodes: Indexes, needs: GangRequirements
+) -> StrandingGrowth | None:
+    """Return what a member of *needs* strands within each of *nodes*. None: it has no price, or nodes are taken whole."""
+    gpus = table.facts.gpus[nodes]
+    if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:
+        return None
+    if candidates.room is not None:
+        room = candidates.room.of(nodes)
+    elif gpus.max() <= NODE_GPUS_MAX and (candidates.gpus or (gpus > needs.gpus_per_node).any()):
+        masks = {
+            at: candidates.gpus[node]
+            for at, node in enumerate(nodes.tolist())
+            if node in candidates.gpus
+        }
+        room = room_of_masks(gpus.astype(np.intp), masks)
+    else:
+        return None
+    return stranding_growth(room, needs.shape, candidates.demand)
+
+
 def answer(
     table: NodeTable,
     candidates: Candidates,
@@ -285,20 +342,26 @@ def answer(
         is_first = at == nodes[0]
         rest = at[~is_chosen[at] & (pool.arenas == pool.arenas[is_first].max(initial=-1))]
     strands = strands_of(table, at, nodes)
-    stranded = None
+    stranded, masks = None, None
     if needs.stranded_gpu_rate:
         # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
         before, after = strands.get(Tier.LEAF, strands[None])
         hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
-        stranded = declared(
-            hours, f"the largest gang of one leaf is {before - after} nodes smaller"
-        )
+        words = f"the largest gang of one leaf is {before - after} nodes smaller"
+        within = strands_within(table, candidates, nodes, needs)
+        if within is not None and np.isfinite(within.gpus).all():
+            grown = float(within.gpus.sum())
+            # A whole gang of one leaf is no measure of what a share of a node takes away.
+            hours = grown * needs.hours * needs.stranded_gpu_rate
+            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use"
+            masks = within.masks
+        stranded = declared(hours, words)
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
     mean = float(members.hazard.sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
     return PlacementChoice(
         nodes, cost, tuple(members.domains), tuple(members.unknown),
-        gpu_masks(table, candidates, nodes, needs), backups_for(table, rest, nodes, wanted), wanted,
+        gpu_masks(table, candidates, nodes, needs) if masks is None else masks, backups_for(table, rest, nodes, wanted), wanted,
         tuple((tier, before, after) for tier, (before, after) in strands.items()),
         max(0.0, cost.total.value - bound),
     )  # fmt: skip
@@ -319,10 +382,18 @@ def plan(
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
         steps_max //= 10  # who asks for one option of a large gang wants it soon
+    extra, least = None, 0.0
+    within = strands_within(table, candidates, pool.nodes, needs)
+    if within is not None:
+        extra = within.gpus * needs.hours * needs.stranded_gpu_rate
+        least = float(extra.min())
+        # A floor of survival is on hazards alone: with one, what is stranded is priced and not searched for.
+        extra = None if needs.survival_min else extra - least
     bound, found, measures = find(
         table, pool, needs, lost,
-        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
     )  # fmt: skip
+    bound += least * needs.nodes
     answers = [
         answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
         for nodes, measure in zip(found, measures, strict=True)
@@ -358,6 +429,9 @@ def evaluate_nodes(
         steps_max=0,
         subsets_max=0.0,
     )
+    within = strands_within(table, candidates, pool.nodes, needs)
+    if within is not None:
+        bound += float(within.gpus.min()) * needs.nodes * needs.hours * needs.stranded_gpu_rate
     return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
 
 

@@ -52,8 +52,12 @@ from .sampled_hours import (
     OTHER,
     RESUME,
     SECOND,
+    SPEED,
+    TOPOLOGY,
     SampledSum,
     drawn,
+    drawn_between,
+    narrowed,
     points,
     repair_hours,
     second_failures,
@@ -552,7 +556,16 @@ class _Answer:
         members = planner.members_of(table, nodes)
         found = price(members, lost, hours, self.needs.preferences)
         for one in found.parts:
-            if "interruptions" not in one.name:
+            # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
+            if one.name == "slowest member":
+                samples = drawn_between(one.gpu_hours, SPEED)
+                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+            elif one.name == "topology":
+                # The interval has all tiers at one end at once; each errs on its own.
+                tiers = sum(count > 1 for count in members.domains)
+                samples = drawn_between(narrowed(one.gpu_hours, max(tiers, 1)), TOPOLOGY)
+                total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
+            elif "interruptions" not in one.name:
                 total.add_fixed(one)
         mean = (float(members.hazard.sum()) + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, SECOND) * gpus

@@ -10,6 +10,7 @@ from math import inf, nan
 from ..scoring.node_facts import DOMAIN_FIELDS
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
 from .scaling import ElasticSizes
+from .stranding import RequestShape
 
 
 class Tier(IntEnum):
@@ -79,6 +80,10 @@ class GangRequirements:
     preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])
     #: GPU-hours that a stranded GPU costs per hour; 0: it does not count.
     stranded_gpu_rate: float = 0.0
+    #: Of each GPU of a member the share that it takes, and of its node cores and bytes: where `Candidates.room` knows them.
+    gpu_share: float = 1.0
+    cores: float = 0.0
+    memory_bytes: float = 0.0
     #: Parallelism, in GPUs; 0: nobody said.
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
@@ -87,6 +92,11 @@ class GangRequirements:
     elastic: ElasticSizes | None = None
     #: What stands for the assumed constants, where schedulers reported of them.
     reports: ReportedFactors = NOTHING_REPORTED
+
+    @property
+    def shape(self) -> RequestShape:
+        """What one member takes of its node."""
+        return RequestShape(self.gpus_per_node, self.gpu_share, self.cores, self.memory_bytes)
 
     def allows(self, nodes: int) -> bool:
         """Say whether a gang of so many nodes is of a size that was asked for."""

@@ -6,6 +6,7 @@ one answer, and that two ways to go on differ by what they are and not by chance
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import exp, log
 from statistics import NormalDist
@@ -18,15 +19,16 @@ from .quantity import Quantity, QuantitySource, weakest
 
 #: Points, and what each has a dimension for.
 POINTS = 512
-DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER = range(8)
+DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER, TOPOLOGY, SPEED = range(10)
+DIMENSIONS = 10
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 
 @cache
 def points() -> Floats:
-    """Return points in the unit cube of 8 dimensions, evenly spread: multiples of powers of a root, modulo 1."""
-    dimensions, root = 8, 2.0
+    """Return points in the unit cube of 10 dimensions, evenly spread: multiples of powers of a root, modulo 1."""
+    dimensions, root = DIMENSIONS, 2.0
     for _ in range(60):  # root ** (dimensions + 1) == root + 1
         root = (1.0 + root) ** (1.0 / (dimensions + 1))
     steps = np.array([root ** -(at + 1.0) for at in range(dimensions)])
@@ -53,6 +55,29 @@ def drawn(one: Quantity, dimension: int) -> Floats:
     lower = one.lower if one.lower > 0.0 else one.value**2 / one.upper
     sigma = log(max(one.upper / max(lower, 1e-12), 1.0)) / 3.2897
     return np.asarray(one.value * np.exp(sigma * _normals()[:, dimension]), dtype=np.float64)
+
+
+def drawn_between(one: Quantity, dimension: int) -> Floats:
+    """Return values whose median is the value, with 5 % of them beyond each end: for what may be zero, or less.
+
+    Above the median of a value that is not zero they are lognormal, else normal; below it normal, and none is below the lower end.
+    """
+    scale = _normals()[:, dimension] / 1.6449
+    below = one.value + (one.value - one.lower) * np.maximum(scale, -1.0)
+    above = one.value + (one.upper - one.value) * scale
+    if one.value > 0.0 and one.upper > one.value:
+        above = one.value * np.exp(log(one.upper / one.value) * scale)
+    return np.asarray(np.where(scale < 0.0, below, above), dtype=np.float64)
+
+
+def narrowed(one: Quantity, count: int) -> Quantity:
+    """Return *one*, the sum of *count* parts that err alike and each on its own; its interval has all at one end at once."""
+    share = count**-0.5
+    return replace(
+        one,
+        lower=one.value - share * (one.value - one.lower),
+        upper=one.value + share * (one.upper - one.value),
+    )
 
 
 @cache

@@ -308,6 +308,8 @@ def evaluate(
             node_domains(
                 fleet.declared, names, fleet.epoch, same_epoch.facts.domains if same_epoch else None
             ),
+            same_epoch.facts if same_epoch else None,
+            (now_ns - same_epoch.computed_ns) / 1e9 if same_epoch else 0.0,
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ Singles = NDArray[np.float32]
 DOMAIN_FIELDS = (
     "core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain",
 )  # fmt: skip
+
+#: Speeds are averaged over so long, and two judgements are this far apart at most.
+SPEED_SECONDS, JUDGED_SECONDS_MAX = 3600.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class NodeFacts:
     #: Half of the 90 % interval of the relative speed; NaN where no speed is measured now.
     speed_reach: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    #: Relative speed when it last computed, averaged over about an hour of that; NaN where it never did.
+    speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
 def node_domains(
@@ -70,8 +76,10 @@ def node_domains(
     return NodeDomains(key, ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails))
 
 
-def node_facts(hosts: Hosts, domains: NodeDomains) -> NodeFacts:
-    """Return the facts of all *hosts*."""
+def node_facts(
+    hosts: Hosts, domains: NodeDomains, previous: NodeFacts | None = None, seconds: float = 0.0
+) -> NodeFacts:
+    """Return the facts of all *hosts*. *previous*: those of the same nodes *seconds* ago, and of no others."""
     inputs = hosts.inputs
     down = np.where(inputs.is_reporting, inputs.spread, SPREAD_SILENT).astype(np.float32)
     up = down.copy()
@@ -83,6 +91,21 @@ def node_facts(hosts: Hosts, domains: NodeDomains) -> NodeFacts:
             down[node] = up[node] = SPREAD_SILENT
     measured = np.isfinite(inputs.relative_speed) & inputs.is_reporting
     reach = np.where(measured, Z90 * inputs.speed_error, np.nan).astype(np.float32)
-    return NodeFacts(
-        domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy()
+    before = _speed_before(
+        np.where(measured, inputs.relative_speed, np.nan).astype(np.float32), previous, seconds
     )
+    return NodeFacts(
+        domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy(), before
+    )
+
+
+def _speed_before(now: Singles, previous: NodeFacts | None, seconds: float) -> Singles:
+    """Return the average that includes *now* (NaN: not measured)."""
+    before = np.full(now.size, np.nan, dtype=np.float32)
+    if previous is not None:
+        known = previous.speed_before[: now.size]
+        before[: known.size] = known
+    # A gap in judging is no time that was measured.
+    weight = 1.0 - exp(-min(max(seconds, 0.0), JUDGED_SECONDS_MAX) / SPEED_SECONDS)
+    averaged = np.where(np.isfinite(before), before + np.float32(weight) * (now - before), now)
+    return np.where(np.isfinite(now), averaged, before).astype(np.float32)

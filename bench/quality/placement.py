@@ -19,7 +19,8 @@ import argparse
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,13 @@ import numpy as np
 
 from bench.quality.captures import DATA
 from bench.quality.hazard import RECORDING, TRAIN_UNTIL, shuffled
-from bench.quality.head import DATA_TEXT, ReportHead
+from bench.quality.head import DATA_TEXT, ReportHead, commit_of
 from bench.quality.markdown import table
 from bench.quality.pipeline_scenario import Floats
+from bench.quality.placement_packing import is_here, packing_section
+from bench.quality.placement_recovery import recovery_section
 from bench.quality.placement_scaling import RUNS, scaling_section
+from bench.quality.placement_simulated import simulated_section
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, read_events
@@ -43,7 +47,10 @@ CONTROLS = 5
 FAULTS_WANTED, ORDER_WANTED = 0.85, 1.02
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
+KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
+#: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each look at this one is in looks.md.
+JUDGED_SEED = 26
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
 POOL_SHARE = 1.25
@@ -280,17 +287,66 @@ def speed_section(seed: int) -> str:
     return "\n\n".join(["## Real: speed of each GPU", SPEED_TEXT, *texts])
 
 
+def packing_or_words(seed: int) -> str:
+    """Return the section of packing; words where its recordings are missing."""
+    if is_here():
+        return packing_section(seed)
+    print(f"left out: packing: its recordings are not in {DATA_TEXT}", file=sys.stderr)
+    return f"## Real: packing\n\nLeft out: its recordings are not in {DATA_TEXT}."
+
+
+def scaling_of(seed: int) -> str:
+    """Return the section of sizes: nothing in it is drawn."""
+    return scaling_section()
+
+
+#: In the page's order: what makes each section, and whether its seed is the one kept aside.
+SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
+    (fault_section, False), (speed_section, False), (scaling_of, False),
+    (packing_or_words, True), (simulated_section, True), (recovery_section, True),
+)  # fmt: skip
+
+
+def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
+    """Return one section by its place in SECTIONS; it is kept for `--resume`."""
+    file = KEPT / f"{number}-{seed}-{'-'.join(commit.split())}.md"
+    if resume and file.exists():
+        return file.read_text()
+    text = SECTIONS[number][0](seed)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return text
+
+
+def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
+    """Return all sections, made by two processes, the longest first."""
+    commit = commit_of(ROOT)
+    seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
+    with ProcessPoolExecutor(2) as pool:
+        found = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
+        return [found[at].result() for at in range(len(SECTIONS))]
+
+
 def main() -> int:
-    """Print the section, or write the page."""
+    """Print the sections, or write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.placement", description=__doc__)
     parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
+    parser.add_argument(
+        "--judged-seed",
+        type=int,
+        default=JUDGED_SEED,
+        help="of packing, simulated fleets, recovery",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="take sections that were made before from the same commit by the same seeds"
+    )  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
         # A clean clone has no recordings: `make evaluate` goes on, and the page stays as it is.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
-    text = f"{fault_section(options.seed)}\n\n{speed_section(options.seed)}\n\n{scaling_section()}"
+    text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))
     if not options.write:
         print(text)
         return 0
@@ -300,8 +356,8 @@ def main() -> int:
     lines = [
         "# How good placement is", "",
         f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}; change nothing here by hand.",
-        "How plans are made and priced is in [placement](placement.md). Not measured yet: packing,",
-        "simulated fleets, and the regret and the calibration of recoveries.", "",
+        "How plans are made and priced is in [placement](placement.md). Of packing, simulated fleets and recovery seeds 1 to 9 are for tuning;",
+        f"seed {options.judged_seed} was not looked at before this page was made.", "",
         text, "",
     ]  # fmt: skip
     PAGE.write_text("\n".join(lines))

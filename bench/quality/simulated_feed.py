@@ -148,6 +148,15 @@ class SimulatedAggregator:
         self._advise(self._judged, step)
         self.observed.steps += 1
 
+    @property
+    def judged(self) -> Judgement | None:
+        """The last judgement; None before the first step."""
+        return self._judged
+
+    def reconnect(self) -> None:
+        """Take what comes next as new streams of the same hosts: another call of `frames` begins anew."""
+        self._starts.clear()
+
     def _hear_others(self, now_ns: int) -> None:
         fleet, count = self._fleet, len(self._others)
         if not self.observed.steps:

@@ -1,0 +1,66 @@
+"""The speed of a host that computes nothing now is the one that it had when it last did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gangline.aggregator.decisions.node_table import SPEED_IDLE, node_table
+from gangline.aggregator.scoring.node_facts import SPEED_SECONDS
+from gangline.fingerprints.sensitivity import COMPUTE, WorkloadNeeds
+from tests.aggregator.decisions.fleets import Node, snapshot_of
+from tests.worlds import World, gpu_of
+
+SLOW = 0.93
+
+
+def idle(world: World) -> None:
+    """End the job on the first host."""
+    host = world.hosts[0]
+    for gpu in range(8):
+        host.set(
+            "gpu_1s",
+            gpu_of(host, gpu),
+            utilization_ratio=0.0,
+            power_watts=75.0,
+            sm_clock_hertz=3.45e8,
+            clock_event_reasons_flags=1,
+        )
+        host.grow("gpu_1s", gpu_of(host, gpu), energy_joules=75.0)
+
+
+def test_a_slow_host_is_still_slow_when_it_idles() -> None:
+    """A gang was put on idle hosts first: the slow ones among them looked like any other."""
+    world = World(6, spread=0.0)
+    clock = 1.755e9
+    for gpu in range(8):
+        world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], gpu), sm_clock_hertz=SLOW * clock)
+    before = world.run(30).facts.speed_before
+    assert before[0] == pytest.approx(SLOW, abs=0.02) and before[1] == pytest.approx(1.0, abs=0.02)
+    idle(world)
+    snapshot = world.run(120)
+    assert np.isnan(snapshot.facts.speed_reach[0])
+    assert snapshot.facts.speed_before[0] == pytest.approx(float(before[0]), abs=0.01)
+    table = node_table(snapshot)
+    assert table.speed[0] == pytest.approx(float(snapshot.facts.speed_before[0]), abs=0.02)
+    assert table.speed_lower[0] < table.speed[0] < table.speed_upper[0]
+
+
+def test_what_never_computed_is_assumed_and_a_workload_feels_what_it_uses() -> None:
+    """A slow clock is nothing to work that does not compute."""
+    snapshot = snapshot_of([Node("a", speed=float("nan")), Node("b", speed=float("nan"))])
+    facts = replace(
+        snapshot.facts, speed_reach=np.full(2, np.nan, dtype=np.float32),
+        speed_before=np.array([np.nan, SLOW], dtype=np.float32),
+    )  # fmt: skip
+    known = replace(snapshot, facts=facts)
+    assert node_table(known).speed.tolist() == pytest.approx([SPEED_IDLE[0], SLOW])
+    shares = [0.0] * 7
+    needs = WorkloadNeeds(tuple(shares), tuple(shares))
+    assert node_table(known, needs).speed[1] == pytest.approx(1.0)
+    shares[COMPUTE] = 1.0
+    needs = WorkloadNeeds(tuple(shares), tuple(shares))
+    assert node_table(known, needs).speed[1] == pytest.approx(SLOW, abs=1e-6)
+    assert SPEED_SECONDS == 3600.0

@@ -1,0 +1,73 @@
+"""How placement in simulated fleets is measured: the truth is the world's, and what the service knows is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.quality.placement_simulated import (
+    HostNumbers,
+    SimulatedGain,
+    base_table,
+    fault_table,
+    free_hosts,
+    true_rates,
+    true_speeds,
+    with_numbers,
+)
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.requirements import GangRequirements
+from gangline.simulator.incidents import DAY
+from gangline.simulator.world import World
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World("nvl72", 3, hosts=72)
+
+
+def test_the_true_rates_are_those_at_which_faults_come(world: World) -> None:
+    """An oracle of wrong rates is beaten by chance."""
+    faults = fault_table(world, world.seconds)
+    assert np.all(np.diff(faults.start) >= 0.0) and faults.end_days == pytest.approx(30.0)
+    moments = np.arange(2.0, 29.0, 3.0) * DAY
+    expected = np.mean([true_rates(world, now, 24.0).sum() for now in moments]) * 24.0 * 30.0
+    assert 0.4 * faults.start.size < expected < 2.5 * faults.start.size
+
+
+def test_true_speeds_have_what_stands_and_only_while_it_does(world: World) -> None:
+    """A GPU that is hot for ten minutes hardly slows a day, one that is slow for good does."""
+    schedule = world.schedule
+    number = [each.name for each in schedule.classes].index("slow_host")
+    slow = np.unique(schedule.rows["host"][schedule.rows["cls"] == number])
+    assert slow.size
+    speeds = true_speeds(world, 10.0 * DAY, 24.0)
+    assert np.median(speeds) == pytest.approx(1.0)
+    assert speeds[slow].max() < 0.97
+    assert (speeds > 0.0).all() and speeds.max() < 1.1
+
+
+def test_free_hosts_are_up_and_the_oracle_takes_the_best_of_them(world: World) -> None:
+    """A gang on a host in repair would gain what nobody can have."""
+    now, source = 12.0 * DAY, np.random.default_rng(1)
+    free = free_hosts(world, now, 36, source)
+    assert np.unique(free).size == 36
+    assert not any(world.schedule.is_away(host, now) for host in free.tolist())
+    base = base_table(world)
+    speeds = np.linspace(0.8, 1.0, len(base))
+    nobody = np.zeros(len(base), dtype=bool)
+    flags = nobody.copy()
+    flags[free] = True
+    found = with_numbers(base, HostNumbers(np.full(len(base), 1e-4), speeds, nobody))
+    chosen = planner.plan(found, Candidates(flags), GangRequirements(9, gpus_per_node=8))[0].nodes
+    assert set(chosen.tolist()) <= set(free.tolist())
+    blind = planner.plan(base, Candidates(flags), GangRequirements(9, gpus_per_node=8))[0].nodes
+    assert speeds[chosen].min() >= speeds[blind].min()
+
+
+def test_the_share_of_the_gain_is_against_the_blind_one() -> None:
+    """0 is as good as blind, 1 is the oracle, and worse than blind is below zero."""
+    one = SimulatedGain("x", 8, 1, 100.0, 50.0, 42.0, 40.0, 55.0, 41.0)
+    assert one.share(one.planned) == pytest.approx(0.8)
+    assert one.share(one.control) == pytest.approx(-0.5)

@@ -1,0 +1,150 @@
+"""A gang of 64 simulated hosts loses three on two leaves and goes on: planned and recovered by a real aggregator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.contract.wire import placement_pb2, recovery_pb2, score_pb2
+from gangline.contract.wire.placement_pb2_grpc import PlacementServiceStub
+from gangline.contract.wire.recovery_pb2_grpc import RecoveryServiceStub
+from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
+from gangline.simulator.world import World
+from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
+
+#: Of this seed the job has whole racks, and those that are lost are of two leaves and three racks.
+SCENARIO, SEED, HOSTS, GANG = "gang", 2, 72, 64
+SEGMENT = 4
+
+
+class Service:
+    """The aggregator, as a scheduler calls it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
+
+    def scores(self) -> dict[str, score_pb2.NodeScore]:
+        """Return the score of each host by name; none while it does not answer."""
+        try:
+            reply = self._scores.ListNodeScores(score_pb2.ListNodeScoresRequest())
+        except grpc.RpcError:
+            return {}
+        return {one.node.removeprefix("nodes/"): one for one in reply.node_scores}
+
+    def names(self) -> list[str]:
+        """Return the names, in the order of node indexes."""
+        reply = self._scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
+        return list(reply.names)
+
+    def plan(
+        self, gang: placement_pb2.GangRequirements, free: set[int]
+    ) -> placement_pb2.PlanPlacementResponse:
+        """Return the plan among *free*."""
+        bitmap = bytearray(-(-HOSTS // 8))
+        for index in free:
+            bitmap[index // 8] |= 1 << index % 8
+        request = placement_pb2.PlanPlacementRequest(
+            gang=gang, candidates=placement_pb2.PlacementCandidates(node_bitmap=bytes(bitmap))
+        )
+        reply: placement_pb2.PlanPlacementResponse = self._placement.PlanPlacement(
+            request, timeout=GUARD_SECONDS
+        )
+        return reply
+
+    def recover(
+        self, request: recovery_pb2.PlanRecoveryRequest
+    ) -> recovery_pb2.PlanRecoveryResponse | None:
+        """Return the ways to go on; None while nobody failed."""
+        try:
+            reply: recovery_pb2.PlanRecoveryResponse = self._recovery.PlanRecovery(
+                request, timeout=GUARD_SECONDS
+            )
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+            return None
+        return reply
+
+
+def gang() -> placement_pb2.GangRequirements:
+    found = placement_pb2.GangRequirements(nodes=GANG, gpus_per_node=8)
+    found.length.FromSeconds(72 * 3600)
+    found.invariants.segment_nodes = SEGMENT
+    found.invariants.segment_tier = placement_pb2.TIER_RACK
+    return found
+
+
+@pytest.mark.slow
+def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> None:
+    """Most gangs are torn down as a whole for one dead GPU: what it costs not to has to be true end to end."""
+    world = World(SCENARIO, SEED)
+    (job,) = world.schedule.jobs
+    lost = {world.names[int(row["host"])] for row in world.schedule.rows}
+    leaves = {world.location(world.names.index(name)).leaf for name in lost}
+    racks = {world.names[at]: world.location(at).rack for at in range(HOSTS)}
+    assert len(lost) == 3 and len(leaves) == 2
+    members = {world.names[at] for at in job.hosts.tolist()}
+    port = free_port()
+    serve = ["aggregator", "--data", str(tmp_path / "store"), "--listen", f"127.0.0.1:{port}"]
+    play = ["simulate", "--scenario", SCENARIO, "--seed", str(SEED), "--data", str(tmp_path / "sim")]  # fmt: skip
+    play += ["--aggregator", f"127.0.0.1:{port}"]
+    with (
+        Process(serve, tmp_path / "aggregator.log"),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        until(lambda: listening(port), "the aggregator listens")
+        with Process(play, tmp_path / "simulate.log"):
+            service = Service(channel)
+            until(
+                lambda: sum(one.relative_speed > 0 for one in service.scores().values()) >= GANG,
+                "the gang computes",
+            )
+            names = service.names()
+            assert sorted(names) == sorted(world.names)
+            free = {names.index(name) for name in members}
+            until(lambda: service.plan(gang(), free).options, "the gang fits on its hosts")
+            before = service.plan(gang(), free).options[0]
+            placed = list(before.node_index)
+            assert {names[at] for at in placed} == members
+            spares = sorted(set(range(HOSTS)) - set(placed))
+            request = recovery_pb2.PlanRecoveryRequest(
+                gang=gang(), current_node_index=placed, hot_spare_node_index=spares,
+                goes_on_in_process=True, nodes_min=32,
+            )  # fmt: skip
+            replies: list[recovery_pb2.PlanRecoveryResponse] = []
+
+            def all_are_lost() -> bool:
+                reply = service.recover(request)
+                if reply is not None and len(reply.failed_node_index) == len(lost):
+                    replies.append(reply)
+                return bool(replies)
+
+            until(all_are_lost, "three hosts have failed", 180.0)
+    reply = replies[0]
+    assert {names[at] for at in reply.failed_node_index} == lost
+    assert not reply.restart_is_futile and not reply.domains
+    best = reply.options[0]
+    assert best.kind == recovery_pb2.RECOVERY_HOT_SPARE and not best.stopped_node_index
+    moved = [rank for rank, (was, now) in enumerate(zip(placed, best.node_index, strict=True)) if was != now]  # fmt: skip
+    assert {names[placed[rank]] for rank in moved} == lost and len(moved) == 3
+    # The racks of the gang have no other host: each replacement says that its segment is no longer whole.
+    for one in best.replacements:
+        segment = best.node_index[one.rank // SEGMENT * SEGMENT :][:SEGMENT]
+        is_whole = len({racks[names[at]] for at in segment}) == 1
+        assert one.keeps_segment == is_whole
+    assert len(best.replacements) == 3
+    waits = next(one for one in reply.options if one.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
+    assert len(waits.stopped_node_index) == GANG - 3
+    # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
+    assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {one.kind for one in reply.options}
+    # The price before, and what of it and of the incident is still to come.
+    for price in (before.price, best.price):
+        total = price.total_gpu_hours
+        assert total.lower <= total.value <= total.upper and total.value > 0.0
+        assert total.value == pytest.approx(sum(one.gpu_hours.value for one in price.parts))
+        print(f"{total.value:.0f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})")
+    assert {one.name for one in best.price.parts} >= {"detect", "decide", "resume", "lost work"}
