@@ -115,6 +115,8 @@ class Walk:
             self._rack_falls()
         elif roll < 0.965:
             self._storm()
+        elif roll < 0.970:
+            self._own_faults_in_turn()
         elif roll < 0.985:
             self.give(Frozen(self.now_ns, self._random.choice(["", "", "", "half is silent"])))
         else:
@@ -242,6 +244,23 @@ class Walk:
         rack, reason = self._random.randrange(5), self._random.choice(REASONS)
         for number in range(rack * RACK_HOSTS, (rack + 1) * RACK_HOSTS):
             self.give(CaseSeen(self.now_ns, self._case(f"h{number:02d}", reason)))
+
+    def _own_faults_in_turn(self) -> None:
+        """Hosts of a rack lose a GPU each, one after the other within two seconds or more; an executor may be quick."""
+        rng, rack = self._random, self._random.randrange(5)
+        numbers = rng.sample(range(RACK_HOSTS), rng.choice([1, 2, 3, 5]))
+        for host in [f"h{rack * RACK_HOSTS + number:02d}" for number in numbers]:
+            own = replace(
+                self._case(host, "XID_FATAL"), basis=Basis.DETERMINISTIC, action=Action.EVICT_NOW, scope=Scope.GPU
+            )  # fmt: skip
+            self.give(CaseSeen(self.now_ns, own))
+            self.give(Tick(self.now_ns))
+            quick = [a for a in self.watcher.open.values() if a.host == host]
+            if quick and rng.random() < 0.3:
+                for to in (AdvisoryState.ACCEPTED, AdvisoryState.DONE)[: rng.choice([1, 2])]:
+                    self.give(Acked(self.now_ns, quick[-1].name, to, "x"))
+            self.now_ns += seconds_ns(rng.choice([0.0, 0.1, 0.4, 3.0]))
+            self.give(Tick(self.now_ns))
 
     def _storm(self) -> None:
         case = self._case()
