@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
-from .advisory import Case, is_own_device_fault, seconds_ns
+from .advisory import SILENCE_REASON, Case, is_own_device_fault, seconds_ns
 from .shared_causes import domains_of
 from .state import OpenCase, StateEditor
 
@@ -19,9 +19,10 @@ BeginTimes = dict[str, list[tuple[int, str]]]
 
 
 def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Return the keys of those of *waiting* that wait for others of their cause."""
+    """Return the keys of those of *waiting* that wait for others of their cause. Silence has a longer wait of its own."""
     earliest_ns = editor.after(-editor.limits.gather_seconds)
     recent = [one.case for one in waiting if one.seen_ns > earliest_ns]
+    recent = [case for case in recent if case.reason != SILENCE_REASON]
     own = [case for case in recent if is_own_device_fault(case)]
     begin_times = _begin_times(editor, own) if own else {}
     span_ns = seconds_ns(editor.limits.shared_seconds)

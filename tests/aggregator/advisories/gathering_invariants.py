@@ -87,7 +87,7 @@ class GatheringWatcher:
             elif isinstance(one, Publish):
                 self._published(one.advisory, now_ns)
         if proposes:
-            self._none_waits_alone(open_now, ours)
+            self._none_waits_alone(open_now, ours, now_ns)
             self._a_cause_is_one(open_now, now_ns)
 
     def leap(self, leapt_ns: int) -> None:
@@ -140,25 +140,32 @@ class GatheringWatcher:
                 yield True
 
     def _none_waits_alone(
-        self, open_now: Mapping[str, Advisory], ours: Mapping[str, object]
+        self, open_now: Mapping[str, Advisory], ours: Mapping[str, object], now_ns: int
     ) -> None:
+        """Check what came within the time of gathering: it is advised, or told to be held back, or not alone."""
         told = {key for one in open_now.values() for key in one.cases} | self.held
         busy = {a.host for a in open_now.values() if a.state is AdvisoryState.ACCEPTED}
+        gathering_ns = now_ns - seconds_ns(self.limits.gather_seconds)
         for key, one in self.cases.items():
-            if key in told or one.case.host in ours or one.case.host in busy:
-                continue
-            assert not self._goes_alone(one), f"held back by gathering alone: {one}"
+            covered = key in told or one.case.host in ours or one.case.host in busy
+            if one.seen_ns > gathering_ns and not covered:
+                assert not self._goes_alone(one), f"held back by gathering alone: {one}"
 
     def _a_cause_is_one(self, open_now: Mapping[str, Advisory], now_ns: int) -> None:
-        advised = {key: a for a in open_now.values() for key in a.cases if a.host}
+        """Check that of hosts that fell together none is asked for by itself, but those that an executor had by then."""
+        in_cause = {key for a in open_now.values() for key in a.cases if not a.host}
+        asked = {
+            key
+            for a in open_now.values()
+            for key in a.cases
+            if a.host and a.state is not AdvisoryState.ACCEPTED
+        }
         groups: dict[object, list[tuple[int, str, bool]]] = defaultdict(list)
-        for key, a in advised.items():
-            one = self.cases.get(key)
-            if one is None or not is_own(one.case) or self._is_over(a.host, now_ns):
+        for key, one in self.cases.items():
+            if key in in_cause or not is_own(one.case) or self._is_over(one.case.host, now_ns):
                 continue
             for domain in domains(one.case):
-                in_hand = a.state is AdvisoryState.ACCEPTED
-                groups[domain].append((one.since_ns, a.host, in_hand))
+                groups[domain].append((one.since_ns, one.case.host, key in asked))
         span_ns = seconds_ns(self.limits.shared_seconds)
         for domain, members in groups.items():
             unplaced = UNPLACED in str(domain)
@@ -168,8 +175,8 @@ class GatheringWatcher:
             for first_ns, _, _ in members:
                 near = [m for m in members if 0 <= m[0] - first_ns <= span_ns]
                 many = len({host for _, host, _ in near}) >= hosts_min
-                asked = many and not all(in_hand for _, _, in_hand in near)
-                assert not asked or self._is_over(domain, now_ns), (
+                one_by_one = many and any(is_asked for _, _, is_asked in near)
+                assert not one_by_one or self._is_over(domain, now_ns), (
                     f"one cause, and asked host by host: {domain}: {near}"
                 )
 

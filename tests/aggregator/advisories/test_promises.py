@@ -104,11 +104,6 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "nothing waits for others": (gathering, "gathering_keys", _nothing),
     "the second host goes at once": (gathering, "_has_company", _never),
     "a cause forgets who is in hand": (shared_causes, "_in_hand", _nothing),
-    "a cause leaves hosts asked one by one": (
-        shared_causes,
-        "_leave_host_advisory",
-        lambda *_: None,
-    ),
     "causes are not looked for": (shared_causes, "largest_cause", lambda *_: None),
 }
 
