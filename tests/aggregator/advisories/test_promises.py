@@ -114,7 +114,7 @@ def test_a_broken_promise_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch
     where, name, instead = SABOTAGE[fault]
     monkeypatch.setattr(where, name, instead)
     with pytest.raises((AssertionError, KeyError)):
-        walk(STEPS, 7)
+        walk(2 * STEPS, 7)
 
 
 hosts = st.integers(0, HOSTS - 1).map(lambda n: f"h{n:02d}")

@@ -246,21 +246,22 @@ class Walk:
             self.give(CaseSeen(self.now_ns, self._case(f"h{number:02d}", reason)))
 
     def _own_faults_in_turn(self) -> None:
-        """Hosts of a rack lose a GPU each, one after the other within two seconds or more; an executor may be quick."""
-        rng, rack = self._random, self._random.randrange(5)
-        if rng.random() < 0.2:
+        """Hosts of a rack lose a GPU each, one after the other; where there is room, an executor is as quick with the first."""
+        rng, rack = self._random, self._random.randrange(4)
+        numbers = rng.sample(range(RACK_HOSTS), rng.choice([1, 2, 4]))
+        if quick := rng.random() < 0.3:
             self._quiet_hour()
-        numbers = rng.sample(range(RACK_HOSTS), rng.choice([1, 2, 4, 4]))
         for host in [f"h{rack * RACK_HOSTS + number:02d}" for number in numbers]:
             own = replace(
                 self._case(host, "XID_FATAL"), basis=Basis.DETERMINISTIC, action=Action.EVICT_NOW, scope=Scope.GPU
             )  # fmt: skip
             self.give(CaseSeen(self.now_ns, own))
             self.give(Tick(self.now_ns))
-            quick = [a for a in self.watcher.open.values() if a.host == host]
-            if quick and rng.random() < 0.5:
+            asked = [a for a in self.watcher.open.values() if a.host == host]
+            if quick and asked:
                 for to in (AdvisoryState.ACCEPTED, AdvisoryState.DONE)[: rng.choice([1, 2])]:
-                    self.give(Acked(self.now_ns, quick[-1].name, to, "x"))
+                    self.give(Acked(self.now_ns, asked[-1].name, to, "x"))
+            quick = False
             self.now_ns += seconds_ns(rng.choice([0.0, 0.1, 0.4, 0.4, 3.0]))
             self.give(Tick(self.now_ns))
         self.now_ns += seconds_ns(4.0)
