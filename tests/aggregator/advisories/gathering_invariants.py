@@ -164,8 +164,8 @@ class GatheringWatcher:
         for key, one in self.cases.items():
             if key in in_cause or not is_own(one.case) or self._is_over(one.case.host, now_ns):
                 continue
-            for domain in domains(one.case):
-                groups[domain].append((one.since_ns, one.case.host, key in asked))
+            for shared in domains(one.case):
+                groups[shared].append((one.since_ns, one.case.host, key in asked))
         span_ns = seconds_ns(self.limits.shared_seconds)
         for domain, members in groups.items():
             unplaced = UNPLACED in str(domain)
