@@ -288,7 +288,8 @@ class AdvisoryEngine:
             batch, self._batch = self._batch, rows.AdvisoryBatch()
             batch.collect_declared_out(self._machine.state)
             try:
-                await asyncio.to_thread(self._store.in_transaction, self._writer(batch))
+                write = self._writer(batch)
+                await asyncio.to_thread(self._store.in_transaction, write, ahead=True)
             except BaseException:
                 self._requeue(batch)
                 raise
