@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,6 +132,11 @@ def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
         os.close(log)
 
 
+def _p95(values: list[float]) -> float:
+    """Return the nearest rank: of 20 values the 19th. The worst stands in the notes."""
+    return sorted(values)[ceil(0.95 * len(values)) - 1]
+
+
 def run(seed: int) -> list[Result]:
     """Measure ROUNDS lines, each at another moment of the second (*seed*)."""
     moments = random.Random(seed)
@@ -147,10 +153,10 @@ def run(seed: int) -> list[Result]:
     return [
         Result("kernel's line to the host's own status, p50", percentile(status, 0.5), "s", "limit",
                LIMIT_SECONDS, notes),
-        Result("kernel's line to the host's own status, p95", percentile(status, 0.95), "s", "limit",
+        Result("kernel's line to the host's own status, p95", _p95(status), "s", "limit",
                LIMIT_SECONDS, f"the worst {max(status):.3f} s"),
         Result("kernel's line to PROPOSED, p50", percentile(proposed, 0.5), "s", "limit", LIMIT_SECONDS, notes),
-        Result("kernel's line to PROPOSED, p95", percentile(proposed, 0.95), "s", "limit", LIMIT_SECONDS, worst),
+        Result("kernel's line to PROPOSED, p95", _p95(proposed), "s", "limit", LIMIT_SECONDS, worst),
         Result("kernel's line to PROPOSED, p50", percentile(proposed, 0.5), "s",
                "empty call on the same connection", echo, "two fsyncs, a judgement of the fleet and a commit in it"),
     ]  # fmt: skip
