@@ -232,7 +232,7 @@ def build(
     client.start()
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
     publisher = EventPublisher(clock, events, client.notify, boot_id=boot_id)
-    publisher.observe(host_status.findings.observe)
+    publisher.observe(host_status.observe)
     publisher.observe(recorder.observe)
     samplers.publish_to(publisher)
     releaser, callbacks = attach(
@@ -246,6 +246,7 @@ def build(
         host_status.health_check,
         latest,
     )
+    host_status.post_with(callbacks.post)
     if signals:
         signals.watch_descriptors(_descriptors(samplers, callbacks))
     _start_sources(

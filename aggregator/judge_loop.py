@@ -1,4 +1,4 @@
-"""The judge's turn: every second all hosts are judged, and what follows is told to whoever is to know."""
+"""The judge's turn: all hosts are judged every second, and soon after a fatal event; what follows is told to whoever is to know."""
 
 from __future__ import annotations
 
@@ -69,6 +69,36 @@ def rest_seconds(turn_seconds: float, period_seconds: float) -> float:
     return max(min(turn_seconds, REST_SECONDS_MAX), period_seconds - turn_seconds)
 
 
+#: An early turn begins so long after the event that asks for it: what hosts report at once is judged at once.
+EARLY_DELAY_SECONDS = 0.05
+#: Early turns may use this share of the loop, and so much of it at once after a quiet time. Beyond that events wait for
+#: the next regular turn: a storm of them costs no more than this.
+EARLY_SHARE_MAX = 0.1
+EARLY_BURST_SECONDS = 1.0
+
+
+class EarlyTurns:
+    """When a turn may begin before its time. Pure: times are seconds of one clock, handed in."""
+
+    def __init__(self) -> None:
+        self._balance_seconds, self._balance_at = EARLY_BURST_SECONDS, 0.0
+
+    def begins_at(self, requested_at: float, turn_ended_at: float, turn_seconds: float) -> float:
+        """Return when the turn may begin that an event asked for at *requested_at*.
+
+        Half of the time is left to others, as after each turn.
+        """
+        paid_at = self._balance_at + max(0.0, -self._balance_seconds) / EARLY_SHARE_MAX
+        rested_at = turn_ended_at + min(turn_seconds, REST_SECONDS_MAX)
+        return max(requested_at + EARLY_DELAY_SECONDS, rested_at, paid_at)
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Note that an early turn took *seconds* until *now*."""
+        earned = max(0.0, now - self._balance_at) * EARLY_SHARE_MAX
+        saved = min(EARLY_BURST_SECONDS, self._balance_seconds + earned)
+        self._balance_seconds, self._balance_at = saved - seconds, now
+
+
 @dataclass(slots=True)
 class JudgeLoop:
     """Belongs to the loop. `begin`, then `run` until it is cancelled."""
@@ -100,11 +130,17 @@ class JudgeLoop:
     calibration: CalibrationLog
     #: What the last turn took.
     turn_seconds: float = 0.0
+    #: Turns that began before their time, since the start.
+    early_turns: int = 0
     publisher: Publisher = field(init=False)
     _score_log: ScoreLog = field(default_factory=ScoreLog)
     _reported: dict[str, str] = field(default_factory=dict[str, str])
     _reload: bool = False
     _jump_ns: int = 0  # since the last judgement
+    _early: EarlyTurns = field(default_factory=EarlyTurns)
+    #: Set while an event waits that asks for an early turn, and when it came.
+    _requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.publisher = Publisher(self.advisory_engine)
@@ -121,8 +157,15 @@ class JudgeLoop:
         """Read what people declared again, with the next turn."""
         self._reload = True
 
+    def request_early_turn(self) -> None:
+        """An event tells of a fatal fault: judge soon, and not only when the period is over. Of the loop's thread."""
+        if not self._requested.is_set():
+            self._requested_at = time.monotonic()
+            self._requested.set()
+
     async def run(self) -> None:
-        """Take a turn every `judge_seconds`."""
+        """Take a turn every `judge_seconds`, and one after a fatal event."""
+        early = False
         while True:
             begin = time.monotonic()
             try:
@@ -133,8 +176,24 @@ class JudgeLoop:
                     log.exception("judging failed; the snapshot before stays")
                 with suppress(Exception):  # who tells may be what fails
                     self._report_failure(failed)
-            self.turn_seconds = time.monotonic() - begin
-            await asyncio.sleep(rest_seconds(self.turn_seconds, self.config.judge_seconds))
+            ended = time.monotonic()
+            self.turn_seconds = ended - begin
+            if early:
+                self.early_turns += 1
+                self._early.spend(self.turn_seconds, ended)
+            early = await self._rest(
+                ended, ended + rest_seconds(self.turn_seconds, self.config.judge_seconds)
+            )
+
+    async def _rest(self, ended: float, until: float) -> bool:
+        """Wait until *until*, or until a turn may begin that an event asks for; say whether it is that."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._requested.wait(), until - time.monotonic())
+        if not self._requested.is_set():
+            return False
+        begins = self._early.begins_at(self._requested_at, ended, self.turn_seconds)
+        await asyncio.sleep(min(begins, until) - time.monotonic())
+        return begins < until
 
     async def turn(self) -> None:
         """Judge all hosts once."""
@@ -142,6 +201,7 @@ class JudgeLoop:
             await asyncio.sleep(0)  # frames and calls that came meanwhile
         now_ns = self._check_clock()
         self._refresh_inputs(now_ns)
+        self._requested.clear()  # what came until now is in this turn
         snapshot = self._with_degradation(self._evaluate(now_ns), now_ns)
         self._report_finding(JUDGING_FINDING, snapshot.failed, now_ns)
         first = self.snapshot_holder.snapshot is None

@@ -32,8 +32,8 @@ T = TypeVar("T")
 class TransactionalStore(Protocol):
     """The store, to those below it. A connection is DuckDB's."""
 
-    def in_transaction(self, work: Callable[[Any], T]) -> T:
-        """Run *work* durably."""
+    def in_transaction(self, work: Callable[[Any], T], *, ahead: bool = False) -> T:
+        """Run *work* durably; *ahead* of what waits to be stored, or behind it."""
         ...
 
     def reading(self) -> AbstractContextManager[Any]:

@@ -301,6 +301,7 @@ class Aggregator:
         self.store.release_restored_state()
         self._reservations = Reservations(config.data, wall_ns)
         self.judge_loop = self._make_judge_loop(restart_state)
+        self._ingest.on_fatal_event = self.judge_loop.request_early_turn
         self.judge_loop.begin()
         self.decisions = DecisionLog(self.store, wall_ns)
         if self.scores is not None:

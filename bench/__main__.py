@@ -20,6 +20,7 @@ BENCHES = {
     "check": "`gangline check` of a prolog against the bare start of an interpreter",
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
+    "fault_to_advice": "a line of the kernel's log to the host's own verdict and to a proposed advisory, against the limit",
     "fleet_memory": "the fleet's state with 80,000 GPUs, their ports and links, against the cells that are read",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
     "hostile_agent": "honest agents' receipts while others are hostile in all ways at once, against the same without",

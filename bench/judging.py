@@ -20,6 +20,8 @@ from bench.fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _na
 from bench.measure import Result
 
 HOSTS, SECONDS = 10_000, 30
+#: Judgements between those of two seconds, which are measured apart.
+EARLY_JUDGEMENTS = 10
 #: Of one core, at the most; and so many times one pass over the same arrays.
 CORES_MAX, PASSES_MAX = 0.25, 10.0
 START_NS = 1_700_000_000 * SECOND_NS
@@ -153,11 +155,34 @@ def _child(hosts: int, seconds: int) -> dict[str, float]:
         written.take_changed(judgement)
         spent.append(time.process_time() - begin)
         walls.append(time.perf_counter() - wall)
+    early = _early_judgements(fleet, judgement, seconds + 12)
     return {
+        "early": float(np.mean(early)), "early_longest": max(early),
         "judge": float(np.mean(spent[11:])), "longest": max(walls[11:]), "pass": float(np.mean(passes[11:])),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, "first": spent[0],
         "slow": float(sum(judgement.columns.state == 3)), "hosts": float(len(fleet)),
     }  # fmt: skip
+
+
+def _early_judgements(fleet: Any, judgement: Any, second: int) -> list[float]:
+    """Return the seconds of CPU of judgements that each follow a regular one by a third of a second, for an XID 79."""
+    from gangline.aggregator.scoring.evaluate import evaluate
+    from gangline.contract.wire.telemetry_pb2 import HealthEvent
+
+    spent: list[float] = []
+    for at in range(EARLY_JUDGEMENTS):
+        now_ns = move(fleet, second + at)
+        judgement = evaluate(fleet, now_ns, judgement)
+        event = HealthEvent(
+            event_id=f"e{at}", name="gpu.xid", code=79, device=fleet.devices["gpu"].names[8 * at], count=1,
+            boottime_ns=UPTIME_NS + (second + at) * SECOND_NS,
+        )  # fmt: skip
+        if not fleet.observe_event(fleet.names[at], event, now_ns):
+            raise RuntimeError("the event asks for no early judgement")
+        begin = time.process_time()
+        judgement = evaluate(fleet, now_ns + SECOND_NS // 3, judgement)
+        spent.append(time.process_time() - begin)
+    return spent
 
 
 def run(seed: int) -> list[Result]:
@@ -174,6 +199,8 @@ def run(seed: int) -> list[Result]:
         Result("judging each second", found["judge"], "cores", "limit", CORES_MAX, notes),
         Result("the same", found["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
                PASSES_MAX * found["pass"], "one numpy pass reads each kept cell once"),
+        Result("an early judgement, for a fatal event", found["early"], "s CPU", "one of each second", found["judge"],
+               f"{EARLY_JUDGEMENTS} of them; the longest {found['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
         Result("the process at its peak", found["peak"] / 1e6, "MB", "limit of a whole aggregator",
                LIMIT_BYTES / 1e6, "VmHWM"),
     ]  # fmt: skip

@@ -357,14 +357,15 @@ class HostFindings:
         self._event_names = self.event_findings.names()
         self._hidden_by = {row.name: row.hidden_by for row in policy.rows if row.hidden_by}
 
-    def observe(self, event: HealthEvent) -> None:
-        """Take note of an event that is told. For any thread; never blocks."""
+    def observe(self, event: HealthEvent) -> bool:
+        """Take note of an event that is told; return whether anything is judged by it. For any thread; never blocks."""
         if event.name not in self._event_names:
-            return
+            return False
         while len(self._waiting) >= EVENTS_WAITING_MAX:
             self._waiting.popleft()
             self.dropped_events += 1
         self._waiting.append(event)
+        return True
 
     def set_gpu_addresses(self, addresses: Mapping[str, str]) -> None:
         """Take the inventory's word for which GPU (UUID) is at which PCI address: another mapping when that changed."""

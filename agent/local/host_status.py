@@ -1,4 +1,5 @@
-"""What this host says of itself without an aggregator: findings once a second, the status file, the health check.
+"""What this host says of itself without an aggregator: findings once a second and at each event, the status file, the
+health check.
 
 `look` is for the daemon's thread; `answer` and `document` are for any: what they show is swapped whole.
 """
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from ...contract.host_policy import Policy, builtin
 from ...contract.settings import SettingsError
 from ...contract.signals import BY_NAME
-from ...contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse
+from ...contract.wire.telemetry_pb2 import HealthEvent, IngestAck, RegisterNodeResponse
 from ..clock import Clock
 from ..collector import CollectOutcome, CollectResult
 from ..config import STATUS_NAME, AgentConfig
@@ -364,6 +365,9 @@ SECOND_NS = 1_000_000_000
 #: While something stands that a reset ends, the file says this often that it is watched for.
 SAVE_SECONDS = 60.0
 
+#: An event is judged when it comes, at most so often between two of the seconds' judgements; more wait for the next.
+EARLY_UPDATES_MAX = 10
+
 log = logging.getLogger(__name__)
 
 
@@ -390,7 +394,7 @@ class HostHealthResult(NamedTuple):
 
 
 class HostStatus:
-    """`findings` and `permit` are fed by others: `findings.observe` by the publisher, `take` by the client."""
+    """`findings` and `permit` are fed by others: `observe` is called by the publisher, `on_response` by the client."""
 
     def __init__(
         self,
@@ -450,11 +454,24 @@ class HostStatus:
         self._written_ns = -(1 << 62)
         self._refreshed_ns = -(1 << 62)
         self._cached_check: tuple[object, int, HostHealthResult] | None = None
+        self._post: Callable[[Callable[[], None]], bool] | None = None
+        self._early_requested, self._early_updates = False, 0
 
     # The daemon's thread -------------------------------------------------------------------
 
     def update(self) -> None:
-        """Judge what was read, and show it. Never raises."""
+        """Judge what was read and what was told, and show it: once a second. Never raises."""
+        self._early_updates = 0
+        self._update_guarded()
+
+    def _update_early(self) -> None:
+        """Judge what was told since the last judgement, without waiting for the second."""
+        self._early_requested = False
+        if self.document is not None and self._early_updates < EARLY_UPDATES_MAX:
+            self._early_updates += 1
+            self._update_guarded()
+
+    def _update_guarded(self) -> None:
         try:
             self._update(self._clock.boottime_ns())
         except Exception:
@@ -591,6 +608,17 @@ class HostStatus:
             self.self_status.update_verdict(message)
 
     # Any thread ----------------------------------------------------------------------------
+
+    def post_with(self, post: Callable[[Callable[[], None]], bool]) -> None:
+        """Judge events as they come, in the daemon's thread, to which *post* hands a call. Until then they wait for the second."""
+        self._post = post
+
+    def observe(self, event: HealthEvent) -> None:
+        """Take note of *event*, and have it judged at once. Never blocks, never raises."""
+        if self.findings.observe(event) and self._post is not None and not self._early_requested:
+            self._early_requested = True
+            if not self._post(self._update_early):
+                self._early_requested = False  # no room: it waits for the second
 
     def health_check(self, arguments: Sequence[str] = ()) -> HostHealthResult:
         """Return the health check's answer, by the rules of `gangline check`. Never raises, never waits.

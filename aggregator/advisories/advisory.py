@@ -100,6 +100,12 @@ class AdvisoryState(IntEnum):
 
 #: The reason under which a host stands that is heard of no more.
 SILENCE_REASON = "STALE_TELEMETRY"
+#: Reasons that name a device of the host itself, and the scopes that such a fault may touch. Power, cooling, links,
+#: fabric, storage and silence are shared with other hosts and are never in here.
+OWN_DEVICE_REASONS = frozenset({"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG"})
+OWN_DEVICE_SCOPES = frozenset({Scope.GPU, Scope.BASEBOARD, Scope.HOST})
+#: Of a baseboard these are the host's own, too: its NVSwitches stand on it.
+OWN_BASEBOARD_REASONS = OWN_DEVICE_REASONS | {"FABRIC", "NVLINK_ERRORS"}
 TERMINAL_STATES = frozenset(
     {
         AdvisoryState.DONE,
@@ -206,6 +212,14 @@ def gravity(action: Action) -> int:
 def removes_host(action: Action) -> bool:
     """Say whether *action* costs the fleet a host for a time."""
     return action not in LEAVE_IN_SERVICE
+
+
+def is_own_device_fault(case: Case) -> bool:
+    """Say whether *case* is a certain fault of a device that no other host has a part in."""
+    certain = case.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
+    on_baseboard = case.scope is Scope.BASEBOARD
+    reasons = OWN_BASEBOARD_REASONS if on_baseboard else OWN_DEVICE_REASONS
+    return certain and case.reason in reasons and case.scope in OWN_DEVICE_SCOPES
 
 
 def restrict_to_basis(case: Case) -> Case:
@@ -556,7 +570,9 @@ class AdvisoryLimits:
     #: Of a host that shows no fault, and is not well either (silent, or known no more), what we set is renewed for so
     #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
     missed_seconds: float = 86_400.0
-    gather_seconds: float = 3.0  # a new case waits so long for others of the same cause
+    #: A new case waits so long for others of the same cause. A certain fault of a host's own device does not
+    #: (`gathering.py`).
+    gather_seconds: float = 3.0
     #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
     silent_seconds: float = 1800.0
     shared_seconds: float = 2.0  # so close they begin

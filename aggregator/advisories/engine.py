@@ -288,7 +288,8 @@ class AdvisoryEngine:
             batch, self._batch = self._batch, rows.AdvisoryBatch()
             batch.collect_declared_out(self._machine.state)
             try:
-                await asyncio.to_thread(self._store.in_transaction, self._writer(batch))
+                write = self._writer(batch)
+                await asyncio.to_thread(self._store.in_transaction, write, ahead=True)
             except BaseException:
                 self._requeue(batch)
                 raise
@@ -530,6 +531,7 @@ class Publisher:
     def __init__(self, engine: AdvisoryEngine) -> None:
         self._engine = engine
         self._task: asyncio.Task[None] | None = None
+        self._observed = False  # since the last writing began
         self._last_error = ""
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
@@ -539,8 +541,15 @@ class Publisher:
         except Exception:
             # What was decided before it failed is remembered, and so is to be written.
             log.exception("advice failed; what was advised before stands")
+        self._observed = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._flush())
+            self._task = asyncio.create_task(self._flush_observed())
+
+    async def _flush_observed(self) -> None:
+        """Write, and once more where a judgement came meanwhile: what that decided does not wait for the next."""
+        while self._observed:
+            self._observed = False
+            await self._flush()
 
     async def _flush(self) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Sequence
 
-from . import limits
+from . import gathering, limits
 from .advisory import (
     SILENCE_REASON,
     Action,
@@ -63,19 +63,21 @@ def _unassigned_cases(editor: StateEditor) -> list[OpenCase]:
 def _propose_for_hosts(
     editor: StateEditor, waiting: Sequence[OpenCase], withheld_keys: Container[str]
 ) -> None:
-    """Propose for hosts that waited long enough for others of their cause, the gravest first.
+    """Propose for hosts that wait no longer for others of their cause, the gravest first.
 
     *withheld_keys*: cases of a cause of which nothing is said now; nor is it here.
     """
     due: dict[str, list[OpenCase]] = defaultdict(list)
+    gathering_keys = gathering.gathering_keys(editor, waiting)
     for one in waiting:
-        if _is_due(editor, one):
+        if _is_due(editor, one, gathering_keys):
             due[one.case.host].append(one)
     if not due:
         return
     cases_by_host: dict[str, list[OpenCase]] = defaultdict(list)
     for one in editor.state.cases.values():
-        if one.case.key not in withheld_keys:
+        waits = not one.advisory and one.case.key in gathering_keys
+        if not waits and one.case.key not in withheld_keys:
             cases_by_host[one.case.host].append(one)
     order = sorted((-gravity(gravest_case(_cases(new)).action), host) for host, new in due.items())
     full, busy = "", {one.host for one in editor.state.advisories.values()}
@@ -89,11 +91,11 @@ def _propose_for_hosts(
             full = full or limits.proposal_refusal(editor, -grave)  # what comes is no graver
 
 
-def _is_due(editor: StateEditor, one: OpenCase) -> bool:
-    """Say whether *one* waited long enough for others of its cause; a silent host, for its own boot."""
+def _is_due(editor: StateEditor, one: OpenCase, gathering_keys: Container[str]) -> bool:
+    """Say whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
     if one.case.reason == SILENCE_REASON:
         return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
-    return one.seen_ns <= editor.after(-editor.limits.gather_seconds)
+    return one.case.key not in gathering_keys
 
 
 def _cases(open_cases: Sequence[OpenCase]) -> list[Case]:

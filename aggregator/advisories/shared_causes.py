@@ -23,6 +23,7 @@ from .advisory import (
     FailureDomains,
     Scope,
     gravity,
+    is_own_device_fault,
     seconds_ns,
 )
 from .limits import NAMES_SHOWN_MAX, advisory_fields, gravest_case, suppression_reason
@@ -375,9 +376,13 @@ def group_shared_causes(editor: StateEditor, waiting: Sequence[OpenCase]) -> set
     candidates = _candidates(editor)
     muted = muted_candidates(editor, candidates)
     candidates = _without(candidates, muted)
-    while cause := largest_cause(candidates, editor.limits, editor.state.hosts):
+    in_hand = _in_hand(editor) if candidates else []
+    while cause := largest_cause([*candidates, *in_hand], editor.limits, editor.state.hosts):
         members = _members(editor, cause, candidates)
         candidates = _without(candidates, members)
+        if not members:  # each of its hosts is in an executor's hands already
+            in_hand = [one for one in in_hand if one.case.key not in cause.keys]
+            continue
         if is_muted(editor, cause.domain.subject):
             muted += members
             continue
@@ -437,9 +442,25 @@ def _candidates(editor: StateEditor) -> list[OpenCase]:
     ]
 
 
+def _in_hand(editor: StateEditor) -> list[OpenCase]:
+    """Return the faults of hosts' own devices that an executor acts on: they tell of a cause, and go on by themselves."""
+    advisories, holds = editor.state.advisories, editor.state.holds
+    return [
+        one
+        for one in editor.state.cases.values()
+        if one.advisory
+        and is_own_device_fault(one.case)
+        and (
+            (a.host and a.state is AdvisoryState.ACCEPTED)
+            if (a := advisories.get(one.advisory))
+            else one.case.host in holds
+        )
+    ]
+
+
 def _new_advisory(editor: StateEditor, cause: Cause, cases: Sequence[Case]) -> Advisory:
     scope = cause.domain.scope
-    hosts = tuple(sorted({one.host for one in cases}))
+    hosts = tuple(sorted({*cause.hosts, *(one.host for one in cases)}))
     fields = _cause_fields(editor, cases, hosts, scope, cause.since_ns)
     first = gravest_case(cases)
     return editor.put(

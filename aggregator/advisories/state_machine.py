@@ -7,6 +7,7 @@ What it holds to, whatever comes in (`tests/aggregator/advisories/invariants.py`
   more within an hour; beyond that a breaker opens, and tries one host before it closes;
 - a host returns only after it was well for long enough, and is then on probation;
 - one case is in one advisory, however often it is told; hosts that fall together are one cause;
+- a certain fault of a host's own device, and of no other host with it, does not wait for others of its cause;
 - a statistical verdict asks for AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint
   a known cadence; every action names its scope;
 - while the picture is frozen nothing is proposed and nothing granted.

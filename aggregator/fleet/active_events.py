@@ -201,6 +201,11 @@ class EventRecord:
         return self.count_before + sum(incident.count for incident in self.incidents.values())
 
     @property
+    def is_fatal(self) -> bool:
+        """Whether its policy takes the host for broken while it stands."""
+        return self.severity_rank == _SEVERITY_RANKS[XidSeverity.FATAL]
+
+    @property
     def clears_when(self) -> str:
         """What ends it, for people."""
         if self.name == SXID and self.clear_condition.clears is Clears.RESET:
@@ -323,8 +328,11 @@ class ActiveEvents:
 
     def record(
         self, host: int, device: str, event: ReceivedEvent, at: EventTimes, fleet: HostLifecycle
-    ) -> None:
-        """Take over *event* of *device*. A storm of the same is one record."""
+    ) -> bool:
+        """Take over *event* of *device*. A storm of the same is one record.
+
+        Return whether a fatal fault stands now that did not before.
+        """
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
         host_events = self._hosts.get(host)
@@ -336,19 +344,21 @@ class ActiveEvents:
             host_events.clear(event.name, device, event.code, at.last_ns - 1)
         cleared_until_ns = host_events.cleared_until_ns.get((event.name, device, event.code), -1)
         if interpretation.clear_condition is None or at.last_ns <= cleared_until_ns:
-            return
+            return False
         existing = host_events.records.get((event.name, device, event.code, interpretation.variant))
         record = existing or EventRecord(
             host, event.name, device, event.code, boot, interpretation.clear_condition, interpretation.variant,
             first_ns=at.first_ns,
         )  # fmt: skip
+        was_fatal = existing is not None and record.is_fatal
         incident = record.merge(event, interpretation, at)
         if _is_over(record, fleet, at.received_ns):
-            return
+            return False
         if existing is None:
             host_events.add(record)
         if record.policy is not None:
             note_neighbours(record.policy, incident, host_events.same_device_incidents(record))
+        return record.is_fatal and not was_fatal
 
     def expire(self, fleet: HostLifecycle, now_ns: int) -> None:
         """Forget what a boot, a reset or time has cleared."""

@@ -404,14 +404,15 @@ class Fleet:
 
     def observe_event(
         self, name: str, event: ReceivedEvent, received_ns: int, time_ns: int | None = None
-    ) -> None:
+    ) -> bool:
         """Take over an event, or a later revision of one. What means nothing here the store keeps.
 
-        *time_ns*: when its first line was written, by our clock; None: just now.
+        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault stands by it
+        that did not before.
         """
         host = self.index.get(name)
         if host is None:
-            return
+            return False
         time_ns = received_ns if time_ns is None else time_ns
         if event.name == "collector.outcome":
             self.collector_statuses.update(host, event.device, event.code, event.message)
@@ -422,7 +423,8 @@ class Fleet:
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # Else it waited on disk through a reboot, which has cleared it.
             at = self._event_times(host, event, received_ns, time_ns)
-            self.active_events.record(host, self.device_of(host, event), event, at, self)
+            return self.active_events.record(host, self.device_of(host, event), event, at, self)
+        return False
 
     def _event_times(
         self, host: int, event: ReceivedEvent, received_ns: int, time_ns: int

@@ -180,6 +180,8 @@ class Ingest:
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
+        #: Called when an event told of a fatal fault, before it is on disk.
+        self.on_fatal_event: Callable[[], None] = lambda: None
         self._fleet = fleet
         self._store = store
         self.credit_frames_max = config.credit_frames
@@ -401,9 +403,14 @@ class Ingest:
 
     def _report_to_fleet(self, events: list[StoredEvent]) -> None:
         """Tell the fleet of events, of each revision once."""
+        fatal = False
         for one in events:
             if self._deduplicator.mark_reported(one.host, one.event.event_id, one.event.revision):
-                self._fleet.observe_event(one.host, one.event, one.received_ns, one.time_ns)
+                fatal |= self._fleet.observe_event(
+                    one.host, one.event, one.received_ns, one.time_ns
+                )
+        if fatal:
+            self.on_fatal_event()
 
     def close(self) -> None:
         """End the event lane's thread, or leave it to a disk that hangs."""

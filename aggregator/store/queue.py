@@ -151,6 +151,8 @@ class Queue:
         self._pending = Pending()
         self._committing = Pending()
         self._work_items: deque[Callable[[], None]] = deque()
+        #: Of these nothing waits for the commit of what was received meanwhile.
+        self._ahead_items: deque[Callable[[], None]] = deque()
         self._closing = self._commit_requested = False
         #: Judgements left out because too many waited.
         self.dropped_scores = 0
@@ -286,12 +288,12 @@ class Queue:
             self._pending.journal_position = position
             self._change.notify_all()
 
-    def _submit_work(self, work: Callable[[], None]) -> None:
-        """Queue what is to run between two commits. Raises StoreError once the end was submitted."""
+    def _submit_work(self, work: Callable[[], None], *, ahead: bool = False) -> None:
+        """Queue what is to run between two commits: *ahead* of the next, or behind it. Raises StoreError once the end was submitted."""
         with self._change:
             if self._closing:
                 raise StoreError("the store is closing")
-            self._work_items.append(work)
+            (self._ahead_items if ahead else self._work_items).append(work)
             self._change.notify_all()
 
     def _submit_end(self) -> None:
@@ -308,6 +310,10 @@ class Queue:
 
     # -- for the thread that takes ---------------------------------------------------------------
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._work_items or self._ahead_items)
+
     def _take_pending(self) -> Pending | None:
         """Wait until a commit is due and take all that waits; None when closing and nothing does.
 
@@ -315,14 +321,14 @@ class Queue:
         """
         with self._change:
             self._change.wait_for(
-                lambda: self._closing or self._work_items or not self._pending.empty
+                lambda: self._closing or self._has_work or not self._pending.empty
             )
             self._wait_for_rows(self._config.commit_rows, self._config.commit_seconds)
             if self._pending.rows < FEW_ROWS:
                 few = min(FEW_ROWS, self._config.commit_rows)
                 self._wait_for_rows(few, (FEW_PERIODS - 1) * self._config.commit_seconds)
             self._commit_requested = False
-            if self._pending.empty and not self._work_items:
+            if self._pending.empty and not self._has_work:
                 return None
             pending, self._pending = self._pending, Pending()
             self._committing, self._decision_bytes = pending, 0
@@ -334,7 +340,7 @@ class Queue:
             lambda: (
                 self._closing
                 or self._commit_requested
-                or self._work_items
+                or self._has_work
                 or self._pending.rows >= rows
             ),
             timeout=seconds_max,
@@ -343,4 +349,4 @@ class Queue:
     def _pause(self, seconds_max: float) -> None:
         """Wait, but not while there is other work, nor at the end."""
         with self._change:
-            self._change.wait_for(lambda: self._closing or self._work_items, timeout=seconds_max)
+            self._change.wait_for(lambda: self._closing or self._has_work, timeout=seconds_max)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
@@ -299,15 +300,19 @@ class Store(Queue):
         """
         self._submit_events(events, self._journal.append(events))
 
-    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    def in_transaction(
+        self, work: Callable[[duckdb.DuckDBPyConnection], T], *, ahead: bool = False
+    ) -> T:
         """Run *work* on the writer's connection, between two commits, in a transaction of its own.
+
+        *ahead*: before what was received is committed, which takes a tenth of a second and more; else behind it.
 
         Blocks until it is durable; also while commits fail, so that what makes room can run. Raises
         what *work* raises, and then nothing of it stays; StoreError when the store closes first.
         """
-        return self.run_on_writer_thread(lambda writer: writer.transact(work))
+        return self.run_on_writer_thread(lambda writer: writer.transact(work), ahead=ahead)
 
-    def run_on_writer_thread(self, work: Callable[[Writer], T]) -> T:
+    def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
         """Run *work* with the writer, between two commits: nothing is stored until it returns.
 
         Blocks. Raises what *work* raises; StoreError when the store closes first.
@@ -320,7 +325,7 @@ class Store(Queue):
             except BaseException as error:  # noqa: BLE001 - told to the one who waits
                 done.set_exception(error)
 
-        self._submit_work(run)
+        self._submit_work(run, ahead=ahead)
         return done.result()
 
     def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
@@ -342,14 +347,19 @@ class Store(Queue):
         going = True
         while going:
             pending = self._take_pending()
+            self._run_items(self._ahead_items)
             going = pending is not None and self._commit_with_retries(pending)
             self._run_work_items()
             if going:
                 self._committing = Pending()
 
     def _run_work_items(self) -> None:
-        while self._work_items:
-            self._work_items.popleft()()
+        self._run_items(self._ahead_items)
+        self._run_items(self._work_items)
+
+    def _run_items(self, items: deque[Callable[[], None]]) -> None:
+        while items:
+            items.popleft()()
 
     def _commit_with_retries(self, pending: Pending) -> bool:
         """Commit, however often it takes. False when closing ended the attempts."""

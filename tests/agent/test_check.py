@@ -26,7 +26,7 @@ from gangline.agent.events import EventPublisher
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import check as verdict
 from gangline.agent.local.check import StatusError
-from gangline.agent.local.host_status import HostStatus, judged_tables
+from gangline.agent.local.host_status import EARLY_UPDATES_MAX, HostStatus, judged_tables
 from gangline.contract.block import Block
 from gangline.contract.host_policy import builtin
 from gangline.contract.settings import SettingsError
@@ -470,6 +470,64 @@ def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: P
     shutil.rmtree(tmp_path / "run")
     second(host, made, 12)
     assert (tmp_path / "run/status.json").exists()
+
+
+def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
+    """A GPU fell off the bus, and for up to a second the prolog of a job was told that all was well."""
+    host, posted = Host(), list[Callable[[], None]]()
+
+    def post(callback: Callable[[], None]) -> bool:
+        posted.append(callback)
+        return True
+
+    def names() -> list[str]:
+        shown = json.loads((tmp_path / "run/status.json").read_text())
+        return [one["name"] for one in shown["findings"]]
+
+    made = answers(host, tmp_path)
+    made.post_with(post)
+    second(host, made)
+    made.observe(xid_event(79, host.now_ns))
+    made.observe(xid_event(31, host.now_ns))
+    assert len(posted) == 1 and names() == []  # one look for both
+    posted.pop()()
+    assert names()[:1] == ["xid79"]
+    assert "xid79" in made.health_check().output
+
+
+def test_a_storm_of_events_is_judged_so_often_and_no_more(tmp_path: Path) -> None:
+    """Each of a thousand incidents had the status written, while the samplers waited."""
+    host, writes, full = Host(), list[int](), list[bool]()
+    made = answers(host, tmp_path)
+
+    def post(callback: Callable[[], None]) -> bool:
+        if not full:
+            callback()
+        return not full
+
+    made.post_with(post)
+    made.observe(xid_event(79, host.now_ns))
+    assert made.file.writes == 0, "nothing was read yet: what it says would be of nothing"
+    for _ in range(2):
+        second(host, made)
+        before = made.file.writes
+        for number in range(100):
+            made.observe(xid_event(62, host.now_ns, f"0000:{number:02x}:00"))
+        writes.append(made.file.writes - before)
+    assert writes == [EARLY_UPDATES_MAX] * 2
+    full.append(True)
+    second(host, made)
+    made.observe(xid_event(95, host.now_ns))  # no room to ask for a look
+    full.clear()
+    made.observe(xid_event(95, host.now_ns))
+    assert any(one.name == "xid95" for one in made.findings.findings)
+
+
+def xid_event(code: int, now_ns: int, address: str = "0000:9b:00") -> HealthEvent:
+    return HealthEvent(
+        event_id=os.urandom(8).hex(), name="gpu.xid", code=code, device=f"{address}.0", boot_id=BOOT,
+        boottime_ns=now_ns, last_boottime_ns=now_ns, count=1, message=f"NVRM: Xid (PCI:{address}): {code}",
+    )  # fmt: skip
 
 
 def second(host: Host, made: HostStatus, seconds: int = 1) -> None:

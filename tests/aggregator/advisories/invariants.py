@@ -44,6 +44,7 @@ from gangline.aggregator.advisories.advisory import (
     restrict_to_basis,
     seconds_ns,
 )
+from tests.aggregator.advisories.gathering_invariants import GatheringWatcher
 
 
 @dataclass
@@ -78,6 +79,9 @@ class Watcher:
     #: Subject, or case of what hosts share -> (until when, how grave) of what was rejected.
     rejected: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.gathering = GatheringWatcher(self.limits)
+
     def saw(self, event: Event, told: list[Instruction]) -> None:
         """Take one step of the machine."""
         self.now_ns = max(self.now_ns, event.now_ns)
@@ -103,6 +107,8 @@ class Watcher:
                 case _:
                     pass
         self._no_host_is_left_behind(told)
+        proposes = isinstance(event, Tick) and not self.frozen
+        self.gathering.saw(event, told, self.now_ns, self.open, self.ours, proposes=proposes)
 
     def resume(self) -> None:
         """It was restarted: what is being carried out stands for a lease's time, whatever passed meanwhile."""
@@ -119,6 +125,7 @@ class Watcher:
     def leap(self, leapt_ns: int) -> None:
         """The clock was set forward: nothing ends sooner by that, and nothing is longer ago."""
         self.now_ns += leapt_ns
+        self.gathering.leap(leapt_ns)
         for out in (*self.ours.values(), *self.told_out.values()):
             out.until_ns += leapt_ns
         for name, one in self.open.items():

@@ -77,7 +77,7 @@ class Tables:
         for _, text in migrations():
             self.connection.execute(text)
 
-    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+    def in_transaction(self, work: Callable[[Any], Any], *, ahead: bool = False) -> Any:
         return work(self.connection)
 
     @contextmanager

@@ -118,10 +118,10 @@ class Full(Tables):
 
     full = False
 
-    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+    def in_transaction(self, work: Callable[[Any], Any], *, ahead: bool = False) -> Any:
         if self.full:
             raise OSError("no space left")
-        return super().in_transaction(work)
+        return super().in_transaction(work, ahead=ahead)
 
 
 def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,11 +262,11 @@ class Slow(Tables):
         self.begun, self.go = threading.Event(), threading.Event()
         self.slow = False
 
-    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+    def in_transaction(self, work: Callable[[Any], Any], *, ahead: bool = False) -> Any:
         if self.slow:
             self.begun.set()
             assert self.go.wait(GUARD_SECONDS)
-        return super().in_transaction(work)
+        return super().in_transaction(work, ahead=ahead)
 
 
 def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> None:

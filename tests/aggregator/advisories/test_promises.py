@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from gangline.aggregator.advisories import answers, limits, proposals, state_machine, timers
+from gangline.aggregator.advisories import (
+    answers,
+    gathering,
+    limits,
+    proposals,
+    shared_causes,
+    state_machine,
+    timers,
+)
 from gangline.aggregator.advisories.advisory import (
     Acked,
     Action,
@@ -63,6 +71,14 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
 def _without_word(desk: StateEditor) -> list[limits.OutMember]:
     own = [(host, one.place, one.job) for host, one in desk.state.holds.items()]
     return [*own, *((host, one.place, one.job) for host, one in desk.state.taken.items())]
@@ -84,6 +100,11 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "others' word counts for nothing": (limits, "unavailable_hosts", _without_word),
     "out for ever": (answers, "expire_declared_out", lambda editor: None),
     "rejected, and asked again": (StateEditor, "mute", lambda *_: None),
+    "an own fault waits for others": (gathering, "is_own_device_fault", _never),
+    "nothing waits for others": (gathering, "gathering_keys", _nothing),
+    "the second host goes at once": (gathering, "_has_company", _never),
+    "a cause forgets who is in hand": (shared_causes, "_in_hand", _nothing),
+    "causes are not looked for": (shared_causes, "largest_cause", lambda *_: None),
 }
 
 
@@ -93,7 +114,7 @@ def test_a_broken_promise_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch
     where, name, instead = SABOTAGE[fault]
     monkeypatch.setattr(where, name, instead)
     with pytest.raises((AssertionError, KeyError)):
-        walk(STEPS, 7)
+        walk(2 * STEPS, 7)
 
 
 hosts = st.integers(0, HOSTS - 1).map(lambda n: f"h{n:02d}")

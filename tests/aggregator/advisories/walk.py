@@ -115,6 +115,8 @@ class Walk:
             self._rack_falls()
         elif roll < 0.965:
             self._storm()
+        elif roll < 0.975:
+            self._own_faults_in_turn()
         elif roll < 0.985:
             self.give(Frozen(self.now_ns, self._random.choice(["", "", "", "half is silent"])))
         else:
@@ -242,6 +244,42 @@ class Walk:
         rack, reason = self._random.randrange(5), self._random.choice(REASONS)
         for number in range(rack * RACK_HOSTS, (rack + 1) * RACK_HOSTS):
             self.give(CaseSeen(self.now_ns, self._case(f"h{number:02d}", reason)))
+
+    def _own_faults_in_turn(self) -> None:
+        """Hosts of a rack lose a GPU each, one after the other; where there is room, an executor is as quick with the first."""
+        rng, rack = self._random, self._random.randrange(4)
+        numbers = rng.sample(range(RACK_HOSTS), rng.choice([1, 2, 4]))
+        if quick := rng.random() < 0.3:
+            self._quiet_hour()
+        for host in [f"h{rack * RACK_HOSTS + number:02d}" for number in numbers]:
+            own = replace(
+                self._case(host, "XID_FATAL"), basis=Basis.DETERMINISTIC, action=Action.EVICT_NOW, scope=Scope.GPU
+            )  # fmt: skip
+            self.give(CaseSeen(self.now_ns, own))
+            self.give(Tick(self.now_ns))
+            asked = [a for a in self.watcher.open.values() if a.host == host]
+            if quick and asked:
+                for to in (AdvisoryState.ACCEPTED, AdvisoryState.DONE)[: rng.choice([1, 2])]:
+                    self.give(Acked(self.now_ns, asked[-1].name, to, "x"))
+            quick = False
+            self.now_ns += seconds_ns(rng.choice([0.0, 0.1, 0.4, 0.4, 3.0]))
+            self.give(Tick(self.now_ns))
+        self.now_ns += seconds_ns(4.0)
+        self.give(Tick(self.now_ns))
+
+    def _quiet_hour(self) -> None:
+        """All is well for so long that nobody is out and there is room in every limit."""
+        self.give(Frozen(self.now_ns, ""))
+        for key in list(self.watcher.cases):
+            self.give(CaseGone(self.now_ns, key, "it is over"))
+        for host in list(self.watcher.theirs):
+            self.give(Available(self.now_ns, host))
+        for by in "xy":
+            out = tuple(host for host, who in self.watcher.told_out if who == by)
+            self.give(PutBack(self.now_ns, by, out))
+        for _ in range(3):
+            self.now_ns += seconds_ns(1300.0)
+            self.give(Tick(self.now_ns))
 
     def _storm(self) -> None:
         case = self._case()

@@ -40,7 +40,9 @@ class Tables:
         for _, text in migrations():
             self.connection.execute(text)
 
-    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    def in_transaction(
+        self, work: Callable[[duckdb.DuckDBPyConnection], T], *, ahead: bool = False
+    ) -> T:
         return work(self.connection)
 
     @contextmanager

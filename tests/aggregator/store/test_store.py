@@ -63,6 +63,19 @@ def ask(folder: Path, query: str) -> list[Any]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.parametrize(("ahead", "stored_before"), [(True, 0), (False, 1)])
+def test_what_is_ahead_does_not_wait_for_what_was_received(
+    tmp_path: Path, ahead: bool, stored_before: int
+) -> None:
+    """Advice waited while the readings of a second were committed; a barrier behind them still waits."""
+    count = "SELECT count(*) FROM findings"
+    with opened(tmp_path, lambda: NOW_NS, commit_seconds=10.0) as store:
+        store.submit_findings([Finding("a", "clock.offset", "", "it is late", NOW_NS)])
+        done = store.in_transaction(lambda base: base.execute(count).fetchall(), ahead=ahead)
+        assert done == [(stored_before,)]
+        assert store.in_transaction(lambda base: base.execute(count).fetchall()) == [(1,)]
+
+
 @pytest.mark.slow
 def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
     """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: we have none."""

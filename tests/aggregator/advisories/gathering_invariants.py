@@ -1,0 +1,184 @@
+"""What is promised of waiting for others of a cause, checked from outside: an own fault never waits alone, a cause is one.
+
+Written apart from `gathering.py` and `shared_causes.py`, so that a slip there is not a slip here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gangline.aggregator.advisories.advisory import (
+    SILENCE_REASON,
+    TERMINAL_STATES,
+    Action,
+    Advisory,
+    AdvisoryLimits,
+    AdvisoryState,
+    Basis,
+    Case,
+    CaseGone,
+    CaseSeen,
+    Event,
+    HeldBack,
+    Instruction,
+    Publish,
+    Scope,
+    restrict_to_basis,
+    seconds_ns,
+)
+from gangline.aggregator.advisories.shared_causes import UNPLACED
+
+#: An own fault is one of these reasons and scopes, and certain.
+OWN_REASONS = ("XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG")
+OWN_SCOPES = (Scope.GPU, Scope.BASEBOARD, Scope.HOST)
+
+
+def is_own(case: Case) -> bool:
+    certain = case.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
+    switch = case.scope is Scope.BASEBOARD and case.reason in ("FABRIC", "NVLINK_ERRORS")
+    return certain and (switch or (case.reason in OWN_REASONS and case.scope in OWN_SCOPES))
+
+
+def domains(case: Case) -> set[tuple[str, str, str]]:
+    """Return what a host may share that has an own fault: its rack, power domain and leaf, for the same reason."""
+    place, reason = case.place, case.reason
+    named = {"rack": place.rack, "power": place.power_domain, "leaf": place.leaf}
+    found = {(kind, name, reason) for kind, name in named.items() if name}
+    return found or {("fleet", UNPLACED, reason)}
+
+
+@dataclass
+class SeenCase:
+    """A case as it stands: when it began, and when it was first seen."""
+
+    case: Case
+    since_ns: int
+    seen_ns: int
+
+
+@dataclass
+class GatheringWatcher:
+    """`saw` every step, with what is open and who is out by then; raises AssertionError."""
+
+    limits: AdvisoryLimits
+    cases: dict[str, SeenCase] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    #: Host, or what is shared, -> until when nothing is said of it, as a cause of it has ended.
+    ended: dict[object, int] = field(default_factory=dict)
+
+    def saw(
+        self,
+        event: Event,
+        told: list[Instruction],
+        now_ns: int,
+        open_now: Mapping[str, Advisory],
+        ours: Mapping[str, object],
+        *,
+        proposes: bool,
+    ) -> None:
+        """Take one step. *proposes*: it was one in which the machine proposes what is due."""
+        self._take(event, now_ns)
+        for one in told:
+            if isinstance(one, HeldBack):
+                self.held.add(one.key)
+            elif isinstance(one, Publish):
+                self._published(one.advisory, now_ns)
+        if proposes:
+            self._none_waits_alone(open_now, ours, now_ns)
+            self._a_cause_is_one(open_now, now_ns)
+
+    def leap(self, leapt_ns: int) -> None:
+        """The clock was set forward: all is as long ago as it was."""
+        for one in self.cases.values():
+            one.since_ns += leapt_ns
+            one.seen_ns += leapt_ns
+        self.ended = {what: until_ns + leapt_ns for what, until_ns in self.ended.items()}
+
+    def _take(self, event: Event, now_ns: int) -> None:
+        if isinstance(event, CaseGone):
+            self.cases.pop(event.key, None)
+            self.held.discard(event.key)
+        elif isinstance(event, CaseSeen):
+            case, since_ns = restrict_to_basis(event.case), min(event.case.since_ns, now_ns)
+            before = self.cases.get(case.key)
+            if before is not None and before.case.reason == case.reason:
+                since_ns = before.since_ns
+            seen_ns = before.seen_ns if before is not None else now_ns
+            self.cases[case.key] = SeenCase(case, since_ns, seen_ns)
+
+    def _published(self, now: Advisory, now_ns: int) -> None:
+        self.held -= set(now.cases)
+        if now.state in TERMINAL_STATES and not now.host:
+            limits = self.limits
+            seconds = max(limits.rejected_seconds, limits.again_seconds, limits.flap_seconds)
+            what = {*now.hosts, *(each for key in now.cases for each in self._domains(key))}
+            self.ended |= dict.fromkeys(what, now_ns + seconds_ns(seconds))
+        is_new = now.name not in self.known
+        self.known.add(now.name)
+        if is_new and now.host and now.action is not Action.RETURN_TO_SERVICE:
+            waited_ns = now_ns - seconds_ns(self.limits.gather_seconds)
+            seen = [self.cases[key] for key in now.cases if key in self.cases]
+            due = any(one.seen_ns <= waited_ns or self._goes_alone(one) for one in seen)
+            silent = any(one.case.reason == SILENCE_REASON for one in seen)
+            assert due or silent, f"proposed before others of its cause could show: {now}"
+
+    def _domains(self, key: str) -> set[tuple[str, str, str]]:
+        return domains(self.cases[key].case) if key in self.cases else set()
+
+    def _goes_alone(self, one: SeenCase) -> bool:
+        """Say whether it is an own fault, and no other host of its domains fell with it."""
+        return is_own(one.case) and not any(self._company(one))
+
+    def _company(self, one: SeenCase) -> Iterator[bool]:
+        span_ns, mine = seconds_ns(self.limits.shared_seconds), domains(one.case)
+        for other in self.cases.values():
+            near = abs(other.since_ns - one.since_ns) <= span_ns
+            if near and other.case.host != one.case.host and domains(other.case) & mine:
+                yield True
+
+    def _none_waits_alone(
+        self, open_now: Mapping[str, Advisory], ours: Mapping[str, object], now_ns: int
+    ) -> None:
+        """Check what came within the time of gathering: it is advised, or told to be held back, or not alone."""
+        told = {key for one in open_now.values() for key in one.cases} | self.held
+        busy = {a.host for a in open_now.values() if a.state is AdvisoryState.ACCEPTED}
+        gathering_ns = now_ns - seconds_ns(self.limits.gather_seconds)
+        for key, one in self.cases.items():
+            covered = key in told or one.case.host in ours or one.case.host in busy
+            if one.seen_ns > gathering_ns and not covered:
+                assert not self._goes_alone(one), f"held back by gathering alone: {one}"
+
+    def _a_cause_is_one(self, open_now: Mapping[str, Advisory], now_ns: int) -> None:
+        """Check that of hosts that fell together none is asked for by itself, but those that an executor had by then."""
+        in_cause = {key for a in open_now.values() for key in a.cases if not a.host}
+        asked = {
+            key
+            for a in open_now.values()
+            for key in a.cases
+            if a.host and a.state is not AdvisoryState.ACCEPTED
+        }
+        groups: dict[object, list[tuple[int, str, bool]]] = defaultdict(list)
+        for key, one in self.cases.items():
+            if key in in_cause or not is_own(one.case) or self._is_over(one.case.host, now_ns):
+                continue
+            for shared in domains(one.case):
+                groups[shared].append((one.since_ns, one.case.host, key in asked))
+        span_ns = seconds_ns(self.limits.shared_seconds)
+        for domain, members in groups.items():
+            unplaced = UNPLACED in str(domain)
+            hosts_min = (
+                self.limits.shared_unplaced_hosts_min if unplaced else self.limits.shared_hosts_min
+            )
+            for first_ns, _, _ in members:
+                near = [m for m in members if 0 <= m[0] - first_ns <= span_ns]
+                many = len({host for _, host, _ in near}) >= hosts_min
+                one_by_one = many and any(is_asked for _, _, is_asked in near)
+                assert not one_by_one or self._is_over(domain, now_ns), (
+                    f"one cause, and asked host by host: {domain}: {near}"
+                )
+
+    def _is_over(self, what: object, now_ns: int) -> bool:
+        return self.ended.get(what, 0) > now_ns
