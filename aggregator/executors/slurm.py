@@ -58,11 +58,11 @@ CONTROLLER_REASONS = ("Not responding", "Node unexpectedly rebooted", "Low ")
 STATE_MARKS = "*~#!%$@^-"
 
 #: Of `squeue`: fields that a user cannot fill with words. `%i` names parts of heterogeneous jobs and array tasks.
-IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%r|%b|%N"
+IDENTITY_FORMAT = "%A|%i|%T|%D|%S|%e|%V|%b|%N"
 #: Width of each column of the second listing.
-COUNT_FORMAT = "JobID:16,RestartCnt:16,Requeue:16"
+COUNT_FORMAT = "JobID:16,RestartCnt:16,Requeue:16,EligibleTime:24"
 JOB_LINE = re.compile(
-    r"([0-9]{1,10})\|([0-9]{1,10})([+_][^|]*)?\|([A-Z_]{1,30})\|([0-9]{1,7})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)",
+    r"([0-9]{1,10})\|([0-9]{1,10})([+_][^|]*)?\|([A-Z_]{1,30})\|([0-9]{1,7})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)",
     re.ASCII,
 )
 GPUS = re.compile(r"(?:^|[,:])gpu(?::[^,:=]*)?[:=]([0-9]{1,5})", re.ASCII)
@@ -159,7 +159,7 @@ class Slurm(Scheduler):
         listing = ["squeue", "--noheader", "--all", "--array", "--states=all"]
         identity = self._run([*listing, f"--format={IDENTITY_FORMAT}"])
         counts = self._run([*listing, f"--Format={COUNT_FORMAT}"])
-        jobs = parse_jobs(identity, counts, self._hostnames)
+        jobs = parse_jobs(identity, counts, self._hostnames, time.time())
         return {name: self._with_comment(job) for name, job in jobs.items()}
 
     def _with_comment(self, job: ScheduledJob) -> ScheduledJob:
@@ -369,32 +369,33 @@ def node_of(name: str, state: str, reason: str, author: str) -> Node:
 
 
 def parse_jobs(
-    identity: str, counts: str, hostnames: Callable[[str], list[str]]
+    identity: str, counts: str, hostnames: Callable[[str], list[str]], now: float
 ) -> dict[str, ScheduledJob]:
     """Return jobs of two listings of `squeue`: IDENTITY_FORMAT and COUNT_FORMAT. Those in only one of the two began or ended between."""
-    counted: dict[str, tuple[int, bool]] = {}
+    counted: dict[str, tuple[int, bool, float]] = {}
     for line in counts.splitlines():
         fields = line.split()
-        if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
-            counted[fields[0]] = int(fields[1]), fields[2] in ("1", "yes", "YES", "true")
+        if len(fields) == 4 and fields[0].isdecimal() and fields[1].isdecimal():
+            counted[fields[0]] = int(fields[1]), fields[2] == "1", _seconds(fields[3])
     jobs: dict[str, ScheduledJob] = {}
     expanded: dict[str, list[str]] = {}
     for line in identity.splitlines():
         match = JOB_LINE.fullmatch(line)
         if match is None or match.group(1) not in counted:
             continue
-        number, shown, suffix, state, count, started, ended, submitted, reason, gpus, listed = (
+        number, shown, suffix, state, count, started, ended, submitted, gpus, listed = (
             match.groups()
         )
         # 3+1 is a part of job 3; 5_2 is a task with a number of its own.
         name = shown if suffix and suffix.startswith("+") else number
-        restarts, may_requeue = counted[number]
+        restarts, may_requeue, eligible = counted[number]
         if listed not in expanded:
             expanded[listed] = hostnames(listed)
         part = ScheduledJob(
             name, state, frozenset(expanded[listed]), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
-            waits_for_begin_time=state == "PENDING" and reason == "BeginTime" and restarts > 0,
+            # By the time, not by the reason, which comes a moment later.
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now,
         )  # fmt: skip
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs

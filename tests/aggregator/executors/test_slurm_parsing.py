@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,20 +61,21 @@ def test_states_of_nodes(
     )  # fmt: skip
 
 
-LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|{reason}|gres:gpu:h100:4|{nodes}\n"
-COUNT = "{number}              0               1               \n"
+LINE = "{number}|{shown}|{state}|2|2026-11-28T01:00:00|NONE|2026-11-28T00:59:00|gres:gpu:h100:4|{nodes}\n"
+COUNT = "{number}              0               1               2026-11-28T00:59:00\n"
+NOW = time.mktime(time.strptime("2026-11-28T01:30:00", "%Y-%m-%dT%H:%M:%S"))
 
 
 def test_jobs_and_their_parts() -> None:
     """Parts of a heterogeneous job are one job, tasks of an array are jobs of their own."""
     identity = (
-        LINE.format(number=3, shown="3+0", state="RUNNING", reason="None", nodes="a,b")
-        + LINE.format(number=4, shown="3+1", state="RUNNING", reason="None", nodes="c,d")
-        + LINE.format(number=6, shown="5_1", state="RUNNING", reason="None", nodes="e,f")
-        + LINE.format(number=9, shown="9", state="PENDING", reason="BeginTime", nodes="")
+        LINE.format(number=3, shown="3+0", state="RUNNING", nodes="a,b")
+        + LINE.format(number=4, shown="3+1", state="RUNNING", nodes="c,d")
+        + LINE.format(number=6, shown="5_1", state="RUNNING", nodes="e,f")
+        + LINE.format(number=9, shown="9", state="PENDING", nodes="")
     )
     counts = "".join(COUNT.format(number=number) for number in (3, 4, 6, 9))
-    jobs = parse_jobs(identity, counts, no_list)
+    jobs = parse_jobs(identity, counts, no_list, NOW)
     assert {name: (job.state, set(job.nodes), job.gpus) for name, job in jobs.items()} == {
         "3": ("RUNNING", {"a", "b", "c", "d"}, 16),
         "6": ("RUNNING", {"e", "f"}, 8),
@@ -83,19 +86,20 @@ def test_jobs_and_their_parts() -> None:
 
 def test_a_part_that_completes_keeps_the_job_waiting() -> None:
     """StartTime=now that was sent while another part was completing was overwritten: the job waited for two minutes."""
-    identity = LINE.format(number=3, shown="3+0", state="PENDING", reason="BeginTime", nodes="") + LINE.format(
-        number=4, shown="3+1", state="COMPLETING", reason="None", nodes="c"
+    identity = LINE.format(number=3, shown="3+0", state="PENDING", nodes="") + LINE.format(
+        number=4, shown="3+1", state="COMPLETING", nodes="c"
     )  # fmt: skip
-    counts = "3 1 1\n4 1 1\n"
-    assert not parse_jobs(identity, counts, no_list)["3"].waits_for_begin_time
-    waiting = identity.replace("COMPLETING|2", "PENDING|2").replace("|None|", "|BeginTime|")
-    assert parse_jobs(waiting, counts, no_list)["3"].waits_for_begin_time
+    counts = "3 1 1 2026-11-28T01:32:00\n4 1 1 2026-11-28T00:59:00\n"
+    assert not parse_jobs(identity, counts, no_list, NOW)["3"].waits_for_begin_time
+    waiting = identity.replace("COMPLETING|2", "PENDING|2")
+    assert parse_jobs(waiting, counts, no_list, NOW)["3"].waits_for_begin_time
+    assert not parse_jobs(waiting, counts, no_list, NOW + 600)["3"].waits_for_begin_time
 
 
 @given(st.text(max_size=200))
 def test_words_of_users_make_no_job(text: str) -> None:
     """A job's name or comment is never read as another job's line."""
-    assert not parse_jobs(text.replace("|", ";"), "7 0 1\n", no_list)
+    assert not parse_jobs(text.replace("|", ";"), "7 0 1 N/A\n", no_list, NOW)
 
 
 @pytest.mark.parametrize(
