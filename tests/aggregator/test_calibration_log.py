@@ -391,10 +391,10 @@ class FullDisk(Tables):
 
     is_full = True
 
-    def in_transaction(self, work: Any) -> Any:
+    def in_transaction(self, work: Any, *, ahead: bool = False) -> Any:
         if self.is_full:
             raise OSError("no space left on device")
-        return super().in_transaction(work)
+        return super().in_transaction(work, ahead=ahead)
 
 
 def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
