@@ -39,6 +39,7 @@ BENCHES = {
     "stragglers": "comparing 1,024 hosts of 8 GPUs in 200 gangs, a window at a time, against the limit and against plain medians",
     "fingerprints": "runs of 200 jobs on 8,192 GPUs, and a search over 100,000 runs, against plain numpy passes",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
+    "failover": "from a line of the kernel's log until the job runs elsewhere: real agent, aggregator, executor and Slurm",
     "executor": "an executor in a real Slurm: from PROPOSED to the last command, until the job runs elsewhere, 10,000 nodes",
     "slurm_gang": "a lost node until all ranks run again: `gangline gang` with a spare against a requeue, in a real Slurm",
     "slurm_submit": "`sbatch` to a slurmctld with job_submit.lua and a mirror of 10,000 nodes against one without a plugin",

@@ -78,7 +78,7 @@ class AdviceWatch:
         self._thread.join()
 
 
-def _wait(condition: Callable[[], object], what: str) -> float:
+def wait_for(condition: Callable[[], object], what: str) -> float:
     """Return when *condition* held."""
     end = time.perf_counter() + ROUND_SECONDS_MAX
     while not condition():
@@ -88,17 +88,21 @@ def _wait(condition: Callable[[], object], what: str) -> float:
     return time.perf_counter()
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what is in a file, "" where there is none yet."""
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-def _agent(folder: Path, running: Running, dev: Path, sys_root: Path, proc_root: Path) -> Process:
+def agent_process(
+    folder: Path, running: Running, dev: Path, sys_root: Path, proc_root: Path, name: str = NAME
+) -> Process:
+    """Return an agent of host *name* that reads the kernel log of *dev*."""
     folders = {name: folder / name for name in ("spool", "events", "state", "run")}
     settings = [
-        f"host={NAME}", f"dev_root={dev}", f"sys_root={sys_root}", f"proc_root={proc_root}",
+        f"host={name}", f"dev_root={dev}", f"sys_root={sys_root}", f"proc_root={proc_root}",
         "spool_head_folder=", "nvml_library=none", *(f"{name}_folder={path}" for name, path in folders.items()),
     ]  # fmt: skip
     words = [word for one in settings for word in ("--set", one)]
@@ -115,15 +119,15 @@ def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
     try:
         with aggregator(folder / "aggregator") as running:
             watch = AdviceWatch(running.address)
-            with _agent(folder, running, dev, host.roots.sys, host.roots.proc):
-                _wait(lambda: '"connected": true' in _text(status), "the agent is connected")
-                _wait(watch.ready.is_set, "the watcher has what stands")
+            with agent_process(folder, running, dev, host.roots.sys, host.roots.proc):
+                wait_for(lambda: '"connected": true' in text_of(status), "the agent is connected")
+                wait_for(watch.ready.is_set, "the watcher has what stands")
                 time.sleep(WARM_SECONDS + wait_seconds)
                 echo = sorted(watch.echo_seconds() for _ in range(ECHOES))[ECHOES // 2]
                 stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
                 begin = time.perf_counter()
                 os.write(log, f"3,1,{stamp},-;{LINE}\n".encode())
-                known_at = _wait(lambda: CODE in _text(status), "the status names the code")
+                known_at = wait_for(lambda: CODE in text_of(status), "the status names the code")
                 if not watch.proposed.wait(ROUND_SECONDS_MAX):
                     raise TimeoutError("nothing was proposed")
                 watch.close()
