@@ -68,8 +68,6 @@ HOLD_SECONDS_MIN = 1.0
 EXTEND_SECONDS_MIN = 30.0
 #: A mark that the scheduler does not show so soon after it was set is read again before anybody is taken to have removed it.
 SETTLE_SECONDS = 5.0
-#: What was set so shortly before a controller was killed may not have been saved.
-SAVED_SECONDS = 30.0
 #: Clocks differ: a mark that is gone so shortly before its end has ended by itself.
 END_MARGIN_SECONDS = 5.0
 #: A job is asked to leave so long after its checkpoint is due, for the write to finish.
@@ -351,7 +349,7 @@ def _set_again(situation: Situation, advice: Advice, entry: Entry, node: Node) -
         if situation.now - entry.set_at < SETTLE_SECONDS:
             return []
         # A controller that was killed comes back with what it had saved.
-        if situation.scheduler.started > entry.set_at - SAVED_SECONDS:
+        if situation.scheduler.started > entry.set_at - CLOCK_SECONDS:
             return [_place(situation, advice, entry, node)]
         return [GiveBack(advice.name, f"somebody took {_named(entry)} away", entry.node)]
     return [_place(situation, advice, entry, node)]

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from gangline.aggregator.advisories.advisory import Action, AdvisoryLimits, AdvisoryState
+from gangline.aggregator.executors import core
 from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
 from gangline.aggregator.executors.executor import Executor, undo_all
 from gangline.aggregator.executors.ledger import ExecutorLedger
@@ -212,14 +213,19 @@ class ExecutorContract:
         nodes = rig.site.scheduler.read_nodes()
         assert "bad fan" in nodes[first].out and "burn-in" in nodes[second].out
 
-    def test_what_a_person_takes_away_is_not_set_again(self, rig: Rig) -> None:
+    def test_what_a_person_takes_away_is_not_set_again(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A person resumed the node: that is an answer."""
+        monkeypatch.setattr(
+            core, "SETTLE_SECONDS", 0.0
+        )  # for a scheduler that shows at once what was set
         rig.start()
         node = rig.site.node(4)
         rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: rig.is_done(node), "done")
         (entry,) = rig.ledger
-        entry.set_at -= 60  # long enough for the scheduler to have shown it
+        entry.set_at += 2 * core.CLOCK_SECONDS  # this controller has just started
         if entry.hold:
             rig.site.remove_hold(entry.hold)
         else:
