@@ -663,10 +663,9 @@ def next_poll_seconds(
     """Return after how many seconds the scheduler is to be read again: soon while a job is being requeued, else *otherwise*."""
     pauses = [otherwise]
     for entry in ledger:
-        if now - entry.accepted > QUICK_SECONDS_MAX:
-            continue
         for progress in entry.jobs.values():
-            if progress.state not in (REQUEUE, START):
+            since = progress.requeued or entry.accepted
+            if progress.state not in (REQUEUE, START) or now - since > QUICK_SECONDS_MAX:
                 continue
             wait = earliest_start(capabilities, progress) - now if progress.waiting else 0.0
             pauses.append(max(wait, QUICK_SECONDS))

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 ROUNDS_MAX = 8
 #: After a command or call failed for an advisory, it is left alone for so long.
 PAUSE_SECONDS = 5.0
+#: Advisories that were written about once are remembered up to so many.
+ANNOUNCED_MAX = 10_000
 #: A failure that repeats is logged this often.
 LOG_SECONDS = 60.0
 
@@ -145,8 +147,8 @@ class Executor:
             if core.reconcile(self._ledger, situation):
                 self._ledger.save()
             steps = [step for step in core.decide(situation, self._ledger) if self._is_due(step)]
+            self._announce(situation)
             if self._shadow:
-                self._announce(situation)
                 return
             if not steps or self._stopped:
                 return
@@ -233,27 +235,24 @@ class Executor:
         core.record_accept(self._ledger, replace(situation, now=self._wall()), after)
 
     def _announce(self, situation: core.Situation) -> None:
-        """Say, once for each state of an advisory, what would be done."""
+        """Say, once for each state of an advisory, why it is left alone; in shadow, also what would be done."""
         marks = sum(entry.is_marked for entry in self._ledger)
         for advice in situation.advice.values():
             key = f"{advice.etag} {advice.state}"
             if advice.state != "PROPOSED" or key in self._announced:
                 continue
+            if len(self._announced) >= ANNOUNCED_MAX:
+                self._announced.clear()
             self._announced.add(key)
+            mode = "shadow: " if self._shadow else ""
+            what = f"{advice.name} ({advice.action} of {advice.node}: {advice.reason})"
             if refusal := core.refusal_reason(situation, self._ledger, advice, marks):
+                log.info("%s%s is left to people: %s", mode, what, refusal)
+            elif self._shadow:
+                would = [describe(step) for step in core.plan(situation, advice)]
                 log.info(
-                    "shadow: %s (%s of %s) would be left alone: %s",
-                    advice.name,
-                    advice.action,
-                    advice.node,
-                    refusal,
+                    "%s%s would be accepted; then: %s", mode, what, "; ".join(would) or "nothing"
                 )
-                continue
-            would = [f"{describe(step)}" for step in core.plan(situation, advice)]
-            log.info(
-                "shadow: %s (%s of %s: %s) would be accepted; then: %s", advice.name, advice.action,
-                advice.node, advice.reason, "; ".join(would) or "nothing",
-            )  # fmt: skip
 
     # ---- report
 
