@@ -39,7 +39,7 @@ def run(seed: int) -> list[Result]:
         print(MISSING_PLUGIN if has_slurm() else MISSING, file=sys.stderr)
         return []
     source = random.Random(seed)
-    ours, others = list[float](), list[float]()
+    ours, others, line_bytes = list[float](), list[float](), 0
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         mirror = folders[2] / "nodes"

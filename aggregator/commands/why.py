@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         unknown = "Invalid job id" in str(error)
         raise CommandError(str(error), NOT_FOUND if unknown else FAILED) from error
     connection_options = read_connection_options(options)
-    plan, trouble = None, ""
+    plan, trouble, names = None, "", list[str]()
     steps, left = steps_of(job, nodes, reservations)
     try:
         with open_channel(connection_options, [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]) as channel:  # fmt: skip
@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_object(_fields(job, steps, left, plan, trouble)))
     else:
-        print("\n".join(_lines(job, steps, plan, names if plan is not None else [], trouble)))
+        print("\n".join(_lines(job, steps, plan, names, trouble)))
     return NO_ANSWER if trouble else OK
 
 

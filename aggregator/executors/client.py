@@ -30,8 +30,6 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
 #: An advisory that has ended is remembered for so long.
@@ -104,8 +102,15 @@ class AggregatorClient:
         return {one.name: one for one in found if one is not None}
 
     def is_live(self) -> bool:
-        """Say whether `advice` is complete and current."""
-        return self._is_complete and time.monotonic() - self._received < SILENCE_SECONDS_MAX
+        """Say whether `advice` is complete and current. A connection that is silent for too long is given up."""
+        if not self._is_complete:
+            return False
+        if time.monotonic() - self._received < SILENCE_SECONDS_MAX:
+            return True
+        self._is_complete = False
+        if self._call is not None:
+            self._call.cancel()
+        return False
 
     def _advice(self, message: wire.Advisory) -> Advice | None:
         """Return *message* as an executor needs it; None for what hosts share, and for names that nobody could have meant."""

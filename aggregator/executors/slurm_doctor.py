@@ -43,18 +43,17 @@ def config_findings(
 ) -> Iterable[DoctorFinding]:
     """Yield what the settings cost. Pure."""
     yield DoctorFinding(OK, f"Slurm {capabilities.version} answers")
-    parameters = dict(
-        word.partition("=")[::2]
-        for word in config.get("SchedulerParameters", "").split(",")
-        if word and word != "(null)"
-    )
+    parameters: dict[str, str] = {}
+    for assignment in config.get("SchedulerParameters", "").split(","):
+        name, _, value = assignment.partition("=")
+        parameters[name] = value
     for name, (stock, fast, cost) in SCHEDULER_PARAMETERS.items():
-        text = parameters.get(name, str(stock))
-        value = int(text) if text.isdecimal() else stock
-        if value > fast:
-            text = cost.format(value=value)
+        given = parameters.get(name, "")
+        seconds = int(given) if given.isdecimal() else stock
+        if seconds > fast:
+            text = cost.format(value=seconds)
             yield DoctorFinding(
-                SLOW, f"{name}={value}: {text}; SchedulerParameters={name}={fast} removes it"
+                SLOW, f"{name}={seconds}: {text}; SchedulerParameters={name}={fast} removes it"
             )
     if config.get("JobRequeue", "1") == "0":
         yield DoctorFinding(

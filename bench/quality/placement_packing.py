@@ -260,15 +260,15 @@ def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list
     """Return, by way to choose, the shares at `DEMANDS` of each of *orders* orders of the pods of one list; and the nodes."""
     pods = read_pods(FOLDER / f"{name}.csv")
     found: dict[str, list[list[float]]] = {}
-    for number in range(orders):
-        cluster = read_cluster(seed=seed * 100 + number)
+    clusters = [read_cluster(seed=seed * 100 + number) for number in range(orders)]
+    for number, cluster in enumerate(clusters):
         choices = ways(cluster, seed * 100 + number)
         for way, choose in choices.items():
             found.setdefault(way, []).append(packed(cluster, pods, seed * 100 + number, choose))
         if not number and orders > 1:
             demand = mixed_up(pods, seed)
             found[CONTROL] = [packed(cluster, pods, seed * 100, choices[PLAN], told=demand)]
-    return found, cluster
+    return found, clusters[-1]
 
 
 def packing_section(seed: int) -> str:

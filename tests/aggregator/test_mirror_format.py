@@ -179,7 +179,10 @@ def with_feature(having: str, all_names: str) -> SlurmNodes:
     has = frozenset({"well", "big"})
     return SlurmNodes(
         dict.fromkeys(all_names.split(), ("k",)),
-        {n: 2 * (has if n in having.split() else has - {"well"},) for n in all_names.split()},
+        {
+            n: (each := has if n in having.split() else has - {"well"}, each)
+            for n in all_names.split()
+        },
     )
 
 

@@ -36,7 +36,7 @@ def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
     none = frozenset[str]()
     return SlurmNodes(
         dict.fromkeys(names, ("8", "gpu:h100:4", "main")),
-        {name: 2 * ((features or {}).get(name, none),) for name in names},
+        {name: (has := (features or {}).get(name, none), has) for name in names},
     )
 
 

@@ -256,7 +256,7 @@ def test_runs_that_cannot_be_compared_say_nothing_of_crossing() -> None:
 @given(st.permutations(["a", "b", "c"]))
 def test_renaming_workloads_changes_nothing(names: list[str]) -> None:
     """A name says who ran, and nothing of what runs cost."""
-    renamed = dict(zip(("x", "y", "z"), names, strict=True))
+    renamed: dict[str, str] = dict(zip("xyz", names, strict=True))
     runs = [run(at, 100.0 + 7 * at % 11, 1 + at % 2, 8, workload="xyz"[at % 3]) for at in range(18)]
     before = factors([], runs)
     after = factors([], [one._replace(workload=renamed[one.workload]) for one in runs])
