@@ -113,6 +113,7 @@ class SlurmCluster:
         devices = [device for device in DEVICES if Path("/dev", device).is_char_device()][:GPUS]
         lines = [f"Name=gpu Type=h100 File=/dev/{device}\n" for device in devices]
         (folder / "gres.conf").write_text("AutoDetect=off\n" + "".join(lines))
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")  # later versions look for it
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
             "SLURM_CONF": str(self.conf),
