@@ -113,13 +113,18 @@ class SlurmCluster:
         devices = [device for device in DEVICES if Path("/dev", device).is_char_device()][:GPUS]
         lines = [f"Name=gpu Type=h100 File=/dev/{device}\n" for device in devices]
         (folder / "gres.conf").write_text("AutoDetect=off\n" + "".join(lines))
-        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")  # later versions look for it
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
             "SLURM_CONF": str(self.conf),
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
         }
+        if self._version() >= (23,):  # these look for cgroups; those before do not know the word
+            (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _version(self) -> tuple[int, ...]:
+        text = self.command("scontrol", "--version")
+        return tuple(map(int, re.findall(r"[0-9]+", text)[:2]))
 
     def start(self) -> None:
         """Start all, and return when all nodes are idle."""
