@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from . import core, reports
 from .client import AggregatorClient, ClientError
@@ -30,6 +31,7 @@ from .model import (
     SchedulerError,
     SchedulerState,
     Step,
+    together,
 )
 from .settings import ExecutorConfig, NodeNames
 
@@ -172,9 +174,7 @@ class Executor:
             for command in commands:
                 self._note(command, errors.get(command, ""), now)
             self._ledger.save()
-        for step in steps:
-            if not isinstance(step, SCHEDULER_STEPS):
-                self._tell(situation, step)
+        self._tell(situation, [step for step in steps if not isinstance(step, SCHEDULER_STEPS)])
 
     def _note(self, step: Step, error: str, now: float) -> None:
         kind = type(step).__name__
@@ -186,42 +186,54 @@ class Executor:
                 self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
             self._complain(f"{describe(step)} failed", error)
 
-    def _tell(self, situation: core.Situation, step: Step) -> None:
-        """Carry out a step that is about the aggregator, or about the ledger alone."""
-        advice = situation.advice.get(step.advisory)
-        try:
+    def _tell(self, situation: core.Situation, steps: list[Step]) -> None:
+        """Carry out steps that are about the aggregator, or about the ledger alone: the calls together, what comes of them in order."""
+        if not steps:
+            return
+        answers = together(
+            [partial(self._call, situation.advice.get(step.advisory), step) for step in steps]
+        )
+        for step, answer in zip(steps, answers, strict=True):
+            if isinstance(answer, ClientError):
+                self.counters.failures += 1
+                self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
+                self._complain(f"{describe(step)} of {step.advisory}", str(answer))
+                continue
             match step:
-                case Accept() if advice is not None:
-                    self._accept(situation, advice)
-                case RenewLease() if advice is not None:
-                    self._client.answer(
-                        advice, "ACCEPTED", lease_seconds=self._config.lease_seconds
-                    )
-                case Answer(state=state, why=note) if advice is not None:
+                case Accept() if answer is not None:
+                    self._accepted(situation, situation.advice[step.advisory], answer)
+                case Answer(state=state, why=note):
                     log.info("%s %s: %s", step.advisory, state, note)
-                    self._client.answer(advice, state, note)
                     entry = self._ledger.get(step.advisory)
                     if entry is not None:
                         entry.answered = state
                 case GiveBack(node=node):
                     log.warning("%s: %s", node, step.why)
-                    self._client.report_unavailable({}, 0, [self._names.host_of(node)])
                 case Forget():
                     log.info("%s is over: %s", step.advisory, step.why)
                 case _:
-                    return
-        except ClientError as error:
-            self.counters.failures += 1
-            self._paused[step.advisory] = self._monotonic() + PAUSE_SECONDS
-            self._complain(f"{describe(step)} of {step.advisory}", str(error))
-            return
-        kind = type(step).__name__
-        self.counters.steps[kind] = self.counters.steps.get(kind, 0) + 1
-        core.record_result(step, "", self._ledger, self._wall())
+                    pass
+            self._note(step, "", self._wall())
         self._ledger.save()
 
-    def _accept(self, situation: core.Situation, advice: Advice) -> None:
-        after = self._client.answer(advice, "ACCEPTED", lease_seconds=self._config.lease_seconds)
+    def _call(self, advice: Advice | None, step: Step) -> Advice | ClientError | None:
+        """Make the call of one step, in a thread of its own."""
+        lease = self._config.lease_seconds
+        try:
+            match step:
+                case Accept() | RenewLease() if advice is not None:
+                    return self._client.answer(advice, "ACCEPTED", lease_seconds=lease)
+                case Answer(state=state, why=note) if advice is not None:
+                    return self._client.answer(advice, state, note)
+                case GiveBack(node=node):
+                    self._client.report_unavailable({}, 0, [self._names.host_of(node)])
+                case _:
+                    pass
+        except ClientError as error:
+            return error
+        return None
+
+    def _accepted(self, situation: core.Situation, advice: Advice, after: Advice) -> None:
         if after.state != "ACCEPTED":
             self._paused[advice.name] = self._monotonic() + PAUSE_SECONDS
             log.info("%s was not granted: it is %s now", advice.name, after.state)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Actions that keep new work off a node, the mildest first. The driver's wishes begin with a drain.
 HOLDING_ACTIONS = (
@@ -290,6 +294,18 @@ SCHEDULER_STEPS = (
     Reboot,
     ResetGpus,
 )
+
+
+#: Commands and calls that run at one time.
+TOGETHER_MAX = 8
+
+
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what each of *calls* returns, in order; several run at one time, each in a thread."""
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(len(calls), TOGETHER_MAX)) as pool:
+        return list(pool.map(lambda call: call(), calls))
 
 
 class Scheduler(ABC):

@@ -34,6 +34,7 @@ from .model import (
     SchedulerError,
     StartNow,
     Step,
+    together,
 )
 
 COMMAND_SECONDS = 10.0
@@ -195,29 +196,31 @@ class Slurm(Scheduler):
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps*; equal drains and resumes are one command."""
-        errors: dict[Step, str] = {}
-        together: dict[tuple[str, ...], list[Drain | Resume]] = {}
+        calls: list[tuple[list[Step], Callable[[], object]]] = []
+        updates: dict[tuple[str, ...], list[Drain | Resume]] = {}
         for step in steps:
             match step:
-                case Drain(node=node, seconds=seconds, down=down):
+                case Drain(seconds=seconds, down=down):
                     state = "down" if down else "drain"
-                    # The time that is left of each differs by milliseconds.
                     assignments = [f"state={state}", f"reason={step.reason}"]
                     if self.capabilities_cached.drain_ends:
                         assignments.append(f"resumeafter={max(1, round(seconds))}")
-                    together.setdefault(tuple(assignments), []).append(step)
-                case Resume(node=node):
-                    del node
-                    together.setdefault(("state=resume",), []).append(step)
+                    updates.setdefault(tuple(assignments), []).append(step)
+                case Resume():
+                    updates.setdefault(("state=resume",), []).append(step)
                 case _:
-                    if error := self._attempt(partial(self._apply_one, step)):
-                        errors[step] = error
-        for update, same in together.items():
+                    calls.append(([step], partial(self._apply_one, step)))
+        for update, same in updates.items():
             nodes = ",".join(step.node for step in same)
             command = ["scontrol", "update", f"nodename={nodes}", *update]
-            if error := self._attempt(partial(self._run, command)):
-                errors |= dict.fromkeys(same, error)
-        return errors
+            calls.append(([*same], partial(self._run, command)))
+        found = together([partial(self._attempt, call) for _, call in calls])
+        return {
+            step: error
+            for (several, _), error in zip(calls, found, strict=True)
+            for step in several
+            if error
+        }
 
     @property
     def capabilities_cached(self) -> Capabilities:
