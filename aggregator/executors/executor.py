@@ -100,6 +100,8 @@ class Executor:
         try:
             if self._capabilities is None:
                 self._capabilities = self._scheduler.capabilities()
+            if not self._shadow:
+                self._scheduler.remove_expired()
             self._read()
             self._act()
             self._report()
