@@ -52,8 +52,6 @@ LIST_SECONDS_MAX = 60.0
 ATTEMPTS_MAX = 8
 #: Pods that we evicted are taken to be leaving for so long, then only by the API server's word.
 LEAVING_SECONDS = 300.0
-#: From this minor version on an eviction is of policy/v1.
-EVICTION_V1_MINOR = 22
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "habana.ai/gaudi")
@@ -110,9 +108,10 @@ class Kubernetes(Scheduler):
         """Return what this version can do."""
         if self._capabilities is None:
             version = self._api.call("GET", "/version")
-            minor = re.match(r"[0-9]+", str(version.get("minor", "")))
-            is_old = minor is not None and int(minor.group()) < EVICTION_V1_MINOR
-            self._eviction_version = "policy/v1beta1" if is_old else "policy/v1"
+            resources = self._api.call("GET", "/api/v1").get("resources") or []
+            for one in resources:
+                if one.get("name") == "pods/eviction":
+                    self._eviction_version = f"{one.get('group')}/{one.get('version')}"
             group = self._api.call("GET", "/apis/policy")
             offered = {str(one.get("version")) for one in group.get("versions") or []}
             self._budget_version = "v1" if "v1" in offered else "v1beta1"
