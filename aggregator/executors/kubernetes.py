@@ -27,6 +27,7 @@ from .kubernetes_marks import (
 )
 from .kubernetes_watch import WatchedObjects
 from .model import (
+    HOLD_PREFIX,
     Capabilities,
     EndStep,
     ExtendHold,
@@ -42,6 +43,7 @@ from .model import (
     StartNow,
     Step,
 )
+from .settings import GPU_RESOURCES, USUAL_TAINTS
 from .slurm import run_command, site_command
 
 log = logging.getLogger(__name__)
@@ -54,12 +56,6 @@ ATTEMPTS_MAX = 8
 LEAVING_SECONDS = 300.0
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "habana.ai/gaudi")
-#: Keys of taints that stand on nodes in service.
-USUAL_TAINTS = (
-    "nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "node-role.kubernetes.io/*", "cloud.google.com/*", "eks.amazonaws.com/*",
-    "kubernetes.azure.com/*", "sku", "dedicated",
-)  # fmt: skip
 
 
 class Kubernetes(Scheduler):
@@ -218,6 +214,12 @@ class Kubernetes(Scheduler):
                     "%s: what an executor set there is past its end, or has none: taken away", name
                 )
                 self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
+
+    def try_taint(self, name: str) -> None:
+        """Have the API server check a taint of ours on a node without setting it. Raises SchedulerError."""
+        node = self._current_nodes()[name]
+        patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
+        self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
 
     # ---- eviction
 

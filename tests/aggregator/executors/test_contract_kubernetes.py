@@ -12,6 +12,7 @@ from gangline.aggregator.executors.kubernetes import Kubernetes
 from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiServer
 from gangline.aggregator.executors.model import Scheduler
 from tests.aggregator.executors.contract import ExecutorContract, Site
+from tests.fake_kubernetes import fake_kubernetes
 from tests.kubernetes_cluster import (
     ADMIN_TOKEN,
     EXECUTOR_TOKEN,
@@ -19,6 +20,7 @@ from tests.kubernetes_cluster import (
     MISSING,
     NAMESPACE,
     Background,
+    Binder,
     JobController,
     Kubelets,
     People,
@@ -106,6 +108,22 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiAccess, 
             loops.append(JobController)
         people = stack.enter_context(used_cluster(cluster.access(ADMIN_TOKEN), *loops))
         yield cluster.access(EXECUTOR_TOKEN), people
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[tuple[ApiAccess, People]]:
+    with ExitStack() as stack:
+        _, access = stack.enter_context(fake_kubernetes())
+        loops = (Kubelets, JobController, Binder)
+        yield access, stack.enter_context(used_cluster(access, *loops))
+
+
+class TestFakeKubernetes(ExecutorContract):
+    @pytest.fixture
+    def site(self, fake: tuple[ApiAccess, People]) -> Iterator[Site]:
+        site = KubernetesSite(*fake)
+        yield site
+        site.clean()
 
 
 @pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
