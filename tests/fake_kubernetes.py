@@ -55,7 +55,12 @@ class FakeKubernetes:
         self.calls = 0
 
     def change(self, kind: str, key: Key, thing: Any) -> Any:
-        """Store *thing*, or take it away (`DELETED`), and tell watches."""
+        """Store *thing*, or take it away (`DELETED`), and tell watches. What changes nothing is no new version."""
+        before = self.objects.get(key)
+        if kind == "MODIFIED" and before is not None:
+            thing["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+            if thing == before:
+                return thing
         self.version += 1
         thing["metadata"]["resourceVersion"] = str(self.version)
         if kind == "DELETED":
@@ -85,7 +90,12 @@ class FakeKubernetes:
         if kind == "pods":
             body["status"] = {"phase": "Pending"}
         if kind == "poddisruptionbudgets":
-            body["status"] = {"disruptionsAllowed": body["spec"].get("maxUnavailable", 0)}
+            selector = body["spec"]["selector"]
+            covered = [
+                thing for (other, where, _), thing in self.objects.items()
+                if (other, where) == ("pods", namespace) and selects(selector, thing["metadata"].get("labels") or {})
+            ]  # fmt: skip
+            body["status"] = {"disruptionsAllowed": len(covered) - body["spec"]["minAvailable"]}
         return self.change("ADDED", key, body)
 
     def replace(self, key: Key, body: Any) -> Any:

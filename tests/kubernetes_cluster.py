@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ from gangline.aggregator.executors.kubernetes_api import (
 )
 from gangline.aggregator.executors.model import SchedulerError
 from tests.processes import GUARD_SECONDS, free_port
+
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl")
 CONTROLLERS = "job,disruption,replicaset"
@@ -313,12 +315,21 @@ class People:
     def cancel(self, name: str) -> None:
         options = {"propagationPolicy": "Background"}
         self.api.call("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}", options)
-        for pod in self.pods():  # no garbage collector runs
-            if pod["metadata"].get("labels", {}).get("job-name") == name:
-                try:
-                    self.api.call("DELETE", pod_path(pod), {"gracePeriodSeconds": 0})
-                except ApiError as error:
-                    assert error.status == 404, error
+        self.remove_pods(name)
+
+    def remove_pods(self, job: str = "") -> int:
+        """Delete the pods of a Job, or all (no garbage collector runs, and a controller may be late); return how many there were."""
+        found = [
+            pod
+            for pod in self.pods()
+            if job in ("", pod["metadata"].get("labels", {}).get("job-name"))
+        ]
+        for pod in found:
+            try:
+                self.api.call("DELETE", pod_path(pod), {"gracePeriodSeconds": 0})
+            except ApiError as error:
+                assert error.status == 404, error
+        return len(found)
 
     def cordon(self, node: str, reason: str = "") -> None:
         body = {
@@ -353,18 +364,27 @@ class People:
                 raise
             return
 
-    def add_budget(self, app: str, allowed: int, version: str = "v1beta1") -> None:
-        """Add a disruption budget over the pods of a job that allows so many now."""
+    def add_budget(self, app: str, available: int, version: str = "v1beta1") -> None:
+        """Add a disruption budget over the pods of a job: so many must be there."""
         path = f"/apis/policy/{version}/namespaces/{NAMESPACE}/poddisruptionbudgets"
         budget = {
             "apiVersion": f"policy/{version}", "kind": "PodDisruptionBudget", "metadata": {"name": app},
-            "spec": {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": app}}},
+            "spec": {"minAvailable": available, "selector": {"matchLabels": {"app": app}}},
         }  # fmt: skip
         self.api.call("POST", path, budget)
 
     def remove_budget(self, app: str, version: str = "v1beta1") -> None:
         path = f"/apis/policy/{version}/namespaces/{NAMESPACE}/poddisruptionbudgets/{app}"
         self.api.call("DELETE", path)
+
+
+@dataclass(frozen=True)
+class UsedCluster:
+    """The executor's way in, and the others. `real`: the processes behind it, if any."""
+
+    access: ApiAccess
+    people: People
+    real: RealKubernetes | None = None
 
 
 @contextmanager

@@ -141,7 +141,9 @@ class KubernetesSite(SchedulerSite):
                 yield None
                 return
             lease.keep(stopped.set)
-            yield self.read_ledger()
+            ledger = self.read_ledger()
+            ledger.save()  # the holder before us can write no more
+            yield ledger
         finally:
             lease.release()
 

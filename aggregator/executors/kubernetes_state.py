@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from .model import SchedulerError
 
 log = logging.getLogger(__name__)
 
-LEDGER_KEY = "ledger.json"
+LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
 #: An object of Kubernetes has at most 1 MiB.
 LEDGER_BYTES_MAX = 900_000
 #: A Lease that was not renewed for so long is free; it is renewed after a third of it, and given up a fifth before.
@@ -37,6 +38,8 @@ class ConfigMapLedger(ExecutorLedger):
         self._api, self._namespace, self._name = api, namespace, name
         self._collection = f"/api/v1/namespaces/{namespace}/configmaps"
         self._version = ""
+        #: Tells this process: its first write is a new version also where the ledger is the same.
+        self._writer = uuid.uuid4().hex
         #: A write of ours without an answer.
         self._unanswered: str | None = None
         self.place = f"configmap {namespace}/{name}"
@@ -85,7 +88,8 @@ class ConfigMapLedger(ExecutorLedger):
     def _write(self, text: str) -> None:
         metadata = {"name": self._name, "namespace": self._namespace}
         document: dict[str, Any] = {
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {LEDGER_KEY: text},
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata,
+            "data": {LEDGER_KEY: text, WRITER_KEY: self._writer},
         }  # fmt: skip
         if self._version:
             metadata["resourceVersion"] = self._version
