@@ -201,10 +201,10 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     connection_options = read_connection_options(options)
     config, wake, stopped = site.config, threading.Event(), threading.Event()
-    asked = threading.Event()
+    signaled = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        signaled.set()
         stopped.set()
         wake.set()
 
@@ -227,7 +227,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
         )  # fmt: skip
         executor.run()
         client.close()
-    return OK if asked.is_set() else FAILED
+    return OK if signaled.is_set() else FAILED
 
 
 def _undo(site: SchedulerSite) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .kubernetes_api import JSON_PATCH, ApiError, ApiServer
-from .kubernetes_jobs import GangHistory, Pod, budget_refusal, parse_pod
+from .kubernetes_jobs import GangHistory, GangPod, budget_refusal, parse_pod
 from .kubernetes_marks import (
     NODE_HOLDS_MAX,
     KubernetesNode,
@@ -83,7 +83,7 @@ class Kubernetes(Scheduler):
             api, "/api/v1/nodes", parse_node, lambda thing: str(thing["metadata"]["name"])
         )
         labels = tuple(gang_labels)
-        self._pods: WatchedObjects[Pod] = WatchedObjects(
+        self._pods: WatchedObjects[GangPod] = WatchedObjects(
             api, "/api/v1/pods", lambda thing: parse_pod(thing, gpu_resources, labels),
             lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
         )  # fmt: skip
@@ -226,9 +226,9 @@ class Kubernetes(Scheduler):
     def _evict_gang(self, job: str) -> None:
         """Evict all pods of a gang, or none: half of one computes nothing, and holds its GPUs."""
         pods = self._live_pods(job)
-        if kept := next((pod for pod in pods if not pod.may_requeue), None):
+        if fixed := next((pod for pod in pods if not pod.may_requeue), None):
             raise SchedulerError(
-                f"pod {kept.namespace}/{kept.name} has no controller that makes it again, or its owner forbids eviction"
+                f"pod {fixed.namespace}/{fixed.name} has no controller that makes it again, or its owner forbids eviction"
             )
         self._evict(pods)
 
@@ -242,7 +242,7 @@ class Kubernetes(Scheduler):
         }
         self._evict([pod for pod in self._live_pods(job) if pod.node in nodes])
 
-    def _live_pods(self, job: str) -> list[Pod]:
+    def _live_pods(self, job: str) -> list[GangPod]:
         pods = [
             pod for pod in self._pods.current().values()
             if pod.gang == job and pod.is_live and pod.uid not in self._leaving
@@ -251,7 +251,7 @@ class Kubernetes(Scheduler):
             raise SchedulerError(f"{job} has no pods that run")
         return sorted(pods, key=lambda pod: pod.name)
 
-    def _evict(self, pods: list[Pod]) -> None:
+    def _evict(self, pods: list[GangPod]) -> None:
         if refusal := self._refusal(pods):
             raise SchedulerError(refusal)
         for count, pod in enumerate(pods):
@@ -263,7 +263,7 @@ class Kubernetes(Scheduler):
                 raise SchedulerError(f"{count} of {len(pods)} pods were evicted, then: {error}") from error  # fmt: skip
             self._leaving[pod.uid] = self._wall() + LEAVING_SECONDS
 
-    def _refusal(self, pods: list[Pod]) -> str:
+    def _refusal(self, pods: list[GangPod]) -> str:
         """Return why the pods may not be evicted together, by the disruption budgets of their namespaces and by a trial of each."""
         for namespace in sorted({pod.namespace for pod in pods}):
             path = (
@@ -283,7 +283,7 @@ class Kubernetes(Scheduler):
                     return str(error)
         return ""
 
-    def _evict_pod(self, pod: Pod, dry_run: bool = False) -> None:
+    def _evict_pod(self, pod: GangPod, dry_run: bool = False) -> None:
         options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
         if dry_run:
             options["dryRun"] = ["All"]

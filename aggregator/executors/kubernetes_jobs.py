@@ -33,6 +33,7 @@ CHECKPOINT_SECONDS_MAX = 7 * 86_400
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 GANG_CHARACTERS_MAX = 256
+ENDED_PHASES = ("Succeeded", "Failed")
 #: A pod that failed for these reasons lost its node.
 NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 #: A gang whose pods we evicted waits for so long for its new ones, then it has ended.
@@ -42,7 +43,7 @@ TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class GangPod:
     """A pod that has GPUs, or waits for them."""
 
     namespace: str
@@ -67,12 +68,12 @@ class Pod:
     @property
     def is_live(self) -> bool:
         """Whether it runs or waits, and nobody deleted it."""
-        return not self.is_deleted and self.phase not in ("Succeeded", "Failed")
+        return not self.is_deleted and self.phase not in ENDED_PHASES
 
 
 def parse_pod(
     document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
-) -> Pod | None:
+) -> GangPod | None:
     """Return a pod of the API server's JSON; None for one without GPUs, and for daemons. Raises KeyError, TypeError, ValueError.
 
     *gang_labels*: labels of the site that name a gang, looked at first.
@@ -93,7 +94,7 @@ def parse_pod(
     )  # fmt: skip
     namespace, name = str(metadata["namespace"]), str(metadata["name"])
     created = parse_time(metadata.get("creationTimestamp"))
-    return Pod(
+    return GangPod(
         namespace, name, str(metadata["uid"]),
         _gang(namespace, name, labels, annotations, owner, gang_labels)[:GANG_CHARACTERS_MAX],
         str(status.get("phase", "Pending")), str(spec.get("nodeName") or ""), bool(metadata.get("deletionTimestamp")),
@@ -185,10 +186,10 @@ class GangHistory:
         self._runs: dict[str, GangRun] = {}
 
     def jobs(
-        self, pods: Iterable[Pod], leaving: Collection[str], now: float
+        self, pods: Iterable[GangPod], leaving: Collection[str], now: float
     ) -> dict[str, ScheduledJob]:
         """Return the gangs of *pods* by name. *leaving*: uids of pods that we evicted, and whose event may be on its way."""
-        groups: dict[str, list[Pod]] = {}
+        groups: dict[str, list[GangPod]] = {}
         for pod in pods:
             groups.setdefault(pod.gang, []).append(pod)
         jobs: dict[str, ScheduledJob] = {}
@@ -214,7 +215,7 @@ class GangHistory:
         return jobs
 
 
-def _count_losses(run: GangRun, group: Iterable[Pod], live: Iterable[Pod]) -> None:
+def _count_losses(run: GangRun, group: Iterable[GangPod], live: Iterable[GangPod]) -> None:
     bound = {pod.uid for pod in live if pod.node}
     succeeded = {pod.uid for pod in group if pod.phase == "Succeeded"}
     if run.members - bound - succeeded and not run.is_healing:
@@ -226,14 +227,14 @@ def _count_losses(run: GangRun, group: Iterable[Pod], live: Iterable[Pod]) -> No
         run.is_healing = False
 
 
-def _job(name: str, group: list[Pod], live: list[Pod], restarts: int) -> ScheduledJob:
+def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) -> ScheduledJob:
     """Return a gang as executors see any scheduler's job: it runs while one of its pods has a node."""
     bound = [pod for pod in live if pod.node]
     known = live or group
     ended = 0.0
     if bound:
         state = "RUNNING"
-    elif live or any(pod.is_deleted for pod in group):
+    elif any(pod.phase not in ENDED_PHASES for pod in group):
         state = "PENDING"
     else:
         failed = [pod for pod in group if pod.phase == "Failed"]
@@ -251,7 +252,7 @@ def _job(name: str, group: list[Pod], live: list[Pod], restarts: int) -> Schedul
 # ---------------------------------------------------------------- disruption budgets
 
 
-def budget_refusal(pods: Sequence[Pod], budgets: Iterable[Any]) -> str:
+def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
     """Return which disruption budget forbids that all *pods* are evicted together; "" if none does. Raises KeyError, TypeError.
 
     The API server looks at one pod at a time: it would let half of a gang go.

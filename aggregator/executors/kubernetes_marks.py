@@ -51,7 +51,7 @@ class KubernetesNode:
     @property
     def is_tainted(self) -> bool:
         """Whether our taint stands."""
-        return any(_is_ours(taint) for taint in self.taints)
+        return any(_is_managed(taint) for taint in self.taints)
 
     @property
     def holds(self) -> dict[str, float]:
@@ -69,11 +69,11 @@ class KubernetesNode:
         """Return the taints of others that keep work off."""
         return [
             taint for taint in self.taints
-            if not _is_ours(taint) and taint.get("effect") in HOLDING_EFFECTS
+            if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
         ]  # fmt: skip
 
 
-def _is_ours(taint: Mapping[str, Any]) -> bool:
+def _is_managed(taint: Mapping[str, Any]) -> bool:
     return taint.get("key") in (AVOID_TAINT, EVICT_TAINT)
 
 
@@ -113,7 +113,7 @@ def holds_patch(
 
     It applies only to the version of the node that it was made from. Taints of others stay, in their order.
     """
-    others = [taint for taint in node.taints if not _is_ours(taint)]
+    others = [taint for taint in node.taints if not _is_managed(taint)]
     taints = [*others, *_taints_of(holds, no_execute)]
     annotation = format_holds(holds) if holds else None
     if taints == list(node.taints) and annotation == node.holds_annotation:

@@ -68,7 +68,7 @@ class ConfigMapLedger(ExecutorLedger):
         try:
             self._write(text)
         except ApiError as error:
-            if error.status == 409 and self._is_ours():
+            if error.status == 409 and self._is_own_write():
                 self.write_text(text)
                 return
             if not error.status:  # it may have been written all the same
@@ -80,7 +80,7 @@ class ConfigMapLedger(ExecutorLedger):
             raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
         self._unanswered = None
 
-    def _is_ours(self) -> bool:
+    def _is_own_write(self) -> bool:
         """Say whether what is stored is our own write that was not answered; its version is known then."""
         unanswered, self._unanswered = self._unanswered, None
         return unanswered is not None and self.read_text() == unanswered
