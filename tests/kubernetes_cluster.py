@@ -342,6 +342,10 @@ class People:
         body = {"spec": {"unschedulable": None}, "metadata": {"annotations": {"gangline.io/reason": None}}}  # fmt: skip
         self.api.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
 
+    def annotate(self, node: str, key: str, value: str | None) -> None:
+        body = {"metadata": {"annotations": {key: value}}}
+        self.api.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:
         """Add a taint, without touching others: again while somebody else is faster."""
         self._edit_taints(node, lambda taints: [*(one for one in taints if one["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip

@@ -69,6 +69,7 @@ class KubernetesSite(Site):
             if node.out:
                 self.people.uncordon(name)
             self.people.untaint(name, "gangline.io/avoid")
+            self.people.annotate(name, "gangline.io/holds", None)
         until(lambda: not self.people.remove_pods(), "no pods")
         until(lambda: not self.ours() and not self.scheduler.read_jobs(), "an empty cluster")
         self.kubernetes.close()
