@@ -1,14 +1,17 @@
-"""`gangline executor slurm`: carries out accepted advisories in Slurm, in a process of its own."""
+"""`gangline executor SCHEDULER`: carries out accepted advisories in a scheduler, in a process of its own."""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import logging
 import signal
+import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +21,16 @@ from ...cli import FAILED, OK, USAGE
 from ...contract.settings import SettingsError, describe, load
 from ...contract.wire import advisory_pb2
 from ...contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
-from ..executors import slurm_doctor
+from ..executors import doctor, kubernetes_doctor, slurm_doctor
 from ..executors.client import CALL_SECONDS, CHANNEL_OPTIONS, AggregatorClient
+from ..executors.doctor import DoctorFinding
 from ..executors.executor import Executor, undo_all
-from ..executors.ledger import ExecutorLedger, LedgerError, locked
-from ..executors.model import SchedulerError
-from ..executors.settings import ExecutorConfig, NodeNames
+from ..executors.kubernetes import Kubernetes
+from ..executors.kubernetes_api import ApiServer, find_access
+from ..executors.kubernetes_state import ConfigMapLedger, ExecutorLease
+from ..executors.ledger import ExecutorLedger, LedgerError, UnsavedLedger, locked
+from ..executors.model import Scheduler, SchedulerError
+from ..executors.settings import ExecutorConfig, KubernetesConfig, NodeNames
 from ..executors.slurm import Slurm, run_command
 from .connection import (
     CommandError,
@@ -43,15 +50,124 @@ LEDGER_FILE = "ledger.json"
 SUBCOMMANDS = ("run", "doctor", "undo", "status")
 
 
+class SchedulerSite(ABC):
+    """A scheduler as the command finds it here: how it is reached, where its ledger is, what its doctor looks at."""
+
+    title: str
+    scheduler: Scheduler
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds."""
+
+    def read_ledger(self) -> ExecutorLedger:
+        """Return the ledger, to look at. Raises LedgerError."""
+        return ExecutorLedger(Path(self.config.ledger) / LEDGER_FILE)
+
+    @contextmanager
+    def own_ledger(self, stopped: threading.Event, shadow: bool) -> Iterator[ExecutorLedger | None]:
+        """Have the ledger for this process alone; None once *stopped* was set first. *stopped* is set when it is lost. Raises LedgerError."""
+        del stopped, shadow
+        folder = Path(self.config.ledger)
+        with locked(folder):
+            yield ExecutorLedger(folder / LEDGER_FILE)
+
+    def close(self) -> None:
+        """End what the scheduler's connection needs."""
+        return
+
+
+class SlurmSite(SchedulerSite):
+    """Slurm by its commands."""
+
+    title = "Slurm"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._slurm = Slurm(run_command, config.reset_command, config.release_command)
+        self.scheduler = self._slurm
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds."""
+        return slurm_doctor.findings(self._slurm, attempt)
+
+
+class KubernetesSite(SchedulerSite):
+    """Kubernetes by its API server; the ledger is there, too, unless a folder is named."""
+
+    title = "Kubernetes"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        assert isinstance(config, KubernetesConfig)
+        self._settings = config
+        self._access = find_access(config.kubernetes_server, config.kubeconfig)
+        self._api = ApiServer(self._access)
+        self._kubernetes = Kubernetes(
+            self._api, gpu_resources=config.gpu_resources, gang_labels=config.gang_labels, usual_taints=config.usual_taints,
+            no_execute=config.no_execute, reset_command=config.reset_command, release_command=config.release_command,
+        )  # fmt: skip
+        self.scheduler = self._kubernetes
+
+    def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
+        """Yield what the doctor of this scheduler finds."""
+        return kubernetes_doctor.findings(self._api, self._kubernetes, self._settings, attempt)
+
+    def read_ledger(self) -> ExecutorLedger:
+        """Return the ledger, to look at. Raises LedgerError."""
+        if self.config.ledger:
+            return super().read_ledger()
+        return ConfigMapLedger(self._api, self._settings.namespace, self._settings.state_name)
+
+    @contextmanager
+    def own_ledger(self, stopped: threading.Event, shadow: bool) -> Iterator[ExecutorLedger | None]:
+        """Wait for the Lease, then read the ledger; *stopped* is set when the Lease is lost. In shadow, beside one that acts, neither."""
+        if self.config.ledger:
+            with super().own_ledger(stopped, shadow) as ledger:
+                yield ledger
+            return
+        if shadow:
+            yield UnsavedLedger(Path("nowhere"))
+            return
+        settings = self._settings
+        lease = ExecutorLease(
+            ApiServer(self._access), settings.namespace, settings.state_name, socket.gethostname()
+        )
+        try:
+            if not lease.acquire(stopped):
+                yield None
+                return
+            lease.keep(stopped.set)
+            ledger = self.read_ledger()
+            ledger.save()  # the holder before us can write no more
+            yield ledger
+        finally:
+            lease.release()
+
+    def close(self) -> None:
+        """End the watches."""
+        self._kubernetes.close()
+
+
+SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
+    "slurm": (SlurmSite, ExecutorConfig),
+    "kubernetes": (KubernetesSite, KubernetesConfig),
+}
+
+
 def main(arguments: list[str]) -> int:
     """Run (without a word), doctor, undo, status. 1: failed, with a message; 2: wrong usage; 3: no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    site_kind, config_kind = SITES[options.scheduler]
     if options.help_settings:
-        print(describe(ExecutorConfig))
+        print(describe(config_kind))
         return OK
     try:
-        config = load(ExecutorConfig, options.config, options.set)
+        config = load(config_kind, options.config, options.set)
         names = NodeNames(config.node_map)
     except (SettingsError, ValueError) as error:
         print(f"gangline executor: {error}", file=sys.stderr)
@@ -62,65 +178,66 @@ def main(arguments: list[str]) -> int:
     if options.what == "undo" and not options.all:
         parser.error("undo takes away everything that executors set: say so with --all")
     try:
-        return guarded("executor", lambda: _run(options, config, names))
+        with closing(site_kind(config)) as site:
+            return guarded("executor", lambda: _run(options, site, names))
     except (LedgerError, SchedulerError) as error:
         print(f"gangline executor: {error}", file=sys.stderr)
         return FAILED
 
 
-def _run(options: argparse.Namespace, config: ExecutorConfig, names: NodeNames) -> int:
-    scheduler = Slurm(run_command, config.reset_command, config.release_command)
-    folder = Path(config.ledger)
+def _run(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -> int:
     match options.what:
         case "undo":
-            return _undo(scheduler)
+            return _undo(site)
         case "status":
-            return _status(ExecutorLedger(folder / LEDGER_FILE))
+            return _status(site.read_ledger())
         case "doctor":
-            return _doctor(options, scheduler, folder)
+            return _doctor(options, site)
         case _:
-            return _serve(options, config, names, scheduler, folder)
+            return _serve(options, site, names)
 
 
-def _serve(
-    options: argparse.Namespace,
-    config: ExecutorConfig,
-    names: NodeNames,
-    scheduler: Slurm,
-    folder: Path,
-) -> int:
+def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     connection_options = read_connection_options(options)
-    wake = threading.Event()
-    with locked(folder), open_channel(connection_options, CHANNEL_OPTIONS) as channel:
+    config, wake, stopped = site.config, threading.Event(), threading.Event()
+    signaled = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signaled.set()
+        stopped.set()
+        wake.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with (
+        site.own_ledger(stopped, options.shadow) as ledger,
+        open_channel(connection_options, CHANNEL_OPTIONS) as channel,
+    ):
+        if ledger is None:
+            return OK
         client = AggregatorClient(channel, config.actor, wake.set, names.node_of)
         executor = Executor(
-            config, scheduler, client, ExecutorLedger(folder / LEDGER_FILE), names, shadow=options.shadow, wake=wake,
+            config, site.scheduler, client, ledger, names, shadow=options.shadow, wake=wake, stopped=stopped,
         )  # fmt: skip
-
-        def end(number: int, frame: FrameType | None) -> None:
-            executor.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
         client.start()
         log.info(
             "executor %s %s: aggregator %s, ledger %s", config.cluster,
-            "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, folder,
+            "in shadow: nothing is changed" if options.shadow else "acts", connection_options.aggregator, ledger.place,
         )  # fmt: skip
         executor.run()
         client.close()
-    return OK
+    return OK if signaled.is_set() else FAILED
 
 
-def _undo(scheduler: Slurm) -> int:
-    done, failed = undo_all(scheduler)
+def _undo(site: SchedulerSite) -> int:
+    done, failed = undo_all(site.scheduler)
     for line in done:
         print(f"undone: {line}")
     for line in failed:
         print(f"gangline executor: not undone: {line}", file=sys.stderr)
     if not done and not failed:
-        print("nothing in Slurm was set by an executor")
+        print(f"nothing in {site.title} was set by an executor")
     return FAILED if failed else OK
 
 
@@ -139,36 +256,27 @@ def _status(ledger: ExecutorLedger) -> int:
     return OK
 
 
-def _doctor(options: argparse.Namespace, scheduler: Slurm, folder: Path) -> int:
-    findings: list[slurm_doctor.DoctorFinding] = []
-    try:
-        capabilities = scheduler.capabilities()
-        config = slurm_doctor.parse_config(run_command(["scontrol", "show", "config"]))
-        findings += slurm_doctor.config_findings(config, capabilities, getpass.getuser())
-        nodes = scheduler.read_nodes()
-        findings.append(slurm_doctor.DoctorFinding(slurm_doctor.OK, f"{len(nodes)} nodes"))
-        if options.attempt and nodes:
-            findings.append(slurm_doctor.rights_finding(run_command, next(iter(nodes))))
-    except SchedulerError as error:
-        findings.append(slurm_doctor.DoctorFinding(slurm_doctor.MISSING, str(error)))
-    findings.append(_ledger_finding(folder))
+def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
+    findings = list(site.findings(options.attempt))
+    if site.config.ledger:
+        findings.append(_ledger_finding(Path(site.config.ledger)))
     findings.append(_aggregator_finding(options))
     for finding in findings:
         print(f"{finding.level:<8}{finding.text}")
-    return FAILED if any(one.level == slurm_doctor.MISSING for one in findings) else OK
+    return FAILED if any(one.level == doctor.MISSING for one in findings) else OK
 
 
-def _ledger_finding(folder: Path) -> slurm_doctor.DoctorFinding:
+def _ledger_finding(folder: Path) -> DoctorFinding:
     try:
         with locked(folder):
             ExecutorLedger(folder / LEDGER_FILE).save()
     except LedgerError as error:
-        level = slurm_doctor.NOTE if "another executor" in str(error) else slurm_doctor.MISSING
-        return slurm_doctor.DoctorFinding(level, f"ledger: {error}")
-    return slurm_doctor.DoctorFinding(slurm_doctor.OK, f"ledger in {folder} can be written")
+        level = doctor.NOTE if "another executor" in str(error) else doctor.MISSING
+        return DoctorFinding(level, f"ledger: {error}")
+    return DoctorFinding(doctor.OK, f"ledger in {folder} can be written")
 
 
-def _aggregator_finding(options: argparse.Namespace) -> slurm_doctor.DoctorFinding:
+def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
     connection_options = read_connection_options(options)
     try:
         with open_channel(connection_options) as channel:
@@ -182,21 +290,21 @@ def _aggregator_finding(options: argparse.Namespace) -> slurm_doctor.DoctorFindi
             except grpc.RpcError as error:
                 raise command_error(error, connection_options) from error
     except CommandError as error:
-        return slurm_doctor.DoctorFinding(slurm_doctor.MISSING, str(error))
-    return slurm_doctor.DoctorFinding(
-        slurm_doctor.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
+        return DoctorFinding(doctor.MISSING, str(error))
+    return DoctorFinding(
+        doctor.OK, f"the aggregator at {connection_options.aggregator} takes our reports"
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline executor",
-        description="Carries out advisories in Slurm: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
-        "Everything that it sets ends by itself at the advisory's expiry.",
+        description="Carries out advisories in Slurm or Kubernetes: accepts them, keeps new work off bad nodes, moves jobs, and takes back only what it set. "
+        "Everything that it sets bears the expiry of its advisory.",
         epilog="words: run (the default); doctor: what costs time, and what is missing; status: what is set; undo --all: take everything away, "
         "without the aggregator. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers",
     )  # fmt: skip
-    parser.add_argument("scheduler", choices=["slurm"], help="which scheduler")
+    parser.add_argument("scheduler", choices=list(SITES), help="which scheduler")
     parser.add_argument("what", nargs="?", choices=SUBCOMMANDS, default="run", help="default: run")
     parser.add_argument(
         "--shadow", action="store_true", help="say what would be done, change nothing"
@@ -204,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="of undo: everything that executors set")
     parser.add_argument(
         "--try", dest="attempt", action="store_true",
-        help="of doctor: make a reservation that begins tomorrow and delete it, to see whether that is allowed",
+        help="of doctor: see whether marks may be set: in Slurm by a reservation that begins tomorrow and is deleted, in Kubernetes by a dry run",
     )  # fmt: skip
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML")
     parser.add_argument(

@@ -243,6 +243,8 @@ def refusal_reason(situation: Situation, ledger: ExecutorLedger, advice: Advice,
 def mark_of(situation: Situation, advice: Advice) -> str:
     """Return what is set for *advice*."""
     node = situation.scheduler.nodes[advice.node]
+    if not situation.capabilities.has_drain:
+        return HOLD
     if advice.action == "EVICT_NOW" and not node.is_responding:
         return DOWN
     if situation.policy.mark == "drain":
@@ -569,7 +571,15 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
             if progress.state not in (REQUEUE, START):
                 continue
             job = situation.scheduler.jobs.get(name)
-            restarted = job is not None and job.is_running and job.restarts > progress.restarts
+            restarted = (
+                job is not None
+                and job.is_running
+                and (
+                    job.restarts > progress.restarts
+                    # The count began again with this process: the node that it left says the same.
+                    or (not situation.capabilities.keeps_restarts and entry.node not in job.nodes)
+                )
+            )
             if job is not None and job.waits_for_begin_time and not progress.waiting:
                 progress.waiting, changed = situation.now, True
             waits = (

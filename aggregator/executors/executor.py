@@ -71,13 +71,14 @@ class Executor:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         wake: threading.Event | None = None,
+        stopped: threading.Event | None = None,
     ) -> None:
-        """*wake*: set by the client when advice changed."""
+        """*wake*: set by the client when advice changed; *stopped*: set to end `run`, as `stop` does."""
         self._config, self._policy = config, config.policy()
         self._scheduler, self._client, self._ledger, self._names = scheduler, client, ledger, names
         self._shadow, self._wall, self._monotonic = shadow, wall, monotonic
         self._wake = wake or threading.Event()
-        self._stopped = False
+        self._stopped = stopped or threading.Event()
         self._capabilities: Capabilities | None = None
         self._state = SchedulerState()
         self._all_nodes_at = self._jobs_at = -1e9
@@ -89,12 +90,12 @@ class Executor:
 
     def stop(self) -> None:
         """End `run` after the step that it is at."""
-        self._stopped = True
+        self._stopped.set()
         self._wake.set()
 
     def run(self) -> None:
         """Turn until `stop`."""
-        while not self._stopped:
+        while not self._stopped.is_set():
             pause = self.turn()
             self._wake.wait(pause)
             self._wake.clear()
@@ -104,6 +105,8 @@ class Executor:
         try:
             if self._capabilities is None:
                 self._capabilities = self._scheduler.capabilities()
+            if not self._shadow:
+                self._scheduler.remove_expired()
             self._read()
             self._act()
             self._report()
@@ -152,7 +155,7 @@ class Executor:
             self._announce(situation)
             if self._shadow:
                 return
-            if not steps or self._stopped:
+            if not steps or self._stopped.is_set():
                 return
             self._carry_out(situation, steps)
             if any(isinstance(step, SCHEDULER_STEPS) for step in steps):

@@ -1,6 +1,6 @@
-"""The ledger: what this executor set in the scheduler, for which advisory, and what stood there before. On disk before each command.
+"""The ledger: what this executor set in the scheduler, for which advisory, and what stood there before. Stored before each command.
 
-A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger.
+A file of JSON, replaced atomically and synced. A lock beside it keeps a second executor off the same ledger. (In Kubernetes: `kubernetes_state.py`.)
 """
 
 from __future__ import annotations
@@ -88,10 +88,17 @@ class ExecutorLedger:
     def __init__(self, path: Path) -> None:
         """Read *path*, which may be missing. Raises LedgerError."""
         self.path = path
+        self.place = str(path)
+        self.load()
+
+    def load(self) -> None:
+        """Read it again. Raises LedgerError."""
         self.entries: dict[str, Entry] = {}
         #: The highest fencing token seen of any advisory: an older one is never acted on.
         self.tokens: dict[str, int] = {}
-        self._read()
+        text = self.read_text()
+        if text is not None:
+            self._parse(text)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self.entries.values()))
@@ -103,7 +110,7 @@ class ExecutorLedger:
     def add(self, entry: Entry) -> None:
         """Keep a new entry. Raises LedgerError beyond ENTRIES_MAX."""
         if len(self.entries) >= ENTRIES_MAX and entry.advisory not in self.entries:
-            raise LedgerError(f"{self.path}: {ENTRIES_MAX} entries; nothing more is accepted")
+            raise LedgerError(f"{self.place}: {ENTRIES_MAX} entries; nothing more is accepted")
         self.entries[entry.advisory] = entry
         self.tokens[entry.advisory] = max(self.tokens.get(entry.advisory, 0), entry.token)
 
@@ -128,10 +135,14 @@ class ExecutorLedger:
             "entries": [asdict(entry) for entry in self.entries.values()],
             "tokens": self.tokens,
         }
+        self.write_text(json.dumps(document))
+
+    def write_text(self, text: str) -> None:
+        """Put *text* in place of what is stored, synced. Raises LedgerError."""
         temporary = self.path.with_suffix(".new")
         try:
             with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(document, file)
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
@@ -143,30 +154,48 @@ class ExecutorLedger:
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
 
-    def _read(self) -> None:
+    def read_text(self) -> str | None:
+        """Return what is stored; None for nothing. Raises LedgerError."""
         try:
             if self.path.stat().st_size > FILE_BYTES_MAX:
                 raise LedgerError(f"{self.path}: larger than {FILE_BYTES_MAX} bytes; {_MOVE}")
-            document = json.loads(self.path.read_text(encoding="utf-8"))
+            return self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
+        except UnicodeDecodeError as error:
             raise LedgerError(f"{self.path}: no ledger: {error}; {_MOVE}") from error
+
+    def _parse(self, text: str) -> None:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise LedgerError(f"{self.place}: no ledger: {error}; {_MOVE}") from error
         try:
             if document["format"] != FORMAT:
                 raise LedgerError(
-                    f"{self.path}: format {document['format']!r}, this version reads {FORMAT}; {_MOVE}"
+                    f"{self.place}: format {document['format']!r}, this version reads {FORMAT}; {_MOVE}"
                 )
             self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
             self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerError(f"{self.path}: no ledger: {error!r}; {_MOVE}") from error
+            raise LedgerError(f"{self.place}: no ledger: {error!r}; {_MOVE}") from error
+
+
+class UnsavedLedger(ExecutorLedger):
+    """A ledger that begins empty and is stored nowhere: of an executor that changes nothing."""
+
+    def read_text(self) -> str | None:
+        """Return None."""
+        return None
+
+    def write_text(self, text: str) -> None:
+        """Store nothing."""
 
 
 _MOVE = (
-    "stop the executor, run `gangline executor slurm undo --all`, and move the file out of the way"
+    "stop the executor, run `gangline executor SCHEDULER undo --all`, and move it out of the way"
 )
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 

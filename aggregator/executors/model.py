@@ -130,6 +130,10 @@ class Capabilities:
     drain_ends: bool = False
     #: A requeued job that starts again on a node within the same second of the controller's clock fails there.
     restart_next_second: bool = False
+    #: A drain is something else than a hold. Without one, every mark is a hold.
+    has_drain: bool = True
+    #: `restarts` of a job outlives this process.
+    keeps_restarts: bool = True
 
 
 # ---------------------------------------------------------------- what the aggregator says
@@ -333,6 +337,10 @@ class Scheduler(ABC):
     def started(self) -> float:
         """Return when its controller started, 0 where that is not known: what it lost then nobody took away."""
         return 0.0
+
+    def remove_expired(self) -> None:
+        """Take away what executors set and what is past its end, where the scheduler does not do so by itself."""
+        return
 
     @abstractmethod
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...contract.settings import setting
 from .core import MARKS, ExecutorPolicy
-from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, RETURN
+from .model import ACTIONS, HOLDING_ACTIONS, NODE_NAME, REBOOT, RETURN
 
 ACTOR_CHARACTERS_MAX = 64
 NODE_MAP_BYTES_MAX = 16 << 20
+#: A name of an object or namespace of Kubernetes.
+OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "habana.ai/gaudi")
+#: Keys of taints that stand on nodes in service.
+USUAL_TAINTS = (
+    "nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "node-role.kubernetes.io/*", "cloud.google.com/*", "eks.amazonaws.com/*",
+    "kubernetes.azure.com/*", "sku", "dedicated",
+)  # fmt: skip
 
 
 def _check_actions(actions: tuple[str, ...]) -> None:
@@ -28,6 +37,24 @@ def _check_mark(mark: str) -> None:
 def _check_actor(actor: str) -> None:
     if not 0 < len(actor) <= ACTOR_CHARACTERS_MAX or not actor.isprintable():
         raise ValueError(f"1 to {ACTOR_CHARACTERS_MAX} printable characters")
+
+
+def _check_hold(mark: str) -> None:
+    if mark != "hold":
+        raise ValueError(
+            "`hold`: in Kubernetes a cordon is a person's, and a taint is all that an executor sets"
+        )
+
+
+def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
+    _check_actions(actions)
+    if REBOOT in actions:
+        raise ValueError("actions without REBOOT: Kubernetes reboots no node")
+
+
+def _check_object_name(name: str) -> None:
+    if not OBJECT_NAME.fullmatch(name):
+        raise ValueError("1 to 63 lower-case letters, digits and -")
 
 
 @dataclass(frozen=True)
@@ -95,6 +122,70 @@ class ExecutorConfig:
         return ExecutorPolicy(
             frozenset(self.actions), self.mark, self.marks_max, self.lease_seconds, self.actor
         )
+
+
+@dataclass(frozen=True)
+class KubernetesConfig(ExecutorConfig):
+    """One executor of one cluster of Kubernetes."""
+
+    ledger: str = setting(
+        "",
+        description="folder of the ledger, for one executor outside the cluster; without one it is a ConfigMap, "
+        "and of several executors the one that holds a Lease acts",
+    )
+    cluster: str = setting(
+        "kubernetes",
+        check=_check_actor,
+        description="how answers, outcomes and reports name this cluster",
+    )
+    mark: str = setting(
+        "hold",
+        check=_check_hold,
+        description="what keeps new work off a node: `hold`, a taint with an end beside it",
+    )
+    actions: tuple[str, ...] = setting(
+        (*HOLDING_ACTIONS, RETURN),
+        check=_check_kubernetes_actions,
+        description="advisories that are carried out; RESET_GPU is off unless it is named here",
+    )
+    namespace: str = setting(
+        "gangline", check=_check_object_name, description="namespace of the ConfigMap and the Lease"
+    )
+    state_name: str = setting(
+        "gangline-executor",
+        check=_check_object_name,
+        description="name of the ConfigMap and the Lease",
+    )
+    kubeconfig: str = setting(
+        "",
+        description="kubeconfig in JSON, of `kubectl config view --raw --minify --flatten -o json`; without one: the service account of the pod",
+    )
+    kubernetes_server: str = setting(
+        "", description="http://127.0.0.1:8001 where `kubectl proxy` runs, in place of a kubeconfig"
+    )
+    gpu_resources: tuple[str, ...] = setting(
+        GPU_RESOURCES,
+        description="extended resources that are GPUs: pods that ask for none of them, nor for a resource claim, are not looked at",
+    )
+    gang_labels: tuple[str, ...] = setting(
+        (),
+        description="labels of pods that name their gang, before those of Kueue, JobSet, Ray, Kubeflow, Volcano and Job",
+    )
+    usual_taints: tuple[str, ...] = setting(
+        USUAL_TAINTS,
+        description="keys of taints that stand on nodes in service, with * for any characters: they say what kind of node it is. "
+        "A key on more than half of all nodes is usual, too",
+    )
+    no_execute: bool = setting(
+        False,
+        description="EVICT_NOW also sets gangline.io/evict:NoExecute: every pod of the node that does not tolerate it is evicted, "
+        "whatever its disruption budget says",
+    )
+
+    @property
+    def actor(self) -> str:
+        """How the aggregator knows this executor: whichever replica holds the Lease; with a ledger of its own, this machine's."""
+        return super().actor if self.ledger else f"executor {self.cluster}"
 
 
 class NodeNames:

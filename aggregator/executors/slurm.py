@@ -93,7 +93,7 @@ def run_command(
     except subprocess.TimeoutExpired as error:
         raise SchedulerError(f"{command[0]}: no answer within {seconds_max:g} s") from error
     except OSError as error:
-        raise SchedulerError(f"{command[0]}: {error.strerror}; is Slurm on the PATH?") from error
+        raise SchedulerError(f"{command[0]}: {error.strerror}; is it on the PATH?") from error
     if len(done.stdout) > OUTPUT_BYTES_MAX:
         raise SchedulerError(f"{command[0]}: more than {OUTPUT_BYTES_MAX} bytes of output")
     text = done.stdout.decode("utf-8", "replace")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
 from .model import Capabilities, SchedulerError
-from .slurm import Run
-
-OK, NOTE, SLOW, MISSING = "ok", "note", "slow", "missing"
+from .slurm import Run, Slurm, run_command
 
 #: Setting of SchedulerParameters -> (stock value, what is fast, what the stock value costs).
 SCHEDULER_PARAMETERS = {
@@ -18,14 +17,6 @@ SCHEDULER_PARAMETERS = {
     "bf_interval": (30, 1, "heterogeneous jobs and jobs behind others wait up to {value} s for a backfill pass"),
 }  # fmt: skip
 MIN_JOB_AGE_SECONDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
-    """One line: how grave, what is so, and what to do."""
-
-    level: str
-    text: str
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -99,3 +90,16 @@ def rights_finding(run: Run, node: str) -> DoctorFinding:
             f"reservations cannot be made: {error}; give the user AdminLevel=Operator, or run as SlurmUser",
         )
     return DoctorFinding(OK, "reservations can be made and deleted")
+
+
+def findings(scheduler: Slurm, attempt: bool) -> Iterable[DoctorFinding]:
+    """Yield what is found in the Slurm of this machine; with *attempt*, also whether reservations may be made."""
+    try:
+        config = parse_config(run_command(["scontrol", "show", "config"]))
+        yield from config_findings(config, scheduler.capabilities(), getpass.getuser())
+        nodes = scheduler.read_nodes()
+        yield DoctorFinding(OK, f"{len(nodes)} nodes")
+        if attempt and nodes:
+            yield rights_finding(run_command, next(iter(nodes)))
+    except SchedulerError as error:
+        yield DoctorFinding(MISSING, str(error))

@@ -1,0 +1,309 @@
+"""Kubernetes as an executor sees it, over the API server: holds are taints with an end beside them, gangs leave by the eviction API.
+
+Nodes and pods are watched, so reading costs no call. Each change of a node tests the version that it was made from, and is made again from
+the newest one when somebody else was faster. A cordon is a person's: it is neither set nor taken away here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from .kubernetes_api import JSON_PATCH, ApiError, ApiServer
+from .kubernetes_jobs import GangHistory, GangPod, budget_refusal, parse_pod
+from .kubernetes_marks import (
+    NODE_HOLDS_MAX,
+    KubernetesNode,
+    has_expired,
+    holds_of,
+    holds_patch,
+    node_of,
+    parse_node,
+    usual_keys,
+)
+from .kubernetes_watch import WatchedObjects
+from .model import (
+    HOLD_PREFIX,
+    Capabilities,
+    EndStep,
+    ExtendHold,
+    Node,
+    NodeHold,
+    PlaceHold,
+    RemoveHold,
+    Requeue,
+    ResetGpus,
+    ScheduledJob,
+    Scheduler,
+    SchedulerError,
+    StartNow,
+    Step,
+)
+from .settings import GPU_RESOURCES, USUAL_TAINTS
+from .slurm import run_command, site_command
+
+log = logging.getLogger(__name__)
+
+#: The first list of all nodes and pods is waited for so long.
+LIST_SECONDS_MAX = 60.0
+#: A node that others change all the time is given up after so many attempts.
+ATTEMPTS_MAX = 8
+#: Pods that we evicted are taken to be leaving for so long, then only by the API server's word.
+LEAVING_SECONDS = 300.0
+#: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
+EXPIRED_MARGIN_SECONDS = 5.0
+
+
+class Kubernetes(Scheduler):
+    """Over *api*. `close` ends the watches."""
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        api: ApiServer,
+        *,
+        gpu_resources: Collection[str] = GPU_RESOURCES,
+        gang_labels: Collection[str] = (),
+        usual_taints: Collection[str] = USUAL_TAINTS,
+        no_execute: bool = False,
+        reset_command: str = "",
+        release_command: str = "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """*no_execute*: EVICT_NOW also sets a taint that evicts every pod of the node that does not tolerate it."""
+        self._api, self._no_execute, self._wall = api, no_execute, wall
+        self._usual_taints = tuple(usual_taints)
+        self._reset_command, self._release_command = reset_command, release_command
+        self._nodes: WatchedObjects[KubernetesNode] = WatchedObjects(
+            api, "/api/v1/nodes", parse_node, lambda thing: str(thing["metadata"]["name"])
+        )
+        labels = tuple(gang_labels)
+        self._pods: WatchedObjects[GangPod] = WatchedObjects(
+            api, "/api/v1/pods", lambda thing: parse_pod(thing, gpu_resources, labels),
+            lambda thing: f"{thing['metadata']['namespace']}/{thing['metadata']['name']}",
+        )  # fmt: skip
+        self._history = GangHistory()
+        self._leaving: dict[str, float] = {}
+        self._eviction_version, self._budget_version = "policy/v1", "v1"
+        self._capabilities: Capabilities | None = None
+
+    def close(self) -> None:
+        """End the watches."""
+        self._nodes.close()
+        self._pods.close()
+        self._api.close()
+
+    # ---- read
+
+    def capabilities(self) -> Capabilities:
+        """Return what this version can do."""
+        if self._capabilities is None:
+            version = self._api.call("GET", "/version")
+            resources = self._api.call("GET", "/api/v1").get("resources") or []
+            for one in resources:
+                if one.get("name") == "pods/eviction":
+                    self._eviction_version = f"{one.get('group')}/{one.get('version')}"
+            group = self._api.call("GET", "/apis/policy")
+            offered = {str(one.get("version")) for one in group.get("versions") or []}
+            self._budget_version = "v1" if "v1" in offered else "v1beta1"
+            self._capabilities = Capabilities(
+                str(version.get("gitVersion", "")), has_drain=False, keeps_restarts=False
+            )
+        return self._capabilities
+
+    def _current_nodes(self) -> dict[str, KubernetesNode]:
+        self._nodes.start(LIST_SECONDS_MAX)
+        return self._nodes.current()
+
+    def read_nodes(self, names: Collection[str] | None = None) -> dict[str, Node]:
+        """Return nodes by name; all if *names* is None."""
+        nodes = self._current_nodes()
+        common = usual_keys(nodes.values())
+        wanted = nodes if names is None else {name: nodes[name] for name in names if name in nodes}
+        return {name: node_of(node, self._usual_taints, common) for name, node in wanted.items()}
+
+    def read_jobs(self) -> dict[str, ScheduledJob]:
+        """Return gangs as NAMESPACE/KIND/NAME."""
+        now = self._wall()
+        self._pods.start(LIST_SECONDS_MAX)
+        self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
+        return self._history.jobs(self._pods.current().values(), self._leaving, now)
+
+    def read_holds(self) -> dict[str, NodeHold]:
+        """Return the holds of executors, also those past their end whose taint is still there."""
+        return holds_of(self._current_nodes().values())
+
+    # ---- change
+
+    def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
+        """Carry out *steps* one by one."""
+        errors: dict[Step, str] = {}
+        for step in steps:
+            try:
+                self._apply_one(step)
+            except SchedulerError as error:
+                errors[step] = str(error)
+        return errors
+
+    def _apply_one(self, step: Step) -> None:
+        match step:
+            case PlaceHold(hold=hold, node=node, seconds=seconds):
+                self._edit(node, lambda holds: _with(holds, hold, self._wall() + seconds))
+            case ExtendHold(hold=hold, seconds=seconds):
+                nodes = self._nodes_of(hold)
+                if not nodes:
+                    raise SchedulerError(f"no node has the hold {hold}")
+                for name in nodes:
+                    self._edit(name, lambda holds: _with(holds, hold, self._wall() + seconds))
+            case RemoveHold(hold=hold):
+                for name in self._nodes_of(hold):
+                    self._edit(name, lambda holds: _without(holds, hold))
+            case Requeue(job=job):
+                self._evict_gang(job)
+            case EndStep(job=job):
+                self._evict_from(job, step.advisory)
+            case StartNow():
+                pass  # nothing delays a pod that was made again
+            case ResetGpus(node=node):
+                if self._release_command:
+                    run_command(site_command(self._release_command, node))
+                run_command(site_command(self._reset_command, node))
+            case _:
+                raise SchedulerError(f"{type(step).__name__} is not a step of Kubernetes")
+
+    def _nodes_of(self, hold: str) -> list[str]:
+        found = self.read_holds().get(hold)
+        return sorted(found.nodes) if found else []
+
+    def _edit(
+        self, name: str, change: Callable[[Mapping[str, float]], Mapping[str, float]]
+    ) -> None:
+        """Change the holds of a node; again from the newest version while somebody else is faster. A node that is gone has none."""
+        node = self._current_nodes().get(name)
+        path = f"/api/v1/nodes/{urllib.parse.quote(name)}"
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                if node is None or attempt:
+                    node = parse_node(self._api.call("GET", path))
+                patch = holds_patch(node, change(node.holds), self._no_execute)
+                if not patch:
+                    return
+                self._nodes.store(self._api.call("PATCH", path, patch, JSON_PATCH))
+                return
+            except ApiError as error:
+                if error.status == 404:
+                    raise SchedulerError(f"{name} is not a node of this cluster") from error
+                if not error.is_conflict or attempt == ATTEMPTS_MAX - 1:
+                    raise
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise SchedulerError(f"{name}: no node: {error!r}") from error
+
+    def remove_expired(self) -> None:
+        """Take away holds past their end, for nothing in Kubernetes does: also those of executors that are gone."""
+        if self._capabilities is None:
+            return
+        now = self._wall() - EXPIRED_MARGIN_SECONDS
+        for name, node in self._current_nodes().items():
+            if has_expired(node, now):
+                log.info(
+                    "%s: what an executor set there is past its end, or has none: taken away", name
+                )
+                self._edit(name, lambda holds: {h: ends for h, ends in holds.items() if ends > now})
+
+    def try_taint(self, name: str) -> None:
+        """Have the API server check a taint of ours on a node without setting it. Raises SchedulerError."""
+        node = self._current_nodes()[name]
+        patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
+        self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
+
+    # ---- eviction
+
+    def _evict_gang(self, job: str) -> None:
+        """Evict all pods of a gang, or none: half of one computes nothing, and holds its GPUs."""
+        pods = self._live_pods(job)
+        if fixed := next((pod for pod in pods if not pod.may_requeue), None):
+            raise SchedulerError(
+                f"pod {fixed.namespace}/{fixed.name} has no controller that makes it again, or its owner forbids eviction"
+            )
+        self._evict(pods)
+
+    def _evict_from(self, job: str, advisory: str) -> None:
+        """Evict the pods of an elastic gang from the node of *advisory*: the others go on."""
+        nodes = {
+            node
+            for hold in self.read_holds().values()
+            if _is_of(hold.name, advisory)
+            for node in hold.nodes
+        }
+        self._evict([pod for pod in self._live_pods(job) if pod.node in nodes])
+
+    def _live_pods(self, job: str) -> list[GangPod]:
+        pods = [
+            pod for pod in self._pods.current().values()
+            if pod.gang == job and pod.is_live and pod.uid not in self._leaving
+        ]  # fmt: skip
+        if not pods:
+            raise SchedulerError(f"{job} has no pods that run")
+        return sorted(pods, key=lambda pod: pod.name)
+
+    def _evict(self, pods: list[GangPod]) -> None:
+        if refusal := self._refusal(pods):
+            raise SchedulerError(refusal)
+        for count, pod in enumerate(pods):
+            try:
+                self._evict_pod(pod)
+            except ApiError as error:
+                if error.status in (404, 409):  # it is gone, or another has its name by now
+                    continue
+                raise SchedulerError(f"{count} of {len(pods)} pods were evicted, then: {error}") from error  # fmt: skip
+            self._leaving[pod.uid] = self._wall() + LEAVING_SECONDS
+
+    def _refusal(self, pods: list[GangPod]) -> str:
+        """Return why the pods may not be evicted together, by the disruption budgets of their namespaces and by a trial of each."""
+        for namespace in sorted({pod.namespace for pod in pods}):
+            path = (
+                f"/apis/policy/{self._budget_version}/namespaces/{namespace}/poddisruptionbudgets"
+            )
+            budgets, _ = self._api.list_all(path)
+            try:
+                if refusal := budget_refusal(pods, budgets):
+                    return refusal
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                return f"{path}: no disruption budget: {error!r}"
+        for pod in pods:
+            try:
+                self._evict_pod(pod, dry_run=True)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    return str(error)
+        return ""
+
+    def _evict_pod(self, pod: GangPod, dry_run: bool = False) -> None:
+        options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
+        if dry_run:
+            options["dryRun"] = ["All"]
+        body = {
+            "apiVersion": self._eviction_version, "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace}, "deleteOptions": options,
+        }  # fmt: skip
+        name = urllib.parse.quote(pod.name)
+        self._api.call("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{name}/eviction", body)
+
+
+def _with(holds: Mapping[str, float], hold: str, ends: float) -> dict[str, float]:
+    if hold not in holds and len(holds) >= NODE_HOLDS_MAX:
+        raise SchedulerError(f"the node has {NODE_HOLDS_MAX} holds; no more are set")
+    return {**holds, hold: float(int(ends) + 1)}
+
+
+def _without(holds: Mapping[str, float], hold: str) -> dict[str, float]:
+    return {name: ends for name, ends in holds.items() if name != hold}
+
+
+def _is_of(hold: str, advisory: str) -> bool:
+    return re.fullmatch(rf"gangline_{re.escape(advisory)}(_evict)?", hold) is not None

@@ -1,0 +1,101 @@
+"""What `gangline executor kubernetes doctor` finds: rights that are missing, taints that count as outages, what this version cannot do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
+from .kubernetes import Kubernetes
+from .kubernetes_api import ApiServer
+from .model import Node, ScheduledJob, SchedulerError
+from .settings import KubernetesConfig
+
+#: (verb, group, resource, subresource, what it is needed for), of the whole cluster.
+RIGHTS = (
+    ("list", "", "nodes", "", "read nodes"),
+    ("watch", "", "nodes", "", "read nodes"),
+    ("get", "", "nodes", "", "change a node that somebody else changes, too"),
+    ("patch", "", "nodes", "", "set and remove its taints"),
+    ("list", "", "pods", "", "know what runs where"),
+    ("watch", "", "pods", "", "know what runs where"),
+    ("create", "", "pods", "eviction", "carry out EVICT_NOW"),
+    ("list", "policy", "poddisruptionbudgets", "", "evict a gang as a whole or not at all"),
+)  # fmt: skip
+#: The same within the namespace of the Lease and the ledger.
+STATE_RIGHTS = (
+    ("create", "", "configmaps", "", "keep the ledger"),
+    ("get", "", "configmaps", "", "keep the ledger"),
+    ("update", "", "configmaps", "", "keep the ledger"),
+    ("create", "coordination.k8s.io", "leases", "", "be one of several replicas"),
+    ("get", "coordination.k8s.io", "leases", "", "be one of several replicas"),
+    ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
+)  # fmt: skip
+SHOWN_MAX = 5
+
+
+def findings(
+    api: ApiServer, scheduler: Kubernetes, config: KubernetesConfig, attempt: bool
+) -> Iterator[DoctorFinding]:
+    """Yield what is found in the cluster; with *attempt*, also whether the API server would take a taint of ours, which it does not set."""
+    try:
+        yield DoctorFinding(OK, f"Kubernetes {scheduler.capabilities().version} answers at {api.access.shown}")  # fmt: skip
+        yield from _rights(api, config)
+        nodes, jobs = scheduler.read_nodes(), scheduler.read_jobs()
+        yield from cluster_findings(nodes, jobs)
+        if attempt and nodes:
+            node = next(iter(nodes))
+            scheduler.try_taint(node)
+            yield DoctorFinding(OK, f"the API server would take a taint of node {node}")
+    except SchedulerError as error:
+        yield DoctorFinding(MISSING, str(error))
+
+
+def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
+    wanted = [(one, "") for one in RIGHTS]
+    if not config.ledger:
+        wanted += [(one, config.namespace) for one in STATE_RIGHTS]
+    missing = 0
+    for (verb, group, resource, subresource, purpose), namespace in wanted:
+        attributes = {
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+        }
+        # The manifests name the one ConfigMap and the one Lease.
+        name = config.state_name if namespace and verb != "create" else ""
+        body = {
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {**attributes, "namespace": namespace, "name": name}},
+        }  # fmt: skip
+        answer = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        status = answer.get("status") if isinstance(answer, dict) else None
+        if not (status or {}).get("allowed"):
+            missing += 1
+            what = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
+            yield DoctorFinding(
+                MISSING, f"may not {what}: it cannot {purpose}; kubectl apply -f packaging/kubernetes/executor-rights.yaml",
+            )  # fmt: skip
+    if not missing:
+        yield DoctorFinding(OK, "has all rights that it needs")
+
+
+def cluster_findings(
+    nodes: Mapping[str, Node], jobs: Mapping[str, ScheduledJob]
+) -> Iterable[DoctorFinding]:
+    """Yield what nodes and gangs say. Pure."""
+    yield DoctorFinding(OK, f"{len(nodes)} nodes, {len(jobs)} gangs with GPUs")
+    if not nodes:
+        yield DoctorFinding(MISSING, "the cluster has no nodes")
+    reasons = Counter(node.out.partition(",")[0].partition(":")[0] for node in nodes.values() if node.out)  # fmt: skip
+    for reason, count in reasons.most_common(SHOWN_MAX):
+        yield DoctorFinding(
+            NOTE, f"{count} nodes count as out by others' word: {reason}; a taint that says what kind of node it is belongs into usual_taints",
+        )  # fmt: skip
+    left = sorted(job.name for job in jobs.values() if job.is_running and not job.may_requeue)
+    if left:
+        yield DoctorFinding(
+            SLOW, f"{len(left)} gangs are not evicted, for no controller makes their pods again or their owner forbids it: "
+            + ", ".join(left[:SHOWN_MAX]),
+        )  # fmt: skip

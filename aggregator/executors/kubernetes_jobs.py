@@ -1,0 +1,291 @@
+"""Gangs of Kubernetes: which pods are one job, where it runs, how often it was started again, what disruption budgets allow. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .model import ScheduledJob
+
+#: Labels and annotations that name a pod's gang, the widest first, with the kind that is shown.
+GANG_LABELS = (
+    ("kueue.x-k8s.io/pod-group-name", "podgroup"),
+    ("jobset.sigs.k8s.io/jobset-name", "jobset"),
+    ("ray.io/cluster", "raycluster"),
+    ("training.kubeflow.org/job-name", "trainingjob"),
+    ("scheduling.x-k8s.io/pod-group", "podgroup"),
+    ("volcano.sh/job-name", "vcjob"),
+    ("batch.kubernetes.io/job-name", "job"),
+    ("job-name", "job"),
+)  # fmt: skip
+GANG_ANNOTATIONS = (("scheduling.k8s.io/group-name", "podgroup"),)
+
+#: What the owner of a job says in annotations of its pods.
+CHECKPOINT_ANNOTATION = "gangline.io/checkpoint-seconds"
+REQUEUE_ANNOTATION = "gangline.io/requeue"
+ELASTIC_ANNOTATION = "gangline.io/elastic"
+SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+CHECKPOINT_SECONDS_MAX = 7 * 86_400
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+
+GANG_CHARACTERS_MAX = 256
+ENDED_PHASES = ("Succeeded", "Failed")
+#: A pod that failed for these reasons lost its node.
+NODE_FAIL_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
+#: A gang whose pods we evicted waits for so long for its new ones, then it has ended.
+RECREATED_SECONDS_MAX = 60.0
+#: A time of Kubernetes; fractions of a second are left out.
+TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?Z", re.ASCII)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GangPod:
+    """A pod that has GPUs, or waits for them."""
+
+    namespace: str
+    name: str
+    uid: str
+    gang: str
+    phase: str
+    node: str = ""
+    is_deleted: bool = False
+    is_ready: bool = False
+    reason: str = ""
+    gpus: int = 0
+    #: A controller makes it again, and its owner does not forbid that.
+    may_requeue: bool = False
+    is_elastic: bool = False
+    checkpoint_seconds: float = 0.0
+    created: float = 0.0
+    scheduled: float = 0.0
+    ended: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs or waits, and nobody deleted it."""
+        return not self.is_deleted and self.phase not in ENDED_PHASES
+
+
+def parse_pod(
+    document: Any, gpu_resources: Collection[str], gang_labels: Sequence[str] = ()
+) -> GangPod | None:
+    """Return a pod of the API server's JSON; None for one without GPUs, and for daemons. Raises KeyError, TypeError, ValueError.
+
+    *gang_labels*: labels of the site that name a gang, looked at first.
+    """
+    metadata, spec, status = document["metadata"], document["spec"], document.get("status") or {}
+    gpus = sum(_gpus(container, gpu_resources) for container in spec.get("containers") or [])
+    if not gpus and not spec.get("resourceClaims"):
+        return None
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    owner = _controller(metadata)
+    if owner.get("kind") in ("DaemonSet", "Node") or MIRROR_ANNOTATION in annotations:
+        return None
+    conditions = {one["type"]: one for one in status.get("conditions") or []}
+    scheduled = conditions.get("PodScheduled", {})
+    is_bound = scheduled.get("status") == "True"
+    is_forbidden = "false" in (
+        str(annotations.get(REQUEUE_ANNOTATION)), str(annotations.get(SAFE_TO_EVICT_ANNOTATION))
+    )  # fmt: skip
+    namespace, name = str(metadata["namespace"]), str(metadata["name"])
+    created = parse_time(metadata.get("creationTimestamp"))
+    return GangPod(
+        namespace, name, str(metadata["uid"]),
+        _gang(namespace, name, labels, annotations, owner, gang_labels)[:GANG_CHARACTERS_MAX],
+        str(status.get("phase", "Pending")), str(spec.get("nodeName") or ""), bool(metadata.get("deletionTimestamp")),
+        conditions.get("Ready", {}).get("status") == "True", str(status.get("reason") or ""), gpus,
+        bool(owner) and not is_forbidden, annotations.get(ELASTIC_ANNOTATION) == "true",
+        _checkpoint_seconds(annotations.get(CHECKPOINT_ANNOTATION)), created,
+        (parse_time(scheduled.get("lastTransitionTime")) if is_bound else 0.0) or created,
+        max((_finished(one) for one in status.get("containerStatuses") or []), default=0.0),
+        {str(key): str(value) for key, value in labels.items()},
+    )  # fmt: skip
+
+
+def _controller(metadata: Any) -> Mapping[str, Any]:
+    for owner in metadata.get("ownerReferences") or []:
+        if owner.get("controller"):
+            return dict(owner)
+    return {}
+
+
+def _gang(
+    namespace: str,
+    name: str,
+    labels: Mapping[str, Any],
+    annotations: Mapping[str, Any],
+    owner: Mapping[str, Any],
+    gang_labels: Sequence[str],
+) -> str:
+    """Return the name of a pod's gang: NAMESPACE/KIND/NAME, by label, then by owner; a pod without either is one by itself."""
+    site = tuple((key, key.rpartition("/")[2]) for key in gang_labels)
+    for source, keys in ((labels, (*site, *GANG_LABELS)), (annotations, GANG_ANNOTATIONS)):
+        for key, kind in keys:
+            if source.get(key):
+                return f"{namespace}/{kind}/{source[key]}"
+    if owner:
+        return f"{namespace}/{str(owner.get('kind', '')).lower()}/{owner.get('name', '')}"
+    return f"{namespace}/pod/{name}"
+
+
+def _gpus(container: Any, gpu_resources: Collection[str]) -> int:
+    resources = container.get("resources") or {}
+    wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    counts = (str(wanted.get(name, "0")) for name in gpu_resources)
+    return sum(int(count) for count in counts if count.isdecimal() and len(count) < 6)
+
+
+def _checkpoint_seconds(text: Any) -> float:
+    word = str(text or "")
+    seconds = int(word) if word.isdecimal() and len(word) < 8 else 0
+    return float(seconds) if seconds <= CHECKPOINT_SECONDS_MAX else 0.0
+
+
+def _finished(status: Any) -> float:
+    return parse_time(((status.get("state") or {}).get("terminated") or {}).get("finishedAt"))
+
+
+def parse_time(text: Any) -> float:
+    """Return a time of Kubernetes as seconds since the epoch; 0 for none."""
+    match = TIME.fullmatch(str(text or ""))
+    if match is None:
+        return 0.0
+    try:
+        return float(calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return 0.0
+
+
+# ---------------------------------------------------------------- gangs
+
+
+@dataclass(slots=True)
+class GangRun:
+    """What was seen of a gang: its pods on nodes, how many it had, how often it lost one and came back."""
+
+    members: set[str] = field(default_factory=set)
+    size: int = 0
+    restarts: int = 0
+    #: It lost a pod and is not whole again: what it loses meanwhile is the same restart.
+    is_healing: bool = False
+    #: We evicted its pods, and it has no new ones yet; since when it has none at all (0: it has some).
+    is_evicted: bool = False
+    gone: float = 0.0
+    job: ScheduledJob | None = None
+
+
+class GangHistory:
+    """Kubernetes counts no restarts of a gang: this does, since the start of the process."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, GangRun] = {}
+
+    def jobs(
+        self, pods: Iterable[GangPod], leaving: Collection[str], now: float
+    ) -> dict[str, ScheduledJob]:
+        """Return the gangs of *pods* by name. *leaving*: uids of pods that we evicted, and whose event may be on its way."""
+        groups: dict[str, list[GangPod]] = {}
+        for pod in pods:
+            groups.setdefault(pod.gang, []).append(pod)
+        jobs: dict[str, ScheduledJob] = {}
+        for name, group in groups.items():
+            run = self._runs.setdefault(name, GangRun())
+            live = [pod for pod in group if pod.is_live and pod.uid not in leaving]
+            _count_losses(run, group, live)
+            run.is_evicted = not live and (
+                run.is_evicted or any(pod.uid in leaving for pod in group)
+            )
+            run.gone = 0.0
+            run.job = jobs[name] = _job(name, group, live, run.restarts)
+        for name in self._runs.keys() - groups.keys():
+            run = self._runs[name]
+            is_evicted = run.is_evicted or not run.members.isdisjoint(leaving)
+            run.gone = run.gone or now
+            if run.job is None or not is_evicted or now - run.gone > RECREATED_SECONDS_MAX:
+                del self._runs[name]
+                continue
+            run.is_evicted = True
+            _count_losses(run, [], [])
+            jobs[name] = replace(run.job, state="PENDING", nodes=frozenset(), restarts=run.restarts)
+        return jobs
+
+
+def _count_losses(run: GangRun, group: Iterable[GangPod], live: Iterable[GangPod]) -> None:
+    bound = {pod.uid for pod in live if pod.node}
+    succeeded = {pod.uid for pod in group if pod.phase == "Succeeded"}
+    if run.members - bound - succeeded and not run.is_healing:
+        run.restarts, run.is_healing = run.restarts + 1, True
+    run.members = bound
+    if not run.is_healing:
+        run.size = len(bound)
+    elif len(bound) >= run.size:
+        run.is_healing = False
+
+
+def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) -> ScheduledJob:
+    """Return a gang as executors see any scheduler's job: it runs while one of its pods has a node."""
+    bound = [pod for pod in live if pod.node]
+    known = live or group
+    ended = 0.0
+    if bound:
+        state = "RUNNING"
+    elif any(pod.phase not in ENDED_PHASES for pod in group):
+        state = "PENDING"
+    else:
+        failed = [pod for pod in group if pod.phase == "Failed"]
+        lost = any(pod.reason in NODE_FAIL_REASONS for pod in failed)
+        state = "NODE_FAIL" if lost else "FAILED" if failed else "COMPLETED"
+        ended = max(pod.ended or pod.scheduled for pod in group)
+    return ScheduledJob(
+        name, state, frozenset(pod.node for pod in bound), restarts,
+        all(pod.may_requeue for pod in known), sum(pod.gpus for pod in live),
+        min(pod.created for pod in known), max((pod.scheduled for pod in bound), default=0.0), ended,
+        max(pod.checkpoint_seconds for pod in known), all(pod.is_elastic for pod in known),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- disruption budgets
+
+
+def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:
+    """Return which disruption budget forbids that all *pods* are evicted together; "" if none does. Raises KeyError, TypeError.
+
+    The API server looks at one pod at a time: it would let half of a gang go.
+    """
+    for budget in budgets:
+        metadata, selector = budget["metadata"], (budget.get("spec") or {}).get("selector")
+        covered = [
+            pod for pod in pods
+            if pod.namespace == metadata["namespace"] and selector is not None and selects(selector, pod.labels)
+        ]  # fmt: skip
+        healthy = sum(pod.is_ready for pod in covered)
+        allowed = int((budget.get("status") or {}).get("disruptionsAllowed", 0))
+        if healthy > allowed:
+            return (
+                f"disruption budget {metadata['namespace']}/{metadata['name']} allows {allowed} disruptions, "
+                f"and {healthy} pods of the gang are under it"
+            )
+    return ""
+
+
+def selects(selector: Any, labels: Mapping[str, str]) -> bool:
+    """Say whether a label selector matches *labels*; an empty one matches all. Raises KeyError, TypeError."""
+    for key, value in (selector.get("matchLabels") or {}).items():
+        if labels.get(key) != value:
+            return False
+    for one in selector.get("matchExpressions") or []:
+        key, operator, values = one["key"], one["operator"], one.get("values") or []
+        holds = {
+            "In": labels.get(key) in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }.get(operator)
+        if not holds:
+            return False
+    return True

@@ -1,0 +1,216 @@
+"""What an executor writes on a node of Kubernetes: a taint, and an annotation with the end of each hold; JSON patches between them. Pure.
+
+Taints are one atomic list, and nothing in Kubernetes ends one. So each patch tests the version of the node that it was made from, and
+the annotation says when a taint is past its end, for whoever takes it away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .core import OUR_HOLD
+from .model import EVICT_SUFFIX, HOLD_PREFIX, NODE_NAME, Node, NodeHold
+
+AVOID_TAINT, EVICT_TAINT = "gangline.io/avoid", "gangline.io/evict"
+HOLDS_ANNOTATION = "gangline.io/holds"
+#: What a person may write beside a cordon, which has no reason of its own.
+REASON_ANNOTATION = "gangline.io/reason"
+#: Holds on one node; more are not set.
+NODE_HOLDS_MAX = 32
+REASON_CHARACTERS_MAX = 200
+#: A hold in the annotation: its name, and its end in seconds since the epoch.
+HOLD_WORD = re.compile(rf"({OUR_HOLD.pattern})=([0-9]{{1,12}})", re.ASCII)
+
+#: Taints by Kubernetes itself for what the Ready condition and a cordon say, too.
+CONDITION_TAINTS = "node.kubernetes.io/*"
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+#: A key that stands on a larger share of all nodes tells what kind of node this is, not that it is out.
+USUAL_SHARE_MAX = 0.5
+HOLDING_EFFECTS = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesNode:
+    """A node as far as executors look at it. `taints`: as the API server has them, for they are written back as a whole."""
+
+    name: str
+    version: str
+    taints: tuple[Mapping[str, Any], ...] = ()
+    has_annotations: bool = False
+    holds_annotation: str | None = None
+    reason: str = ""
+    is_cordoned: bool = False
+    #: Of the Ready condition: True, False or Unknown, and why.
+    ready: str = "Unknown"
+    ready_reason: str = ""
+
+    @property
+    def is_tainted(self) -> bool:
+        """Whether our taint stands."""
+        return any(_is_managed(taint) for taint in self.taints)
+
+    @property
+    def holds(self) -> dict[str, float]:
+        """Return the holds that stand, with their ends. A taint of ours without an annotation has no end: 0."""
+        avoid = [taint for taint in self.taints if taint.get("key") == AVOID_TAINT]
+        if not avoid:
+            return {}
+        found = parse_holds(self.holds_annotation or "")
+        if found:
+            return found
+        name = f"{HOLD_PREFIX}{avoid[0].get('value', '')}"
+        return {name if OUR_HOLD.fullmatch(name) else f"{HOLD_PREFIX}a0": 0.0}
+
+    def foreign_taints(self) -> list[Mapping[str, Any]]:
+        """Return the taints of others that keep work off."""
+        return [
+            taint for taint in self.taints
+            if not _is_managed(taint) and taint.get("effect") in HOLDING_EFFECTS
+        ]  # fmt: skip
+
+
+def _is_managed(taint: Mapping[str, Any]) -> bool:
+    return taint.get("key") in (AVOID_TAINT, EVICT_TAINT)
+
+
+def parse_node(document: Any) -> KubernetesNode:
+    """Return a node of the API server's JSON. Raises KeyError, TypeError, ValueError."""
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    name = str(metadata["name"])
+    if not NODE_NAME.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} is no name of a node")
+    annotations = metadata.get("annotations")
+    own = annotations or {}
+    conditions = (document.get("status") or {}).get("conditions") or []
+    ready: Mapping[str, Any] = next((one for one in conditions if one.get("type") == "Ready"), {})
+    reason = " ".join(str(own.get(REASON_ANNOTATION, "")).split())
+    return KubernetesNode(
+        name, str(metadata["resourceVersion"]), tuple(dict(taint) for taint in spec.get("taints") or []),
+        annotations is not None, own.get(HOLDS_ANNOTATION), reason[:REASON_CHARACTERS_MAX], spec.get("unschedulable") is True,
+        str(ready.get("status", "Unknown")), str(ready.get("reason", "no status was reported")),
+    )  # fmt: skip
+
+
+def parse_holds(text: str) -> dict[str, float]:
+    """Return the holds of the annotation; words that are none are left out."""
+    found = (HOLD_WORD.fullmatch(word) for word in text.split()[: 2 * NODE_HOLDS_MAX])
+    return {match.group(1): float(match.group(2)) for match in found if match}
+
+
+def format_holds(holds: Mapping[str, float]) -> str:
+    """Return the annotation of *holds*, by name."""
+    return " ".join(f"{name}={int(ends)}" for name, ends in sorted(holds.items()))
+
+
+def holds_patch(
+    node: KubernetesNode, holds: Mapping[str, float], no_execute: bool
+) -> list[dict[str, Any]]:
+    """Return the JSON patch after which *holds* stand on *node*, and no other of ours; [] if that is so already.
+
+    It applies only to the version of the node that it was made from. Taints of others stay, in their order.
+    """
+    others = [taint for taint in node.taints if not _is_managed(taint)]
+    taints = [*others, *_taints_of(holds, no_execute)]
+    annotation = format_holds(holds) if holds else None
+    if taints == list(node.taints) and annotation == node.holds_annotation:
+        return []
+    patch: list[dict[str, Any]] = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": node.version}
+    ]
+    if taints != list(node.taints):
+        patch.append({"op": "add", "path": "/spec/taints", "value": taints})
+    path = f"/metadata/annotations/{HOLDS_ANNOTATION.replace('/', '~1')}"
+    if annotation is None and node.holds_annotation is not None:
+        patch.append({"op": "remove", "path": path})
+    elif annotation is not None and not node.has_annotations:
+        patch.append(
+            {"op": "add", "path": "/metadata/annotations", "value": {HOLDS_ANNOTATION: annotation}}
+        )
+    elif annotation is not None and annotation != node.holds_annotation:
+        patch.append({"op": "add", "path": path, "value": annotation})
+    return patch
+
+
+def _taints_of(holds: Mapping[str, float], no_execute: bool) -> list[dict[str, str]]:
+    if not holds:
+        return []
+    newest = max(map(_advisory_of, holds), key=lambda name: int(name[1:]))
+    taints = [{"key": AVOID_TAINT, "value": newest, "effect": "NoSchedule"}]
+    evicting = [_advisory_of(name) for name in holds if name.endswith(EVICT_SUFFIX)]
+    if evicting and no_execute:
+        newest = max(evicting, key=lambda name: int(name[1:]))
+        taints.append({"key": EVICT_TAINT, "value": newest, "effect": "NoExecute"})
+    return taints
+
+
+def _advisory_of(hold: str) -> str:
+    return hold.removeprefix(HOLD_PREFIX).removesuffix(EVICT_SUFFIX)
+
+
+def standing_holds(node: KubernetesNode, now: float) -> dict[str, float]:
+    """Return the holds of *node* that have not ended; one without an end has."""
+    return {name: ends for name, ends in node.holds.items() if ends > now}
+
+
+def has_expired(node: KubernetesNode, now: float) -> bool:
+    """Say whether something of ours on *node* is past its end, or has none: a taint, or an annotation whose taint a person took away."""
+    if standing_holds(node, now) != node.holds:
+        return True
+    if node.is_tainted and not node.holds:
+        return True  # the taint that evicts, alone
+    left = parse_holds(node.holds_annotation or "")
+    return node.holds_annotation is not None and all(ends <= now for ends in left.values())
+
+
+# ---------------------------------------------------------------- what others did
+
+
+def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
+    """Return keys of others' taints that stand on more than USUAL_SHARE_MAX of all nodes."""
+    counts: dict[str, int] = {}
+    total = 0
+    for node in nodes:
+        total += 1
+        for key in {str(taint.get("key")) for taint in node.foreign_taints()}:
+            counts[key] = counts.get(key, 0) + 1
+    return frozenset(key for key, count in counts.items() if count > USUAL_SHARE_MAX * total)
+
+
+def is_usual(key: str, patterns: Iterable[str], common: frozenset[str]) -> bool:
+    """Say whether a taint tells what kind of node this is, or only repeats a condition."""
+    if key == OUT_OF_SERVICE_TAINT:
+        return False
+    return key in common or any(fnmatchcase(key, one) for one in (CONDITION_TAINTS, *patterns))
+
+
+def node_of(node: KubernetesNode, patterns: Iterable[str], common: frozenset[str]) -> Node:
+    """Return *node* as executors see any scheduler's. *patterns*, *common*: keys of taints that are no outage."""
+    reasons = []
+    if node.is_cordoned:
+        reasons.append("cordoned")
+    reasons += [
+        f"tainted {taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+        for taint in node.foreign_taints()
+        if not is_usual(str(taint.get("key")), patterns, common)
+    ]
+    out = ", ".join(reasons[:3])
+    if out and node.reason:
+        out = f"{out}: {node.reason}"
+    state = "Ready" if node.ready == "True" else "NotReady"
+    down = "" if node.ready == "True" else f"NotReady: {node.ready_reason}"
+    shown = f"{state},SchedulingDisabled" if node.is_cordoned else state
+    return Node(node.name, shown, node.reason, node.ready != "Unknown", out, down)
+
+
+def holds_of(nodes: Iterable[KubernetesNode]) -> dict[str, NodeHold]:
+    """Return our holds on all nodes by name; one that several nodes have is one, with the latest end."""
+    found: dict[str, NodeHold] = {}
+    for node in nodes:
+        for name, ends in node.holds.items():
+            before = found.get(name, NodeHold(name, frozenset()))
+            found[name] = NodeHold(name, before.nodes | {node.name}, max(before.ends, ends))
+    return found

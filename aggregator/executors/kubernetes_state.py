@@ -1,0 +1,212 @@
+"""What executors in Kubernetes keep there: the ledger in a ConfigMap, and a Lease that says which of several replicas acts.
+
+Each write names the version that it replaces. A replica that lost the Lease without knowing cannot write the ledger any more, and without
+the ledger nothing is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .kubernetes_api import ApiError, ApiServer
+from .kubernetes_jobs import parse_time
+from .ledger import ExecutorLedger, LedgerError
+from .model import SchedulerError
+
+log = logging.getLogger(__name__)
+
+LEDGER_KEY, WRITER_KEY = "ledger.json", "writer"
+#: An object of Kubernetes has at most 1 MiB.
+LEDGER_BYTES_MAX = 900_000
+#: A Lease that was not renewed for so long is free; it is renewed after a third of it, and given up a fifth before.
+LEASE_SECONDS = 15
+RENEW_SECONDS, GIVE_UP_SECONDS, RETRY_SECONDS = LEASE_SECONDS / 3, LEASE_SECONDS * 0.8, 2.0
+
+
+class ConfigMapLedger(ExecutorLedger):
+    """The ledger in a ConfigMap of *namespace*."""
+
+    def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
+        """Read it; it may be missing. Raises LedgerError."""
+        self._api, self._namespace, self._name = api, namespace, name
+        self._collection = f"/api/v1/namespaces/{namespace}/configmaps"
+        self._version = ""
+        #: Tells this process: its first write is a new version also where the ledger is the same.
+        self._writer = uuid.uuid4().hex
+        #: A write of ours without an answer.
+        self._unanswered: str | None = None
+        self.place = f"configmap {namespace}/{name}"
+        self.path = Path(self.place)
+        self.load()
+
+    def read_text(self) -> str | None:
+        """Return what is stored; None for nothing. Raises LedgerError."""
+        try:
+            document = self._api.call("GET", f"{self._collection}/{self._name}")
+            self._version = str(document["metadata"]["resourceVersion"])
+            text = (document.get("data") or {}).get(LEDGER_KEY)
+        except ApiError as error:
+            if error.status == 404:
+                self._version = ""
+                return None
+            raise LedgerError(f"{self.place}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+        return None if text is None else str(text)
+
+    def write_text(self, text: str) -> None:
+        """Replace what this process read or wrote last. Raises LedgerError, also where another executor wrote since."""
+        if len(text) > LEDGER_BYTES_MAX:
+            raise LedgerError(f"{self.place}: more than {LEDGER_BYTES_MAX} bytes; lower marks_max")
+        try:
+            self._write(text)
+        except ApiError as error:
+            if error.status == 409 and self._is_own_write():
+                self.write_text(text)
+                return
+            if not error.status:  # it may have been written all the same
+                self._unanswered = text
+            if error.status == 409:
+                raise LedgerError(f"{self.place}: another executor wrote it") from error
+            raise LedgerError(f"{self.place}: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise LedgerError(f"{self.place}: no ConfigMap: {error!r}") from error
+        self._unanswered = None
+
+    def _is_own_write(self) -> bool:
+        """Say whether what is stored is our own write that was not answered; its version is known then."""
+        unanswered, self._unanswered = self._unanswered, None
+        return unanswered is not None and self.read_text() == unanswered
+
+    def _write(self, text: str) -> None:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        document: dict[str, Any] = {
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata,
+            "data": {LEDGER_KEY: text, WRITER_KEY: self._writer},
+        }  # fmt: skip
+        if self._version:
+            metadata["resourceVersion"] = self._version
+            answer = self._api.call("PUT", f"{self._collection}/{self._name}", document)
+        else:
+            answer = self._api.call("POST", self._collection, document)
+        self._version = str(answer["metadata"]["resourceVersion"])
+
+
+class ExecutorLease:
+    """A Lease of *namespace*: `acquire`, then `keep` in a thread of its own until it is lost or `release`d."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        namespace: str,
+        name: str,
+        holder: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*api*: of this lease alone, so that no other call delays a renewal."""
+        self._api, self._holder, self._monotonic = api, holder[:63], monotonic
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path, self._name = f"{self._collection}/{name}", name
+        self.place = f"lease {namespace}/{name}"
+        #: What another holder wrote last, and when we saw that: clocks of two machines are not compared.
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._renewed = 0.0
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, stopped: threading.Event) -> bool:
+        """Wait until it is ours; False once *stopped* is set. The API server's absence is waited for, too."""
+        waited_for = ""
+        while not stopped.is_set():
+            try:
+                holder = self.attempt()
+            except SchedulerError as error:
+                holder = f"nobody: {error}"
+            if not holder:
+                return True
+            if holder != waited_for:
+                log.info("stands by: %s is held by %s", self.place, holder)
+                waited_for = holder
+            stopped.wait(RETRY_SECONDS)
+        return False
+
+    def attempt(self) -> str:
+        """Acquire or renew it; return "" if it is ours now, else who holds it. Raises SchedulerError."""
+        now = self._monotonic()
+        try:
+            document = self._api.call("GET", self._path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}  # fmt: skip
+        try:
+            spec = document.get("spec") or {}
+            holder, version = str(spec.get("holderIdentity") or ""), str(document["metadata"].get("resourceVersion", ""))  # fmt: skip
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SchedulerError(f"{self.place}: no Lease: {error!r}") from error
+        if holder not in ("", self._holder):
+            if self._seen[0] != version:
+                self._seen = version, now
+            if now - self._seen[1] < float(spec.get("leaseDurationSeconds") or LEASE_SECONDS):
+                return holder
+        document["spec"] = self._spec(spec, holder)
+        try:
+            if version:
+                self._api.call("PUT", self._path, document)
+            else:
+                self._api.call("POST", self._collection, document)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return "another that was faster"
+        self._renewed = now
+        return ""
+
+    def _spec(self, spec: Any, holder: str) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        is_new = holder != self._holder
+        changes = spec.get("leaseTransitions")
+        return {
+            "holderIdentity": self._holder, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now,
+            "acquireTime": now if is_new or not parse_time(spec.get("acquireTime")) else spec["acquireTime"],
+            "leaseTransitions": (changes if isinstance(changes, int) else 0) + is_new,
+        }  # fmt: skip
+
+    def keep(self, lost: Callable[[], None]) -> None:
+        """Renew it from now on; *lost* is called, once, before another one can have it."""
+        self._thread = threading.Thread(target=self._keep, args=(lost,), daemon=True)
+        self._thread.start()
+
+    def _keep(self, lost: Callable[[], None]) -> None:
+        while not self._stopped.wait(RENEW_SECONDS):
+            try:
+                holder = self.attempt()
+            except SchedulerError as error:
+                log.warning("%s was not renewed: %s", self.place, error)
+                holder = ""
+            if holder or self._monotonic() - self._renewed > GIVE_UP_SECONDS:
+                log.error("%s is lost%s: ends", self.place, f" to {holder}" if holder else "")
+                lost()
+                return
+
+    def release(self) -> None:
+        """Let another one have it at once. Never raises."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(RENEW_SECONDS)
+        try:
+            document = self._api.call("GET", self._path)
+            if (document.get("spec") or {}).get("holderIdentity") == self._holder:
+                document["spec"]["holderIdentity"] = ""
+                self._api.call("PUT", self._path, document)
+        except (SchedulerError, KeyError, TypeError, AttributeError) as error:
+            log.info("%s was not released: %s", self.place, error)
+        self._api.close()

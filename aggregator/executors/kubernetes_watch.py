@@ -1,0 +1,146 @@
+"""Objects of one kind as the API server last told of them: one list, then each change, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from .kubernetes_api import ApiError, ApiServer, ApiWatch
+from .model import SchedulerError
+
+log = logging.getLogger(__name__)
+
+#: After a lost connection it is tried again after so long, then after twice as long each time.
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 5.0
+#: `close` waits for the thread so long: it may be in a call.
+CLOSE_SECONDS = 15.0
+#: More objects of a kind are not taken: the list is an error.
+OBJECTS_MAX = 500_000
+
+T = TypeVar("T")
+
+
+class WatchedObjects(Generic[T]):
+    """`start`, then `current` whenever one likes. *parse* makes what is stored of an object; None for what is of no interest."""
+
+    def __init__(
+        self, api: ApiServer, path: str, parse: Callable[[Any], T | None], name_of: Callable[[Any], str]
+    ) -> None:  # fmt: skip
+        """*path*: of the list; *name_of*: the key of an object. Both callables may raise KeyError, TypeError, ValueError."""
+        self._api, self._path, self._parse, self._name_of = api, path, parse, name_of
+        self._objects: dict[str, tuple[int, T | None]] = {}
+        self._lock = threading.Lock()
+        self._problem = "nothing was read yet"
+        self._listed, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watch: ApiWatch | None = None
+        #: Called after each change, in the thread of the watch.
+        self.wake: Callable[[], None] = lambda: None
+
+    def start(self, seconds_max: float) -> None:
+        """Begin, and wait for the first list. Raises SchedulerError where there is none in time."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"watch {self._path}", daemon=True
+            )
+            self._thread.start()
+        if not self._listed.wait(seconds_max):
+            raise SchedulerError(f"{self._path}: {self._problem}")
+
+    def close(self) -> None:
+        """End the watch and its thread."""
+        self._stopped.set()
+        with self._lock:
+            watch = self._watch
+        if watch is not None:
+            watch.close()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def current(self) -> dict[str, T]:
+        """Return all objects. Raises SchedulerError while the connection is lost: what we knew may be another by now."""
+        with self._lock:
+            if self._problem:
+                raise SchedulerError(f"{self._path}: {self._problem}")
+            return {name: one for name, (_, one) in self._objects.items() if one is not None}
+
+    def store(self, thing: Any) -> None:
+        """Take an object as an answer had it, unless a later one is known."""
+        self._take("MODIFIED", thing)
+
+    def _run(self) -> None:
+        rest = RETRY_SECONDS
+        while not self._stopped.is_set():
+            try:
+                version = self._list()
+                rest = RETRY_SECONDS
+                while not self._stopped.is_set():
+                    watch = self._api.watch(self._path, version)
+                    with self._lock:
+                        self._watch = watch
+                    if self._stopped.is_set():
+                        watch.close()
+                    for kind, thing in watch:
+                        if self._stopped.is_set():
+                            return
+                        version = self._take(kind, thing) or version
+            except ApiError as error:
+                self._lose(str(error), error.status == 410)
+            except Exception as error:  # a thread must not end unseen
+                log.exception("watching %s failed", self._path)
+                self._lose(repr(error), False)
+            self._stopped.wait(rest)
+            rest = min(2 * rest, RETRY_SECONDS_MAX)
+
+    def _lose(self, problem: str, is_expired: bool) -> None:
+        """The connection is lost; a watch that lasted too long (410) is listed again, without a word."""
+        with self._lock:
+            if problem != self._problem and not is_expired and not self._stopped.is_set():
+                log.warning("lost the watch of %s", problem)
+            self._problem = problem
+        self.wake()
+
+    def _list(self) -> str:
+        things, version = self._api.list_all(self._path)
+        if len(things) > OBJECTS_MAX:
+            raise ApiError(0, f"{self._path}: more than {OBJECTS_MAX} objects")
+        objects: dict[str, tuple[int, T | None]] = {}
+        for thing in things:
+            name, number, one = self._read(thing)
+            if name:
+                objects[name] = number, one
+        with self._lock:
+            self._objects, self._problem = objects, ""
+        self._listed.set()
+        self.wake()
+        return version
+
+    def _take(self, kind: str, thing: Any) -> str:
+        """Take one event; return its version. Versions grow: an answer to a call of ours may come before the event of an earlier change."""
+        name, number, one = self._read(thing)
+        version = str(number) if number else ""
+        if kind == "BOOKMARK" or not name:
+            return version
+        with self._lock:
+            known = self._objects.get(name)
+            if known is not None and known[0] > number:
+                return version
+            if kind == "DELETED":
+                self._objects.pop(name, None)
+            elif name in self._objects or len(self._objects) < OBJECTS_MAX:
+                self._objects[name] = number, one
+        self.wake()
+        return version
+
+    def _read(self, thing: Any) -> tuple[str, int, T | None]:
+        """Return (name, version, what is stored); an object that is none of the kind has no name."""
+        try:
+            number = int(thing["metadata"]["resourceVersion"])
+            return self._name_of(thing), number, self._parse(thing)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            try:
+                return "", int(thing["metadata"]["resourceVersion"]), None
+            except (KeyError, TypeError, ValueError):
+                return "", 0, None

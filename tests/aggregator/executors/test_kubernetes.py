@@ -1,0 +1,435 @@
+"""What an executor in Kubernetes promises beyond the contract: nobody's taint is lost, budgets hold, all ends, one replica acts."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.executors import kubernetes_doctor
+from gangline.aggregator.executors.kubernetes import Kubernetes
+from gangline.aggregator.executors.kubernetes_api import ApiAccess, ApiError, ApiServer
+from gangline.aggregator.executors.kubernetes_state import (
+    LEASE_SECONDS,
+    ConfigMapLedger,
+    ExecutorLease,
+)
+from gangline.aggregator.executors.ledger import Entry, LedgerError
+from gangline.aggregator.executors.model import (
+    EndStep,
+    PlaceHold,
+    RemoveHold,
+    Requeue,
+    SchedulerError,
+    Step,
+)
+from gangline.aggregator.executors.settings import KubernetesConfig
+from gangline.cli import main as command
+from tests.aggregator.executors.kubernetes_site import KubernetesSite
+from tests.kubernetes_cluster import (
+    ADMIN_TOKEN,
+    EXECUTOR_TOKEN,
+    MANIFESTS,
+    MISSING,
+    NAMESPACE,
+    UsedCluster,
+    has_kubernetes,
+    path_of,
+    until,
+)
+
+REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
+
+
+@pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
+def cluster(request: pytest.FixtureRequest) -> UsedCluster:
+    found: UsedCluster = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def site(cluster: UsedCluster) -> Iterator[KubernetesSite]:
+    site = KubernetesSite(cluster)
+    yield site
+    site.clean()
+
+
+def succeed(site: KubernetesSite, *steps: Step) -> None:
+    assert site.kubernetes.apply(steps) == {}
+
+
+def hold(number: int, node: str, seconds: float = 600.0, evict: bool = False) -> PlaceHold:
+    name = f"gangline_a{number}{'_evict' if evict else ''}"
+    return PlaceHold(f"a{number}", "why", name, node, seconds)
+
+
+# ---------------------------------------------------------------- taints
+
+
+@pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> None:
+    """`taints` is one list: whoever writes it back as read a moment ago deletes what another one has set since."""
+    people, lost = site.people, []
+
+    def others() -> None:
+        for number in range(rounds):
+            people.taint("n1", f"repair.example/{number % 3}", str(number))
+            if f"repair.example/{number % 3}={number}:NoSchedule" not in people.taints("n1"):
+                lost.append(number)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    turn = 0
+    while thread.is_alive():
+        turn += 1
+        errors = site.kubernetes.apply([hold(turn, "n1")])
+        assert all("Conflict" in one or "422" in one or "409" in one for one in errors.values())
+        site.kubernetes.apply([RemoveHold(f"a{turn}", "why", f"gangline_a{turn}")])
+    thread.join()
+    assert not lost
+    assert len([one for one in people.taints("n1") if one.startswith("repair.example")]) == 3
+    for number in range(3):
+        people.untaint("n1", f"repair.example/{number}")
+
+
+def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
+    """A taint is known by key and effect: the second advisory's hold must not end with the first one's."""
+    succeed(site, hold(7, "n2"), hold(12, "n2"))
+    assert site.people.taints("n2") == ["gangline.io/avoid=a12:NoSchedule"]
+    succeed(site, RemoveHold("a12", "why", "gangline_a12"))
+    assert site.people.taints("n2") == ["gangline.io/avoid=a7:NoSchedule"]
+    assert site.kubernetes.read_holds().keys() == {"gangline_a7"}
+    succeed(site, RemoveHold("a7", "why", "gangline_a7"), RemoveHold("a7", "why", "gangline_a7"))
+    assert site.people.taints("n2") == []
+    assert "gangline.io/holds" not in (site.people.node("n2")["metadata"].get("annotations") or {})
+
+
+def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
+    """A NoExecute taint evicts every pod of the node, whatever its budget says: nobody gets it without asking."""
+    for asked in (False, True):
+        site = KubernetesSite(cluster, no_execute=asked)
+        succeed(site, hold(3, "n3", evict=True))
+        taints = ["gangline.io/avoid=a3:NoSchedule", "gangline.io/evict=a3:NoExecute"]
+        assert site.people.taints("n3") == taints[: 1 + asked]
+        succeed(site, RemoveHold("a3", "why", "gangline_a3_evict"))
+        assert site.people.taints("n3") == []
+        site.clean()
+
+
+def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
+    """An executor that is gone has left a taint; nothing in Kubernetes ends one."""
+    now = time.time()
+    site = KubernetesSite(cluster, wall=lambda: now)
+    succeed(site, hold(1, "n1", 60), hold(2, "n1", 600), hold(3, "n2", 60))
+    site.people.taint("n4", "gangline.io/avoid", "a4")  # without an end
+    until(lambda: "gangline_a4" in site.kubernetes.read_holds(), "it is seen")
+    now += 100
+    site.kubernetes.remove_expired()
+    assert site.kubernetes.read_holds().keys() == {"gangline_a2"}
+    now += 1000
+    site.kubernetes.remove_expired()
+    assert not site.kubernetes.read_holds()
+    assert all(site.people.taints(f"n{at}") == [] for at in range(1, 9))
+    site.clean()
+
+
+@REAL
+def test_without_any_executor_kubectl_takes_away_what_is_past_its_end(
+    real_cluster: UsedCluster, tmp_path: Path
+) -> None:
+    """The script of the CronJob, as it is in the manifest: others' taints and holds that stand stay."""
+    site = KubernetesSite(real_cluster)
+    people = site.people
+    people.taint("n1", "repair.example/fan")
+    people.taint("n3", "zone.example/late")
+    succeed(site, hold(1, "n1", -60), hold(2, "n2", 600), hold(3, "n2", -60), hold(4, "n3", -60))
+    people.taint("n1", "repair.example/later")
+    people.taint("n4", "gangline.io/avoid", "a5")
+    assert run_expiry(real_cluster, tmp_path) == ""
+    assert people.taints("n1") == ["repair.example/fan=:NoSchedule", "repair.example/later=:NoSchedule"]  # fmt: skip
+    assert people.taints("n2") == ["gangline.io/avoid=a3:NoSchedule"]
+    assert people.taints("n3") == ["zone.example/late=:NoSchedule"]
+    assert people.taints("n4") == []
+    for node, key in (("n1", "repair.example/fan"), ("n1", "repair.example/later"), ("n3", "zone.example/late")):  # fmt: skip
+        people.untaint(node, key)
+    site.clean()
+
+
+def run_expiry(cluster: UsedCluster, folder: Path) -> str:
+    """Run the script of packaging/kubernetes/expiry.yaml; return its errors."""
+    lines = (MANIFESTS / "expiry.yaml").read_text().splitlines()
+    first = lines.index("  expire.sh: |") + 1
+    end = next(at for at in range(first, len(lines)) if lines[at] == "---")
+    script = "\n".join(line[4:] for line in lines[first:end]).replace("/tmp/", f"{folder}/")
+    kubectl = path_of("kubectl")
+    assert cluster.real and kubectl
+    environment = {
+        "PATH": f"{Path(kubectl).parent}:/usr/bin:/bin", "HOME": str(folder),
+        "KUBECONFIG": str(cluster.real.kubeconfig(ADMIN_TOKEN)),
+    }  # fmt: skip
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+# ---------------------------------------------------------------- evictions
+
+
+def test_a_budget_keeps_the_whole_gang(site: KubernetesSite) -> None:
+    """The API server looks at one pod at a time: with a budget of two it would end two of three, and the third would hold its GPUs."""
+    job = site.submit(3)
+    app = job.rpartition("/")[2]
+    site.people.add_budget(app, 1)
+    try:
+        until(lambda: allowed(site, app) == 2, "the budget is known")
+        (error,) = site.kubernetes.apply([Requeue("a1", "why", job, 0)]).values()
+        assert f"disruption budget {NAMESPACE}/{app} allows 2 disruptions, and 3 pods of the gang are under it" in error  # fmt: skip
+        assert len(live_pods(site)) == 3 and site.kubernetes.read_jobs()[job].restarts == 0
+    finally:
+        site.people.remove_budget(app)
+    succeed(site, Requeue("a1", "why", job, 0))
+    until(lambda: site.kubernetes.read_jobs()[job].is_running, "it runs again")
+    assert site.kubernetes.read_jobs()[job].restarts == 1
+
+
+def allowed(site: KubernetesSite, app: str) -> int:
+    path = f"/apis/policy/v1beta1/namespaces/{NAMESPACE}/poddisruptionbudgets/{app}"
+    status = site.people.api.call("GET", path).get("status") or {}
+    return int(status.get("disruptionsAllowed", 0))
+
+
+def live_pods(site: KubernetesSite) -> list[Any]:
+    return [pod for pod in site.people.pods() if not pod["metadata"].get("deletionTimestamp")]
+
+
+def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
+    """torchrun with --nnodes=MIN:MAX goes on: to end all of it would cost what it was made to save."""
+    job = site.submit_annotated(3, {"gangline.io/elastic": "true"})
+    found = site.kubernetes.read_jobs()[job]
+    assert found.restarts_itself
+    node = min(found.nodes)
+    before = {pod["metadata"]["uid"] for pod in live_pods(site) if pod["spec"].get("nodeName") != node}  # fmt: skip
+    succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job))
+    until(lambda: node not in site.kubernetes.read_jobs()[job].nodes and len(site.kubernetes.read_jobs()[job].nodes) == 3, "its pod is elsewhere")  # fmt: skip
+    assert before <= {pod["metadata"]["uid"] for pod in live_pods(site)}
+
+
+# ---------------------------------------------------------------- rights
+
+
+@REAL
+def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCluster) -> None:
+    """Two executors are two logins with rights over a whole cluster: each right is one that somebody can steal."""
+    with closing(ApiServer(real_cluster.access)) as api:
+        scheduler = Kubernetes(api)
+        lines = list(kubernetes_doctor.findings(api, scheduler, KubernetesConfig(), True))
+        assert [one.level for one in lines] == ["ok"] * 4, lines
+        forbidden: list[tuple[str, str, Any]] = [
+            ("GET", "/api/v1/secrets", None),
+            ("GET", "/api/v1/namespaces/kube-system/configmaps/other", None),
+            ("GET", "/api/v1/namespaces/gangline/configmaps/other", None),
+            ("DELETE", "/api/v1/nodes/n1", None),
+            ("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/any", None),
+            ("PUT", "/api/v1/nodes/n1/status", {}),
+            ("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", {}),
+            ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles", None),
+        ]
+        for method, path, body in forbidden:
+            with pytest.raises(ApiError, match="forbidden") as caught:
+                api.call(method, path, body)
+            assert caught.value.status == 403
+        scheduler.close()
+
+
+@REAL
+def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody looks at three in the morning: what is set, and all off in one line."""
+    assert real_cluster.real
+    site = KubernetesSite(real_cluster)
+    way = ["--set", f"kubeconfig={real_cluster.real.kubeconfig(EXECUTOR_TOKEN)}"]
+    succeed(site, hold(9, "n5"))
+    assert run(["executor", "kubernetes", "status", *way], capsys) == (0, "nothing is set\n", "")
+    code, output, _ = run(["executor", "kubernetes", "undo", "--all", *way], capsys)
+    assert (code, output) == (0, "undone: RemoveHold hold=gangline_a9\n")
+    assert site.people.taints("n5") == []
+    code, output, _ = run(["executor", "kubernetes", "undo", "--all", *way], capsys)
+    assert output == "nothing in Kubernetes was set by an executor\n"
+    site.clean()
+
+
+def test_outside_a_cluster_the_command_says_how_to_get_in(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kubeconfig of kubectl is read by itself: it is YAML, and may belong to another cluster."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    code, _, error = run(["executor", "kubernetes", "status"], capsys)
+    assert code == 1 and "kubectl config view --raw --minify --flatten -o json" in error
+    code, _, error = run(["executor", "kubernetes", "--set", 'actions=["REBOOT"]'], capsys)
+    assert code == 2 and "expected actions without REBOOT" in error
+    code, _, error = run(["executor", "kubernetes", "--set", "mark=drain"], capsys)
+    assert code == 2 and "a cordon is a person's" in error
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = command(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# ---------------------------------------------------------------- replicas
+
+
+def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.FixtureRequest) -> None:
+    """Two replicas that both acted would evict a gang twice."""
+    name, now = f"lease-{time.time_ns()}", 1000.0
+    access = admin_access(cluster)
+
+    def lease(holder: str) -> ExecutorLease:
+        one = ExecutorLease(ApiServer(access), "gangline", name, holder, monotonic=lambda: now)
+        request.addfinalizer(one.release)
+        return one
+
+    ensure_namespace(cluster)
+    first, second = lease("one"), lease("two")
+    assert first.attempt() == "" and second.attempt() == "one"
+    now += LEASE_SECONDS - 1
+    assert first.attempt() == "" and second.attempt() == "one"
+    now += LEASE_SECONDS - 1
+    assert second.attempt() == "one"
+    now += 2
+    assert second.attempt() == "" and first.attempt() == "two"
+    second.release()
+    assert first.attempt() == ""
+
+
+def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedCluster) -> None:
+    """It was suspended for a minute, and does not know yet that another one acts."""
+    ensure_namespace(cluster)
+    with closing(ApiServer(admin_access(cluster))) as api:
+        name = f"ledger-{time.time_ns()}"
+        first = ConfigMapLedger(api, "gangline", name)
+        first.add(Entry("a1", "n1", "AVOID", "one", 3, 100.0, 200.0, "hold", "gangline_a1"))
+        first.save()
+        second = ConfigMapLedger(api, "gangline", name)
+        assert second.entries == first.entries and second.tokens == {"a1": 3}
+        second.save()
+        with pytest.raises(LedgerError, match="another executor wrote it"):
+            first.save()
+        second.save()
+
+
+def test_a_write_of_the_ledger_whose_answer_was_lost_is_known_again(cluster: UsedCluster) -> None:
+    """The connection broke after the API server had stored it: each later write would have been refused for ever."""
+    ensure_namespace(cluster)
+    with closing(ApiServer(admin_access(cluster))) as api:
+        ledger = ConfigMapLedger(api, "gangline", f"ledger-{time.time_ns()}")
+        ledger.save()
+        ledger.add(Entry("a1", "n1", "AVOID", "one", 3, 100.0, 200.0))
+        with losing_answers(api), pytest.raises(LedgerError, match="no answer"):
+            ledger.save()
+        ledger.add(Entry("a2", "n2", "AVOID", "one", 4, 100.0, 200.0))
+        ledger.save()
+        ledger.load()
+        assert ledger.entries.keys() == {"a1", "a2"}
+
+
+@contextmanager
+def losing_answers(api: Any) -> Iterator[None]:
+    """Calls reach the API server; what it answers is lost."""
+    call = api.call
+
+    def lost(*arguments: Any) -> Any:
+        call(*arguments)
+        raise ApiError(0, "no answer")
+
+    api.call = lost
+    try:
+        yield
+    finally:
+        api.call = call
+
+
+def admin_access(cluster: UsedCluster) -> ApiAccess:
+    return cluster.real.access(ADMIN_TOKEN) if cluster.real else cluster.access
+
+
+def ensure_namespace(cluster: UsedCluster) -> None:
+    try:
+        cluster.people.add_namespace("gangline")
+    except ApiError as error:
+        assert error.status == 409, error
+
+
+# ---------------------------------------------------------------- the API server itself
+
+
+def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:
+    """Whatever the status code, it must be made again from the newest version, not given up."""
+    api = cluster.people.api
+    version = cluster.people.node("n1")["metadata"]["resourceVersion"]
+    cluster.people.taint("n1", "test.example/one")
+    patch = [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, {"op": "add", "path": "/spec/taints", "value": []}]  # fmt: skip
+    with pytest.raises(ApiError) as caught:
+        api.call("PATCH", "/api/v1/nodes/n1", patch, "application/json-patch+json")
+    assert caught.value.is_conflict
+    assert cluster.people.taints("n1") == ["test.example/one=:NoSchedule"]
+    cluster.people.untaint("n1", "test.example/one")
+
+
+def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 nodes do not come in one answer."""
+    monkeypatch.setattr("gangline.aggregator.executors.kubernetes_api.PAGE_OBJECTS", 3)
+    nodes, version = cluster.people.api.list_all("/api/v1/nodes")
+    assert [one["metadata"]["name"] for one in nodes] == [f"n{at}" for at in range(1, 9)]
+    assert int(version) > 0
+
+
+def test_a_wrong_token_is_said(cluster: UsedCluster) -> None:
+    """A token that ran out looked like an empty cluster."""
+    with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
+        with pytest.raises(ApiError, match="401: Unauthorized"):
+            api.call("GET", "/api/v1/nodes")
+        scheduler = Kubernetes(api)
+        with pytest.raises(ApiError, match="Unauthorized"):
+            scheduler.capabilities()
+
+
+def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: KubernetesSite) -> None:
+    """What was read before the loss is not the cluster of now: pods may have gone, and nodes been cordoned."""
+    nodes: Any = site.kubernetes._nodes
+    assert site.kubernetes.read_nodes() and not site.kubernetes.read_jobs()
+    until(lambda: nodes._watch, "the watch")
+    with no_route(nodes._api):
+        nodes._watch.close()
+        until(lambda: fails(site.kubernetes.read_nodes), "it is said")
+    until(lambda: not fails(site.kubernetes.read_nodes), "it is back")
+
+
+@contextmanager
+def no_route(api: Any) -> Iterator[None]:
+    """Nothing reaches the API server but watches that have begun."""
+    watch, lists = api.watch, api.list_all
+
+    def broken(*arguments: Any) -> Any:
+        raise ApiError(0, "no route to host")
+
+    api.watch = api.list_all = broken
+    try:
+        yield
+    finally:
+        api.watch, api.list_all = watch, lists
+
+
+def fails(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except SchedulerError:
+        return True
+    return False

@@ -1,0 +1,426 @@
+"""Objects of Kubernetes as executors read them: gangs, marks, ways in, and answers that are none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.executors import kubernetes_api
+from gangline.aggregator.executors.kubernetes_api import (
+    ApiAccess,
+    ApiError,
+    ApiServer,
+    find_access,
+    kubeconfig_access,
+    service_account_access,
+)
+from gangline.aggregator.executors.kubernetes_doctor import cluster_findings
+from gangline.aggregator.executors.kubernetes_jobs import (
+    RECREATED_SECONDS_MAX,
+    GangHistory,
+    GangPod,
+    budget_refusal,
+    parse_pod,
+    parse_time,
+    selects,
+)
+from gangline.aggregator.executors.kubernetes_marks import (
+    NODE_HOLDS_MAX,
+    format_holds,
+    has_expired,
+    holds_patch,
+    node_of,
+    parse_holds,
+    parse_node,
+    usual_keys,
+)
+from gangline.aggregator.executors.model import SchedulerError
+from gangline.aggregator.executors.settings import GPU_RESOURCES, USUAL_TAINTS
+
+Json = dict[str, Any]
+
+
+def node(*taints: str, annotations: Json | None = None, cordoned: bool = False, ready: str = "True", name: str = "n1") -> Json:  # fmt: skip
+    """A node with taints as KEY=VALUE:EFFECT."""
+    parsed = []
+    for text in taints:
+        key, _, rest = text.partition("=")
+        value, _, effect = rest.partition(":")
+        parsed.append({"key": key, "value": value, "effect": effect})
+    metadata: Json = {"name": name, "resourceVersion": "7"}
+    if annotations is not None:
+        metadata["annotations"] = annotations
+    conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}]
+    return {"metadata": metadata, "spec": {"taints": parsed, "unschedulable": cordoned}, "status": {"conditions": conditions}}  # fmt: skip
+
+
+def pod(name: str = "p-0", **more: Any) -> Json:
+    """A pod of eight GPUs; *more*: labels, annotations, owner, gpus, spec, status."""
+    owner = more.get("owner", {"kind": "Job", "name": "train", "uid": "j", "controller": True})
+    metadata = {
+        "namespace": "ml", "name": name, "uid": f"uid-{name}", "resourceVersion": "9", "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": more.get("labels", {}), "annotations": more.get("annotations", {}), "ownerReferences": [owner] if owner else [],
+    }  # fmt: skip
+    limits = {"nvidia.com/gpu": more.get("gpus", "8")} if more.get("gpus", "8") else {}
+    spec = {"nodeName": "n1", "containers": [{"resources": {"limits": limits}}], **more.get("spec", {})}  # fmt: skip
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}  # fmt: skip
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Running", "conditions": [scheduled], **more.get("status", {})}}  # fmt: skip
+
+
+def parsed(name: str = "p-0", **more: Any) -> GangPod:
+    found = parse_pod(pod(name, **more), GPU_RESOURCES)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
+    """nvidia.com/gpu:NoSchedule stands on every GPU node: the whole fleet would have been out of service."""
+    nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{at}")) for at in range(4)]  # fmt: skip
+    nodes.append(parse_node(node("repair=fan:NoSchedule", "soft=x:PreferNoSchedule", name="n9")))
+    common = usual_keys(nodes)
+    assert common == {"team", "nvidia.com/gpu"}
+    out = {one.name: node_of(one, USUAL_TAINTS, common).out for one in nodes}
+    assert {name: reason for name, reason in out.items() if reason} == {"n9": "tainted repair=fan:NoSchedule"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "out", "down"),
+    [
+        (node(), "", ""),
+        (node(cordoned=True), "cordoned", ""),
+        (node(cordoned=True, annotations={"gangline.io/reason": "bad\n fan"}), "cordoned: bad fan", ""),
+        (node("node.kubernetes.io/unreachable=:NoExecute", ready="Unknown"), "", "NotReady: KubeletReady"),
+        (node("node.kubernetes.io/out-of-service=x:NoExecute"), "tainted node.kubernetes.io/out-of-service=x:NoExecute", ""),
+        (node("gangline.io/avoid=a1:NoSchedule"), "", ""),
+    ],
+)  # fmt: skip
+def test_who_took_a_node_out(document: Json, out: str, down: str) -> None:
+    """Kubernetes' own taints repeat its conditions; ours is nobody's outage."""
+    found = node_of(parse_node(document), USUAL_TAINTS, frozenset())
+    assert (found.out, found.down) == (out, down)
+    assert found.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
+
+
+def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
+    """The list is written back as a whole."""
+    found = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
+    test, taints, annotation = holds_patch(found, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
+    assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    assert [one["key"] for one in taints["value"]] == ["a", "b", "gangline.io/avoid"]
+    assert annotation["path"] == "/metadata/annotations/gangline.io~1holds"
+    assert annotation["value"] == "gangline_a1=100 gangline_a2=300"
+    assert holds_patch(parse_node(node(annotations={})), {}, True) == []
+    first = holds_patch(parse_node(node()), {"gangline_a1": 100.0}, False)
+    assert first[-1]["value"] == {"gangline.io/holds": "gangline_a1=100"}
+
+
+@pytest.mark.parametrize("text", ["", "x", "gangline_a1", "gangline_a1=", "gangline_a1=1e9", "gangline_a1=9999999999999", "gangline_b1=5", "a=1 " * 9000])  # fmt: skip
+def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
+    """Then the taint has no end: it counts as past its end, and is taken away."""
+    assert parse_holds(text) == {}
+    found = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
+    assert found.holds == {"gangline_a1": 0.0} and has_expired(found, 1.0)
+
+
+def test_holds_on_a_node_are_limited() -> None:
+    """An annotation that somebody filled is not read without end."""
+    many = {f"gangline_a{at}": 5.0 for at in range(10_000)}
+    assert len(parse_holds(format_holds(many))) == 2 * NODE_HOLDS_MAX
+
+
+def test_without_our_taint_no_hold_stands() -> None:
+    """A person took the taint away and left the annotation, whose end has not come."""
+    found = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
+    assert found.holds == {} and not has_expired(found, 400.0) and has_expired(found, 500.0)
+    assert has_expired(parse_node(node("gangline.io/evict=a1:NoExecute")), 1.0)
+
+
+# ---------------------------------------------------------------- gangs
+
+
+@pytest.mark.parametrize(
+    ("more", "gang"),
+    [
+        ({}, "ml/job/train"),
+        ({"labels": {"job-name": "b", "jobset.sigs.k8s.io/jobset-name": "llama"}}, "ml/jobset/llama"),
+        ({"labels": {"ray.io/cluster": "r"}}, "ml/raycluster/r"),
+        ({"annotations": {"scheduling.k8s.io/group-name": "g"}}, "ml/podgroup/g"),
+        ({"labels": {"kueue.x-k8s.io/pod-group-name": "k", "ray.io/cluster": "r"}}, "ml/podgroup/k"),
+        ({"owner": {"kind": "StatefulSet", "name": "s", "controller": True}}, "ml/statefulset/s"),
+        ({"owner": None}, "ml/pod/p-0"),
+    ],
+)  # fmt: skip
+def test_the_widest_name_is_the_gang(more: Json, gang: str) -> None:
+    """A JobSet has a Job for each replica: each by itself would be evicted without the others."""
+    assert parsed(**more).gang == gang
+
+
+def test_a_label_of_the_site_comes_first() -> None:
+    """The site's launcher knows better."""
+    found = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
+    assert found is not None and found.gang == "ml/run/r9"
+
+
+def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
+    """A driver's DaemonSet asks for GPUs on some sites; a drain would never have been over."""
+    assert parse_pod(pod(gpus=""), GPU_RESOURCES) is None
+    assert parse_pod(pod(owner={"kind": "DaemonSet", "name": "d", "controller": True}), GPU_RESOURCES) is None  # fmt: skip
+    assert parse_pod(pod(annotations={"kubernetes.io/config.mirror": "x"}), GPU_RESOURCES) is None
+    claimed = parse_pod(pod(gpus="", spec={"resourceClaims": [{"name": "gpus"}]}), GPU_RESOURCES)
+    assert claimed is not None and claimed.gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("annotations", "may", "checkpoint"),
+    [
+        ({}, True, 0.0),
+        ({"gangline.io/requeue": "false"}, False, 0.0),
+        ({"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}, False, 0.0),
+        ({"gangline.io/checkpoint-seconds": "1800"}, True, 1800.0),
+        ({"gangline.io/checkpoint-seconds": "-3"}, True, 0.0),
+        ({"gangline.io/checkpoint-seconds": "99999999999"}, True, 0.0),
+        ({"gangline.io/checkpoint-seconds": "604801"}, True, 0.0),
+    ],
+)  # fmt: skip
+def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) -> None:
+    """A word that is none changes nothing."""
+    found = parsed(annotations=annotations)
+    assert (found.may_requeue, found.checkpoint_seconds) == (may, checkpoint)
+    assert not parsed(owner=None).may_requeue
+
+
+@pytest.mark.parametrize("document", [{}, {"metadata": None}, {"metadata": {}, "spec": {}}, [], None, 7, {"metadata": {"name": "../x"}, "spec": {}}])  # fmt: skip
+def test_what_is_no_object_is_refused(document: Any) -> None:
+    """Each of these is left out by the watch, and ends nothing."""
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        parse_node(document)
+
+
+def test_times() -> None:
+    """With and without fractions; a word that is none is no time."""
+    assert parse_time("2026-01-01T00:00:05Z") == parse_time("2026-01-01T00:00:05.123456Z") == 1767225605.0  # fmt: skip
+    assert parse_time("2026-13-01T00:00:00Z") == parse_time("yesterday") == parse_time(None) == 0.0
+
+
+def test_a_gang_that_loses_pods_restarts_once() -> None:
+    """Three pods that leave one after another were three restarts, and three outcomes."""
+    history = GangHistory()
+    pods = [parsed(f"p-{at}") for at in range(3)]
+    assert history.jobs(pods, (), 0.0)["ml/job/train"].restarts == 0
+    assert history.jobs(pods[1:], (), 1.0)["ml/job/train"].restarts == 1
+    assert history.jobs(pods[2:], (), 2.0)["ml/job/train"].restarts == 1
+    again = [parsed(f"q-{at}") for at in range(3)]
+    assert history.jobs(again, (), 3.0)["ml/job/train"].restarts == 1
+    assert history.jobs(again[:2], (), 4.0)["ml/job/train"].restarts == 2
+
+
+def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
+    """Its controller makes them a moment later: until then it was taken to have ended."""
+    history = GangHistory()
+    pods = [parsed(f"p-{at}") for at in range(2)]
+    history.jobs(pods, (), 0.0)
+    leaving = {one.uid for one in pods}
+    assert history.jobs(pods, leaving, 1.0)["ml/job/train"].state == "PENDING"
+    gone = history.jobs([], leaving, 2.0)["ml/job/train"]
+    assert (gone.state, gone.nodes, gone.restarts) == ("PENDING", frozenset(), 1)
+    assert history.jobs([], (), 3.0 + RECREATED_SECONDS_MAX) == {}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "state"),
+    [
+        ([{"phase": "Succeeded"}], "COMPLETED"),
+        ([{"phase": "Succeeded"}, {"phase": "Failed"}], "FAILED"),
+        ([{"phase": "Failed", "reason": "NodeShutdown"}], "NODE_FAIL"),
+    ],
+)  # fmt: skip
+def test_how_a_gang_ended(statuses: list[Json], state: str) -> None:
+    """An outcome is what hazards are learned from."""
+    pods = [parsed(f"p-{at}", status=status) for at, status in enumerate(statuses)]
+    (job,) = GangHistory().jobs(pods, (), 0.0).values()
+    assert job.state == state and job.ended
+
+
+# ---------------------------------------------------------------- disruption budgets
+
+
+def budget(allowed: int, selector: Any) -> Json:
+    return {"metadata": {"namespace": "ml", "name": "b"}, "spec": {"selector": selector}, "status": {"disruptionsAllowed": allowed}}  # fmt: skip
+
+
+def test_budgets_are_added_up() -> None:
+    """Only pods that are ready count, as the API server counts."""
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    pods = [parsed(f"p-{at}", labels={"app": "x"}, status=ready) for at in range(3)]
+    assert "allows 2 disruptions, and 3 pods" in budget_refusal(pods, [budget(2, {"matchLabels": {"app": "x"}})])  # fmt: skip
+    assert not budget_refusal(pods, [budget(3, {}), budget(0, {"matchLabels": {"app": "y"}}), budget(0, None)])  # fmt: skip
+    assert not budget_refusal([parsed(labels={"app": "x"})], [budget(0, {})])
+
+
+@pytest.mark.parametrize(
+    ("expression", "holds"),
+    [
+        ({"key": "a", "operator": "In", "values": ["1"]}, True),
+        ({"key": "a", "operator": "NotIn", "values": ["1"]}, False),
+        ({"key": "b", "operator": "NotIn", "values": ["1"]}, True),
+        ({"key": "a", "operator": "Exists"}, True),
+        ({"key": "a", "operator": "DoesNotExist"}, False),
+        ({"key": "a", "operator": "Other"}, False),
+    ],
+)  # fmt: skip
+def test_selectors(expression: Json, holds: bool) -> None:
+    """As the API server reads them."""
+    assert selects({"matchExpressions": [expression]}, {"a": "1"}) is holds
+
+
+# ---------------------------------------------------------------- the way in
+
+
+def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
+    path = folder / "config.json"
+    document = {
+        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": cluster}], "users": [{"name": "u", "user": user or {}}],
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    """YAML, a login through another program, and a CA that nobody checks are the usual three."""
+    yaml = tmp_path / "config"
+    yaml.write_text("apiVersion: v1\n")
+    with pytest.raises(SchedulerError, match="kubectl config view --raw --minify --flatten -o json"):  # fmt: skip
+        kubeconfig_access(yaml)
+    yaml.write_text("[" * 100_000)
+    with pytest.raises(SchedulerError, match="no JSON"):
+        kubeconfig_access(yaml)
+    yaml.write_text("{}")
+    with pytest.raises(SchedulerError, match="no kubeconfig: KeyError"):
+        kubeconfig_access(yaml)
+    yaml.write_bytes(b" " * (kubernetes_api.KUBECONFIG_BYTES_MAX + 1))
+    with pytest.raises(SchedulerError, match="larger than"):
+        kubeconfig_access(yaml)
+    server = {"server": "https://k.example"}
+    for cluster, user, message in (
+        (server, {"exec": {}}, "kubectl proxy"),
+        ({**server, "insecure-skip-tls-verify": True}, {}, "name the CA"),
+        ({"server": "http://k.example"}, {}, "expected https://HOST:PORT"),
+        ({**server, "certificate-authority": "/nowhere"}, {}, "certificates: "),
+        ({**server, "certificate-authority-data": "AAA"}, {}, "no kubeconfig"),
+    ):
+        with pytest.raises(SchedulerError, match=message):
+            kubeconfig_access(write_config(tmp_path, cluster, user))
+    found = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
+    assert (found.host, found.port, found.path, found.token) == ("k.example", 443, "/x", "t")
+
+
+def test_without_tls_only_this_machine(tmp_path: Path) -> None:
+    """A token in the clear on a network is everybody's."""
+    assert find_access("http://127.0.0.1:8001").port == 8001
+    for server in ("http://k.example:8001", "https://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:x"):  # fmt: skip
+        with pytest.raises(SchedulerError, match="kubernetes_server"):
+            find_access(server)
+    with pytest.raises(SchedulerError, match="no pod with a service account"):
+        service_account_access({}, tmp_path)
+    (tmp_path / "token").write_text("t")
+    with pytest.raises(SchedulerError, match=r"ca\.crt"):
+        service_account_access({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[ApiServer]:
+    """An API server that says *answer* to everything."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    try:
+                        connection.sendall(answer)
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with closing(ApiServer(ApiAccess("127.0.0.1", listener.getsockname()[1]))) as api:
+            yield api
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status.encode(), len(body), body)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (http(b"<html>"), "no JSON"),
+        (http(b"[" * 100_000), "no JSON"),
+        (http(b'{"kind":"Status","message":"no such thing"}', "404 Not Found"), "404: no such thing"),
+        (http(b"gateway", "502 Bad Gateway"), "502: gateway"),
+        (http(b'{"message":"too many","details":{"causes":[{"message":"the budget b needs 3"}]}}', "429 X"), "too many; the budget b needs 3"),
+        (http(b'{"items": 7}'), "no list"),
+        (http(b"x" * 2000), "more than 1000 bytes"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "no JSON|no list"),
+        (b"nonsense\r\n\r\n", "http://127.0.0.1"),
+        (b"", "http://127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_an_error(
+    answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer answers for an API server that is away."""
+    limit = 1000 if "1000" in message else 1 << 20
+    monkeypatch.setattr(kubernetes_api, "ANSWER_BYTES_MAX", limit)
+    with answering(answer) as api, pytest.raises(ApiError, match=message):
+        api.list_all("/api/v1/nodes")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n', 410, "too old"),
+        (b'{"type":"ERROR","object":7}\n', 0, "watch"),
+        (b'{"kind":"x"}\n', 0, "no event"),
+        (b"7\n", 0, "no event"),
+        (b"x" * 2000, 0, "an event of more than 1000 bytes"),
+    ],
+)  # fmt: skip
+def test_an_event_that_is_none_ends_the_watch(
+    body: bytes, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun again from a list."""
+    monkeypatch.setattr(kubernetes_api, "EVENT_BYTES_MAX", 1000)
+    with answering(http(body)) as api, pytest.raises(ApiError, match=message) as caught:
+        list(api.watch("/api/v1/nodes", "1"))
+    assert caught.value.status == status
+
+
+def test_the_doctor_counts_outages() -> None:
+    """A cluster whose every other node has a taint of a team gets no advice: somebody has to see why."""
+    nodes = {f"n{at}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{at}")), (), frozenset()) for at in range(3)}  # fmt: skip
+    (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
+    lines = [one.text for one in cluster_findings(nodes, {job.name: job})]
+    assert lines[0] == "3 nodes, 1 gangs with GPUs"
+    assert lines[1].startswith("3 nodes count as out by others' word: tainted team=a")
+    assert "1 gangs are not evicted" in lines[2] and "ml/pod/p-0" in lines[2]
