@@ -215,6 +215,8 @@ def request_lines(request: Any, names: Sequence[str]) -> list[str]:
     found += _invariants(gang)
     if gang.workload.job:
         found.append(f"as job {gang.workload.job}")
+    if gang.tenant:
+        found.append(f"tenant {gang.tenant}")
     if gang.node_score_min:
         found.append(f"score of each node at least {gang.node_score_min:.4g}")
     if gang.survival_min:

@@ -39,6 +39,13 @@ REPLY_BYTES_MAX = 64 << 20
 #: Of a file with names of hosts.
 HOSTS_FILE_BYTES_MAX = 16 << 20
 NAMES_CHARACTERS = 96
+#: Exchange rates: field of the request -> what each unit of it costs.
+RATE_OPTIONS = {
+    "gpu_hours_per_delay_hour": "what an hour of delay costs, in GPU-hours",
+    "gpu_hours_per_currency_unit": "what a unit of currency is worth, in GPU-hours",
+    "gpu_hours_per_stranded_gpu_hour": "what a GPU stranded for an hour costs, in GPU-hours",
+}
+RATE_MAX = 1e9
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
         print(json_object(fields))
     elif options.evaluate:
-        print("\n".join(option_lines(reply.option, dictionary.names, explain=options.explain)))
+        lines = option_lines(reply.option, dictionary.names, explain=options.explain)
+        print("\n".join([*lines, *(f"note: {each}" for each in reply.notes)]))
     else:
         print(plan_text(reply, dictionary.names, explain=options.explain))
     if picture is not None and options.map:
@@ -231,6 +239,10 @@ def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
     if options.job:
         gang.workload.job = options.job
     gang.workload_name = options.workload
+    gang.tenant = options.tenant
+    for name in RATE_OPTIONS:
+        if (rate := getattr(options, name)) is not None:
+            setattr(gang, name, rate)
     return gang
 
 
@@ -261,6 +273,7 @@ def plan_text(
         )
         for one in reply.blockers:
             lines += blocker_lines(one)
+    lines += [f"note: {each}" for each in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}, "
         f"{reply.solve_time.ToNanoseconds() / 1e6:.1f} ms; candidates: {reply.candidates_source}"
@@ -428,6 +441,18 @@ def _share(text: str) -> float:
     return value
 
 
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= RATE_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected GPU-hours, a number from 0 to {RATE_MAX:g}"
+        )
+    return value
+
+
 def count_of(text: str) -> int:
     """Return a count from 1. Raises argparse.ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text)):
@@ -465,6 +490,10 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="throughput by size as outcomes of this name report it (default: those of --job)",
     )
+    add("--tenant", default="", metavar="NAME", help="whose declared exchange rates count")
+    for name, text in RATE_OPTIONS.items():
+        option = f"--{name.replace('_', '-')}"
+        add(option, type=_rate, metavar="X", help=f"{text} (default: as declared of --tenant)")
     add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
     add(
         "--segments",

@@ -157,25 +157,30 @@ def find(
 ) -> tuple[float, list[Indexes], list[list[float]]]:
     """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first.
 
-    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search has no place for it: it goes in
-    as the hazard that costs no more than that, so that the bound stays one.
+    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search orders nodes by their hazard and,
+    with it, the hazard that costs no more than that, so that the bound stays one; it prices both exactly.
     """
     if needs.nodes > pool.rows.size:
         return inf, [], []
-    hazard = table.hazard
+    hazard, by_node = table.hazard, np.zeros(len(table))
     if extra_gpu_hours is not None:
         fastest = max(float(table.speed[pool.nodes].max()), 1.0)
         per_hazard = lost.gross_gpu_hours * lost.per_interruption_hours.value * fastest
         hazard = hazard.copy()
         hazard[pool.nodes] += extra_gpu_hours / max(per_hazard, 1e-12)
+        by_node[pool.nodes] = extra_gpu_hours
         pool = _by_hazard(pool, hazard)
     order, rows, at = pool.order, pool.rows, pool.nodes
+    costs = np.zeros(at.size)
+    if extra_gpu_hours is not None:
+        costs = by_node[at]
+    risks = table.hazard[at]
     is_whole = rows.size == order.nodes.size and extra_gpu_hours is None
     tree = order.tree if is_whole else np.take(order.tree, rows, axis=1)
     domains = order.domains if is_whole else np.take(order.domains, rows, axis=1)
     segments = needs.segment_nodes > 1 and needs.segment_tier is not None
     bound, members, measures = search(
-        hazard[at], table.speed[at], tree, domains,
+        hazard[at], risks, costs, extra_gpu_hours is not None, table.speed[at], tree, domains,
         table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
@@ -227,9 +232,11 @@ def members_of(
     if table.workload_source:
         evidence += f"; as a workload feels it: {table.workload_source}"
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
+    prices = table.gpu_prices
     return Members(
         hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper,
-        domains, unknown, source, evidence,
+        domains, unknown, table.preemption[nodes] if table.preemption.size else table.preemption,
+        None if prices is None else prices[:, nodes], source, evidence,
         f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
     )  # fmt: skip
 
@@ -347,17 +354,18 @@ def answer(
         # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
         before, after = strands.get(Tier.LEAF, strands[None])
         hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
-        words = f"the largest gang of one leaf is {before - after} nodes smaller"
+        rate = needs.rate_text("stranded_gpu_rate")
+        words = f"the largest gang of one leaf is {before - after} nodes smaller; {rate}"
         within = strands_within(table, candidates, nodes, needs)
         if within is not None and np.isfinite(within.gpus).all():
             grown = float(within.gpus.sum())
             # A whole gang of one leaf is no measure of what a share of a node takes away.
             hours = grown * needs.hours * needs.stranded_gpu_rate
-            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use"
+            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use; {rate}"
             masks = within.masks
         stranded = declared(hours, words)
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
-    mean = float(members.hazard.sum()) * lost.repair_hours.value
+    mean = float(table.hazard[nodes].sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
     return PlacementChoice(
         nodes, cost, tuple(members.domains), tuple(members.unknown),
@@ -365,6 +373,30 @@ def answer(
         tuple((tier, before, after) for tier, (before, after) in strands.items()),
         max(0.0, cost.total.value - bound),
     )  # fmt: skip
+
+
+def extra_of(
+    table: NodeTable, candidates: Candidates, pool: Eligible, needs: GangRequirements
+) -> tuple[Floats | None, float]:
+    """Return what each node of *pool* costs beside, above the least, in GPU-hours: what it strands, and money; and that least. None: nothing."""
+    extra = np.zeros(pool.rows.size)
+    within = strands_within(table, candidates, pool.nodes, needs)
+    if within is not None:
+        extra += within.gpus * needs.hours * needs.stranded_gpu_rate
+    extra += node_money(table, pool, needs)
+    if not extra.any():
+        return None, 0.0
+    least = float(extra.min())
+    return extra - least, least
+
+
+def node_money(table: NodeTable, pool: Eligible, needs: GangRequirements) -> Floats:
+    """Return what the GPUs of each node of *pool* cost in currency, in GPU-hours."""
+    prices = table.gpu_prices
+    if not needs.currency_rate or prices is None:
+        return np.zeros(pool.rows.size)
+    gpu_hours = gpus_of(table, needs) * needs.hours
+    return np.asarray(prices[0, pool.nodes] * (gpu_hours * needs.currency_rate))
 
 
 def plan(
@@ -382,17 +414,16 @@ def plan(
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
         steps_max //= 10  # who asks for one option of a large gang wants it soon
-    extra, least = None, 0.0
-    within = strands_within(table, candidates, pool.nodes, needs)
-    if within is not None:
-        extra = within.gpus * needs.hours * needs.stranded_gpu_rate
-        least = float(extra.min())
-        # A floor of survival is on hazards alone: with one, what is stranded is priced and not searched for.
-        extra = None if needs.survival_min else extra - least
+    extra, least = extra_of(table, candidates, pool, needs)
     bound, found, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
     )  # fmt: skip
+    if extra is not None and needs.survival_min and not found:
+        # The cheapest are too hazardous: the healthiest, then.
+        _, found, measures = find(
+            table, pool, needs, lost, options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+        )  # fmt: skip
     bound += least * needs.nodes
     answers = [
         answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
@@ -429,9 +460,7 @@ def evaluate_nodes(
         steps_max=0,
         subsets_max=0.0,
     )
-    within = strands_within(table, candidates, pool.nodes, needs)
-    if within is not None:
-        bound += float(within.gpus.min()) * needs.nodes * needs.hours * needs.stranded_gpu_rate
+    bound += extra_of(table, candidates, pool, needs)[1] * needs.nodes
     return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
 
 

@@ -34,7 +34,7 @@ from .price import (
     lost_time,
     price,
 )
-from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours
+from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, weakest
 from .replacements import (
     Replacements,
     SuspectDomain,
@@ -50,6 +50,7 @@ from .sampled_hours import (
     DETECT,
     LOST_WORK,
     OTHER,
+    POINTS,
     RESUME,
     SECOND,
     SPEED,
@@ -215,6 +216,7 @@ class SampledPart(NamedTuple):
     samples: Floats
     source: QuantitySource
     evidence: str
+    delay_hours: Floats | float = 0.0  #: beside detecting to resuming, by which it delays the job
 
 
 class _Answer:
@@ -422,7 +424,7 @@ class _Answer:
         median = float(np.median(self.repair))
         words = f"median {median:.1f} h for {self.places.size} nodes"
         source = self.lost.repair_hours.source
-        part = SampledPart("waiting for repairs", waits, source, words)
+        part = SampledPart("waiting for repairs", waits, source, words, self.repair)
         return self._option(
             RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
@@ -531,7 +533,8 @@ class _Answer:
                 name = f"act: restart of {self.healthy.size} healthy nodes' processes"
             total.add(name, drawn(one, at) * self.gpus, one.source, one.evidence)
         for each in extra:
-            total.add(*each)
+            total.add(each.name, each.samples, each.source, each.evidence)
+        self._add_delay(total, hours, extra)
         running = self._running(kind, nodes, total)
         parts, lost, p50, p90 = total.parts_and_total()
         survival = running.survival
@@ -546,6 +549,18 @@ class _Answer:
             tuple(chosen.keeps_rails.tolist()) if chosen else (),
             stopped, "", hours, parts, lost, p50, p90, second, running, tuple(steps),
         )  # fmt: skip
+
+    def _add_delay(
+        self, total: SampledSum, hours: Mapping[int, Quantity], extra: Sequence[SampledPart]
+    ) -> None:
+        """Add to *total* what it costs that the job ends later, where there is an exchange rate."""
+        if not self.needs.delay_rate:
+            return
+        late = sum((drawn(one, at) for at, one in hours.items()), np.zeros(POINTS))
+        late = late + sum(one.delay_hours for one in extra)
+        words = f"until it runs again and has done the lost work again; {self.needs.rate_text('delay_rate')}"
+        source = weakest(one.source for one in hours.values())
+        total.add("delay", late * self.needs.delay_rate, source, words)
 
     def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:
         """Add to *total* what the gang loses from then to the job's end; return its price."""
@@ -565,9 +580,10 @@ class _Answer:
                 tiers = sum(count > 1 for count in members.domains)
                 samples = drawn_between(narrowed(one.gpu_hours, max(tiers, 1)), TOPOLOGY)
                 total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
-            elif "interruptions" not in one.name:
+            elif "interruptions" not in one.name and one.name != "spot preemption":
                 total.add_fixed(one)
-        mean = (float(members.hazard.sum()) + lost.shared_hazard.value) * hours
+        hazard = float(members.hazard.sum()) + float(members.preemption.sum())
+        mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, SECOND) * gpus
         words = f"{mean:.3g} expected over {hours:g} h"
         total.add("second failures", failures, QuantitySource.ASSUMED, words)
@@ -575,21 +591,9 @@ class _Answer:
 
     def _repaired_table(self) -> NodeTable:
         """Return the nodes with the failed ones as the middle one of the healthy members is."""
-        columns = {}
         healthy = self.healthy if self.healthy.size else self.incident.current
         middle = healthy[np.argsort(self.table.hazard[healthy], kind="stable")][healthy.size // 2]
-        for name in (
-            "hazard",
-            "hazard_lower",
-            "hazard_upper",
-            "speed",
-            "speed_lower",
-            "speed_upper",
-        ):
-            values = getattr(self.table, name).copy()
-            values[self.failed] = values[middle]
-            columns[name] = values
-        return replace(self.table, **columns)
+        return self.table.repaired(self.failed, int(middle))
 
     # Words -------------------------------------------------------------------------------------
 

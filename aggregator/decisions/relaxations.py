@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import comb, exp, isnan, log
 
 import numpy as np
 
-from ..counter_deltas import Indexes
+from ..counter_deltas import Floats, Indexes
 from . import elastic, planner
 from .node_table import NodeTable
 from .planner import Candidates
@@ -30,6 +31,8 @@ CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD,
 
 #: Jobs that are tried for giving up nodes, and values of a survival between two that are.
 JOBS_MAX, SURVIVAL_STEPS = 32, 12
+#: Of the time of a repair: points at which a mean is taken.
+WAIT_POINTS = 4096
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
@@ -165,20 +168,13 @@ def _as_repaired(table: NodeTable) -> NodeTable:
         others = np.arange(len(table))[np.argsort(table.hazard, kind="stable")][:1]
     by_hazard = others[np.argsort(table.hazard[others], kind="stable")]
     middle = by_hazard[(by_hazard.size - 1) // 2] if by_hazard.size else 0
-    columns = {}
-    for name in ("hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper"):
-        values = getattr(table, name).copy()
-        values[out] = values[middle] if len(table) else 1.0
-        columns[name] = values
+    repaired = table.repaired(np.flatnonzero(out), int(middle))
     snapshot = table.snapshot
     score = snapshot.columns.score.copy()
-    score[out] = np.exp(-columns["hazard"][out] * snapshot.horizon_seconds / 3600.0)
-    return replace(
-        table,
-        snapshot=replace(snapshot, columns=snapshot.columns._replace(score=score)),
-        _orders={},
-        **columns,
-    )
+    # A score is of health alone: row 0 of the numbers is without preemption.
+    score[out] = np.exp(-repaired.numbers[0, out] * snapshot.horizon_seconds / 3600.0)
+    columns = snapshot.columns._replace(score=score)
+    return replace(repaired, snapshot=replace(snapshot, columns=columns))
 
 
 # ----------------------------------------------------------------------
@@ -214,7 +210,14 @@ def relaxations_of(
         if relaxation is not None:
             found.append(relaxation)
     return tuple(
-        sorted(found, key=lambda one: (one.start_hours is not None, one.price.total.value))
+        sorted(
+            found,
+            key=lambda one: (
+                # Without an exchange rate nobody said what a delay costs: what starts now comes first.
+                one.start_hours is not None and not request.needs.delay_rate,
+                one.price.total.value,
+            ),
+        )
     )
 
 
@@ -493,6 +496,16 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             REPAIR_HOURS[0] if isnan(request.needs.repair_hours) else request.needs.repair_hours
         )
         start = repair_wait_hours(out, needed, median)
+        if request.needs.delay_rate:
+            source = request.needs.repair_hours
+            wait = expected_repair_wait(out, needed, median)
+            rate = request.needs.delay_rate
+            delay = Quantity(
+                wait.value * rate, wait.lower * rate, wait.upper * rate,
+                QuantitySource.ASSUMED if isnan(source) else QuantitySource.DECLARED,
+                f"{wait.evidence}; {request.needs.rate_text('delay_rate')}",
+            )  # fmt: skip
+            extra.append(PricePart("delay", delay))
         changes = [
             f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
             if one == "wait for repairs" else one
@@ -536,6 +549,29 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
         hours = exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(middle))
         return hours, hours
     return quantile(0.5), quantile(0.9)
+
+
+def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
+    """Return the mean of the hours until *needed* of *out* nodes are repaired, with a 90 % interval: lognormal, each on its own."""
+    shares, normals = _wait_points()
+    # The density of the order statistic: a beta distribution.
+    density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)
+    weights = np.exp(density - density.max())
+    weights /= weights.sum()
+    hours = max(median_hours, 1e-3) * np.exp(REPAIR_SIGMA * normals)
+    lower, upper = hours[np.searchsorted(np.cumsum(weights), (0.05, 0.95))]
+    value = float(weights @ hours)
+    return Quantity(
+        value, min(float(lower), value), max(float(upper), value), QuantitySource.ASSUMED,
+        f"{value:.1f} h expected until {needed} of {out} nodes are repaired",
+    )  # fmt: skip
+
+
+@cache
+def _wait_points() -> tuple[Floats, Floats]:
+    """Return probabilities, evenly spread, and the normal quantile of each."""
+    shares = (np.arange(WAIT_POINTS) + 0.5) / WAIT_POINTS
+    return shares, np.array([_normal_quantile(one) for one in shares.tolist()])
 
 
 def _normal_quantile(share: float) -> float:

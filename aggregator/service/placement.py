@@ -19,6 +19,7 @@ from ..errors import NotFound, ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import DecisionRecorder, decision_id
+from .exchange_rates import notes_of
 from .gang_sizes import add_sizes
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .resize import resize_question
@@ -107,6 +108,7 @@ class PlacementService(PlacementServiceServicer):
         plan = await self.run(lambda: question.plan(table, communication))
         reply = question.reply(plan, table)
         reply.decision_id = decision_id(decision_pb2.DECISION_RESIZE, request, snapshot)
+        reply.notes.extend(notes_of(question.gang, snapshot))
         self.record(decision_pb2.DECISION_RESIZE, request, reply, table)
         return reply
 
@@ -129,7 +131,7 @@ class PlacementService(PlacementServiceServicer):
         gang.CopyFrom(request.gang)
         if not gang.HasField("sizes"):
             gang.nodes = nodes.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors)
+        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
         option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
@@ -143,6 +145,7 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
             decision_id=decision_id(decision_pb2.DECISION_EVALUATION, request, snapshot),
+            notes=notes_of(gang, snapshot),
         )
         self.record(decision_pb2.DECISION_EVALUATION, request, reply, table)
         return reply
@@ -171,7 +174,7 @@ class PlacementService(PlacementServiceServicer):
         """Return *request*, checked, as the snapshot of now answers it."""
         snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
-        needs = messages.requirements_of(request.gang, snapshot.reported_factors)
+        needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
         return PlanQuestion(table, candidates, needs, communication)
@@ -276,6 +279,7 @@ def _reply_to(
         candidates_source=question.candidates.source,
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
+        notes=notes_of(request.gang, snapshot),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import Any
 
@@ -25,9 +25,11 @@ from ..decisions.requirements import (
     GangRequirements,
     Tier,
 )
+from ..declared.model import ExchangeRates
 from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
+from .exchange_rates import RATE_MAX, rates_of
 from .gang_sizes import sizes_of
 from .score import BITMAP_BYTES_MAX
 from .score_messages import packed
@@ -35,10 +37,9 @@ from .validation import check_range, check_real, check_text
 
 #: Reservations that a request names as the caller's own.
 OWN_RESERVATIONS_MAX = 16
-TENANT_CHARACTERS_MAX, REQUEST_ID_CHARACTERS_MAX = 128, 128
+REQUEST_ID_CHARACTERS_MAX = 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
-#: Exchange rates and preferences above this are a mistake, in GPU-hours.
-RATE_MAX = 1e9
+NO_TENANTS: Mapping[str, ExchangeRates] = {}
 #: Of a node of which only some GPUs are free: a mask is a byte.
 SHARED_GPUS_MAX = 8
 
@@ -47,22 +48,21 @@ SHARED_GPUS_MAX = 8
 
 
 def requirements_of(
-    gang: placement_pb2.GangRequirements, reports: ReportedFactors = NOTHING_REPORTED
+    gang: placement_pb2.GangRequirements,
+    reports: ReportedFactors = NOTHING_REPORTED,
+    tenants: Mapping[str, ExchangeRates] = NO_TENANTS,
 ) -> GangRequirements:
-    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. Raises InvalidArgument."""
+    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. *tenants*: exchange rates that
+    count where the request has none. Raises InvalidArgument."""
     elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes
     check_range("gang.nodes", nodes, 1, NODES_MAX)
     check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
     check_real("gang.node_score_min", gang.node_score_min, 1.0)
-    check_real(
-        "gang.gpu_hours_per_stranded_gpu_hour", gang.gpu_hours_per_stranded_gpu_hour, RATE_MAX
-    )
     if not 0.0 <= gang.survival_min < 1.0:
         raise InvalidArgument("gang.survival_min", f"{gang.survival_min:g}, expected 0 to below 1")
     if gang.HasField("communication_share"):
         check_real("gang.communication_share", gang.communication_share, 1.0)
-    check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
     for name in ("tensor", "pipeline", "data"):
         check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
     length = _hours(gang, "length", 60.0, YEAR_SECONDS)
@@ -83,7 +83,7 @@ def requirements_of(
         if gang.HasField("communication_share")
         else nan,
         preferences=_preferences(gang.preferences),
-        stranded_gpu_rate=gang.gpu_hours_per_stranded_gpu_hour,
+        **rates_of(gang, tenants),
         tensor_parallel=gang.groups.tensor,
         pipeline_parallel=gang.groups.pipeline,
         data_parallel=gang.groups.data,

@@ -24,6 +24,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import decision_id
+from .exchange_rates import notes_of
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
@@ -61,7 +62,7 @@ class RecoveryService(RecoveryServiceServicer):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
         gang.nodes = current.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors)
+        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(requested_candidates, snapshot)
         table, communication = self._placement.running_table(snapshot, gang)
         incident = incident_of(request, snapshot, table, current)
@@ -71,6 +72,7 @@ class RecoveryService(RecoveryServiceServicer):
         reply = response_of(plan, table, explain=request.explain)
         reply.decision_id = decision_id(decision_pb2.DECISION_RECOVERY, request, snapshot)
         reply.candidates_source = candidates.source
+        reply.notes.extend(notes_of(gang, snapshot))
         self._placement.record(decision_pb2.DECISION_RECOVERY, request, reply, table)
         return reply
 

@@ -152,7 +152,7 @@ class SuspectedDomain(_message.Message):
     def __init__(self, tier: _Optional[_Union[_placement_pb2.Tier, str]] = ..., name: _Optional[str] = ..., failed_nodes: _Optional[int] = ..., member_nodes: _Optional[int] = ..., chance: _Optional[float] = ...) -> None: ...
 
 class PlanRecoveryResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason")
+    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason", "notes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class PlanRecoveryResponse(_message.Message):
     CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[RecoveryOption]
     failed_node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -179,7 +180,8 @@ class PlanRecoveryResponse(_message.Message):
     candidates_source: str
     degraded: bool
     degraded_reason: str
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportRecoveryRequest(_message.Message):
     __slots__ = ("incident", "decision_id", "kind", "fault_time", "detect_time", "decide_time", "act_time", "resume_time", "success", "lost_gpu_hours", "restarted_processes", "restored_from_peer", "workload", "note", "validate_only")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.decisions import inputs
 from gangline.aggregator.decisions.inputs import InputsError, input_parts, restored_inputs
 from gangline.aggregator.decisions.requirements import GangRequirements
+from gangline.aggregator.declared.model import ExchangeRates
 from gangline.aggregator.errors import ServiceError
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
@@ -109,12 +111,16 @@ def test_any_decision_comes_out_again(
     snapshot = replace(
         snapshot_of(nodes, source.choice(("", "the disk is full"))),
         reservations=(("reservations/3", reserved), ("reservations/4", np.zeros(0, dtype=np.intp))),
+        tenants={"vision": ExchangeRates(2.0, nan, 0.1)},
         workloads=workloads(source), version=source.randrange(1, 1 << 40), model="lognormal-3",
     )  # fmt: skip
     service = RecordedService(snapshot, is_dedicated=source.random() < 0.5)
     gang = placement_pb2.GangRequirements()
     placement_messages.apply_change(gang, needs)
     gang.length.FromNanoseconds(round(needs.hours * 3600e9))
+    gang.tenant = source.choice(("", "vision", "nobody"))
+    if source.random() < 0.5:
+        gang.gpu_hours_per_currency_unit = needs.currency_rate
     if job := source.choice(("", "seven", "eight", "nine")):
         gang.workload.job = job
     plan = placement_pb2.PlanPlacementRequest(
@@ -133,6 +139,7 @@ def test_any_decision_comes_out_again(
         current_node_index=members, failed_node_index=members[:1], nodes_min=1, explain=True
     )
     failed.gang.length.FromSeconds(7200)
+    failed.gang.tenant = gang.tenant
     replies = [
         service.ask(service.placement.PlanPlacement, plan),
         service.ask(service.placement.EvaluatePlacement, evaluated),
