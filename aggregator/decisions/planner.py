@@ -10,6 +10,7 @@ import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains, search
 from ..counter_deltas import Bytes, Codes, Flags, Floats, Indexes
+from .groups import GroupSpans, group_spans, in_group_order, layout_of
 from .node_table import NodeTable, TreeOrder
 from .price import GangPrice, LostTime, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
@@ -45,6 +46,7 @@ class Candidates:
     source: str = "request"
     room: FreeRoom | None = None
     demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
+    priorities: Mapping[str, int] = field(default_factory=dict[str, int])  #: of jobs that run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class PlacementChoice:
         tuple[Tier | None, int, int], ...
     ]  #: tier (None: anywhere), nodes before and after
     gap_gpu_hours: float
+    groups: GroupSpans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +224,12 @@ def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
 
 
 def members_of(
-    table: NodeTable, nodes: Indexes, spans: tuple[Sequence[int], Sequence[int]] | None = None
+    table: NodeTable,
+    nodes: Indexes,
+    spans: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: GroupSpans | None = None,
 ) -> Members:
-    """Return what the price is computed from. *spans*: as `spans_of` returns them."""
+    """Return what the price is computed from. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
@@ -236,7 +242,8 @@ def members_of(
     return Members(
         hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper,
         domains, unknown, table.preemption[nodes] if table.preemption.size else table.preemption,
-        None if prices is None else prices[:, nodes], source, evidence,
+        None if prices is None else prices[:, nodes],
+        groups.shares if groups else None, groups.evidence if groups else "", source, evidence,
         f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
     )  # fmt: skip
 
@@ -338,9 +345,13 @@ def answer(
     nodes: Indexes,
     bound: float,
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them."""
-    members = members_of(table, nodes, spans)
+    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
+    layout = layout_of(needs, nodes.size, gpus_of(table, needs))
+    if groups is None and layout is not None:
+        groups = group_spans(table, nodes, layout, needs)
+    members = members_of(table, nodes, spans, groups)
     at = pool.nodes
     is_chosen = np.zeros(len(table), dtype=bool)
     is_chosen[nodes] = True
@@ -371,7 +382,7 @@ def answer(
         nodes, cost, tuple(members.domains), tuple(members.unknown),
         gpu_masks(table, candidates, nodes, needs) if masks is None else masks, backups_for(table, rest, nodes, wanted), wanted,
         tuple((tier, before, after) for tier, (before, after) in strands.items()),
-        max(0.0, cost.total.value - bound),
+        max(0.0, cost.total.value - bound), groups,
     )  # fmt: skip
 
 
@@ -415,6 +426,9 @@ def plan(
     if options_max == 1 and needs.nodes > LARGE_NODES:
         steps_max //= 10  # who asks for one option of a large gang wants it soon
     extra, least = extra_of(table, candidates, pool, needs)
+    layout, wanted = layout_of(needs, needs.nodes, gpus_of(table, needs)), options_max
+    if layout is not None:
+        options_max = max(options_max, OPTIONS_MAX)  # of which the groups choose
     bound, found, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
@@ -424,12 +438,43 @@ def plan(
         _, found, measures = find(
             table, pool, needs, lost, options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
         )  # fmt: skip
+    if layout is None:
+        bound += least * needs.nodes
+        answers = [
+            answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
+            for nodes, measure in zip(found, measures, strict=True)
+        ]
+        return sorted(answers, key=lambda one: one.price.total.value)
+    # The search takes traffic for even. Groups may cross less: no more than that nothing crosses is certain.
+    nothing = tuple(declared(0.0, "") for _ in lost.crossing)
+    free = replace(lost, crossing=nothing)
+    bound, _, _ = find(
+        table, pool, needs, free, options_max=-1, steps_max=0, subsets_max=0.0, extra_gpu_hours=extra,
+    )  # fmt: skip
     bound += least * needs.nodes
-    answers = [
-        answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
-        for nodes, measure in zip(found, measures, strict=True)
-    ]
-    return sorted(answers, key=lambda one: one.price.total.value)
+    costs = np.array([one.value for one in lost.crossing])
+    answers = []
+    for nodes, measure in zip(found, measures, strict=True):
+        nodes, groups = in_group_order(table, nodes, layout, needs, costs)
+        spans = spans_measured(measure)
+        answers.append(
+            answer(table, candidates, pool, needs, lost, nodes, bound, spans, groups)
+        )  # fmt: skip
+    answers.sort(key=lambda one: one.price.total.value)
+    return undominated(table, answers)[:wanted]
+
+
+def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
+    """Return those of *answers*, the cheapest first, than which no cheaper one is as good in hazard, speed and domains."""
+    stays: list[tuple[tuple[float, ...], PlacementChoice]] = []
+    for one in answers:
+        spans = (a + b for a, b in zip(one.domains, one.unknown, strict=True))
+        aspects = (float(table.hazard[one.nodes].sum()), -one.price.speed.value, *spans)
+        if not any(
+            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in stays
+        ):  # fmt: skip
+            stays.append((aspects, one))
+    return [one for _, one in stays]
 
 
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:

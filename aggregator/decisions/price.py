@@ -108,6 +108,9 @@ class Members:
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     #: Of a GPU-hour with its interval, in currency: (3, members). None: nobody said.
     gpu_prices: Floats | None = None
+    #: By priced tier, the share of communication that crosses it, with its interval, and in words. None: even among domains.
+    crossing_shares: tuple[tuple[float, float, float], ...] | None = None
+    crossing_evidence: str = ""
     speed_source: QuantitySource = QuantitySource.ASSUMED
     speed_evidence: str = ""
     hazard_evidence: str = ""
@@ -216,10 +219,12 @@ def topology_factor(
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
-    for tier, domains, unknown, cost in zip(
-        PRICED_TIERS, members.domains, members.unknown, crossing, strict=True
+    for at_tier, (tier, domains, unknown, cost) in enumerate(
+        zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
     ):
         shares = crossing_shares(domains, unknown)
+        if members.crossing_shares is not None:
+            shares = members.crossing_shares[at_tier]
         for at, each in enumerate((cost.value, cost.lower, cost.upper)):
             longer[at] += shares[at] * each
         if domains > 1 or unknown:
@@ -237,6 +242,8 @@ def topology_factor(
     if QuantitySource.REPORTED in sources:
         costs = ", ".join(each.evidence for each in counted)
     evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
+    if members.crossing_evidence:
+        evidence += f"; {members.crossing_evidence}"
     source = weakest((communication.source, *sources)) if counted else QuantitySource.ASSUMED
     return Quantity(value, lower, upper, source, evidence)
 

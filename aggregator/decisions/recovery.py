@@ -20,6 +20,7 @@ import numpy as np
 
 from ..counter_deltas import Floats, Indexes
 from . import planner
+from .groups import group_spans, layout_of
 from .node_table import NodeTable
 from .planner import Candidates
 from .price import (
@@ -117,6 +118,11 @@ class Lender:
     name: str
     nodes: Indexes
     hours_left: float = nan
+    priority: int | None = None  #: None: nobody said
+
+    def may_lend(self, priority: int | None) -> bool:
+        """Say whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
+        return self.priority is None or priority is None or self.priority < priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +262,11 @@ class _Answer:
             self._in_process(),
             self._replaced(RecoveryKind.STANDBY, np.flatnonzero(self.standbys)),
             self._replaced(RecoveryKind.FREE_NODE, np.flatnonzero(self.standbys | self.free)),
-            *(self._borrowed(one) for one in self.incident.lenders),
+            *(
+                self._borrowed(one)
+                for one in self.incident.lenders
+                if one.may_lend(self.needs.priority)
+            ),
             self._shrunk(),
             self._repaired(),
             self._elsewhere(),
@@ -361,7 +371,13 @@ class _Answer:
                 "it starts again with fewer nodes",
             ),
         ]
-        steps = [f"have {lender.name} give up {self._names(taken)}", self._replacement_text(chosen)]
+        known = lender.priority is not None and self.needs.priority is not None
+        right = f"priority {lender.priority}, below {self.needs.priority}"
+        right = right if known else "that its priority is lower is not known"
+        steps = [
+            f"have {lender.name} give up {self._names(taken)} ({right})",
+            self._replacement_text(chosen),
+        ]
         option = self._option(
             RecoveryKind.BORROW, self._members(chosen), self.places, chosen, parts, steps
         )  # fmt: skip
@@ -568,7 +584,10 @@ class _Answer:
         table = self._repaired_table() if is_repaired else self.table
         gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
         lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
-        members = planner.members_of(table, nodes)
+        # A gang that shrinks has fewer data groups of the same pipelines.
+        layout = layout_of(replace(self.needs, data_parallel=0), nodes.size, self.gpus_per_node)
+        groups = group_spans(table, nodes, layout, self.needs) if layout else None
+        members = planner.members_of(table, nodes, None, groups)
         found = price(members, lost, hours, self.needs.preferences)
         for one in found.parts:
             # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.

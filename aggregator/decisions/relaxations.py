@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import comb, exp, isnan, log
 
 import numpy as np
 
-from ..counter_deltas import Floats, Indexes
+from ..counter_deltas import Flags, Floats, Indexes
 from . import elastic, planner
+from .groups import regrouped
 from .node_table import NodeTable
 from .planner import Candidates
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
@@ -45,6 +46,7 @@ class ChangedRequest:
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     changes: tuple[str, ...] = ()
+    priority_text: str = ""  #: of who gives up nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class BlockedRequest:
     def _without(self, constraint: str, changed: ChangedRequest) -> ChangedRequest:
         needs = changed.needs
         if constraint == CANDIDATES:
-            return replace(changed, added=self.occupied())
+            return replace(changed, added=self.obtainable())
         if constraint == STATES:
             return replace(changed, repaired=self.repairable())
         removed: Mapping[str, GangRequirements] = {
@@ -142,12 +144,39 @@ class BlockedRequest:
         others[list(self.candidates.gpus)] = True
         return np.flatnonzero(others)
 
+    def obtainable(self) -> Indexes:
+        """Return those of them that somebody may give up: of no job whose priority is known not to be below the gang's."""
+        occupied = self.occupied()
+        return occupied[~self._protected[occupied]]
+
+    @cached_property
+    def _protected(self) -> Flags:
+        found = np.zeros(len(self.table), dtype=bool)
+        if self.needs.priority is not None and self.candidates.priorities:
+            jobs = self.table.snapshot.jobs
+            found[[node for node, job in jobs.items() if self.is_protected(job)]] = True
+        return found
+
+    def is_protected(self, job: str) -> bool:
+        """Say whether *job* is known to count at least as much as the gang."""
+        priority, own = self.candidates.priorities.get(job), self.needs.priority
+        return priority is not None and own is not None and priority >= own
+
+    def priority_text(self, job: str) -> str:
+        """Return by which right *job* gives up nodes."""
+        priority, own = self.candidates.priorities.get(job), self.needs.priority
+        if own is None:
+            return " (the gang's priority is not known)"
+        if priority is None:
+            return " (its priority is not known)"
+        return f" (priority {priority}, below {own})"
+
     def active(self) -> list[str]:
         """Return the constraints that ask for anything."""
         needs = self.needs
         requested = {
             NODES: needs.nodes > 1,
-            CANDIDATES: self.occupied().size > 0,
+            CANDIDATES: self.obtainable().size > 0,
             STATES: self.repairable().size > 0,
             GPUS: needs.gpus_per_node != 1,
             WITHIN: needs.within is not None,
@@ -412,27 +441,37 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     """Return what fits once one job gives up its nodes, or else all that are no candidates are free."""
-    occupied = set(request.occupied().tolist())
+    obtainable = request.obtainable()
+    occupied = set(obtainable.tolist())
     jobs: dict[str, list[int]] = {}
     for node, job in request.table.snapshot.jobs.items():
         if node in occupied:
             jobs.setdefault(job, []).append(node)
-    smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
+    # Those of which it is known that they count less come first.
+    smallest = sorted(
+        jobs.items(),
+        key=lambda item: (item[0] not in request.candidates.priorities, len(item[1]), item[0]),
+    )[:JOBS_MAX]
     hazard = request.table.hazard
     for job, nodes in smallest:
-        text = f"job {job} gives up"
+        text, why = f"job {job} gives up", request.priority_text(job)
         found = _fewest(
             request,
             np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, text=text: replace(base, added=few, changes=(*base.changes, text)),  # type: ignore[misc]
+            lambda few, text=text, why=why: replace(  # type: ignore[misc]
+                base, added=few, changes=(*base.changes, text), priority_text=why
+            ),
         )
         if found:
             return found
-    others = request.occupied()
+    why = " (whose priority is not known, or below the gang's)"
+    why = why if request.needs.priority is not None else request.priority_text("")
     return _fewest(
         request,
-        others[np.argsort(hazard[others], kind="stable")],
-        lambda few: replace(base, added=few, changes=(*base.changes, "others give up")),
+        obtainable[np.argsort(hazard[obtainable], kind="stable")],
+        lambda few: replace(
+            base, added=few, changes=(*base.changes, "others give up"), priority_text=why
+        ),
     )
 
 
@@ -452,6 +491,9 @@ def _fewest(
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
     table = request.table_for(changed)
+    gpus = planner.gpus_of(request.table, changed.needs)
+    if changed.needs.elastic is None:
+        changed = replace(changed, needs=regrouped(changed.needs, changed.needs.nodes * gpus))
     options = elastic.plan(
         table, request.candidates_for(changed), changed.needs, request.communication, steps_max=0
     )
@@ -486,7 +528,9 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             )
         )
         changes = [
-            f"{one} {taken} nodes" if one.endswith(("gives up", "give up")) else one
+            f"{one} {taken} nodes{changed.priority_text}"
+            if one.endswith(("gives up", "give up"))
+            else one
             for one in changes
         ]
     start = None

@@ -100,6 +100,12 @@ class GangRequirements:
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
     data_parallel: int = 0
+    #: Relative traffic of their groups; all 0: assumed.
+    tensor_traffic: float = 0.0
+    pipeline_traffic: float = 0.0
+    data_traffic: float = 0.0
+    #: Higher counts more; None: nobody said.
+    priority: int | None = None
     #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
     elastic: ElasticSizes | None = None
     #: What stands for the assumed constants, where schedulers reported of them.

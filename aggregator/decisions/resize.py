@@ -97,7 +97,10 @@ def plan_resize(
     stay = ResizeChoice(now, nothing, nothing, 0.0, zero, zero)
     choices: list[ResizeChoice] = []
     for nodes in sizes.allowed:
-        one = replace(needs, nodes=nodes, elastic=None)
+        # Staying is priced as one of several sizes, of which groups are not weighed: so are the changes.
+        one = replace(
+            needs, nodes=nodes, elastic=None, tensor_parallel=0, pipeline_parallel=0, data_parallel=0
+        )  # fmt: skip
         for choice in _placements(table, candidates, one, current, communication):
             if choice.nodes.size == size and np.isin(choice.nodes, current).all():
                 continue

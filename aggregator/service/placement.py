@@ -12,7 +12,7 @@ from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..counter_deltas import Flags
-from ..decisions import blockers, elastic
+from ..decisions import blockers, elastic, planner
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
 from ..decisions.quantity import Quantity, QuantitySource
 from ..errors import NotFound, ResourceExhausted, ServiceUnavailable
@@ -134,6 +134,7 @@ class PlacementService(PlacementServiceServicer):
         needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
+        messages.check_groups(needs, nodes.size, planner.gpus_of(table, needs))
         option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
         violations = elastic.violations(table, needs, nodes)
         reply = placement_pb2.EvaluatePlacementResponse(
@@ -177,6 +178,7 @@ class PlacementService(PlacementServiceServicer):
         needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
+        messages.check_groups(needs, needs.nodes, planner.gpus_of(table, needs))
         return PlanQuestion(table, candidates, needs, communication)
 
     def table(

@@ -126,14 +126,20 @@ class TierPreference(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., gpu_hours_per_domain: _Optional[float] = ...) -> None: ...
 
 class ParallelGroups(_message.Message):
-    __slots__ = ("tensor", "pipeline", "data")
+    __slots__ = ("tensor", "pipeline", "data", "tensor_traffic", "pipeline_traffic", "data_traffic")
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    DATA_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     tensor: int
     pipeline: int
     data: int
-    def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ...) -> None: ...
+    tensor_traffic: float
+    pipeline_traffic: float
+    data_traffic: float
+    def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ..., tensor_traffic: _Optional[float] = ..., pipeline_traffic: _Optional[float] = ..., data_traffic: _Optional[float] = ...) -> None: ...
 
 class GangRequirements(_message.Message):
     __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "gpu_hours_per_delay_hour", "gpu_hours_per_currency_unit", "tenant", "priority", "sizes", "throughputs", "workload_name")
@@ -211,21 +217,31 @@ class ThroughputPoint(_message.Message):
     throughput: float
     def __init__(self, nodes: _Optional[int] = ..., throughput: _Optional[float] = ...) -> None: ...
 
+class JobPriority(_message.Message):
+    __slots__ = ("job", "priority")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    priority: int
+    def __init__(self, job: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
 class PlacementCandidates(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "reservation")
+    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "job_priorities", "reservation")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SHARED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARED_GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     shared_node_index: _containers.RepeatedScalarFieldContainer[int]
     shared_gpu_mask: bytes
     allocation_version: int
+    job_priorities: _containers.RepeatedCompositeFieldContainer[JobPriority]
     reservation: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ..., reservation: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ..., job_priorities: _Optional[_Iterable[_Union[JobPriority, _Mapping]]] = ..., reservation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanPlacementRequest(_message.Message):
     __slots__ = ("gang", "candidates", "options_max", "explain", "request_id")
@@ -261,8 +277,32 @@ class LargestGang(_message.Message):
     nodes_after: int
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., nodes_before: _Optional[int] = ..., nodes_after: _Optional[int] = ...) -> None: ...
 
+class GroupsCrossing(_message.Message):
+    __slots__ = ("tier", "groups", "unknown_groups")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    groups: int
+    unknown_groups: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., groups: _Optional[int] = ..., unknown_groups: _Optional[int] = ...) -> None: ...
+
+class GroupSpan(_message.Message):
+    __slots__ = ("kind", "size", "groups", "traffic_share", "crossing")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CROSSING_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    size: int
+    groups: int
+    traffic_share: Estimate
+    crossing: _containers.RepeatedCompositeFieldContainer[GroupsCrossing]
+    def __init__(self, kind: _Optional[str] = ..., size: _Optional[int] = ..., groups: _Optional[int] = ..., traffic_share: _Optional[_Union[Estimate, _Mapping]] = ..., crossing: _Optional[_Iterable[_Union[GroupsCrossing, _Mapping]]] = ...) -> None: ...
+
 class PlacementOption(_message.Message):
-    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations", "scaling_efficiency", "work_hours")
+    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations", "scaling_efficiency", "work_hours", "groups", "pipeline_stages_together")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     SPARE_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +318,8 @@ class PlacementOption(_message.Message):
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     SCALING_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
     WORK_HOURS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_TOGETHER_FIELD_NUMBER: _ClassVar[int]
     node_index: _containers.RepeatedScalarFieldContainer[int]
     gpu_mask: bytes
     spare_node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -293,7 +335,9 @@ class PlacementOption(_message.Message):
     violations: _containers.RepeatedScalarFieldContainer[str]
     scaling_efficiency: Estimate
     work_hours: Estimate
-    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., work_hours: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupSpan]
+    pipeline_stages_together: int
+    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., work_hours: _Optional[_Union[Estimate, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupSpan, _Mapping]]] = ..., pipeline_stages_together: _Optional[int] = ...) -> None: ...
 
 class PlacementSize(_message.Message):
     __slots__ = ("nodes", "scaling_efficiency", "gpu_hours_min", "gpu_hours", "does_not_fit")

@@ -44,14 +44,16 @@ class CheckpointState(_message.Message):
     def __init__(self, age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remote_restore: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., local_restore: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replica_node_index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LenderWorkload(_message.Message):
-    __slots__ = ("workload", "node_index", "length_left")
+    __slots__ = ("workload", "node_index", "length_left", "priority")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_LEFT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     workload: str
     node_index: _containers.RepeatedScalarFieldContainer[int]
     length_left: _duration_pb2.Duration
-    def __init__(self, workload: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., length_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, workload: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., length_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PlanRecoveryRequest(_message.Message):
     __slots__ = ("gang", "dictionary_version", "current_node_index", "failed_node_index", "suspect_node_index", "hot_spare_node_index", "candidates", "lenders", "checkpoint", "goes_on_in_process", "nodes_min", "failures_at_step", "application_error", "incident", "explain")

@@ -121,6 +121,7 @@ def test_any_decision_comes_out_again(
     gang.tenant = source.choice(("", "vision", "nobody"))
     if source.random() < 0.5:
         gang.gpu_hours_per_currency_unit = needs.currency_rate
+    gang.groups.tensor, gang.groups.pipeline = source.choice(((0, 0), (4, 2), (8, 1)))
     if job := source.choice(("", "seven", "eight", "nine")):
         gang.workload.job = job
     plan = placement_pb2.PlanPlacementRequest(
