@@ -9,7 +9,7 @@ Traffic of tensor and data groups is even within a group, that of a pipeline goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..counter_deltas import Flags, Floats, Indexes
 from .node_table import NodeTable
 from .quantity import Quantity, QuantitySource, assumed, declared
-from .requirements import PRICED_TIERS, GangRequirements
+from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 #: Share of a gang's communication, with what it may be (assumed: most of it within a tensor group, activations the least).
@@ -122,20 +122,19 @@ def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
 def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
     """Return ((lower, upper) of the share of their traffic that crosses, by group; which cross; which may). *values*: domains
     of the members, below 0 where not known, another for each node."""
-    known, unknown = _distinct(values)
-    crosses = known > 1
-    may = ~crosses & (known + unknown > 1)
-    if kind != PIPELINE:
-        lower = 1.0 - 1.0 / np.maximum(known, 1)
-        upper = 1.0 - 1.0 / np.maximum(known + unknown, 1)
-        return np.stack((lower, upper)), crosses, may
-    differs = values[:, 1:] != values[:, :-1]
-    is_known = (values[:, 1:] >= 0) & (values[:, :-1] >= 0)
-    return (
-        np.stack(((differs & is_known).mean(axis=1), differs.mean(axis=1))),
-        crosses,
-        may,
-    )
+    known = values >= 0
+    highest = np.where(known, values, -1).max(axis=1)
+    lowest = np.where(known, values, np.iinfo(np.int64).max).min(axis=1)
+    crosses = (highest >= 0) & (lowest != highest)
+    may = ~crosses & (values.min(axis=1) != values.max(axis=1))
+    if kind == PIPELINE:
+        differs = values[:, 1:] != values[:, :-1]
+        sure = differs & known[:, 1:] & known[:, :-1]
+        return np.stack((sure.mean(axis=1), differs.mean(axis=1))), crosses, may
+    domains, unknown = _distinct(values)
+    lower = 1.0 - 1.0 / np.maximum(domains, 1)
+    upper = 1.0 - 1.0 / np.maximum(domains + unknown, 1)
+    return np.stack((lower, upper)), crosses, may
 
 
 def _weights(kinds: Sequence[str], given: dict[str, float]) -> dict[str, Quantity]:
@@ -219,60 +218,55 @@ def in_group_order(
 
     *costs*: of each priced tier, by how much longer communication takes that crosses it. Whole segments stay whole.
     """
-    best = nodes, group_spans(table, nodes, layout, needs)
-    price = _cost(best[1], costs)
-    unit = layout.unit_nodes
-    if not unit or price == 0.0:
-        return best
-    units = _units(table, nodes, unit)
-    for order, together in _orders(units, layout):
-        if not _keeps_segments(table, order, needs):
-            continue
-        spans = group_spans(table, order, layout, needs)
-        found = _cost(spans, costs)
-        if found < price - 1e-12:
-            price = found
-            best = order, replace(spans, stages_together=together)
-    return best
+    orders = [one for one in _orders(table, nodes, layout) if _keeps_segments(table, one[0], needs)]
+    best: tuple[float, Indexes, GroupSpans] | None = None
+    for order, together in orders or [(nodes, 1)]:
+        spans = replace(group_spans(table, order, layout, needs), stages_together=together)
+        cost = float(sum(share[0] * each for share, each in zip(spans.shares, costs, strict=True)))
+        if best is None or cost < best[0] - 1e-12:
+            best = cost, order, spans
+        if cost == 0.0:
+            break
+    assert best is not None
+    return best[1], best[2]
 
 
-def _cost(spans: GroupSpans, costs: Floats) -> float:
-    return float(sum(share[0] * cost for share, cost in zip(spans.shares, costs, strict=True)))
-
-
-def _units(table: NodeTable, nodes: Indexes, unit: int) -> Indexes:
-    """Return *nodes* in rows of *unit*, each within as narrow a domain as can be, in the order of their first nodes."""
-    if unit == 1:
-        return nodes[:, None]
-    rows: list[Indexes] = []
-    left = np.arange(nodes.size)
-    for level in range(len(PRICED_TIERS) - 1, -1, -1):
-        ids = table.tier_ids[level][nodes[left]]
-        taken = np.zeros(left.size, dtype=bool)
-        for domain in np.unique(ids[ids >= 0]).tolist():
-            inside = np.flatnonzero(ids == domain)
-            inside = inside[: inside.size // unit * unit]
-            rows += list(left[inside].reshape(-1, unit))
-            taken[inside] = True
-        left = left[~taken]
-    rows += list(left.reshape(-1, unit))
-    rows.sort(key=lambda row: int(row[0]))
-    return nodes[np.stack(rows)]
-
-
-def _orders(units: Indexes, layout: GroupLayout) -> list[tuple[Indexes, int]]:
-    """Return orders of ranks, and how many stages of one pipeline are next to each other in each."""
-    stages = layout.pipeline
+def _orders(table: NodeTable, nodes: Indexes, layout: GroupLayout) -> Iterator[tuple[Indexes, int]]:
+    """Yield orders of ranks, and how many stages of one pipeline are next to each other in each."""
+    unit, stages = layout.unit_nodes, layout.pipeline
+    if not unit:
+        return
+    units = _bundled(table, nodes[:, None], unit)
     if units.shape[0] % stages:
-        return [(units.reshape(-1), 1)]
-    blocks = units.shape[0] // stages
-    found: list[tuple[Indexes, int]] = []
+        yield units.reshape(-1), 1
+        return
     divisors = [one for one in range(1, stages + 1) if stages % one == 0]
     for together in (*divisors[: ORDERS_MAX - 1], *divisors[ORDERS_MAX - 1 :][-1:]):
         # As they lie: blocks of stages, in each the members of the data groups, in each the stages.
-        placed = units.reshape(stages // together, blocks, together, -1)
-        found.append((placed.transpose(0, 2, 1, 3).reshape(-1), together))
-    return found
+        placed = _bundled(table, units, together).reshape(stages // together, -1, together, unit)
+        yield placed.transpose(0, 2, 1, 3).reshape(-1), together
+
+
+def _bundled(table: NodeTable, rows: Indexes, count: int) -> Indexes:
+    """Return *rows* of nodes put together by *count*, each bundle within as narrow a domain as can be, in the order of their first rows."""
+    if count == 1:
+        return rows
+    bundles: list[Indexes] = []
+    left = np.arange(rows.shape[0])
+    for level in range(len(PRICED_TIERS) - 1, -1, -1):
+        ids = table.tier_ids[level][rows[left, 0]]
+        by_domain = np.argsort(ids, kind="stable")
+        ordered = ids[by_domain]
+        starts = np.searchsorted(ordered, ordered)  # of each the place at which its domain begins
+        sizes = np.searchsorted(ordered, ordered, side="right") - starts
+        whole = (ordered >= 0) & (np.arange(ordered.size) - starts < sizes // count * count)
+        bundles.append(left[by_domain[whole]].reshape(-1, count))
+        taken = np.zeros(left.size, dtype=bool)
+        taken[by_domain[whole]] = True
+        left = left[~taken]
+    found = np.concatenate((*bundles, left.reshape(-1, count)))
+    found = found[np.argsort(found[:, 0], kind="stable")]
+    return np.asarray(rows[found].reshape(found.shape[0], -1))
 
 
 def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -> bool:
@@ -280,6 +274,23 @@ def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -
         return True
     ids = table.facts.domains.ids[needs.segment_tier.row][nodes].reshape(-1, needs.segment_nodes)
     return bool((ids == ids[:, :1]).all())
+
+
+def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int, Tier]]:
+    """Return the nodes of tensor groups and of pipelines that are of several nodes, and the tier within which each is best whole."""
+    unit = layout.unit_nodes
+    found: list[tuple[int, Tier]] = []
+    if unit > 1:
+        found.append((unit, Tier.NVLINK_DOMAIN))
+    pipeline = unit * layout.pipeline
+    if (
+        unit
+        and layout.pipeline > 1
+        and needs.nodes % pipeline == 0
+        and pipeline <= SEGMENT_NODES_MAX
+    ):
+        found.append((pipeline, Tier.LEAF))
+    return found
 
 
 def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:

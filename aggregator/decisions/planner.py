@@ -10,7 +10,14 @@ import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains, search
 from ..counter_deltas import Bytes, Codes, Flags, Floats, Indexes
-from .groups import GroupSpans, group_spans, in_group_order, layout_of
+from .groups import (
+    GroupLayout,
+    GroupSpans,
+    group_spans,
+    in_group_order,
+    layout_of,
+    whole_groups,
+)
 from .node_table import NodeTable, TreeOrder
 from .price import GangPrice, LostTime, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
@@ -26,6 +33,8 @@ from .stranding import (
 )
 
 OPTIONS_MAX = 8
+#: Sets of nodes of which the groups of a gang choose, at least.
+GROUPED_OPTIONS = 4
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
 STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
 #: Of a larger gang a tenth of that, where one option is asked for.
@@ -425,43 +434,85 @@ def plan(
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
         steps_max //= 10  # who asks for one option of a large gang wants it soon
-    extra, least = extra_of(table, candidates, pool, needs)
-    layout, wanted = layout_of(needs, needs.nodes, gpus_of(table, needs)), options_max
+    layout = layout_of(needs, needs.nodes, gpus_of(table, needs))
     if layout is not None:
-        options_max = max(options_max, OPTIONS_MAX)  # of which the groups choose
+        answers = _grouped_answers(
+            table, candidates, needs, lost, layout, max(options_max, GROUPED_OPTIONS), steps_max, subsets_max
+        )  # fmt: skip
+        return undominated(table, answers)[:options_max]
+    bound, found, measures = _searched(
+        table, candidates, pool, needs, lost, options_max, steps_max, subsets_max
+    )
+    answers = [
+        answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
+        for nodes, measure in zip(found, measures, strict=True)
+    ]
+    return sorted(answers, key=lambda one: one.price.total.value)
+
+
+def _searched(
+    table: NodeTable,
+    candidates: Candidates,
+    pool: Eligible,
+    needs: GangRequirements,
+    lost: LostTime,
+    options_max: int,
+    steps_max: int,
+    subsets_max: float,
+) -> tuple[float, list[Indexes], list[list[float]]]:
+    """Return what `find` does, with what nodes cost beside."""
+    extra, least = extra_of(table, candidates, pool, needs)
     bound, found, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
     )  # fmt: skip
-    if extra is not None and needs.survival_min and not found:
+    if extra is not None and needs.survival_min and not found and options_max >= 0:
         # The cheapest are too hazardous: the healthiest, then.
         _, found, measures = find(
             table, pool, needs, lost, options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
         )  # fmt: skip
-    if layout is None:
-        bound += least * needs.nodes
-        answers = [
-            answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
-            for nodes, measure in zip(found, measures, strict=True)
-        ]
-        return sorted(answers, key=lambda one: one.price.total.value)
-    # The search takes traffic for even. Groups may cross less: no more than that nothing crosses is certain.
-    nothing = tuple(declared(0.0, "") for _ in lost.crossing)
-    free = replace(lost, crossing=nothing)
-    bound, _, _ = find(
-        table, pool, needs, free, options_max=-1, steps_max=0, subsets_max=0.0, extra_gpu_hours=extra,
-    )  # fmt: skip
-    bound += least * needs.nodes
+    return bound + least * needs.nodes, found, measures
+
+
+def _grouped_answers(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    lost: LostTime,
+    layout: GroupLayout,
+    options_max: int,
+    steps_max: int,
+    subsets_max: float,
+) -> list[PlacementChoice]:
+    """Return answers for a gang with groups, the cheapest first.
+
+    The search takes traffic for even. It is asked for several sets of nodes, and for one each in which whole pipelines and tensor
+    groups are in one leaf or NVLink domain; of these the groups choose. As groups may cross less than even traffic does, the bound
+    is what a gang costs of which nothing crosses.
+    """
+    fit = usable(table, candidates, needs)
+    pool = eligible(table, fit, needs)
+    free = replace(lost, crossing=tuple(declared(0.0, "") for _ in lost.crossing))
+    bound, _, _ = _searched(table, candidates, pool, needs, free, -1, 0, 0.0)
     costs = np.array([one.value for one in lost.crossing])
-    answers = []
-    for nodes, measure in zip(found, measures, strict=True):
-        nodes, groups = in_group_order(table, nodes, layout, needs, costs)
-        spans = spans_measured(measure)
-        answers.append(
-            answer(table, candidates, pool, needs, lost, nodes, bound, spans, groups)
-        )  # fmt: skip
-    answers.sort(key=lambda one: one.price.total.value)
-    return undominated(table, answers)[:wanted]
+    answers: list[PlacementChoice] = []
+    wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 else []
+    for count, tier in [(1, None), *wholes]:
+        asked = needs
+        if tier is not None:
+            asked = replace(needs, segment_nodes=count, segment_tier=tier)
+            options_max = 1
+        among = eligible(table, fit, asked)
+        _, found, measures = _searched(
+            table, candidates, among, asked, lost, options_max, steps_max, subsets_max
+        )
+        for nodes, measure in zip(found, measures, strict=True):
+            ordered, groups = in_group_order(table, nodes, layout, needs, costs)
+            spans = spans_measured(measure)
+            answers.append(
+                answer(table, candidates, pool, needs, lost, ordered, bound, spans, groups)
+            )
+    return sorted(answers, key=lambda one: one.price.total.value)
 
 
 def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
