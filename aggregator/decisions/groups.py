@@ -176,22 +176,22 @@ def group_spans(
                 each.append((0, 0))
             continue
         lower, upper = [], []
-        for kind, (places, stands_for) in members.items():
+        for kind, (places, repeats) in members.items():
             crossing, crosses, may = _crossing(kind, domains[places])
             lower.append(float(crossing[0].mean()))
             upper.append(float(crossing[1].mean()))
-            counts[kind].append((int(crosses.sum()) * stands_for, int(may.sum()) * stands_for))
+            counts[kind].append((int(crosses.sum()) * repeats, int(may.sum()) * repeats))
         middle = [0.5 * (one + other) for one, other in zip(lower, upper, strict=True)]
         least, most = _mixed(values, lower, ends=True)[0], _mixed(values, upper, ends=True)[1]
         value = _mixed(values, middle, ends=False)[0]
         shares.append((value, min(least, value), max(most, value)))
     kinds = tuple(
         GroupTraffic(
-            kind, places.shape[1] if kind != TENSOR else layout.tensor, len(places) * stands_for,
+            kind, places.shape[1] if kind != TENSOR else layout.tensor, len(places) * repeats,
             _share(weights[kind], values, total),
             tuple(crosses for crosses, _ in counts[kind]), tuple(may for _, may in counts[kind]),
         )
-        for kind, (places, stands_for) in members.items()
+        for kind, (places, repeats) in members.items()
     )  # fmt: skip
     return GroupSpans(layout, kinds, tuple(shares))
 
@@ -218,7 +218,11 @@ def in_group_order(
 
     *costs*: of each priced tier, by how much longer communication takes that crosses it. Whole segments stay whole.
     """
-    orders = [one for one in _orders(table, nodes, layout) if _keeps_segments(table, one[0], needs)]
+    orders = [
+        one
+        for one in _orders(table, nodes, layout, needs.segment_nodes)
+        if _keeps_segments(table, one[0], needs)
+    ]
     best: tuple[float, Indexes, GroupSpans] | None = None
     for order, together in orders or [(nodes, 1)]:
         spans = replace(group_spans(table, order, layout, needs), stages_together=together)
@@ -231,12 +235,15 @@ def in_group_order(
     return best[1], best[2]
 
 
-def _orders(table: NodeTable, nodes: Indexes, layout: GroupLayout) -> Iterator[tuple[Indexes, int]]:
-    """Yield orders of ranks, and how many stages of one pipeline are next to each other in each."""
-    unit, stages = layout.unit_nodes, layout.pipeline
-    if not unit:
+def _orders(
+    table: NodeTable, nodes: Indexes, layout: GroupLayout, segment_nodes: int
+) -> Iterator[tuple[Indexes, int]]:
+    """Yield orders of ranks, and how many stages of one pipeline are next to each other in each. Segments move as wholes."""
+    unit, stages, segment = layout.unit_nodes, layout.pipeline, max(segment_nodes, 1)
+    if not unit or max(unit, segment) % min(unit, segment):
         return
-    units = _bundled(table, nodes[:, None], unit)
+    units = _bundled(table, nodes.reshape(-1, segment), max(unit, segment) // segment)
+    unit = max(unit, segment)
     if units.shape[0] % stages:
         yield units.reshape(-1), 1
         return

@@ -486,7 +486,7 @@ def _grouped_answers(
 ) -> list[PlacementChoice]:
     """Return answers for a gang with groups, the cheapest first.
 
-    The search takes traffic for even. It is asked for several sets of nodes, and for one each in which whole pipelines and tensor
+    The search takes traffic for even. It is changed for several sets of nodes, and for one each in which whole pipelines and tensor
     groups are in one leaf or NVLink domain; of these the groups choose. As groups may cross less than even traffic does, the bound
     is what a gang costs of which nothing crosses.
     """
@@ -498,13 +498,13 @@ def _grouped_answers(
     answers: list[PlacementChoice] = []
     wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 else []
     for count, tier in [(1, None), *wholes]:
-        asked = needs
+        changed = needs
         if tier is not None:
-            asked = replace(needs, segment_nodes=count, segment_tier=tier)
+            changed = replace(needs, segment_nodes=count, segment_tier=tier)
             options_max = 1
-        among = eligible(table, fit, asked)
+        among = eligible(table, fit, changed)
         _, found, measures = _searched(
-            table, candidates, among, asked, lost, options_max, steps_max, subsets_max
+            table, candidates, among, changed, lost, options_max, steps_max, subsets_max
         )
         for nodes, measure in zip(found, measures, strict=True):
             ordered, groups = in_group_order(table, nodes, layout, needs, costs)

@@ -312,6 +312,28 @@ def money_part(members: Members, lost: LostTime) -> PricePart | None:
     )  # fmt: skip
 
 
+def _parts_beside(
+    members: Members,
+    lost: LostTime,
+    preferences: Mapping[Tier, float],
+    stranded_gpu_hours: Quantity | None,
+) -> list[PricePart]:
+    """Return what of a price is not lost of GPUs x hours: preferences, what is stranded, and money."""
+    parts: list[PricePart] = []
+    for tier, rate in preferences.items():
+        at = PRICED_TIERS.index(tier)
+        count = members.domains[at] + (members.unknown[at] > 0)
+        each = declared(
+            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
+        )
+        parts.append(PricePart(f"preference for one {tier.title}", each))
+    if stranded_gpu_hours is not None:
+        parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
+    if (money := money_part(members, lost)) is not None:
+        parts.append(money)
+    return parts
+
+
 def price(
     members: Members,
     lost: LostTime,
@@ -325,9 +347,7 @@ def price(
     per, write, shared = lost.per_interruption_hours, lost.checkpoint_share, lost.shared_hazard
     pace = speed.value * topology.value
     taken = preemption_sum(members) if members.preemption.size else declared(0.0, "")
-    shares = [
-        write.value, hazard.value * per.value, shared.value * per.value, taken.value * per.value,
-    ]  # fmt: skip
+    shares = [write.value, *(each.value * per.value for each in (hazard, shared, taken))]
     scale = min(1.0, 1.0 / max(sum(shares), 1e-300))  # no more than all of it is lost
     low = min(1.0, write.lower + (hazard.lower + shared.lower + taken.value) * per.lower)
     high = min(1.0, write.upper + (hazard.upper + shared.upper + taken.value) * per.upper)
@@ -386,17 +406,7 @@ def price(
             )
         )
     lost_parts = len(parts)
-    for tier, rate in (preferences or {}).items():
-        at = PRICED_TIERS.index(tier)
-        count = members.domains[at] + (members.unknown[at] > 0)
-        each = declared(
-            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
-        )
-        parts.append(PricePart(f"preference for one {tier.title}", each))
-    if stranded_gpu_hours is not None:
-        parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
-    if (money := money_part(members, lost)) is not None:
-        parts.append(money)
+    parts += _parts_beside(members, lost, preferences or {}, stranded_gpu_hours)
     others = [each.gpu_hours for each in parts[lost_parts:]]
     beside = Quantity(
         sum(each.value for each in others),

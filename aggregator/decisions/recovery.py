@@ -611,7 +611,8 @@ class _Answer:
     def _repaired_table(self) -> NodeTable:
         """Return the nodes with the failed ones as the middle one of the healthy members is."""
         healthy = self.healthy if self.healthy.size else self.incident.current
-        middle = healthy[np.argsort(self.table.hazard[healthy], kind="stable")][healthy.size // 2]
+        own = self.table.numbers[0, healthy]  # without preemption, which stays each node's own
+        middle = healthy[np.argsort(own, kind="stable")][healthy.size // 2]
         return self.table.repaired(self.failed, int(middle))
 
     # Words -------------------------------------------------------------------------------------

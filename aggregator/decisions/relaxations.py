@@ -194,8 +194,8 @@ def _as_repaired(table: NodeTable) -> NodeTable:
     out = table.excluded
     others = np.flatnonzero(~out)
     if not others.size:  # nobody to compare with: as the best of those that are out
-        others = np.arange(len(table))[np.argsort(table.hazard, kind="stable")][:1]
-    by_hazard = others[np.argsort(table.hazard[others], kind="stable")]
+        others = np.arange(len(table))[np.argsort(table.numbers[0], kind="stable")][:1]
+    by_hazard = others[np.argsort(table.numbers[0, others], kind="stable")]
     middle = by_hazard[(by_hazard.size - 1) // 2] if by_hazard.size else 0
     repaired = table.repaired(np.flatnonzero(out), int(middle))
     snapshot = table.snapshot

@@ -144,6 +144,20 @@ def test_the_traffic_that_costs_more_is_aligned_first(
     assert ("declared" if traffic else "assumed") in evidence
 
 
+def test_segments_move_as_wholes() -> None:
+    """Two segments of two ranks in each leaf: stages of one pipeline are put next to each other, and each segment stays in its rack."""
+    nodes = [
+        Node(f"h{at}", places=("", "s0", f"l{at // 4}", f"r{at // 2}", f"n{at}", "", ""))
+        for at in range(8)
+    ]
+    needs = grouped(8, 8, 2, 4, segment_nodes=2, segment_tier=Tier.RACK)
+    (option,) = planned(nodes, needs)
+    assert violations(nodes, option.nodes.tolist(), needs) == []
+    assert option.groups is not None and option.groups.stages_together == 2
+    crossing = {one.kind: one.crossing[LEAF] for one in option.groups.kinds}
+    assert crossing == {"tensor": 0, "pipeline": 0, "data": 16}
+
+
 def test_a_tensor_group_keeps_to_an_nvlink_domain() -> None:
     """Two nodes a group; of domains of three nodes each one is left over, and only these two make a group across."""
     nodes = leaves(6, of=6, nvlink=3)
