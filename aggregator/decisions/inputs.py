@@ -207,11 +207,15 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         about["rails_count"],
     )
     # Decisions of before these were read have no part of them.
-    nothing = np.zeros(0, dtype=np.float32)
-    costs = NodeCosts(
-        price=found.get("price_per_gpu_hour", nothing),
-        preemption=found.get("preemptions_per_hour", nothing),
+    price, preemption = (
+        np.asarray(found.get(name, ()), dtype=np.float32).reshape(-1)
+        for name in ("price_per_gpu_hour", "preemptions_per_hour")
     )
+    costs = NodeCosts(price=price, preemption=preemption)
+    tenants = {
+        name: ExchangeRates(*map(float, rates))
+        for name, rates in dict(found.get("tenants", {})).items()
+    }
     facts = NodeFacts(domains, **{name: found[name] for name in _FACTS}, costs=costs)
     excluded = found["excluded"]
     sizes = {column.size for column in (*columns, excluded, facts.gpus, domains.rails)}
@@ -232,7 +236,7 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
         component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
         reservations=reservations, reported_factors=_reported(found.get("reported_factors")),
-        tenants={name: ExchangeRates(*rates) for name, rates in found.get("tenants", {}).items()},
+        tenants=tenants,
     )  # fmt: skip
     return DecisionInputs(snapshot, excluded)
 

@@ -249,6 +249,25 @@ def test_a_batch_that_is_cut_off_is_refused() -> None:
         decoded_batch(encoded[:-1])
 
 
+def test_costs_and_tenants_are_inputs_and_older_decisions_have_none() -> None:
+    """What was decided before they were declared is replayed without them; what is no tenant is refused."""
+    nodes = [Node("a", price=2.5, preemption=0.01), Node("b")]
+    tenants = {"vision": ExchangeRates(2.0, nan, 0.1)}
+    snapshot = replace(snapshot_of(nodes), tenants=tenants)
+    parts = [part for _, part in input_parts(snapshot, np.zeros(2, dtype=bool))]
+    restored = restored_inputs(parts).snapshot
+    np.testing.assert_array_equal(restored.facts.costs.price, snapshot.facts.costs.price)
+    np.testing.assert_array_equal(restored.facts.costs.preemption, snapshot.facts.costs.preemption)
+    assert repr(restored.tenants) == repr(tenants)
+    new = (b'"price_per_gpu_hour"', b'"preemptions_per_hour"', b'"tenants"')
+    older = restored_inputs(one for one in parts if not any(name in one[:60] for name in new))
+    assert older.snapshot.tenants == {} and not older.snapshot.facts.costs.price.size
+    for wrong in (b"7", b'["a"]', b'{"a": 1}', b'{"a": ["x", 1, 1]}', b'{"a": [1, 1, 1, 1]}'):
+        others = [one for one in parts if b'"tenants"' not in one[:60]]
+        with pytest.raises(InputsError, match="do not belong together"):
+            restored_inputs([*others, b'{"part": "tenants"}\n' + wrong])
+
+
 def test_factors_that_were_reported_are_inputs() -> None:
     """A decision before the next report was replayed with the factors after it, and differed."""
     points = ReportedThroughputs(
