@@ -8,6 +8,9 @@ TIERS_COUNT: int
 
 def search(
     hazards: NDArray[np.float64],
+    risks: NDArray[np.float64],
+    costs: NDArray[np.float64],
+    has_costs: bool,
     speeds: NDArray[np.float64],
     tree: NDArray[np.int32],
     domains: NDArray[np.int32],
@@ -29,7 +32,9 @@ def search(
     """Return (bound, members, measures): no choice costs less than *bound*, and no two of the choices are as good in all.
 
     Columns have a value a node, in an order in which the groups of each level of *tree* (TIERS_COUNT levels, the widest
-    first) are contiguous and which ends with the hazard. *domains*: (TIERS_COUNT, nodes), -1 where not known; numbers
+    first) are contiguous and which ends with the hazard.
+    *risks*: the hazards alone; *costs*: GPU-hours that each node costs beside, at least 0. Where *has_costs*, *hazards* are what
+    the search orders by: a risk and what of a cost it is worth, at most. *domains*: (TIERS_COUNT, nodes), -1 where not known; numbers
     below *domain_counts*. *arenas*: members are all of one; -1: never. *spread*: at most *spread_max* members have one
     number; 0: any. Segments are whole within a group of level *segment_level*. *hazard_max*: of the sum of the members'.
     *terms*: GPU-hours; share of the time lost to what the nodes do not decide; hours lost per interruption; by tier, the

@@ -139,7 +139,7 @@ cdef bint _solve(Work *work, bint exhaustive) noexcept nogil:
         tried = promise[level]
         promise[level] = INFINITY
         left -= 1
-        if work.least[level] > work.hazard_max:
+        if work.least[level] > work.hazard_max and not work.has_costs:
             continue
         if work.options_max == 1 and (
             tried >= work.best or _optimistic(work, work.tops[level], work.least[level]) >= work.best
@@ -206,6 +206,8 @@ cdef size_t _lay_out(Work *work, char *memory, int size, const int *domain_count
             memset(work.inside[level], 0, (domain_counts[level] + 1) * sizeof(int))
     work.rows = <int *>_piece(memory, &at, size * sizeof(int))
     work.hazard = <double *>_piece(memory, &at, size * sizeof(double))
+    work.risk = <double *>_piece(memory, &at, size * sizeof(double))
+    work.cost = <double *>_piece(memory, &at, size * sizeof(double))
     work.speed = <double *>_piece(memory, &at, size * sizeof(double))
     work.counted = <int *>_piece(memory, &at, (size + 1) * sizeof(int))
     work.summed = <double *>_piece(memory, &at, (size + 1) * sizeof(double))
@@ -297,7 +299,8 @@ cdef bint _search(Work *work, const int *arenas, int arena_count, double subsets
 
 
 def search(
-    const double[::1] hazards not None, const double[::1] speeds not None, const int[:, ::1] tree not None,
+    const double[::1] hazards not None, const double[::1] risks not None, const double[::1] costs not None, bint has_costs,
+    const double[::1] speeds not None, const int[:, ::1] tree not None,
     const int[:, ::1] domains not None, const int[::1] domain_counts not None, const int[::1] arenas not None,
     int arena_count, const int[::1] spread not None, int spread_count, int spread_max, int nodes, int segment_nodes,
     int segment_level, double hazard_max, const double[::1] terms not None, int options_max, long steps_max, double subsets_max,
@@ -309,7 +312,7 @@ def search(
     if count == 0 or nodes < 1 or nodes > count:
         return INFINITY, np.zeros((0, max(nodes, 1)), dtype=np.int32), np.zeros((0, 3 + 2 * TIERS))
     if (
-        speeds.shape[0] != count or tree.shape[0] != TIERS or tree.shape[1] != count or domains.shape[0] != TIERS
+        speeds.shape[0] != count or risks.shape[0] != count or costs.shape[0] != count or tree.shape[0] != TIERS or tree.shape[1] != count or domains.shape[0] != TIERS
         or domains.shape[1] != count or domain_counts.shape[0] != TIERS or arenas.shape[0] != count
         or spread.shape[0] != count or terms.shape[0] != 3 + 2 * TIERS
     ):
@@ -321,6 +324,7 @@ def search(
     work.spread_max, work.options_max, work.steps_left = spread_max, options_max, steps_max
     work.hazard_max, work.bound, work.best = hazard_max, INFINITY, INFINITY
     work.hazards, work.speeds, work.spread = &hazards[0], &speeds[0], &spread[0]
+    work.risks, work.costs, work.has_costs = &risks[0], &costs[0], has_costs
     work.terms.gross, work.terms.overhead, work.terms.hours_lost = terms[0], terms[1], terms[2]
     for tier in range(TIERS):
         work.terms.crossing[tier], work.terms.preference[tier] = terms[3 + tier], terms[3 + TIERS + tier]

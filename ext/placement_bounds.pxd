@@ -48,7 +48,7 @@ cdef inline double _optimistic(Work *work, double speed, double hazard) noexcept
     cdef int tier
     for tier in range(TIERS):
         unknown[tier] = 0
-    return _price(&work.terms, speed, hazard, work.least_domains, unknown)
+    return _price(&work.terms, speed, hazard, 0.0, work.least_domains, unknown)
 
 
 cdef inline double _least_hazard(Work *work, double speed_min) noexcept nogil:

@@ -17,14 +17,15 @@ cdef inline void _measure(Work *work, Solution *found) noexcept nogil:
     cdef int tier, i, domain, place, before
     cdef const int *domains
     cdef int *stamps
-    found.hazard = 0.0
+    found.hazard = found.cost = 0.0
     found.speed = INFINITY
     for tier in range(TIERS):
         found.domains[tier] = found.unknown[tier] = 0
     work.stamp += 1
     for i in range(work.nodes):
         place = work.members[i]
-        found.hazard += work.hazard[place]
+        found.hazard += work.risk[place]
+        found.cost += work.cost[place]
         if work.speed[place] < found.speed:
             found.speed = work.speed[place]
     for tier in range(TIERS):
@@ -40,7 +41,7 @@ cdef inline void _measure(Work *work, Solution *found) noexcept nogil:
             elif stamps[domain] != work.stamp:
                 stamps[domain] = work.stamp
                 found.domains[tier] += 1
-    found.price = _price(&work.terms, found.speed, found.hazard, found.domains, found.unknown)
+    found.price = _price(&work.terms, found.speed, found.hazard, found.cost, found.domains, found.unknown)
 
 
 cdef inline bint _dominates(const Solution *a, const Solution *b) noexcept nogil:

@@ -49,7 +49,8 @@ cdef inline void _move(Work *work, const int *places, int by) noexcept nogil:
             work.inside[tier][domain] += by
             if work.inside[tier][domain] == (by > 0):
                 work.now.domains[tier] += by
-        work.now.hazard += by * work.hazard[places[i]]
+        work.now.hazard += by * work.risk[places[i]]
+        work.now.cost += by * work.cost[places[i]]
 
 
 cdef inline double _tried(Work *work, const int *out, const int *come) noexcept nogil:
@@ -63,7 +64,7 @@ cdef inline double _tried(Work *work, const int *out, const int *come) noexcept 
             speed = work.speed[come[i]]
         if work.spread_max and work.spread_used[work.spread[work.rows[come[i]]]] > work.spread_max:
             return INFINITY
-    return _price(&work.terms, speed, work.now.hazard, work.now.domains, work.now.unknown)
+    return _price(&work.terms, speed, work.now.hazard, work.now.cost, work.now.domains, work.now.unknown)
 
 
 cdef inline void _insert(Candidate *list, int *count, double key, int group) noexcept nogil:

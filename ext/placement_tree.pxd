@@ -14,6 +14,7 @@ cdef inline void _build(Work *work) noexcept nogil:
     for i in range(work.size):
         row = work.rows[i]
         work.hazard[i], work.speed[i] = work.hazards[row], work.speeds[row]
+        work.risk[i], work.cost[i] = work.risks[row], work.costs[row]
         differs = i == 0
         for level in range(TIERS):
             if i and not differs:

@@ -28,6 +28,7 @@ cdef struct Solution:
     double price
     double hazard
     double speed
+    double cost           # GPU-hours that the nodes cost beside
     int domains[TIERS]
     int unknown[TIERS]
 
@@ -49,7 +50,10 @@ cdef struct Work:
     long steps_left
     double hazard_max
     Terms terms
-    const double *hazards
+    const double *hazards     # of order: with what a node costs beside, as far as that is worth
+    const double *risks       # per hour, alone
+    const double *costs       # GPU-hours
+    bint has_costs
     const double *speeds
     const int *domains[TIERS]
     const int *tree[TIERS]
@@ -58,6 +62,8 @@ cdef struct Work:
     int size
     int *rows
     double *hazard        # by place in the arena, as all below
+    double *risk
+    double *cost
     double *speed
     int *group[TIERS]     # by place in the arena
     int *begin[TIERS]     # by group; one more at the end
@@ -106,7 +112,9 @@ cdef inline double _crossing(int domains, int unknown) noexcept nogil:
     return 0.5 * ((1.0 - 1.0 / fewest) + (1.0 - 1.0 / most))
 
 
-cdef inline double _price(const Terms *terms, double speed, double hazard, const int *domains, const int *unknown) noexcept nogil:
+cdef inline double _price(
+    const Terms *terms, double speed, double hazard, double cost, const int *domains, const int *unknown
+) noexcept nogil:
     cdef double longer = 0.0, preference = 0.0, lost = terms.overhead + terms.hours_lost * hazard
     cdef int tier
     if lost > 1.0:
@@ -115,7 +123,7 @@ cdef inline double _price(const Terms *terms, double speed, double hazard, const
         longer += terms.crossing[tier] * _crossing(domains[tier], unknown[tier])
         if domains[tier] + (unknown[tier] > 0) > 1:
             preference += terms.preference[tier] * (domains[tier] + (unknown[tier] > 0) - 1)
-    return terms.gross * (1.0 - speed / (1.0 + longer) * (1.0 - lost)) + preference
+    return terms.gross * (1.0 - speed / (1.0 + longer) * (1.0 - lost)) + preference + cost
 
 
 cdef inline int _by_capacity(const void *a, const void *b) noexcept nogil:

@@ -215,6 +215,16 @@ def request_lines(request: Any, names: Sequence[str]) -> list[str]:
     found += _invariants(gang)
     if gang.workload.job:
         found.append(f"as job {gang.workload.job}")
+    if gang.tenant:
+        found.append(f"tenant {gang.tenant}")
+    if gang.HasField("groups"):
+        groups = gang.groups
+        sizes = " x ".join(
+            str(max(one, 1)) for one in (groups.tensor, groups.pipeline, groups.data)
+        )
+        found.append(f"groups of {sizes} (tensor x pipeline x data)")
+    if gang.HasField("priority"):
+        found.append(f"priority {gang.priority}")
     if gang.node_score_min:
         found.append(f"score of each node at least {gang.node_score_min:.4g}")
     if gang.survival_min:

@@ -39,6 +39,15 @@ REPLY_BYTES_MAX = 64 << 20
 #: Of a file with names of hosts.
 HOSTS_FILE_BYTES_MAX = 16 << 20
 NAMES_CHARACTERS = 96
+#: Exchange rates: field of the request -> what each unit of it costs.
+RATE_OPTIONS = {
+    "gpu_hours_per_delay_hour": "what an hour of delay costs, in GPU-hours",
+    "gpu_hours_per_currency_unit": "what a unit of currency is worth, in GPU-hours",
+    "gpu_hours_per_stranded_gpu_hour": "what a GPU stranded for an hour costs, in GPU-hours",
+}
+RATE_MAX = 1e9
+_PRIORITY = re.compile(r"-?[0-9]{1,10}", re.ASCII)
+_GROUPS = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))?", re.ASCII)
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +91,8 @@ def _run(options: argparse.Namespace) -> int:
         fields: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
         print(json_object(fields))
     elif options.evaluate:
-        print("\n".join(option_lines(reply.option, dictionary.names, explain=options.explain)))
+        lines = option_lines(reply.option, dictionary.names, explain=options.explain)
+        print("\n".join([*lines, *(f"note: {each}" for each in reply.notes)]))
     else:
         print(plan_text(reply, dictionary.names, explain=options.explain))
     if picture is not None and options.map:
@@ -172,6 +182,8 @@ def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlac
 def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.PlacementCandidates:
     """Return the hosts of the file, without one nothing: those on which no job is seen."""
     found = wire.PlacementCandidates()
+    for job, priority in options.job_priority:
+        found.job_priorities.add(job=job, priority=priority)
     if options.candidates:
         names = read_host_names(Path(options.candidates))
         bitmap = bytearray(-(-len(dictionary.names) // 8))
@@ -231,6 +243,14 @@ def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
     if options.job:
         gang.workload.job = options.job
     gang.workload_name = options.workload
+    gang.tenant = options.tenant
+    if options.priority is not None:
+        gang.priority = options.priority
+    if options.groups:
+        gang.groups.tensor, gang.groups.pipeline, gang.groups.data = options.groups
+    for name in RATE_OPTIONS:
+        if (rate := getattr(options, name)) is not None:
+            setattr(gang, name, rate)
     return gang
 
 
@@ -261,6 +281,7 @@ def plan_text(
         )
         for one in reply.blockers:
             lines += blocker_lines(one)
+    lines += [f"note: {each}" for each in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}, "
         f"{reply.solve_time.ToNanoseconds() / 1e6:.1f} ms; candidates: {reply.candidates_source}"
@@ -339,10 +360,34 @@ def option_lines(
         f"spares: {len(found)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
     )
     lines += wrapped(fold_names(found)) if found else []
+    lines += _group_lines(option)
     for one in option.strands:
         where = f"within one {tier_title(one.tier)}" if one.tier else "anywhere"
         lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
     lines += [f"does not hold: {each}" for each in option.violations]
+    return lines
+
+
+def _group_lines(option: wire.PlacementOption) -> list[str]:
+    """Return what the groups of a gang span."""
+    stages = option.pipeline_stages_together
+    pipeline = next((one.size for one in option.groups if one.kind == "pipeline"), 1)
+    lines: list[str] = []
+    if option.groups and pipeline > 1:
+        aligned_first = "data groups first"
+        if stages > 1:
+            aligned_first = f"{stages} of {pipeline} stages of a pipeline together"
+        lines.append(f"ranks: tensor, data, pipeline; aligned: {aligned_first}")
+    for one in option.groups:
+        crossing = ", ".join(
+            f"{each.groups} {tier_title(each.tier)}" for each in one.crossing if each.groups
+        )
+        unknown = max((each.unknown_groups for each in one.crossing), default=0)
+        lines.append(
+            f"{one.groups} {one.kind} groups of {one.size} GPUs, {one.traffic_share.value:.0%} of the traffic; "
+            f"in several domains: {crossing or 'none'}"
+            + (f"; of up to {unknown} it is not known" if unknown else "")
+        )
     return lines
 
 
@@ -428,6 +473,43 @@ def _share(text: str) -> float:
     return value
 
 
+def _priority(text: str) -> int:
+    if not _PRIORITY.fullmatch(text) or not -(2**31) <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected a whole number from -2147483648 to 2147483647"
+        )
+    return int(text)
+
+
+def _job_priority(text: str) -> tuple[str, int]:
+    job, equals, number = text.rpartition("=")
+    if not (job and equals):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected JOB=PRIORITY, as 4711=100")
+    return job, _priority(number)
+
+
+def groups_option(text: str) -> tuple[int, int, int]:
+    """Return sizes of tensor, pipeline and data groups. Raises argparse.ArgumentTypeError."""
+    found = _GROUPS.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected TENSORxPIPELINE or TENSORxPIPELINExDATA, as 8x4x16, each 1 to 999999"
+        )
+    return int(found[1]), int(found[2]), int(found[3] or 0)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= RATE_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected GPU-hours, a number from 0 to {RATE_MAX:g}"
+        )
+    return value
+
+
 def count_of(text: str) -> int:
     """Return a count from 1. Raises argparse.ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text)):
@@ -465,6 +547,30 @@ def add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="throughput by size as outcomes of this name report it (default: those of --job)",
     )
+    add(
+        "--groups",
+        type=groups_option,
+        metavar="TxPxD",
+        help="tensor x pipeline x data parallel GPUs, as 8x4x16; ranks follow them",
+    )
+    add(
+        "--priority",
+        type=_priority,
+        metavar="N",
+        help="only jobs of a lower --job-priority are proposed to give up nodes",
+    )
+    add(
+        "--job-priority",
+        type=_job_priority,
+        action="append",
+        default=[],
+        metavar="JOB=N",
+        help="priority of a job that runs; may be given again",
+    )
+    add("--tenant", default="", metavar="NAME", help="whose declared exchange rates count")
+    for name, text in RATE_OPTIONS.items():
+        option = f"--{name.replace('_', '-')}"
+        add(option, type=_rate, metavar="X", help=f"{text} (default: as declared of --tenant)")
     add("--within", choices=TIERS, default="", help="all nodes in one domain of this tier")
     add(
         "--segments",

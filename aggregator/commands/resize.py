@@ -130,6 +130,7 @@ def resize_text(
             if nodes:
                 lines += [f"{title}:", *wrapped(fold_names([names[at] for at in nodes]))]
     lines += option_lines(first.placement, names, explain=explain)
+    lines += [f"note: {each}" for each in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
     )

@@ -131,9 +131,12 @@ def _message(request: BlockedRequest, constraint: str) -> str:
     within, segment_tier, over = (
         tier.title if tier else "" for tier in (needs.within, needs.segment_tier, needs.spread_over)
     )
+    withheld = request.occupied().size - request.obtainable().size
+    protected = f"; {withheld} of them are of jobs of at least the gang's priority"
+    protected = protected if withheld else ""
     return {
         NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are asked for; {usable} are free, healthy and large enough",
-        CANDIDATES: f"{count} of {total} nodes are no candidates, by {request.candidates.source}",
+        CANDIDATES: f"{count} of {total} nodes are no candidates, by {request.candidates.source}{protected}",
         STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
         GPUS: f"{count} of {total} nodes have not {planner.gpus_of(table, needs)} GPUs free",
         WITHIN: f"all nodes within one {within}; of {count} nodes it is not known",

@@ -129,8 +129,8 @@ def sized_price(
     extra = value - gross * (1.0 - goodput.value)
     total = Quantity(
         value,
-        gross * (1.0 - goodput.upper) + extra,
-        gross * (1.0 - goodput.lower) + extra,
+        gross * (1.0 - goodput.upper) + extra - (price.beside.value - price.beside.lower),
+        gross * (1.0 - goodput.lower) + extra + (price.beside.upper - price.beside.value),
         goodput.source,
         goodput.evidence,
     )
@@ -225,7 +225,10 @@ def plan_sizes(
     """Return up to *options_max* answers over all sizes of *needs*, the cheapest first. *every_size*: of each a plan is looked for."""
     terms = _SizeTerms(table, needs, communication)
     pool = planner.eligible(table, planner.usable(table, candidates, needs), needs)
+    money = planner.node_money(table, pool, needs)
+    least = float(money.min(initial=inf)) if money.any() else 0.0
     bounds = size_bounds(table, pool, terms)
+    bounds += least * np.array(terms.elastic.allowed)
     sizes = terms.elastic.allowed
     values = np.full(len(sizes), nan)
     found: list[_Found] = []
@@ -236,8 +239,9 @@ def plan_sizes(
         bound, chosen, measures = planner.find(
             table, pool, replace(needs, nodes=nodes), terms.lost(nodes, efficiency),
             options_max=count, steps_max=steps, subsets_max=subsets_max,
+            extra_gpu_hours=money - least if money.any() else None,
         )  # fmt: skip
-        added = terms.added(nodes)
+        added = terms.added(nodes) + least * nodes
         return bound + added, [
             _Found(nodes, measure[0] + added, each, measure)
             for each, measure in zip(chosen, measures, strict=True)

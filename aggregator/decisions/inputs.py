@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
 from functools import cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ import numpy as np
 
 from ...fingerprints.sensitivity import KnownWorkloads
 from ..counter_deltas import Flags
+from ..declared.model import ExchangeRates
 from ..scoring.evaluate import Judgement
-from ..scoring.node_facts import DOMAIN_FIELDS, NodeDomains, NodeFacts
+from ..scoring.node_facts import DOMAIN_FIELDS, NodeCosts, NodeDomains, NodeFacts
 from ..scoring.reported_factors import (
     NOTHING_REPORTED,
     ReportedFactor,
@@ -58,6 +60,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
     arrays |= {
         "domain_ids": domains.ids, "rails": domains.rails, "component_speeds": snapshot.component_speeds,
         "excluded": excluded,
+        "price_per_gpu_hour": facts.costs.price, "preemptions_per_hour": facts.costs.preemption,
         "reserved_nodes": np.concatenate(
             [np.zeros(0, dtype=np.int64), *(nodes.astype(np.int64) for _, nodes in snapshot.reservations)]
         ),
@@ -74,6 +77,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
         "domain_names": domains.names,
         "jobs": list(jobs),
         "reservations": [(name, nodes.size) for name, nodes in snapshot.reservations],
+        "tenants": {name: astuple(rates) for name, rates in sorted(snapshot.tenants.items())},
         "snapshot": {
             "version": snapshot.version,
             "computed_ns": snapshot.computed_ns,
@@ -202,9 +206,20 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         found["rails"],
         about["rails_count"],
     )
-    facts = NodeFacts(domains, **{name: found[name] for name in _FACTS})
+    # Decisions of before these were read have no part of them.
+    price, preemption = (
+        np.asarray(found.get(name, ()), dtype=np.float32).reshape(-1)
+        for name in ("price_per_gpu_hour", "preemptions_per_hour")
+    )
+    costs = NodeCosts(price=price, preemption=preemption)
+    tenants = {
+        name: ExchangeRates(*map(float, rates))
+        for name, rates in dict(found.get("tenants", {})).items()
+    }
+    facts = NodeFacts(domains, **{name: found[name] for name in _FACTS}, costs=costs)
     excluded = found["excluded"]
     sizes = {column.size for column in (*columns, excluded, facts.gpus, domains.rails)}
+    sizes |= {column.size or count for column in (costs.price, costs.preemption)}
     if sizes != {count} or domains.ids.shape != (len(DOMAIN_FIELDS), count):
         raise ValueError(f"columns of {sorted(sizes)} nodes for {count} names")
     ends = np.cumsum([0, *(size for _, size in found["reservations"])])
@@ -221,6 +236,7 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
         names=names, columns=columns, jobs={node: jobs[number] for node, number in numbered}, model=about["model"],
         component_speeds=found["component_speeds"], workloads=_workloads(found.get("workload")), facts=facts,
         reservations=reservations, reported_factors=_reported(found.get("reported_factors")),
+        tenants=tenants,
     )  # fmt: skip
     return DecisionInputs(snapshot, excluded)
 

@@ -6,8 +6,9 @@ by what is in them, so that an answer stays the same where nodes or domains are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class TreeOrder:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """Columns by node index, of one snapshot and one workload."""
+    """Columns by node index, of one snapshot and one workload. Hazards are of all interruptions, spot preemption included."""
 
     snapshot: Judgement
     hazard: Floats
@@ -54,6 +55,8 @@ class NodeTable:
     measured: Flags  #: a speed of now is
     excluded: Flags  #: UNHEALTHY, out, or ended
     workload_source: str = ""
+    #: Of the hazard, what is spot preemption. Empty: none of it.
+    preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict["Tier | None", TreeOrder])
 
     def __len__(self) -> int:
@@ -67,10 +70,23 @@ class NodeTable:
     @cached_property
     def numbers(self) -> Floats:
         """Hazards and speeds with their intervals, as `Members` has them: (6, nodes)."""
-        return np.stack(
-            (self.hazard, self.hazard_lower, self.hazard_upper,
-             self.speed, self.speed_lower, self.speed_upper)
-        )  # fmt: skip
+        hazards = [self.hazard, self.hazard_lower, self.hazard_upper]
+        if self.preemption.size:
+            hazards = [np.maximum(one - self.preemption, 0.0) for one in hazards]
+        return np.stack((*hazards, self.speed, self.speed_lower, self.speed_upper))
+
+    @cached_property
+    def gpu_prices(self) -> Floats | None:
+        """Price of a GPU-hour with its interval, in currency: (3, nodes). Of who none is declared the middle one of the others,
+        and anything among them. None: of nobody."""
+        found = self.facts.costs.price.astype(np.float64)
+        known = found[np.isfinite(found)]
+        if not known.size:
+            return None
+        unknown = ~np.isfinite(found)
+        prices = np.stack((found, found, found))
+        prices[:, unknown] = np.array([np.median(known), known.min(), known.max()])[:, None]
+        return prices
 
     @cached_property
     def domain_counts(self) -> Codes:
@@ -81,6 +97,19 @@ class NodeTable:
     def tier_ids(self) -> Codes:
         """The domains of the priced tiers, by node index: (tiers, nodes)."""
         return np.ascontiguousarray(self.facts.domains.ids[_TREE_ROWS], dtype=np.int32)
+
+    def repaired(self, nodes: Indexes, like: int) -> NodeTable:
+        """Return the same where *nodes* have hazard and speed of the node *like*; spot capacity stays what it is."""
+        columns: dict[str, Any] = {}
+        for name in (
+            "hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper",
+        ):  # fmt: skip
+            values: Floats = getattr(self, name).copy()
+            values[nodes] = values[like]
+            if self.preemption.size and name.startswith("hazard"):
+                values[nodes] += self.preemption[nodes] - self.preemption[like]
+            columns[name] = values
+        return replace(self, _orders={}, **columns)
 
     def order(self, segment_tier: Tier | None) -> TreeOrder:
         """Return the order in which whole segments of *segment_tier* are found; None: there are none."""
@@ -130,9 +159,14 @@ def node_table(
     upper = np.where(has_value, upper, SPEED_SILENT[2])
     out = excluded_now(snapshot) if excluded is None else excluded
     assert facts.gpus.size == count
+    lowest, highest = hazard / facts.hazard_down, hazard * facts.hazard_up
+    preemption = np.zeros(0, dtype=np.float64)
+    if facts.costs.preemption.any():
+        preemption = facts.costs.preemption.astype(np.float64)
+        hazard, lowest, highest = hazard + preemption, lowest + preemption, highest + preemption
     return NodeTable(
-        snapshot, hazard, hazard / facts.hazard_down, hazard * facts.hazard_up, speed,
-        np.clip(lower, 0.0, speed), np.maximum(upper, speed), measured, out, workload_source,
+        snapshot, hazard, lowest, highest, speed,
+        np.clip(lower, 0.0, speed), np.maximum(upper, speed), measured, out, workload_source, preemption,
     )  # fmt: skip
 
 
@@ -173,6 +207,10 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     tree = domains if segment_tier is None else _nested(domains, PRICED_TIERS.index(segment_tier))
     groups = _groups(tree)
     value = _mixed(table.hazard.view(np.uint64) + _mixed(table.speed.view(np.uint64)))
+    costs = table.facts.costs
+    if np.isfinite(costs.price).any() or table.preemption.size:
+        for declared in (costs.price, costs.preemption):
+            value = _mixed(value + declared.view(np.uint32).astype(np.uint64))
     # Who shares power with whom is a part of what a node is: spreading over it asks for it.
     for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
         ids = table.facts.domains.ids[row]

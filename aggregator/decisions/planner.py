@@ -10,6 +10,14 @@ import numpy as np
 
 from ...ext.placement import domains_spanned, largest_domains, search
 from ..counter_deltas import Bytes, Codes, Flags, Floats, Indexes
+from .groups import (
+    GroupLayout,
+    GroupSpans,
+    group_spans,
+    in_group_order,
+    layout_of,
+    whole_groups,
+)
 from .node_table import NodeTable, TreeOrder
 from .price import GangPrice, LostTime, Members, lost_time, price
 from .quantity import Quantity, QuantitySource, declared
@@ -25,6 +33,8 @@ from .stranding import (
 )
 
 OPTIONS_MAX = 8
+#: Sets of nodes of which the groups of a gang choose, at least.
+GROUPED_OPTIONS = 4
 #: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
 STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
 #: Of a larger gang a tenth of that, where one option is asked for.
@@ -45,6 +55,7 @@ class Candidates:
     source: str = "request"
     room: FreeRoom | None = None
     demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
+    priorities: Mapping[str, int] = field(default_factory=dict[str, int])  #: of jobs that run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ class PlacementChoice:
         tuple[Tier | None, int, int], ...
     ]  #: tier (None: anywhere), nodes before and after
     gap_gpu_hours: float
+    groups: GroupSpans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,25 +169,30 @@ def find(
 ) -> tuple[float, list[Indexes], list[list[float]]]:
     """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first.
 
-    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search has no place for it: it goes in
-    as the hazard that costs no more than that, so that the bound stays one.
+    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search orders nodes by their hazard and,
+    with it, the hazard that costs no more than that, so that the bound stays one; it prices both exactly.
     """
     if needs.nodes > pool.rows.size:
         return inf, [], []
-    hazard = table.hazard
+    hazard, by_node = table.hazard, np.zeros(len(table))
     if extra_gpu_hours is not None:
         fastest = max(float(table.speed[pool.nodes].max()), 1.0)
         per_hazard = lost.gross_gpu_hours * lost.per_interruption_hours.value * fastest
         hazard = hazard.copy()
         hazard[pool.nodes] += extra_gpu_hours / max(per_hazard, 1e-12)
+        by_node[pool.nodes] = extra_gpu_hours
         pool = _by_hazard(pool, hazard)
     order, rows, at = pool.order, pool.rows, pool.nodes
+    costs = np.zeros(at.size)
+    if extra_gpu_hours is not None:
+        costs = by_node[at]
+    risks = table.hazard[at]
     is_whole = rows.size == order.nodes.size and extra_gpu_hours is None
     tree = order.tree if is_whole else np.take(order.tree, rows, axis=1)
     domains = order.domains if is_whole else np.take(order.domains, rows, axis=1)
     segments = needs.segment_nodes > 1 and needs.segment_tier is not None
     bound, members, measures = search(
-        hazard[at], table.speed[at], tree, domains,
+        hazard[at], risks, costs, extra_gpu_hours is not None, table.speed[at], tree, domains,
         table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
@@ -216,9 +233,12 @@ def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
 
 
 def members_of(
-    table: NodeTable, nodes: Indexes, spans: tuple[Sequence[int], Sequence[int]] | None = None
+    table: NodeTable,
+    nodes: Indexes,
+    spans: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: GroupSpans | None = None,
 ) -> Members:
-    """Return what the price is computed from. *spans*: as `spans_of` returns them."""
+    """Return what the price is computed from. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
@@ -227,9 +247,12 @@ def members_of(
     if table.workload_source:
         evidence += f"; as a workload feels it: {table.workload_source}"
     hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper = columns
+    prices = table.gpu_prices
     return Members(
         hazard, hazard_lower, hazard_upper, speed, speed_lower, speed_upper,
-        domains, unknown, source, evidence,
+        domains, unknown, table.preemption[nodes] if table.preemption.size else table.preemption,
+        None if prices is None else prices[:, nodes],
+        groups.shares if groups else None, groups.evidence if groups else "", source, evidence,
         f"hazards of {nodes.size} nodes, model {table.snapshot.model}",
     )  # fmt: skip
 
@@ -331,9 +354,13 @@ def answer(
     nodes: Indexes,
     bound: float,
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them."""
-    members = members_of(table, nodes, spans)
+    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
+    layout = layout_of(needs, nodes.size, gpus_of(table, needs))
+    if groups is None and layout is not None:
+        groups = group_spans(table, nodes, layout, needs)
+    members = members_of(table, nodes, spans, groups)
     at = pool.nodes
     is_chosen = np.zeros(len(table), dtype=bool)
     is_chosen[nodes] = True
@@ -347,24 +374,49 @@ def answer(
         # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
         before, after = strands.get(Tier.LEAF, strands[None])
         hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
-        words = f"the largest gang of one leaf is {before - after} nodes smaller"
+        rate = needs.rate_text("stranded_gpu_rate")
+        words = f"the largest gang of one leaf is {before - after} nodes smaller; {rate}"
         within = strands_within(table, candidates, nodes, needs)
         if within is not None and np.isfinite(within.gpus).all():
             grown = float(within.gpus.sum())
             # A whole gang of one leaf is no measure of what a share of a node takes away.
             hours = grown * needs.hours * needs.stranded_gpu_rate
-            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use"
+            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use; {rate}"
             masks = within.masks
         stranded = declared(hours, words)
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
-    mean = float(members.hazard.sum()) * lost.repair_hours.value
+    mean = float(table.hazard[nodes].sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
     return PlacementChoice(
         nodes, cost, tuple(members.domains), tuple(members.unknown),
         gpu_masks(table, candidates, nodes, needs) if masks is None else masks, backups_for(table, rest, nodes, wanted), wanted,
         tuple((tier, before, after) for tier, (before, after) in strands.items()),
-        max(0.0, cost.total.value - bound),
+        max(0.0, cost.total.value - bound), groups,
     )  # fmt: skip
+
+
+def extra_of(
+    table: NodeTable, candidates: Candidates, pool: Eligible, needs: GangRequirements
+) -> tuple[Floats | None, float]:
+    """Return what each node of *pool* costs beside, above the least, in GPU-hours: what it strands, and money; and that least. None: nothing."""
+    extra = np.zeros(pool.rows.size)
+    within = strands_within(table, candidates, pool.nodes, needs)
+    if within is not None:
+        extra += within.gpus * needs.hours * needs.stranded_gpu_rate
+    extra += node_money(table, pool, needs)
+    if not extra.any():
+        return None, 0.0
+    least = float(extra.min())
+    return extra - least, least
+
+
+def node_money(table: NodeTable, pool: Eligible, needs: GangRequirements) -> Floats:
+    """Return what the GPUs of each node of *pool* cost in currency, in GPU-hours."""
+    prices = table.gpu_prices
+    if not needs.currency_rate or prices is None:
+        return np.zeros(pool.rows.size)
+    gpu_hours = gpus_of(table, needs) * needs.hours
+    return np.asarray(prices[0, pool.nodes] * (gpu_hours * needs.currency_rate))
 
 
 def plan(
@@ -382,23 +434,98 @@ def plan(
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
         steps_max //= 10  # who asks for one option of a large gang wants it soon
-    extra, least = None, 0.0
-    within = strands_within(table, candidates, pool.nodes, needs)
-    if within is not None:
-        extra = within.gpus * needs.hours * needs.stranded_gpu_rate
-        least = float(extra.min())
-        # A floor of survival is on hazards alone: with one, what is stranded is priced and not searched for.
-        extra = None if needs.survival_min else extra - least
-    bound, found, measures = find(
-        table, pool, needs, lost,
-        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
-    )  # fmt: skip
-    bound += least * needs.nodes
+    layout = layout_of(needs, needs.nodes, gpus_of(table, needs))
+    if layout is not None:
+        answers = _grouped_answers(
+            table, candidates, needs, lost, layout, max(options_max, GROUPED_OPTIONS), steps_max, subsets_max
+        )  # fmt: skip
+        return undominated(table, answers)[:options_max]
+    bound, found, measures = _searched(
+        table, candidates, pool, needs, lost, options_max, steps_max, subsets_max
+    )
     answers = [
         answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
         for nodes, measure in zip(found, measures, strict=True)
     ]
     return sorted(answers, key=lambda one: one.price.total.value)
+
+
+def _searched(
+    table: NodeTable,
+    candidates: Candidates,
+    pool: Eligible,
+    needs: GangRequirements,
+    lost: LostTime,
+    options_max: int,
+    steps_max: int,
+    subsets_max: float,
+) -> tuple[float, list[Indexes], list[list[float]]]:
+    """Return what `find` does, with what nodes cost beside."""
+    extra, least = extra_of(table, candidates, pool, needs)
+    bound, found, measures = find(
+        table, pool, needs, lost,
+        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
+    )  # fmt: skip
+    if extra is not None and needs.survival_min and not found and options_max >= 0:
+        # The cheapest are too hazardous: the healthiest, then.
+        _, found, measures = find(
+            table, pool, needs, lost, options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
+        )  # fmt: skip
+    return bound + least * needs.nodes, found, measures
+
+
+def _grouped_answers(
+    table: NodeTable,
+    candidates: Candidates,
+    needs: GangRequirements,
+    lost: LostTime,
+    layout: GroupLayout,
+    options_max: int,
+    steps_max: int,
+    subsets_max: float,
+) -> list[PlacementChoice]:
+    """Return answers for a gang with groups, the cheapest first.
+
+    The search takes traffic for even. It is changed for several sets of nodes, and for one each in which whole pipelines and tensor
+    groups are in one leaf or NVLink domain; of these the groups choose. As groups may cross less than even traffic does, the bound
+    is what a gang costs of which nothing crosses.
+    """
+    fit = usable(table, candidates, needs)
+    pool = eligible(table, fit, needs)
+    free = replace(lost, crossing=tuple(declared(0.0, "") for _ in lost.crossing))
+    bound, _, _ = _searched(table, candidates, pool, needs, free, -1, 0, 0.0)
+    costs = np.array([one.value for one in lost.crossing])
+    answers: list[PlacementChoice] = []
+    wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 else []
+    for count, tier in [(1, None), *wholes]:
+        changed = needs
+        if tier is not None:
+            changed = replace(needs, segment_nodes=count, segment_tier=tier)
+            options_max = 1
+        among = eligible(table, fit, changed)
+        _, found, measures = _searched(
+            table, candidates, among, changed, lost, options_max, steps_max, subsets_max
+        )
+        for nodes, measure in zip(found, measures, strict=True):
+            ordered, groups = in_group_order(table, nodes, layout, needs, costs)
+            spans = spans_measured(measure)
+            answers.append(
+                answer(table, candidates, pool, needs, lost, ordered, bound, spans, groups)
+            )
+    return sorted(answers, key=lambda one: one.price.total.value)
+
+
+def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
+    """Return those of *answers*, the cheapest first, than which no cheaper one is as good in hazard, speed and domains."""
+    stays: list[tuple[tuple[float, ...], PlacementChoice]] = []
+    for one in answers:
+        spans = (a + b for a, b in zip(one.domains, one.unknown, strict=True))
+        aspects = (float(table.hazard[one.nodes].sum()), -one.price.speed.value, *spans)
+        if not any(
+            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in stays
+        ):  # fmt: skip
+            stays.append((aspects, one))
+    return [one for _, one in stays]
 
 
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:
@@ -429,9 +556,7 @@ def evaluate_nodes(
         steps_max=0,
         subsets_max=0.0,
     )
-    within = strands_within(table, candidates, pool.nodes, needs)
-    if within is not None:
-        bound += float(within.gpus.min()) * needs.nodes * needs.hours * needs.stranded_gpu_rate
+    bound += extra_of(table, candidates, pool, needs)[1] * needs.nodes
     return answer(table, candidates, pool, needs, lost, nodes, bound if isfinite(bound) else 0.0)
 
 

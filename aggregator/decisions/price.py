@@ -8,6 +8,8 @@ The price is what is not useful of GPUs x hours, in parts that sum to it. `lost`
 (A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals add too, as
 if all erred together: the error of a model is common to all hosts. Interruptions that do not grow with the gang are a term
 of their own: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
+Spot preemption is another: declared per hour and host, with a part of its own. Money is GPU-hours by the exchange rate of the
+request or its tenant, at the declared price of a GPU-hour of each node.
 Crossing a tier makes communication take longer. By how much is assumed until outcomes are reported: of even traffic among d
 domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
 """
@@ -15,7 +17,7 @@ domains 1 - 1/d crosses, and what crosses takes `CROSSING` longer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, isnan
 
 import numpy as np
@@ -71,6 +73,8 @@ class LostTime:
     communication: Quantity
     repair_hours: Quantity
     crossing: tuple[Quantity, ...]  #: of each priced tier: by how much longer what crosses it takes
+    currency_rate: float = 0.0  #: GPU-hours that a unit of currency is worth
+    currency_text: str = ""
 
     @property
     def overhead(self) -> float:
@@ -100,6 +104,13 @@ class Members:
     speed_upper: Floats
     domains: Sequence[int]
     unknown: Sequence[int]
+    #: Of spot capacity, per hour; empty: none is.
+    preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
+    #: Of a GPU-hour with its interval, in currency: (3, members). None: nobody said.
+    gpu_prices: Floats | None = None
+    #: By priced tier, the share of communication that crosses it, with its interval, and in words. None: even among domains.
+    crossing_shares: tuple[tuple[float, float, float], ...] | None = None
+    crossing_evidence: str = ""
     speed_source: QuantitySource = QuantitySource.ASSUMED
     speed_evidence: str = ""
     hazard_evidence: str = ""
@@ -123,6 +134,7 @@ class GangPrice:
     speed: Quantity
     topology: Quantity
     goodput: Quantity  #: useful share of GPUs x hours
+    beside: Quantity  #: of the total, what is not lost of GPUs x hours: preferences, what is stranded, money
 
 
 def lost_time(
@@ -171,8 +183,9 @@ def lost_time(
         else declared(needs.repair_hours, "repair of the request")
     )
     return LostTime(
-        gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports)
-    )
+        gpus * needs.hours, lost, share, shared, communication, repair, crossing_costs(reports),
+        needs.currency_rate, needs.rate_text("currency_rate"),
+    )  # fmt: skip
 
 
 def crossing_costs(reports: ReportedFactors) -> tuple[Quantity, ...]:
@@ -206,10 +219,12 @@ def topology_factor(
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
-    for tier, domains, unknown, cost in zip(
-        PRICED_TIERS, members.domains, members.unknown, crossing, strict=True
+    for at_tier, (tier, domains, unknown, cost) in enumerate(
+        zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
     ):
         shares = crossing_shares(domains, unknown)
+        if members.crossing_shares is not None:
+            shares = members.crossing_shares[at_tier]
         for at, each in enumerate((cost.value, cost.lower, cost.upper)):
             longer[at] += shares[at] * each
         if domains > 1 or unknown:
@@ -227,6 +242,8 @@ def topology_factor(
     if QuantitySource.REPORTED in sources:
         costs = ", ".join(each.evidence for each in counted)
     evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
+    if members.crossing_evidence:
+        evidence += f"; {members.crossing_evidence}"
     source = weakest((communication.source, *sources)) if counted else QuantitySource.ASSUMED
     return Quantity(value, lower, upper, source, evidence)
 
@@ -254,10 +271,12 @@ def hazard_sum(members: Members) -> Quantity:
     )
 
 
-def survival(hazard: Quantity, shared: Quantity, hours: float) -> Quantity:
+def survival(
+    hazard: Quantity, shared: Quantity, hours: float, preemptions_per_hour: float = 0.0
+) -> Quantity:
     """Return P(no interruption over *hours*) of a gang."""
     value, upper, lower = (
-        exp(-(own + other) * hours)
+        exp(-(own + other + preemptions_per_hour) * hours)
         for own, other in (
             (hazard.value, shared.value),
             (hazard.lower, shared.lower),
@@ -265,6 +284,54 @@ def survival(hazard: Quantity, shared: Quantity, hours: float) -> Quantity:
         )
     )
     return Quantity(value, lower, upper, QuantitySource.ASSUMED, hazard.evidence)
+
+
+def preemption_sum(members: Members) -> Quantity:
+    """Return the preemptions per hour of members that are spot capacity, as declared."""
+    count = int(np.count_nonzero(members.preemption))
+    total = float(members.preemption.sum())
+    return declared(
+        total, f"{count} spot nodes of {members.speed.size}, {total:.4g} preemptions an hour in all"
+    )
+
+
+def money_part(members: Members, lost: LostTime) -> PricePart | None:
+    """Return what the GPUs cost in currency, in GPU-hours. None: there is no exchange rate, or no price."""
+    if not lost.currency_rate or members.gpu_prices is None:
+        return None
+    gpu_hours = lost.gross_gpu_hours / members.speed.size
+    value, lower, upper = (float(row.sum()) * gpu_hours for row in members.gpu_prices)
+    spread = members.gpu_prices[2] > members.gpu_prices[1]
+    words = f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
+    if spread.any():
+        words += f"; of {int(spread.sum())} nodes no price is declared: as the others"
+    rate = lost.currency_rate
+    source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
+    return PricePart(
+        "money", Quantity(value * rate, min(lower, value) * rate, max(upper, value) * rate, source, words)
+    )  # fmt: skip
+
+
+def _parts_beside(
+    members: Members,
+    lost: LostTime,
+    preferences: Mapping[Tier, float],
+    stranded_gpu_hours: Quantity | None,
+) -> list[PricePart]:
+    """Return what of a price is not lost of GPUs x hours: preferences, what is stranded, and money."""
+    parts: list[PricePart] = []
+    for tier, rate in preferences.items():
+        at = PRICED_TIERS.index(tier)
+        count = members.domains[at] + (members.unknown[at] > 0)
+        each = declared(
+            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
+        )
+        parts.append(PricePart(f"preference for one {tier.title}", each))
+    if stranded_gpu_hours is not None:
+        parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
+    if (money := money_part(members, lost)) is not None:
+        parts.append(money)
+    return parts
 
 
 def price(
@@ -279,10 +346,11 @@ def price(
     topology = topology_factor(members, lost.communication, lost.crossing)
     per, write, shared = lost.per_interruption_hours, lost.checkpoint_share, lost.shared_hazard
     pace = speed.value * topology.value
-    shares = [write.value, hazard.value * per.value, shared.value * per.value]
+    taken = preemption_sum(members) if members.preemption.size else declared(0.0, "")
+    shares = [write.value, *(each.value * per.value for each in (hazard, shared, taken))]
     scale = min(1.0, 1.0 / max(sum(shares), 1e-300))  # no more than all of it is lost
-    low = min(1.0, write.lower + (hazard.lower + shared.lower) * per.lower)
-    high = min(1.0, write.upper + (hazard.upper + shared.upper) * per.upper)
+    low = min(1.0, write.lower + (hazard.lower + shared.lower + taken.value) * per.lower)
+    high = min(1.0, write.upper + (hazard.upper + shared.upper + taken.value) * per.upper)
     useful = Quantity(
         pace * (1.0 - scale * sum(shares)),
         speed.lower * topology.lower * (1.0 - high),
@@ -327,22 +395,31 @@ def price(
         lost_to("interruptions by members", shares[1], hazard.lower * per.lower, hazard.upper * per.upper, hazard),
         lost_to("shared interruptions", shares[2], shared.lower * per.lower, shared.upper * per.upper, shared),
     ]  # fmt: skip
-    for tier, rate in (preferences or {}).items():
-        at = PRICED_TIERS.index(tier)
-        count = members.domains[at] + (members.unknown[at] > 0)
-        each = declared(
-            rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
+    if taken.value:
+        parts.append(
+            lost_to(
+                "spot preemption",
+                shares[3],
+                taken.value * per.lower,
+                taken.value * per.upper,
+                taken,
+            )
         )
-        parts.append(PricePart(f"preference for one {tier.title}", each))
-    if stranded_gpu_hours is not None:
-        parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
-    extra = sum(each.gpu_hours.value for each in parts[5:])
+    lost_parts = len(parts)
+    parts += _parts_beside(members, lost, preferences or {}, stranded_gpu_hours)
+    others = [each.gpu_hours for each in parts[lost_parts:]]
+    beside = Quantity(
+        sum(each.value for each in others),
+        sum(each.lower for each in others),
+        sum(each.upper for each in others),
+        weakest(each.source for each in others),
+    )
     total = Quantity(
         sum(each.gpu_hours.value for each in parts),
-        gross * (1.0 - useful.upper) + extra,
-        gross * (1.0 - useful.lower) + extra,
+        gross * (1.0 - useful.upper) + beside.lower,
+        gross * (1.0 - useful.lower) + beside.upper,
         useful.source,
         useful.evidence,
     )
-    survives = survival(hazard, shared, hours)
-    return GangPrice(total, tuple(parts), survives, speed, topology, useful)
+    survives = survival(hazard, shared, hours, taken.value)
+    return GangPrice(total, tuple(parts), survives, speed, topology, useful, beside)

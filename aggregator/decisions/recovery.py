@@ -20,6 +20,7 @@ import numpy as np
 
 from ..counter_deltas import Floats, Indexes
 from . import planner
+from .groups import group_spans, layout_of
 from .node_table import NodeTable
 from .planner import Candidates
 from .price import (
@@ -34,7 +35,7 @@ from .price import (
     lost_time,
     price,
 )
-from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours
+from .quantity import Quantity, QuantitySource, assumed, declared, duration_hours, weakest
 from .replacements import (
     Replacements,
     SuspectDomain,
@@ -50,6 +51,7 @@ from .sampled_hours import (
     DETECT,
     LOST_WORK,
     OTHER,
+    POINTS,
     RESUME,
     SECOND,
     SPEED,
@@ -116,6 +118,11 @@ class Lender:
     name: str
     nodes: Indexes
     hours_left: float = nan
+    priority: int | None = None  #: None: nobody said
+
+    def may_lend(self, priority: int | None) -> bool:
+        """Say whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
+        return self.priority is None or priority is None or self.priority < priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +222,7 @@ class SampledPart(NamedTuple):
     samples: Floats
     source: QuantitySource
     evidence: str
+    delay_hours: Floats | float = 0.0  #: beside detecting to resuming, by which it delays the job
 
 
 class _Answer:
@@ -254,7 +262,11 @@ class _Answer:
             self._in_process(),
             self._replaced(RecoveryKind.STANDBY, np.flatnonzero(self.standbys)),
             self._replaced(RecoveryKind.FREE_NODE, np.flatnonzero(self.standbys | self.free)),
-            *(self._borrowed(one) for one in self.incident.lenders),
+            *(
+                self._borrowed(one)
+                for one in self.incident.lenders
+                if one.may_lend(self.needs.priority)
+            ),
             self._shrunk(),
             self._repaired(),
             self._elsewhere(),
@@ -359,7 +371,13 @@ class _Answer:
                 "it starts again with fewer nodes",
             ),
         ]
-        steps = [f"have {lender.name} give up {self._names(taken)}", self._replacement_text(chosen)]
+        known = lender.priority is not None and self.needs.priority is not None
+        right = f"priority {lender.priority}, below {self.needs.priority}"
+        right = right if known else "that its priority is lower is not known"
+        steps = [
+            f"have {lender.name} give up {self._names(taken)} ({right})",
+            self._replacement_text(chosen),
+        ]
         option = self._option(
             RecoveryKind.BORROW, self._members(chosen), self.places, chosen, parts, steps
         )  # fmt: skip
@@ -422,7 +440,7 @@ class _Answer:
         median = float(np.median(self.repair))
         words = f"median {median:.1f} h for {self.places.size} nodes"
         source = self.lost.repair_hours.source
-        part = SampledPart("waiting for repairs", waits, source, words)
+        part = SampledPart("waiting for repairs", waits, source, words, self.repair)
         return self._option(
             RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
@@ -531,7 +549,8 @@ class _Answer:
                 name = f"act: restart of {self.healthy.size} healthy nodes' processes"
             total.add(name, drawn(one, at) * self.gpus, one.source, one.evidence)
         for each in extra:
-            total.add(*each)
+            total.add(each.name, each.samples, each.source, each.evidence)
+        self._add_delay(total, hours, extra)
         running = self._running(kind, nodes, total)
         parts, lost, p50, p90 = total.parts_and_total()
         survival = running.survival
@@ -547,13 +566,28 @@ class _Answer:
             stopped, "", hours, parts, lost, p50, p90, second, running, tuple(steps),
         )  # fmt: skip
 
+    def _add_delay(
+        self, total: SampledSum, hours: Mapping[int, Quantity], extra: Sequence[SampledPart]
+    ) -> None:
+        """Add to *total* what it costs that the job ends later, where there is an exchange rate."""
+        if not self.needs.delay_rate:
+            return
+        late = sum((drawn(one, at) for at, one in hours.items()), np.zeros(POINTS))
+        late = late + sum(one.delay_hours for one in extra)
+        words = f"until it runs again and has done the lost work again; {self.needs.rate_text('delay_rate')}"
+        source = weakest(one.source for one in hours.values())
+        total.add("delay", late * self.needs.delay_rate, source, words)
+
     def _running(self, kind: RecoveryKind, nodes: Indexes, total: SampledSum) -> GangPrice:
         """Add to *total* what the gang loses from then to the job's end; return its price."""
         is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
         table = self._repaired_table() if is_repaired else self.table
         gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
         lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
-        members = planner.members_of(table, nodes)
+        # A gang that shrinks has fewer data groups of the same pipelines.
+        layout = layout_of(replace(self.needs, data_parallel=0), nodes.size, self.gpus_per_node)
+        groups = group_spans(table, nodes, layout, self.needs) if layout else None
+        members = planner.members_of(table, nodes, None, groups)
         found = price(members, lost, hours, self.needs.preferences)
         for one in found.parts:
             # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
@@ -565,9 +599,10 @@ class _Answer:
                 tiers = sum(count > 1 for count in members.domains)
                 samples = drawn_between(narrowed(one.gpu_hours, max(tiers, 1)), TOPOLOGY)
                 total.add(one.name, samples, one.gpu_hours.source, one.gpu_hours.evidence)
-            elif "interruptions" not in one.name:
+            elif "interruptions" not in one.name and one.name != "spot preemption":
                 total.add_fixed(one)
-        mean = (float(members.hazard.sum()) + lost.shared_hazard.value) * hours
+        hazard = float(members.hazard.sum()) + float(members.preemption.sum())
+        mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, SECOND) * gpus
         words = f"{mean:.3g} expected over {hours:g} h"
         total.add("second failures", failures, QuantitySource.ASSUMED, words)
@@ -575,21 +610,10 @@ class _Answer:
 
     def _repaired_table(self) -> NodeTable:
         """Return the nodes with the failed ones as the middle one of the healthy members is."""
-        columns = {}
         healthy = self.healthy if self.healthy.size else self.incident.current
-        middle = healthy[np.argsort(self.table.hazard[healthy], kind="stable")][healthy.size // 2]
-        for name in (
-            "hazard",
-            "hazard_lower",
-            "hazard_upper",
-            "speed",
-            "speed_lower",
-            "speed_upper",
-        ):
-            values = getattr(self.table, name).copy()
-            values[self.failed] = values[middle]
-            columns[name] = values
-        return replace(self.table, **columns)
+        own = self.table.numbers[0, healthy]  # without preemption, which stays each node's own
+        middle = healthy[np.argsort(own, kind="stable")][healthy.size // 2]
+        return self.table.repaired(self.failed, int(middle))
 
     # Words -------------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from math import comb, exp, isnan, log
 
 import numpy as np
 
-from ..counter_deltas import Indexes
+from ..counter_deltas import Flags, Floats, Indexes
 from . import elastic, planner
+from .groups import regrouped
 from .node_table import NodeTable
 from .planner import Candidates
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
@@ -30,6 +32,8 @@ CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD,
 
 #: Jobs that are tried for giving up nodes, and values of a survival between two that are.
 JOBS_MAX, SURVIVAL_STEPS = 32, 12
+#: Of the time of a repair: points at which a mean is taken.
+WAIT_POINTS = 4096
 #: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
@@ -42,6 +46,7 @@ class ChangedRequest:
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     changes: tuple[str, ...] = ()
+    priority_text: str = ""  #: of who gives up nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class BlockedRequest:
     def _without(self, constraint: str, changed: ChangedRequest) -> ChangedRequest:
         needs = changed.needs
         if constraint == CANDIDATES:
-            return replace(changed, added=self.occupied())
+            return replace(changed, added=self.obtainable())
         if constraint == STATES:
             return replace(changed, repaired=self.repairable())
         removed: Mapping[str, GangRequirements] = {
@@ -139,12 +144,39 @@ class BlockedRequest:
         others[list(self.candidates.gpus)] = True
         return np.flatnonzero(others)
 
+    def obtainable(self) -> Indexes:
+        """Return those of them that somebody may give up: of no job whose priority is known not to be below the gang's."""
+        occupied = self.occupied()
+        return occupied[~self._protected[occupied]]
+
+    @cached_property
+    def _protected(self) -> Flags:
+        found = np.zeros(len(self.table), dtype=bool)
+        if self.needs.priority is not None and self.candidates.priorities:
+            jobs = self.table.snapshot.jobs
+            found[[node for node, job in jobs.items() if self.is_protected(job)]] = True
+        return found
+
+    def is_protected(self, job: str) -> bool:
+        """Say whether *job* is known to count at least as much as the gang."""
+        priority, own = self.candidates.priorities.get(job), self.needs.priority
+        return priority is not None and own is not None and priority >= own
+
+    def priority_text(self, job: str) -> str:
+        """Return by which right *job* gives up nodes."""
+        priority, own = self.candidates.priorities.get(job), self.needs.priority
+        if own is None:
+            return " (the gang's priority is not known)"
+        if priority is None:
+            return " (its priority is not known)"
+        return f" (priority {priority}, below {own})"
+
     def active(self) -> list[str]:
         """Return the constraints that ask for anything."""
         needs = self.needs
         requested = {
             NODES: needs.nodes > 1,
-            CANDIDATES: self.occupied().size > 0,
+            CANDIDATES: self.obtainable().size > 0,
             STATES: self.repairable().size > 0,
             GPUS: needs.gpus_per_node != 1,
             WITHIN: needs.within is not None,
@@ -162,23 +194,16 @@ def _as_repaired(table: NodeTable) -> NodeTable:
     out = table.excluded
     others = np.flatnonzero(~out)
     if not others.size:  # nobody to compare with: as the best of those that are out
-        others = np.arange(len(table))[np.argsort(table.hazard, kind="stable")][:1]
-    by_hazard = others[np.argsort(table.hazard[others], kind="stable")]
+        others = np.arange(len(table))[np.argsort(table.numbers[0], kind="stable")][:1]
+    by_hazard = others[np.argsort(table.numbers[0, others], kind="stable")]
     middle = by_hazard[(by_hazard.size - 1) // 2] if by_hazard.size else 0
-    columns = {}
-    for name in ("hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper"):
-        values = getattr(table, name).copy()
-        values[out] = values[middle] if len(table) else 1.0
-        columns[name] = values
+    repaired = table.repaired(np.flatnonzero(out), int(middle))
     snapshot = table.snapshot
     score = snapshot.columns.score.copy()
-    score[out] = np.exp(-columns["hazard"][out] * snapshot.horizon_seconds / 3600.0)
-    return replace(
-        table,
-        snapshot=replace(snapshot, columns=snapshot.columns._replace(score=score)),
-        _orders={},
-        **columns,
-    )
+    # A score is of health alone: row 0 of the numbers is without preemption.
+    score[out] = np.exp(-repaired.numbers[0, out] * snapshot.horizon_seconds / 3600.0)
+    columns = snapshot.columns._replace(score=score)
+    return replace(repaired, snapshot=replace(snapshot, columns=columns))
 
 
 # ----------------------------------------------------------------------
@@ -214,7 +239,14 @@ def relaxations_of(
         if relaxation is not None:
             found.append(relaxation)
     return tuple(
-        sorted(found, key=lambda one: (one.start_hours is not None, one.price.total.value))
+        sorted(
+            found,
+            key=lambda one: (
+                # Without an exchange rate nobody said what a delay costs: what starts now comes first.
+                one.start_hours is not None and not request.needs.delay_rate,
+                one.price.total.value,
+            ),
+        )
     )
 
 
@@ -409,27 +441,37 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     """Return what fits once one job gives up its nodes, or else all that are no candidates are free."""
-    occupied = set(request.occupied().tolist())
+    obtainable = request.obtainable()
+    occupied = set(obtainable.tolist())
     jobs: dict[str, list[int]] = {}
     for node, job in request.table.snapshot.jobs.items():
         if node in occupied:
             jobs.setdefault(job, []).append(node)
-    smallest = sorted(jobs.items(), key=lambda item: (len(item[1]), item[0]))[:JOBS_MAX]
+    # Those of which it is known that they count less come first.
+    smallest = sorted(
+        jobs.items(),
+        key=lambda item: (item[0] not in request.candidates.priorities, len(item[1]), item[0]),
+    )[:JOBS_MAX]
     hazard = request.table.hazard
     for job, nodes in smallest:
-        text = f"job {job} gives up"
+        text, why = f"job {job} gives up", request.priority_text(job)
         found = _fewest(
             request,
             np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
-            lambda few, text=text: replace(base, added=few, changes=(*base.changes, text)),  # type: ignore[misc]
+            lambda few, text=text, why=why: replace(  # type: ignore[misc]
+                base, added=few, changes=(*base.changes, text), priority_text=why
+            ),
         )
         if found:
             return found
-    others = request.occupied()
+    why = " (whose priority is not known, or below the gang's)"
+    why = why if request.needs.priority is not None else request.priority_text("")
     return _fewest(
         request,
-        others[np.argsort(hazard[others], kind="stable")],
-        lambda few: replace(base, added=few, changes=(*base.changes, "others give up")),
+        obtainable[np.argsort(hazard[obtainable], kind="stable")],
+        lambda few: replace(
+            base, added=few, changes=(*base.changes, "others give up"), priority_text=why
+        ),
     )
 
 
@@ -449,6 +491,9 @@ def _fewest(
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
     table = request.table_for(changed)
+    gpus = planner.gpus_of(request.table, changed.needs)
+    if changed.needs.elastic is None:
+        changed = replace(changed, needs=regrouped(changed.needs, changed.needs.nodes * gpus))
     options = elastic.plan(
         table, request.candidates_for(changed), changed.needs, request.communication, steps_max=0
     )
@@ -483,7 +528,9 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             )
         )
         changes = [
-            f"{one} {taken} nodes" if one.endswith(("gives up", "give up")) else one
+            f"{one} {taken} nodes{changed.priority_text}"
+            if one.endswith(("gives up", "give up"))
+            else one
             for one in changes
         ]
     start = None
@@ -493,6 +540,16 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             REPAIR_HOURS[0] if isnan(request.needs.repair_hours) else request.needs.repair_hours
         )
         start = repair_wait_hours(out, needed, median)
+        if request.needs.delay_rate:
+            source = request.needs.repair_hours
+            wait = expected_repair_wait(out, needed, median)
+            rate = request.needs.delay_rate
+            delay = Quantity(
+                wait.value * rate, wait.lower * rate, wait.upper * rate,
+                QuantitySource.ASSUMED if isnan(source) else QuantitySource.DECLARED,
+                f"{wait.evidence}; {request.needs.rate_text('delay_rate')}",
+            )  # fmt: skip
+            extra.append(PricePart("delay", delay))
         changes = [
             f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
             if one == "wait for repairs" else one
@@ -536,6 +593,29 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
         hours = exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(middle))
         return hours, hours
     return quantile(0.5), quantile(0.9)
+
+
+def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
+    """Return the mean of the hours until *needed* of *out* nodes are repaired, with a 90 % interval: lognormal, each on its own."""
+    shares, normals = _wait_points()
+    # The density of the order statistic: a beta distribution.
+    density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)
+    weights = np.exp(density - density.max())
+    weights /= weights.sum()
+    hours = max(median_hours, 1e-3) * np.exp(REPAIR_SIGMA * normals)
+    lower, upper = hours[np.searchsorted(np.cumsum(weights), (0.05, 0.95))]
+    value = float(weights @ hours)
+    return Quantity(
+        value, min(float(lower), value), max(float(upper), value), QuantitySource.ASSUMED,
+        f"{value:.1f} h expected until {needed} of {out} nodes are repaired",
+    )  # fmt: skip
+
+
+@cache
+def _wait_points() -> tuple[Floats, Floats]:
+    """Return probabilities, evenly spread, and the normal quantile of each."""
+    shares = (np.arange(WAIT_POINTS) + 0.5) / WAIT_POINTS
+    return shares, np.array([_normal_quantile(one) for one in shares.tolist()])
 
 
 def _normal_quantile(share: float) -> float:

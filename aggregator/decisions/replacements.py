@@ -169,6 +169,10 @@ class _Task:
         self._terms = lost.terms(needs.preferences)
         self._hazard_stays = float(table.hazard[self._stays].sum())
         self._speed_stays = float(table.speed[self._stays].min(initial=np.inf))
+        self._money = None
+        if lost.currency_rate and table.gpu_prices is not None:
+            rate = lost.gross_gpu_hours / current.size * lost.currency_rate
+            self._money = table.gpu_prices[0] * rate
         self._hours_lost, self._gross = lost.per_interruption_hours.value, lost.gross_gpu_hours
 
     def _domain_of(self, place: int) -> int:
@@ -305,6 +309,8 @@ class _Task:
             known, missing = int(domains[tier]), int(unknown[tier])
             longer += crossing_shares(known, missing)[0] * float(terms[3 + tier])
             extra += float(terms[3 + levels + tier]) * max(known + (missing > 0) - 1, 0)
+        if self._money is not None:
+            extra += float(self._money[nodes].sum())
         share = min(1.0, self._lost.overhead + hazard * self._hours_lost)
         return broken, self._gross * (1.0 - speed / (1.0 + longer) * (1.0 - share)) + extra
 

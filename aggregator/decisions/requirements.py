@@ -50,6 +50,13 @@ HOURS_MAX = 8760.0
 SEGMENT_NODES_MAX = 4096
 
 
+_RATE_UNITS = {
+    "stranded_gpu_rate": "an hour of a stranded GPU",
+    "delay_rate": "an hour of delay",
+    "currency_rate": "a unit of currency",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class GangRequirements:
     """A gang, checked by `service/placement_messages.py`. Hours are NaN where nobody said: the price assumes them then."""
@@ -78,8 +85,13 @@ class GangRequirements:
     communication_share: float = nan
     #: GPU-hours for each domain of a tier after the first.
     preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])
-    #: GPU-hours that a stranded GPU costs per hour; 0: it does not count.
+    #: Exchange rates: GPU-hours that a stranded GPU costs per hour, an hour of delay, a unit of the operators' currency; 0: it
+    #: does not count.
     stranded_gpu_rate: float = 0.0
+    delay_rate: float = 0.0
+    currency_rate: float = 0.0
+    #: Of each of these fields who said it, in words.
+    rate_origins: Mapping[str, str] = field(default_factory=dict[str, str])
     #: Of each GPU of a member the share that it takes, and of its node cores and bytes: where `Candidates.room` knows them.
     gpu_share: float = 1.0
     cores: float = 0.0
@@ -88,6 +100,12 @@ class GangRequirements:
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
     data_parallel: int = 0
+    #: Relative traffic of their groups; all 0: assumed.
+    tensor_traffic: float = 0.0
+    pipeline_traffic: float = 0.0
+    data_traffic: float = 0.0
+    #: Higher counts more; None: nobody said.
+    priority: int | None = None
     #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
     elastic: ElasticSizes | None = None
     #: What stands for the assumed constants, where schedulers reported of them.
@@ -97,6 +115,11 @@ class GangRequirements:
     def shape(self) -> RequestShape:
         """What one member takes of its node."""
         return RequestShape(self.gpus_per_node, self.gpu_share, self.cores, self.memory_bytes)
+
+    def rate_text(self, name: str) -> str:
+        """Return the exchange rate of a field in words: what it is, and who said so."""
+        origin = self.rate_origins.get(name, "the request")
+        return f"{getattr(self, name):g} GPU-hours {_RATE_UNITS[name]} ({origin})"
 
     def allows(self, nodes: int) -> bool:
         """Say whether a gang of so many nodes is of a size that was asked for."""

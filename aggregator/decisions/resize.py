@@ -97,7 +97,10 @@ def plan_resize(
     stay = ResizeChoice(now, nothing, nothing, 0.0, zero, zero)
     choices: list[ResizeChoice] = []
     for nodes in sizes.allowed:
-        one = replace(needs, nodes=nodes, elastic=None)
+        # Staying is priced as one of several sizes, of which groups are not weighed: so are the changes.
+        one = replace(
+            needs, nodes=nodes, elastic=None, tensor_parallel=0, pipeline_parallel=0, data_parallel=0
+        )  # fmt: skip
         for choice in _placements(table, candidates, one, current, communication):
             if choice.nodes.size == size and np.isin(choice.nodes, current).all():
                 continue
@@ -161,13 +164,15 @@ def _resize_choice(
     left = max(min(hours, lasts) - wait - stop.value, 0.0)
     saved = (now.price.total.value - choice.price.total.value) / hours
     useful = current.size * gpus * now.price.goodput.value
-    value = saved * left - useful * stop.value
+    # The job's end is later by as long as it stands; what ends it earlier is in the prices.
+    costs = useful + needs.delay_rate
+    value = saved * left - costs * stop.value
     # The members' own numbers are the same on both sides; how the throughput scales and how long the gang stands are not.
     unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
     gain = Quantity(
         value,
-        value - unsure - useful * (stop.upper - stop.value),
-        value + unsure + useful * (stop.value - stop.lower),
+        value - unsure - costs * (stop.upper - stop.value),
+        value + unsure + costs * (stop.value - stop.lower),
         weakest((stop.source, choice.price.goodput.source)),
         f"{saved:+.2f} GPU-hours an hour over {left:.1f} h; {useful:.0f} useful GPUs stand for {stop.value * 60:.0f} min",
     )

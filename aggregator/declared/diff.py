@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from math import isnan
 from typing import Any, NamedTuple
 
 import duckdb
@@ -55,6 +57,9 @@ KINDS = (
         "SELECT name, before_value FROM declared_thresholds WHERE rollout < 1",
         1,
     ),
+    # No table has these: they are compared with files only.
+    RowKind("cost", "", 2),
+    RowKind("tenant", "", 2),
 )
 Rows = Mapping[str, set[Row]]
 
@@ -79,6 +84,18 @@ def declared_rows(declared: Declared) -> Rows:
             )
             for one in declared.overrides
         },
+        "cost": {
+            (one.selection.description, name, value)
+            for one in declared.node_costs
+            for name in ("price_per_gpu_hour", "preemptions_per_hour")
+            if not isnan(value := getattr(one, name))
+        },
+        "tenant": {
+            (tenant, each.name, value)
+            for tenant, rates in declared.tenants.items()
+            for each in fields(rates)
+            if not isnan(value := getattr(rates, each.name))
+        },
         "thresholds": {row[:2] for row in record_thresholds(declared)},
         "roll-out of": {(name, one.share) for name, one in declared.rollouts.items()},
         "not rolled out yet": {(name, one.before) for name, one in declared.rollouts.items()},
@@ -88,13 +105,19 @@ def declared_rows(declared: Declared) -> Rows:
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
     """Return the number of the version that is in force in a store, and what it declares. Raises duckdb.Error."""
     found = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
-    rows = {kind.name: set(connection.execute(kind.query).fetchall()) for kind in KINDS}
+    rows = {
+        kind.name: set(connection.execute(kind.query).fetchall()) for kind in KINDS if kind.query
+    }
     return int(found[0] or 0) if found else 0, rows
 
 
 def lines(before: Rows, after: Rows) -> Iterator[str]:
     """Yield what comes (+), what goes (-) and what becomes another (~), by kind, at most LINES_MAX of each."""
     for kind in KINDS:
+        if kind.name not in before:
+            if count := len(after[kind.name]):
+                yield f"  {count:,} of {kind.name} are not compared with a store: see --against"
+            continue
         found = list(_kind_lines(kind, before[kind.name], after[kind.name]))
         yield from found[:LINES_MAX]
         if len(found) > LINES_MAX:

@@ -132,7 +132,9 @@ def parse_files(
         _parse_file(one, content, problems, now_ns, rules)
         source = "topograph" if one.name.endswith(".json") else "file"
         places += [(host, source, place, where) for host, place, where in content.places[before:]]
-    for kind in (content.windows, content.overrides, content.expectations):
+    for kind in (
+        content.windows, content.overrides, content.expectations, content.node_costs, content.tenants,
+    ):  # fmt: skip
         if len(kind) > ENTRIES_MAX:
             problems.add(
                 SourceLocation("all files"), f"{len(kind)} entries of a kind, at most {ENTRIES_MAX}"
@@ -148,6 +150,8 @@ def parse_files(
         expectations=tuple(content.expectations),
         thresholds=MappingProxyType({n: value for n, (value, _) in content.thresholds.items()}),
         rollouts=MappingProxyType(dict(content.rollouts)),
+        node_costs=tuple(content.node_costs),
+        tenants={name: rates for name, (rates, _) in content.tenants.items()},
         file_places=file_places,
         places={host: merge_places(places) for host, places in file_places.items()},
         places_version=number,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
+from math import isnan, nan
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -548,6 +549,25 @@ class Expectation:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What a GPU of these hosts costs, and how often they are taken away; NaN: this entry says nothing of it."""
+
+    selection: Selection
+    price_per_gpu_hour: float  # in the operators' currency
+    preemptions_per_hour: float  # of spot capacity, each host; 0 where `spot = false` is written
+    where: SourceLocation
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRates:
+    """By what a tenant's delay, money and stranded GPUs become GPU-hours; NaN: not declared."""
+
+    gpu_hours_per_delay_hour: float = nan
+    gpu_hours_per_currency_unit: float = nan
+    gpu_hours_per_stranded_gpu_hour: float = nan
+
+
 class HasSelection(Protocol):
     """An entry that is for some hosts; None: for any."""
 
@@ -575,6 +595,9 @@ class Declared:
     thresholds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     #: Those of them that do not count on all hosts yet.
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
+    node_costs: tuple[NodeCost, ...] = ()
+    #: A plain dictionary: snapshots hand it on to another process.
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
     #: Host -> what files say of its place, who counts most first.
     file_places: Mapping[str, tuple[PlaceSource, ...]] = field(
         default_factory=lambda: MappingProxyType({})
@@ -621,7 +644,7 @@ class Declared:
 
     def prepare(self, hosts: Sequence[str] = ()) -> None:
         """Make what hosts are looked up in, and match the names of *hosts*, so that who asks first does not wait for it."""
-        for entries in (self.windows, self.overrides, self.expectations):
+        for entries in (self.windows, self.overrides, self.expectations, self.node_costs):
             index = self._index(entries)
             for host in hosts:
                 index.by_name(host)
@@ -629,7 +652,7 @@ class Declared:
     @property
     def match_cost(self) -> int:
         """How many wildcards and ranges names are matched by, one after another (`limits.PIECES_MAX`)."""
-        kinds = (self.windows, self.overrides, self.expectations)
+        kinds = (self.windows, self.overrides, self.expectations, self.node_costs)
         beside = sum(one.wildcard_count for one in self.overrides)
         beside += sum(one.wildcard_count for one in self.expectations)
         return beside + sum(self._index(entries).match_cost for entries in kinds)
@@ -705,6 +728,16 @@ class Declared:
         for its model alone."""
         named = self._matching(host, self.expectations) if host else ()
         return self._expectation_index.find(named, model, self.expectations)
+
+    def cost(self, host: str) -> tuple[float, float]:
+        """Return the price of a GPU-hour of *host* and its preemptions per hour: of each the first entry that says it, else NaN."""
+        matching = self._matching(host, self.node_costs)
+        prices = (one.price_per_gpu_hour for one in matching)
+        preemptions = (one.preemptions_per_hour for one in matching)
+        return (
+            next((one for one in prices if not isnan(one)), nan),
+            next((one for one in preemptions if not isnan(one)), nan),
+        )
 
     def with_reported(self, reported: Mapping[str, tuple[PlaceSource, ...]]) -> Declared:
         """Return the same with what hosts say of themselves now."""

@@ -1,12 +1,13 @@
-"""A TOML file of declarations: places, expected hardware, maintenance, overrides, thresholds."""
+"""A TOML file of declarations: places, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
+from math import nan
 from typing import Any
 
 from ...contract.topology import RAILS_MAX
@@ -30,9 +31,11 @@ from .model import (
     ITEMS,
     TEXTS,
     THRESHOLDS,
+    ExchangeRates,
     Expectation,
     HostPlacement,
     MaintenanceWindow,
+    NodeCost,
     Override,
     Rollout,
     Threshold,
@@ -59,6 +62,10 @@ class Content:
         default_factory=dict[str, tuple[float, SourceLocation]]
     )
     rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+    node_costs: list[NodeCost] = field(default_factory=list[NodeCost])
+    tenants: dict[str, tuple[ExchangeRates, SourceLocation]] = field(
+        default_factory=dict[str, tuple[ExchangeRates, SourceLocation]]
+    )
 
 
 # ----------------------------------------------------------------------
@@ -106,7 +113,9 @@ def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
 
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[TomlEntry] = []
-KINDS = ("place", "expected", "maintenance", "override")
+KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
+#: Prices and exchange rates above this are a mistake; so is a node that is taken away more often than once a minute.
+PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
 _CODE_MAX = 2**32 - 1
 
 
@@ -168,6 +177,8 @@ class _TomlReader:
             "expected": self._expected,
             "maintenance": self._maintenance,
             "override": self._override,
+            "cost": self._cost,
+            "tenant": self._tenant,
         }[kind]
         for entry in top.take(kind, lambda value: list(self._entries(kind, value)), _NONE):
             take(entry)
@@ -298,6 +309,47 @@ class _TomlReader:
         xids, sxids = entry.take("xid", parse, none), entry.take("sxid", parse, none)
         return ("gpu.xid", xids) if xids else ("nvswitch.sxid", sxids) if sxids else ("", none)
 
+    def _cost(self, entry: TomlEntry) -> None:
+        """Take what GPUs of some hosts cost, and how often they are preempted."""
+        selection = entry.selection()
+        price = entry.number("price_per_gpu_hour", 0.0, PRICE_MAX, whole=False)
+        is_spot = entry.take("spot", _boolean, None)
+        preemptions = entry.number("preemptions_per_hour", 0.0, PREEMPTIONS_MAX, whole=False)
+        if is_spot and not entry.has("preemptions_per_hour"):
+            entry.add_problem(
+                "spot",
+                "expected preemptions_per_hour beside it, as 0.005: how often a host is taken away",
+            )
+        if not is_spot and entry.has("preemptions_per_hour"):
+            entry.add_problem("preemptions_per_hour", "expected spot = true beside it")
+        if not (entry.has("price_per_gpu_hour") or entry.has("spot")):
+            entry.add_problem(
+                "", "nothing is said: expected price_per_gpu_hour = 2.1, or spot = true, or both"
+            )
+        if selection:
+            rate = 0.0 if is_spot is False else preemptions
+            self.content.node_costs.append(
+                NodeCost(
+                    selection, nan if price is None else price, nan if rate is None else rate, entry.where
+                )
+            )  # fmt: skip
+
+    def _tenant(self, entry: TomlEntry) -> None:
+        """Take the exchange rates of a tenant."""
+        name = entry.text("name", required="expected the tenant that requests name")
+        found = {
+            key: rate
+            for key in RATES
+            if (rate := entry.number(key, 0.0, RATE_MAX, whole=False)) is not None
+        }
+        if not any(map(entry.has, RATES)):
+            entry.add_problem("", f"no exchange rate: there are {', '.join(RATES)}")
+        if name in self.content.tenants:
+            other = self.content.tenants[name][1]
+            entry.add_problem("name", f"{quote_value(name)} is declared already, at {other}")
+        elif name:
+            self.content.tenants[name] = ExchangeRates(**found), entry.where
+
     def _note_odd(self, entry: TomlEntry, selection: Selection, key: str, end_ns: int) -> None:
         if selection.is_all:
             self.problems.note(entry.at("hosts"), "this is for every host")
@@ -333,6 +385,15 @@ _PLACE_TEXTS = (
     "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "core",
     "nvlink_subdomain",
 )  # fmt: skip
+
+
+RATES = tuple(one.name for one in fields(ExchangeRates))
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false, without quotes")  # noqa: TRY004 - what a file holds is a value
+    return value
 
 
 def _unknown_threshold(name: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...fingerprints.sensitivity import KnownWorkloads, Singles
 from ..counter_deltas import Flags, Indexes
+from ..declared.model import ExchangeRates
 from ..fleet.collector_status import CollectorStatus
 from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..fleet.peers import slowest, speeds_of_hosts
@@ -23,7 +24,7 @@ from .components import component_speeds
 from .declared import in_maintenance, without_noise
 from .features import FaultHistory, OpenFaults, assemble
 from .gang_waits import GangWaits, find_waits
-from .node_facts import NodeFacts, node_domains, node_facts
+from .node_facts import NodeFacts, node_costs, node_domains, node_facts
 from .reported_factors import NOTHING_REPORTED, ReportedFactors
 from .restart import RestartState, carry_over, unread_symptoms
 from .results import Columns, Gpus, HostInputs, Hosts, pack_hosts, score_gpus
@@ -225,6 +226,8 @@ class Judgement(Snapshot):
     reservations: tuple[tuple[str, Indexes], ...] = ()
     #: Factors of a price as schedulers report them.
     reported_factors: ReportedFactors = NOTHING_REPORTED
+    #: Exchange rates that operators declared, by tenant.
+    tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
 
 
 def evaluate(
@@ -310,7 +313,11 @@ def evaluate(
             ),
             same_epoch.facts if same_epoch else None,
             (now_ns - same_epoch.computed_ns) / 1e9 if same_epoch else 0.0,
+            node_costs(
+                fleet.declared, names, fleet.epoch, same_epoch.facts.costs if same_epoch else None
+            ),
         ),
+        tenants=fleet.declared.tenants,
     )
 
 

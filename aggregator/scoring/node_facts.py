@@ -38,6 +38,17 @@ class NodeDomains:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """What operators declared of all nodes. Made when a declaration, a place or a node is new."""
+
+    key: tuple[int, int, int, int] = (0, 0, 0, 0)
+    #: Of a GPU-hour, in the operators' currency; NaN where nobody said.
+    price: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    #: Per hour; 0 where it is not declared to be spot capacity.
+    preemption: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """Columns by node index. Immutable."""
 
@@ -51,6 +62,7 @@ class NodeFacts:
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     #: Relative speed when it last computed, averaged over about an hour of that; NaN where it never did.
     speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    costs: NodeCosts = field(default_factory=NodeCosts)
 
 
 def node_domains(
@@ -76,8 +88,26 @@ def node_domains(
     return NodeDomains(key, ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails))
 
 
+def node_costs(
+    declared: Declared, names: Sequence[str], epoch: int, previous: NodeCosts | None = None
+) -> NodeCosts:
+    """Return what is declared of the nodes *names*; *previous* where nothing changed since."""
+    key = epoch, len(names), declared.number, declared.places_version
+    if previous is not None and previous.key == key:
+        return previous
+    if not declared.node_costs:
+        nothing = np.full(len(names), np.nan, dtype=np.float32)
+        return NodeCosts(key, nothing, np.zeros(len(names), dtype=np.float32))
+    found = np.array([declared.cost(name) for name in names], dtype=np.float32).reshape(-1, 2)
+    return NodeCosts(key, found[:, 0].copy(), np.nan_to_num(found[:, 1]))
+
+
 def node_facts(
-    hosts: Hosts, domains: NodeDomains, previous: NodeFacts | None = None, seconds: float = 0.0
+    hosts: Hosts,
+    domains: NodeDomains,
+    previous: NodeFacts | None = None,
+    seconds: float = 0.0,
+    costs: NodeCosts | None = None,
 ) -> NodeFacts:
     """Return the facts of all *hosts*. *previous*: those of the same nodes *seconds* ago, and of no others."""
     inputs = hosts.inputs
@@ -95,8 +125,9 @@ def node_facts(
         np.where(measured, inputs.relative_speed, np.nan).astype(np.float32), previous, seconds
     )
     return NodeFacts(
-        domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy(), before
-    )
+        domains, inputs.gpus.astype(np.int32), down, up, reach, inputs.is_reporting.copy(), before,
+        costs or NodeCosts(),
+    )  # fmt: skip
 
 
 def _speed_before(now: Singles, previous: NodeFacts | None, seconds: float) -> Singles:

@@ -12,13 +12,14 @@ from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
 from ..counter_deltas import Flags
-from ..decisions import blockers, elastic
+from ..decisions import blockers, elastic, planner
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
 from ..decisions.quantity import Quantity, QuantitySource
 from ..errors import NotFound, ResourceExhausted, ServiceUnavailable
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import DecisionRecorder, decision_id
+from .exchange_rates import notes_of
 from .gang_sizes import add_sizes
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .resize import resize_question
@@ -107,6 +108,7 @@ class PlacementService(PlacementServiceServicer):
         plan = await self.run(lambda: question.plan(table, communication))
         reply = question.reply(plan, table)
         reply.decision_id = decision_id(decision_pb2.DECISION_RESIZE, request, snapshot)
+        reply.notes.extend(notes_of(question.gang, snapshot))
         self.record(decision_pb2.DECISION_RESIZE, request, reply, table)
         return reply
 
@@ -129,9 +131,10 @@ class PlacementService(PlacementServiceServicer):
         gang.CopyFrom(request.gang)
         if not gang.HasField("sizes"):
             gang.nodes = nodes.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors)
+        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
+        messages.check_groups(needs, nodes.size, planner.gpus_of(table, needs))
         option = elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
         violations = elastic.violations(table, needs, nodes)
         reply = placement_pb2.EvaluatePlacementResponse(
@@ -143,6 +146,7 @@ class PlacementService(PlacementServiceServicer):
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
             decision_id=decision_id(decision_pb2.DECISION_EVALUATION, request, snapshot),
+            notes=notes_of(gang, snapshot),
         )
         self.record(decision_pb2.DECISION_EVALUATION, request, reply, table)
         return reply
@@ -171,9 +175,10 @@ class PlacementService(PlacementServiceServicer):
         """Return *request*, checked, as the snapshot of now answers it."""
         snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
-        needs = messages.requirements_of(request.gang, snapshot.reported_factors)
+        needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
+        messages.check_groups(needs, needs.nodes, planner.gpus_of(table, needs))
         return PlanQuestion(table, candidates, needs, communication)
 
     def table(
@@ -276,6 +281,7 @@ def _reply_to(
         candidates_source=question.candidates.source,
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
+        notes=notes_of(request.gang, snapshot),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isfinite, isnan, nan
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan, nan, prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
 from ..decisions.elastic import work_hours
+from ..decisions.groups import GroupSpans
 from ..decisions.node_table import NodeTable
 from ..decisions.planner import OPTIONS_MAX, Candidates, PlacementChoice
 from ..decisions.price import GangPrice, PricePart
@@ -25,20 +26,25 @@ from ..decisions.requirements import (
     GangRequirements,
     Tier,
 )
+from ..declared.model import ExchangeRates
 from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from ..scoring.reported_factors import NOTHING_REPORTED, ReportedFactors
+from .exchange_rates import RATE_MAX, rates_of
 from .gang_sizes import sizes_of
-from .score import BITMAP_BYTES_MAX
+from .score import BITMAP_BYTES_MAX, WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
 from .validation import check_range, check_real, check_text
 
 #: Reservations that a request names as the caller's own.
 OWN_RESERVATIONS_MAX = 16
-TENANT_CHARACTERS_MAX, REQUEST_ID_CHARACTERS_MAX = 128, 128
+REQUEST_ID_CHARACTERS_MAX = 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
-#: Exchange rates and preferences above this are a mistake, in GPU-hours.
-RATE_MAX = 1e9
+#: Jobs of which a request says the priority.
+PRIORITIES_MAX = 10_000
+#: Relative traffic of a kind of groups.
+TRAFFIC_MAX = 1e6
+NO_TENANTS: Mapping[str, ExchangeRates] = {}
 #: Of a node of which only some GPUs are free: a mask is a byte.
 SHARED_GPUS_MAX = 8
 
@@ -47,24 +53,25 @@ SHARED_GPUS_MAX = 8
 
 
 def requirements_of(
-    gang: placement_pb2.GangRequirements, reports: ReportedFactors = NOTHING_REPORTED
+    gang: placement_pb2.GangRequirements,
+    reports: ReportedFactors = NOTHING_REPORTED,
+    tenants: Mapping[str, ExchangeRates] = NO_TENANTS,
 ) -> GangRequirements:
-    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. Raises InvalidArgument."""
+    """Return what a gang asks for, without its workload. *reports*: what stands for assumed constants. *tenants*: exchange rates that
+    count where the request has none. Raises InvalidArgument."""
     elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes
     check_range("gang.nodes", nodes, 1, NODES_MAX)
     check_range("gang.gpus_per_node", gang.gpus_per_node, 0, GPUS_PER_NODE_MAX)
     check_real("gang.node_score_min", gang.node_score_min, 1.0)
-    check_real(
-        "gang.gpu_hours_per_stranded_gpu_hour", gang.gpu_hours_per_stranded_gpu_hour, RATE_MAX
-    )
     if not 0.0 <= gang.survival_min < 1.0:
         raise InvalidArgument("gang.survival_min", f"{gang.survival_min:g}, expected 0 to below 1")
     if gang.HasField("communication_share"):
         check_real("gang.communication_share", gang.communication_share, 1.0)
-    check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
     for name in ("tensor", "pipeline", "data"):
         check_range(f"gang.groups.{name}", getattr(gang.groups, name), 0, NODES_MAX * 8)
+        traffic = f"{name}_traffic"
+        check_real(f"gang.groups.{traffic}", getattr(gang.groups, traffic), TRAFFIC_MAX)
     length = _hours(gang, "length", 60.0, YEAR_SECONDS)
     return GangRequirements(
         nodes=nodes,
@@ -83,13 +90,31 @@ def requirements_of(
         if gang.HasField("communication_share")
         else nan,
         preferences=_preferences(gang.preferences),
-        stranded_gpu_rate=gang.gpu_hours_per_stranded_gpu_hour,
+        **rates_of(gang, tenants),
         tensor_parallel=gang.groups.tensor,
         pipeline_parallel=gang.groups.pipeline,
         data_parallel=gang.groups.data,
+        tensor_traffic=gang.groups.tensor_traffic,
+        pipeline_traffic=gang.groups.pipeline_traffic,
+        data_traffic=gang.groups.data_traffic,
+        priority=gang.priority if gang.HasField("priority") else None,
         elastic=elastic,
         reports=reports,
     )
+
+
+def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> None:
+    """Raise InvalidArgument where the groups do not make up a gang of so many nodes. Of several sizes each has its own."""
+    sizes = [
+        max(one, 1) for one in (needs.tensor_parallel, needs.pipeline_parallel, needs.data_parallel)
+    ]
+    size, gpus = prod(sizes), nodes * gpus_per_node
+    if needs.elastic is None and gpus % size:
+        raise InvalidArgument(
+            "gang.groups",
+            f"{' x '.join(map(str, sizes))} (tensor x pipeline x data) = {size} GPUs, expected a divisor of the gang's {gpus} GPUs "
+            f"({nodes} nodes of {gpus_per_node})",
+        )
 
 
 def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dict[str, Any]:
@@ -225,7 +250,25 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
     if left_out:
         nodes[reserved] = False
         source += f"; without {left_out} that others have reserved"
-    return Candidates(nodes, gpus, source)
+    return Candidates(nodes, gpus, source, priorities=priorities_of(message))
+
+
+def priorities_of(message: placement_pb2.PlacementCandidates) -> dict[str, int]:
+    """Return the priorities of jobs that run. Raises InvalidArgument."""
+    field = "candidates.job_priorities"
+    if len(message.job_priorities) > PRIORITIES_MAX:
+        reason = f"{len(message.job_priorities)} jobs, expected at most {PRIORITIES_MAX}"
+        raise InvalidArgument(field, reason)
+    found: dict[str, int] = {}
+    for at, one in enumerate(message.job_priorities):
+        check_text(f"{field}[{at}].job", one.job, WORKLOAD_CHARACTERS_MAX)
+        if not one.job:
+            raise InvalidArgument(f"{field}[{at}].job", "empty, expected the name of a job")
+        if one.job in found:
+            reason = f"{one.job[:100]!r} is there twice, expected each once"
+            raise InvalidArgument(f"{field}[{at}].job", reason)
+        found[one.job] = one.priority
+    return found
 
 
 def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Indexes:
@@ -362,6 +405,8 @@ def option_message(
     reply.MergeFromString(packed(placement_pb2.PlacementOption, {"node_index": option.nodes}))
     reply.spare_node_index.extend(option.backups.tolist())
     names = table.facts.domains.names
+    if option.groups is not None:
+        _add_groups(reply, option.groups, table, explain=explain)
     for tier, domains, unknown in zip(PRICED_TIERS, option.domains, option.unknown, strict=True):
         if names[tier.row]:
             reply.spanned.add(tier=_number(tier), domains=domains, unknown_nodes=unknown)
@@ -374,6 +419,20 @@ def option_message(
         reply.scaling_efficiency.CopyFrom(estimate_message(efficiency, explain=explain))
         reply.work_hours.CopyFrom(estimate_message(until, explain=explain))
     return reply
+
+
+def _add_groups(
+    reply: placement_pb2.PlacementOption, spans: GroupSpans, table: NodeTable, *, explain: bool
+) -> None:
+    """Put into *reply* what the groups of a gang span."""
+    names = table.facts.domains.names
+    reply.pipeline_stages_together = spans.stages_together
+    for one in spans.kinds:
+        group = reply.groups.add(kind=one.kind, size=one.size, groups=one.count)
+        group.traffic_share.CopyFrom(estimate_message(one.traffic, explain=explain))
+        for tier, crossing, unknown in zip(PRICED_TIERS, one.crossing, one.unknown, strict=True):
+            if names[tier.row]:
+                group.crossing.add(tier=_number(tier), groups=crossing, unknown_groups=unknown)
 
 
 def _number(tier: Tier | None) -> Any:
@@ -423,6 +482,10 @@ def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) 
         gang.nodes = needs.nodes
         gang.ClearField("sizes")
     gang.gpus_per_node = needs.gpus_per_node
+    if gang.HasField("groups"):
+        groups = gang.groups
+        groups.tensor, groups.pipeline = needs.tensor_parallel, needs.pipeline_parallel
+        groups.data = needs.data_parallel
     gang.node_score_min, gang.survival_min = needs.score_min, needs.survival_min
     invariants = gang.invariants
     invariants.within = _number(needs.within)

@@ -24,6 +24,7 @@ from ..decisions.requirements import GangRequirements
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, ResourceExhausted
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
+from .exchange_rates import RATE_MAX
 
 #: How often a new snapshot is looked for, and calls that are open at one time.
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
@@ -58,8 +59,8 @@ class WatchedPlan:
         if request.plan.options_max > 1:
             reason = f"{request.plan.options_max}, expected 0 or 1: one plan is watched"
             raise InvalidArgument("plan.options_max", reason)
-        if not 0.0 <= request.change_gpu_hours_min <= messages.RATE_MAX:
-            reason = f"{request.change_gpu_hours_min:g}, expected 0 to {messages.RATE_MAX:g}"
+        if not 0.0 <= request.change_gpu_hours_min <= RATE_MAX:
+            reason = f"{request.change_gpu_hours_min:g}, expected 0 to {RATE_MAX:g}"
             raise InvalidArgument("change_gpu_hours_min", reason)
         self.request = request.plan
         self._margin = request.change_gpu_hours_min

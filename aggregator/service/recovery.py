@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from ...contract.wire import decision_pb2, placement_pb2, recovery_pb2
 from ...contract.wire.recovery_pb2_grpc import RecoveryServiceServicer
 from ..counter_deltas import Indexes
 from ..decisions.node_table import NodeTable
+from ..decisions.planner import gpus_of
 from ..decisions.recovery import (
     CheckpointState,
     Incident,
@@ -24,6 +25,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .decision_recorder import decision_id
+from .exchange_rates import notes_of
 from .placement import PlacementService
 from .score import WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
@@ -61,16 +63,19 @@ class RecoveryService(RecoveryServiceServicer):
             reason = f"{gang.nodes}, expected {current.size}, as in current_node_index, or 0"
             raise InvalidArgument("gang.nodes", reason)
         gang.nodes = current.size
-        needs = messages.requirements_of(gang, snapshot.reported_factors)
+        needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(requested_candidates, snapshot)
         table, communication = self._placement.running_table(snapshot, gang)
-        incident = incident_of(request, snapshot, table, current)
+        messages.check_groups(needs, current.size, gpus_of(table, needs))
+        incident = incident_of(request, snapshot, table, current, candidates.priorities)
         plan = await self._placement.run(
             lambda: plan_recovery(table, candidates, needs, incident, communication)
         )
         reply = response_of(plan, table, explain=request.explain)
         reply.decision_id = decision_id(decision_pb2.DECISION_RECOVERY, request, snapshot)
         reply.candidates_source = candidates.source
+        reply.notes.extend(notes_of(gang, snapshot))
+        reply.notes.extend(lender_notes(incident.lenders, needs.priority))
         self._placement.record(decision_pb2.DECISION_RECOVERY, request, reply, table)
         return reply
 
@@ -92,6 +97,7 @@ def incident_of(
     snapshot: Judgement,
     table: NodeTable,
     current: Indexes,
+    priorities: Mapping[str, int],
 ) -> Incident:
     """Return what happened. Raises InvalidArgument."""
     check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
@@ -111,7 +117,7 @@ def incident_of(
         failed,
         messages.node_list_of("suspect_node_index", request.suspect_node_index, snapshot),
         _standbys(request, snapshot, current),
-        _lenders(request.lenders, snapshot),
+        _lenders(request.lenders, snapshot, priorities),
         _checkpoint(request.checkpoint, snapshot, current.size),
         request.goes_on_in_process,
         request.nodes_min,
@@ -134,7 +140,9 @@ def _standbys(
 
 
 def _lenders(
-    requested: Sequence[recovery_pb2.LenderWorkload], snapshot: Judgement
+    requested: Sequence[recovery_pb2.LenderWorkload],
+    snapshot: Judgement,
+    priorities: Mapping[str, int],
 ) -> tuple[Lender, ...]:
     if len(requested) > LENDERS_MAX:
         raise InvalidArgument("lenders", f"{len(requested)} jobs, expected at most {LENDERS_MAX}")
@@ -150,9 +158,25 @@ def _lenders(
                 one.workload,
                 messages.node_list_of(f"{field}.node_index", one.node_index, snapshot),
                 hours,
+                one.priority if one.HasField("priority") else priorities.get(one.workload),
             )
         )
     return tuple(found)
+
+
+def lender_notes(lenders: Sequence[Lender], priority: int | None) -> list[str]:
+    """Return which jobs are asked for no nodes, and where priorities are not known."""
+    notes = [
+        f"{one.name} lends nothing: its priority {one.priority} is not below the gang's {priority}"
+        for one in lenders
+        if not one.may_lend(priority)
+    ]
+    if lenders and priority is None:
+        notes.append("gang.priority is not set: that lenders have a lower one is not known")
+    elif unknown := [one.name for one in lenders if one.priority is None]:
+        names = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if unknown[4:] else "")
+        notes.append(f"the priority of {names} is not known: they may lend")
+    return notes
 
 
 def _checkpoint(

@@ -93,7 +93,7 @@ def resize_question(
         reason = f"{gang.nodes}, expected {current.size}, the size of now, or 0"
         raise InvalidArgument("gang.nodes", reason)
     gang.nodes = current.size
-    needs = messages.requirements_of(gang, snapshot.reported_factors)
+    needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
     if (gpus := snapshot.facts.gpus[current]).size and not np.all(
         gpus >= max(gang.gpus_per_node, 1)
     ):

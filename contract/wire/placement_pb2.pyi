@@ -126,17 +126,23 @@ class TierPreference(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., gpu_hours_per_domain: _Optional[float] = ...) -> None: ...
 
 class ParallelGroups(_message.Message):
-    __slots__ = ("tensor", "pipeline", "data")
+    __slots__ = ("tensor", "pipeline", "data", "tensor_traffic", "pipeline_traffic", "data_traffic")
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    DATA_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     tensor: int
     pipeline: int
     data: int
-    def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ...) -> None: ...
+    tensor_traffic: float
+    pipeline_traffic: float
+    data_traffic: float
+    def __init__(self, tensor: _Optional[int] = ..., pipeline: _Optional[int] = ..., data: _Optional[int] = ..., tensor_traffic: _Optional[float] = ..., pipeline_traffic: _Optional[float] = ..., data_traffic: _Optional[float] = ...) -> None: ...
 
 class GangRequirements(_message.Message):
-    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "tenant", "priority", "sizes", "throughputs", "workload_name")
+    __slots__ = ("nodes", "gpus_per_node", "length", "workload", "groups", "invariants", "preferences", "node_score_min", "survival_min", "communication_share", "detect", "decide", "restart", "checkpoint_interval", "checkpoint_write", "repair", "gpu_hours_per_stranded_gpu_hour", "gpu_hours_per_delay_hour", "gpu_hours_per_currency_unit", "tenant", "priority", "sizes", "throughputs", "workload_name")
     NODES_FIELD_NUMBER: _ClassVar[int]
     GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +160,8 @@ class GangRequirements(_message.Message):
     CHECKPOINT_WRITE_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     GPU_HOURS_PER_STRANDED_GPU_HOUR_FIELD_NUMBER: _ClassVar[int]
+    GPU_HOURS_PER_DELAY_HOUR_FIELD_NUMBER: _ClassVar[int]
+    GPU_HOURS_PER_CURRENCY_UNIT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -176,12 +184,14 @@ class GangRequirements(_message.Message):
     checkpoint_write: _duration_pb2.Duration
     repair: _duration_pb2.Duration
     gpu_hours_per_stranded_gpu_hour: float
+    gpu_hours_per_delay_hour: float
+    gpu_hours_per_currency_unit: float
     tenant: str
     priority: int
     sizes: GangSizes
     throughputs: _containers.RepeatedCompositeFieldContainer[ThroughputPoint]
     workload_name: str
-    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ..., workload_name: _Optional[str] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., length: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., workload: _Optional[_Union[_score_pb2.Workload, _Mapping]] = ..., groups: _Optional[_Union[ParallelGroups, _Mapping]] = ..., invariants: _Optional[_Union[PlacementInvariants, _Mapping]] = ..., preferences: _Optional[_Iterable[_Union[TierPreference, _Mapping]]] = ..., node_score_min: _Optional[float] = ..., survival_min: _Optional[float] = ..., communication_share: _Optional[float] = ..., detect: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decide: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restart: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checkpoint_write: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., repair: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gpu_hours_per_stranded_gpu_hour: _Optional[float] = ..., gpu_hours_per_delay_hour: _Optional[float] = ..., gpu_hours_per_currency_unit: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., sizes: _Optional[_Union[GangSizes, _Mapping]] = ..., throughputs: _Optional[_Iterable[_Union[ThroughputPoint, _Mapping]]] = ..., workload_name: _Optional[str] = ...) -> None: ...
 
 class GangSizes(_message.Message):
     __slots__ = ("min_nodes", "max_nodes", "multiple_of", "powers_of_two", "allowed_nodes", "free_gpu_value")
@@ -207,21 +217,31 @@ class ThroughputPoint(_message.Message):
     throughput: float
     def __init__(self, nodes: _Optional[int] = ..., throughput: _Optional[float] = ...) -> None: ...
 
+class JobPriority(_message.Message):
+    __slots__ = ("job", "priority")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    priority: int
+    def __init__(self, job: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
 class PlacementCandidates(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "reservation")
+    __slots__ = ("dictionary_version", "node_bitmap", "shared_node_index", "shared_gpu_mask", "allocation_version", "job_priorities", "reservation")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SHARED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARED_GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     shared_node_index: _containers.RepeatedScalarFieldContainer[int]
     shared_gpu_mask: bytes
     allocation_version: int
+    job_priorities: _containers.RepeatedCompositeFieldContainer[JobPriority]
     reservation: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ..., reservation: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., shared_node_index: _Optional[_Iterable[int]] = ..., shared_gpu_mask: _Optional[bytes] = ..., allocation_version: _Optional[int] = ..., job_priorities: _Optional[_Iterable[_Union[JobPriority, _Mapping]]] = ..., reservation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanPlacementRequest(_message.Message):
     __slots__ = ("gang", "candidates", "options_max", "explain", "request_id")
@@ -257,8 +277,32 @@ class LargestGang(_message.Message):
     nodes_after: int
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., nodes_before: _Optional[int] = ..., nodes_after: _Optional[int] = ...) -> None: ...
 
+class GroupsCrossing(_message.Message):
+    __slots__ = ("tier", "groups", "unknown_groups")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    groups: int
+    unknown_groups: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., groups: _Optional[int] = ..., unknown_groups: _Optional[int] = ...) -> None: ...
+
+class GroupSpan(_message.Message):
+    __slots__ = ("kind", "size", "groups", "traffic_share", "crossing")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CROSSING_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    size: int
+    groups: int
+    traffic_share: Estimate
+    crossing: _containers.RepeatedCompositeFieldContainer[GroupsCrossing]
+    def __init__(self, kind: _Optional[str] = ..., size: _Optional[int] = ..., groups: _Optional[int] = ..., traffic_share: _Optional[_Union[Estimate, _Mapping]] = ..., crossing: _Optional[_Iterable[_Union[GroupsCrossing, _Mapping]]] = ...) -> None: ...
+
 class PlacementOption(_message.Message):
-    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations", "scaling_efficiency", "work_hours")
+    __slots__ = ("node_index", "gpu_mask", "spare_node_index", "spares_wanted", "survival", "speed", "topology_factor", "goodput", "price", "spanned", "strands", "gap_gpu_hours_max", "violations", "scaling_efficiency", "work_hours", "groups", "pipeline_stages_together")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GPU_MASK_FIELD_NUMBER: _ClassVar[int]
     SPARE_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +318,8 @@ class PlacementOption(_message.Message):
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     SCALING_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
     WORK_HOURS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_TOGETHER_FIELD_NUMBER: _ClassVar[int]
     node_index: _containers.RepeatedScalarFieldContainer[int]
     gpu_mask: bytes
     spare_node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -289,7 +335,9 @@ class PlacementOption(_message.Message):
     violations: _containers.RepeatedScalarFieldContainer[str]
     scaling_efficiency: Estimate
     work_hours: Estimate
-    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., work_hours: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupSpan]
+    pipeline_stages_together: int
+    def __init__(self, node_index: _Optional[_Iterable[int]] = ..., gpu_mask: _Optional[bytes] = ..., spare_node_index: _Optional[_Iterable[int]] = ..., spares_wanted: _Optional[int] = ..., survival: _Optional[_Union[Estimate, _Mapping]] = ..., speed: _Optional[_Union[Estimate, _Mapping]] = ..., topology_factor: _Optional[_Union[Estimate, _Mapping]] = ..., goodput: _Optional[_Union[Estimate, _Mapping]] = ..., price: _Optional[_Union[PlacementPrice, _Mapping]] = ..., spanned: _Optional[_Iterable[_Union[DomainsSpanned, _Mapping]]] = ..., strands: _Optional[_Iterable[_Union[LargestGang, _Mapping]]] = ..., gap_gpu_hours_max: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., scaling_efficiency: _Optional[_Union[Estimate, _Mapping]] = ..., work_hours: _Optional[_Union[Estimate, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupSpan, _Mapping]]] = ..., pipeline_stages_together: _Optional[int] = ...) -> None: ...
 
 class PlacementSize(_message.Message):
     __slots__ = ("nodes", "scaling_efficiency", "gpu_hours_min", "gpu_hours", "does_not_fit")
@@ -336,7 +384,7 @@ class Blocker(_message.Message):
     def __init__(self, constraint: _Optional[str] = ..., message: _Optional[str] = ..., nodes_excluded: _Optional[int] = ..., relaxations: _Optional[_Iterable[_Union[Relaxation, _Mapping]]] = ...) -> None: ...
 
 class PlanPlacementResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "blockers", "score_version", "dictionary_version", "allocation_version", "candidates_source", "solve_time", "degraded", "degraded_reason", "proven", "sizes")
+    __slots__ = ("decision_id", "options", "blockers", "score_version", "dictionary_version", "allocation_version", "candidates_source", "solve_time", "degraded", "degraded_reason", "proven", "sizes", "notes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     BLOCKERS_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +397,7 @@ class PlanPlacementResponse(_message.Message):
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
     PROVEN_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[PlacementOption]
     blockers: _containers.RepeatedCompositeFieldContainer[Blocker]
@@ -361,7 +410,8 @@ class PlanPlacementResponse(_message.Message):
     degraded_reason: str
     proven: bool
     sizes: _containers.RepeatedCompositeFieldContainer[PlacementSize]
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., proven: _Optional[bool] = ..., sizes: _Optional[_Iterable[_Union[PlacementSize, _Mapping]]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[PlacementOption, _Mapping]]] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., allocation_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., solve_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., proven: _Optional[bool] = ..., sizes: _Optional[_Iterable[_Union[PlacementSize, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluatePlacementRequest(_message.Message):
     __slots__ = ("gang", "dictionary_version", "node_index", "explain")
@@ -376,20 +426,22 @@ class EvaluatePlacementRequest(_message.Message):
     def __init__(self, gang: _Optional[_Union[GangRequirements, _Mapping]] = ..., dictionary_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class EvaluatePlacementResponse(_message.Message):
-    __slots__ = ("option", "score_version", "dictionary_version", "degraded", "degraded_reason", "decision_id")
+    __slots__ = ("option", "score_version", "dictionary_version", "degraded", "degraded_reason", "decision_id", "notes")
     OPTION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     option: PlacementOption
     score_version: int
     dictionary_version: int
     degraded: bool
     degraded_reason: str
     decision_id: str
-    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., decision_id: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, option: _Optional[_Union[PlacementOption, _Mapping]] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., decision_id: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchPlanRequest(_message.Message):
     __slots__ = ("plan", "change_gpu_hours_min", "current_node_index")
@@ -496,7 +548,7 @@ class ResizeOption(_message.Message):
     def __init__(self, kind: _Optional[_Union[ResizeKind, str]] = ..., placement: _Optional[_Union[PlacementOption, _Mapping]] = ..., joined_node_index: _Optional[_Iterable[int]] = ..., left_node_index: _Optional[_Iterable[int]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stop_hours: _Optional[_Union[Estimate, _Mapping]] = ..., gain_gpu_hours: _Optional[_Union[Estimate, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PlanResizeResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "gain_gpu_hours_min", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason")
+    __slots__ = ("decision_id", "options", "gain_gpu_hours_min", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason", "notes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     GAIN_GPU_HOURS_MIN_FIELD_NUMBER: _ClassVar[int]
@@ -505,6 +557,7 @@ class PlanResizeResponse(_message.Message):
     CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[ResizeOption]
     gain_gpu_hours_min: float
@@ -513,4 +566,5 @@ class PlanResizeResponse(_message.Message):
     candidates_source: str
     degraded: bool
     degraded_reason: str
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[ResizeOption, _Mapping]]] = ..., gain_gpu_hours_min: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[ResizeOption, _Mapping]]] = ..., gain_gpu_hours_min: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...

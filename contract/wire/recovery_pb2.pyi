@@ -44,14 +44,16 @@ class CheckpointState(_message.Message):
     def __init__(self, age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remote_restore: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., local_restore: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replica_node_index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LenderWorkload(_message.Message):
-    __slots__ = ("workload", "node_index", "length_left")
+    __slots__ = ("workload", "node_index", "length_left", "priority")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_LEFT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     workload: str
     node_index: _containers.RepeatedScalarFieldContainer[int]
     length_left: _duration_pb2.Duration
-    def __init__(self, workload: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., length_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, workload: _Optional[str] = ..., node_index: _Optional[_Iterable[int]] = ..., length_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PlanRecoveryRequest(_message.Message):
     __slots__ = ("gang", "dictionary_version", "current_node_index", "failed_node_index", "suspect_node_index", "hot_spare_node_index", "candidates", "lenders", "checkpoint", "goes_on_in_process", "nodes_min", "failures_at_step", "application_error", "incident", "explain")
@@ -152,7 +154,7 @@ class SuspectedDomain(_message.Message):
     def __init__(self, tier: _Optional[_Union[_placement_pb2.Tier, str]] = ..., name: _Optional[str] = ..., failed_nodes: _Optional[int] = ..., member_nodes: _Optional[int] = ..., chance: _Optional[float] = ...) -> None: ...
 
 class PlanRecoveryResponse(_message.Message):
-    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason")
+    __slots__ = ("decision_id", "options", "failed_node_index", "domains", "restart_is_futile", "futile_reason", "culprit_node_index", "culprit_probability", "score_version", "dictionary_version", "candidates_source", "degraded", "degraded_reason", "notes")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILED_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class PlanRecoveryResponse(_message.Message):
     CANDIDATES_SOURCE_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     options: _containers.RepeatedCompositeFieldContainer[RecoveryOption]
     failed_node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -179,7 +182,8 @@ class PlanRecoveryResponse(_message.Message):
     candidates_source: str
     degraded: bool
     degraded_reason: str
-    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decision_id: _Optional[str] = ..., options: _Optional[_Iterable[_Union[RecoveryOption, _Mapping]]] = ..., failed_node_index: _Optional[_Iterable[int]] = ..., domains: _Optional[_Iterable[_Union[SuspectedDomain, _Mapping]]] = ..., restart_is_futile: _Optional[bool] = ..., futile_reason: _Optional[str] = ..., culprit_node_index: _Optional[int] = ..., culprit_probability: _Optional[float] = ..., score_version: _Optional[int] = ..., dictionary_version: _Optional[int] = ..., candidates_source: _Optional[str] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportRecoveryRequest(_message.Message):
     __slots__ = ("incident", "decision_id", "kind", "fault_time", "detect_time", "decide_time", "act_time", "resume_time", "success", "lost_gpu_hours", "restarted_processes", "restored_from_peer", "workload", "note", "validate_only")

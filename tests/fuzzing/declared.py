@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import astuple
 
 from gangline.aggregator.declared.fields import DeclaredError, parse_host_pattern
 from gangline.aggregator.declared.loader import DeclaredFile, parse_files
@@ -35,6 +36,14 @@ xid = [63, 92]
 until = 2026-12-24T10:00:00+01:00
 who = "bob"
 why = "a known batch"
+[[cost]]
+hosts = ["gpu-*"]
+price_per_gpu_hour = 2.5
+spot = true
+preemptions_per_hour = 0.01
+[[tenant]]
+name = "vision"
+gpu_hours_per_delay_hour = 40
 [thresholds]
 gpu.slow_below_ratio = 0.8
 """
@@ -80,6 +89,11 @@ def sound(found: Declared) -> None:
         found.override("gpu-001", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63, device="GPU-1")
     for name, value in found.thresholds.items():
         assert math.isfinite(value) and THRESHOLDS[name].low <= value <= THRESHOLDS[name].high
+    for cost in found.node_costs:
+        assert not cost.price_per_gpu_hour < 0 and not cost.preemptions_per_hour > 60
+    for rates in found.tenants.values():
+        assert all(math.isnan(rate) or 0 <= rate <= 1e9 for rate in astuple(rates))
+    assert len(found.cost("gpu-001")) == 2
     found.expected("NVIDIA H100 80GB HBM3", "gpu-001")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from math import nan
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -35,6 +36,7 @@ STATES = (HealthState.HEALTHY, HealthState.HEALTHY, HealthState.HEALTHY, HealthS
 
 def _fleet(source: random.Random) -> list[Node]:
     nodes = []
+    prices = source.choice(((nan,), (1.0, 2.0, 2.1)))
     for at in range(source.randrange(2, 10)):
         rack = source.randrange(4)
         leaf = source.randrange(3) if source.random() < 0.5 else rack // 2
@@ -44,6 +46,7 @@ def _fleet(source: random.Random) -> list[Node]:
             Node(
                 f"h{at}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
                 source.choice(STATES), source.choice((8, 8, 8, 4)), places, f"rails{leaf}", source.random() < 0.85,
+                price=source.choice(prices), preemption=source.choice((0.0, 0.0, 0.02)),
             )
         )  # fmt: skip
     return nodes
@@ -66,6 +69,7 @@ def _gang(source: random.Random) -> GangRequirements:
         score_min=source.choice((0.0, 0.0, 0.9, 0.99)),
         survival_min=source.choice((0.0, 0.0, 0.5)),
         communication_share=source.choice((0.0, 0.3)),
+        currency_rate=source.choice((0.0, 0.02, 3.0)),
     )
 
 
@@ -138,7 +142,12 @@ class _Source:
 
     snapshot = snapshot_of(
         [
-            Node(f"h{at}", places=("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", ""))
+            Node(
+                f"h{at}",
+                price=at % 3,
+                preemption=at % 2 / 100,
+                places=("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", ""),
+            )
             for at in range(8)
         ]
     )
@@ -146,8 +155,11 @@ class _Source:
 
 REQUEST = wire.PlanPlacementRequest(
     gang=wire.GangRequirements(nodes=4, gpus_per_node=8, invariants=wire.PlacementInvariants(
-        within=wire.TIER_SPINE, segment_nodes=2, segment_tier=wire.TIER_RACK)),
-    candidates=wire.PlacementCandidates(node_bitmap=b"\xff", shared_node_index=[1], shared_gpu_mask=b"\x0f"),
+        within=wire.TIER_SPINE, segment_nodes=2, segment_tier=wire.TIER_RACK),
+        groups=wire.ParallelGroups(tensor=4, pipeline=2, data=4, data_traffic=0.5), tenant="vision", priority=3,
+        gpu_hours_per_delay_hour=2.0, gpu_hours_per_currency_unit=0.1),
+    candidates=wire.PlacementCandidates(node_bitmap=b"\xff", shared_node_index=[1], shared_gpu_mask=b"\x0f",
+        job_priorities=[wire.JobPriority(job="a", priority=2)]),
     options_max=3,
 )  # fmt: skip
 REQUEST.gang.length.FromSeconds(3600)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import exp, isnan
+from math import exp, isnan, nan
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from gangline.aggregator.decisions.planner import Candidates, members_of
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
-from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeDomains, NodeFacts
+from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeCosts, NodeDomains, NodeFacts
 from gangline.aggregator.scoring.reported_factors import ReportedFactor, ReportedFactors
 from gangline.aggregator.scoring.results import Columns
 
@@ -47,6 +47,8 @@ class Node:
     rails: str = ""
     free: bool = True
     job: str = ""
+    price: float = nan  # of a GPU-hour, declared
+    preemption: float = 0.0  # per hour, declared
 
     def place(self, tier: Tier) -> str:
         """Return its domain of *tier*."""
@@ -76,6 +78,10 @@ def snapshot_of(nodes: Sequence[Node], degraded: str = "") -> Judgement:
         np.full(count, 3.0, dtype=np.float32),
         np.full(count, 0.02, dtype=np.float32),
         np.ones(count, dtype=bool),
+        costs=NodeCosts(
+            price=np.array([node.price for node in nodes], dtype=np.float32),
+            preemption=np.array([node.preemption for node in nodes], dtype=np.float32),
+        ),
     )
     columns = Columns(
         score=np.exp(-8.0 * hazards).astype(np.float32),
@@ -141,7 +147,10 @@ def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirem
         if "" in counts or max(counts.values(), default=0) > needs.spread_nodes_max:
             found.append(f"not spread: {dict(counts)}")
     if needs.survival_min:
-        survival = exp(-sum(np.float32(one.hazard) for one in members) * needs.hours)
+        hazards = [
+            float(np.float32(one.hazard)) + float(np.float32(one.preemption)) for one in members
+        ]
+        survival = exp(-sum(hazards) * needs.hours)
         if survival < needs.survival_min - 1e-9:
             found.append(f"survival {survival}")
     return found
@@ -156,15 +165,18 @@ def holds_for_some_order(
     return not violations(nodes, order, needs)
 
 
-def cheapest(nodes: Sequence[Node], needs: GangRequirements) -> float | None:
-    """Return the price of the best plan, by trying all subsets; None: nothing fits."""
+def cheapest(
+    nodes: Sequence[Node], needs: GangRequirements, efficiency: float = 1.0
+) -> float | None:
+    """Return the price of the best plan, by trying all subsets; None: nothing fits. *efficiency*: the share of lost GPU-hours that counts."""
     table, _ = table_of(nodes)
     lost = prices.lost_time(needs, needs.nodes * (needs.gpus_per_node or 8))
     best: float | None = None
     for subset in combinations(range(len(nodes)), needs.nodes):
         if holds_for_some_order(nodes, subset, needs):
             members = members_of(table, np.array(subset))
-            cost = prices.price(members, lost, needs.hours, needs.preferences).total.value
+            price = prices.price(members, lost, needs.hours, needs.preferences)
+            cost = efficiency * (price.total.value - price.beside.value) + price.beside.value
             assert not isnan(cost)
             best = cost if best is None else min(best, cost)
     return best

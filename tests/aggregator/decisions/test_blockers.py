@@ -79,7 +79,7 @@ TABLE = [
     (GangRequirements(6, segment_nodes=3, segment_tier=Tier.RACK), [*rack("a", 2), *rack("b", 4)],
      {blockers.NODES: "6 -> 3 nodes", blockers.SEGMENTS: "segments of 3 within a rack -> a spine"}),
     (GangRequirements(2), [*rack("a", 1), Node("x", free=False, job="81")],
-     {blockers.NODES: "2 -> 1 nodes", blockers.CANDIDATES: "job 81 gives up 1 nodes"}),
+     {blockers.NODES: "2 -> 1 nodes", blockers.CANDIDATES: "job 81 gives up 1 nodes (the gang's priority is not known)"}),
 ]  # fmt: skip
 
 

@@ -46,16 +46,22 @@ def of_size(needs: GangRequirements, nodes: int) -> GangRequirements:
     return replace(needs, nodes=nodes, elastic=None)
 
 
+def efficiency(needs: GangRequirements, nodes: int) -> float:
+    """Return throughput per node against that of the most efficient size, from the definition."""
+    sizes = needs.elastic
+    assert sizes is not None
+    throughputs = {each: sizes.curve.estimates((each,))[0].value for each in sizes.allowed}
+    per_node = max(value / each for each, value in throughputs.items())
+    return throughputs[nodes] / nodes / per_node
+
+
 def expected_price(fixed: float, needs: GangRequirements, nodes: int) -> float:
     """Return what a size costs whose nodes alone cost *fixed*, from the definition of the price."""
     sizes = needs.elastic
     assert sizes is not None
     gpus, hours = needs.gpus_per_node or 8, needs.hours
-    throughputs = {each: sizes.curve.estimates((each,))[0].value for each in sizes.allowed}
-    per_node = max(value / each for each, value in throughputs.items())
-    useful = (nodes * gpus * hours - fixed) * throughputs[nodes] / nodes / per_node
     unplaced = (sizes.allowed[-1] - nodes) * gpus * hours * (1.0 - sizes.free_gpu_value)
-    return nodes * gpus * hours - useful + unplaced
+    return nodes * gpus * hours * (1.0 - efficiency(needs, nodes)) + fixed + unplaced
 
 
 @pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
@@ -85,7 +91,7 @@ def test_the_best_of_all_sizes_is_found(nodes: list[Node], needs: GangRequiremen
     prices = {
         size: expected_price(fixed, needs, size)
         for size in sizes.allowed
-        if (fixed := cheapest(nodes, of_size(needs, size))) is not None
+        if (fixed := cheapest(nodes, of_size(needs, size), efficiency(needs, size))) is not None
     }
     table, candidates = table_of(nodes)
     few = elastic.plan_sizes(table, candidates, needs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.decisions import inputs
 from gangline.aggregator.decisions.inputs import InputsError, input_parts, restored_inputs
 from gangline.aggregator.decisions.requirements import GangRequirements
+from gangline.aggregator.declared.model import ExchangeRates
 from gangline.aggregator.errors import ServiceError
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement
@@ -109,12 +111,17 @@ def test_any_decision_comes_out_again(
     snapshot = replace(
         snapshot_of(nodes, source.choice(("", "the disk is full"))),
         reservations=(("reservations/3", reserved), ("reservations/4", np.zeros(0, dtype=np.intp))),
+        tenants={"vision": ExchangeRates(2.0, nan, 0.1)},
         workloads=workloads(source), version=source.randrange(1, 1 << 40), model="lognormal-3",
     )  # fmt: skip
     service = RecordedService(snapshot, is_dedicated=source.random() < 0.5)
     gang = placement_pb2.GangRequirements()
     placement_messages.apply_change(gang, needs)
     gang.length.FromNanoseconds(round(needs.hours * 3600e9))
+    gang.tenant = source.choice(("", "vision", "nobody"))
+    if source.random() < 0.5:
+        gang.gpu_hours_per_currency_unit = needs.currency_rate
+    gang.groups.tensor, gang.groups.pipeline = source.choice(((0, 0), (4, 2), (8, 1)))
     if job := source.choice(("", "seven", "eight", "nine")):
         gang.workload.job = job
     plan = placement_pb2.PlanPlacementRequest(
@@ -133,6 +140,7 @@ def test_any_decision_comes_out_again(
         current_node_index=members, failed_node_index=members[:1], nodes_min=1, explain=True
     )
     failed.gang.length.FromSeconds(7200)
+    failed.gang.tenant = gang.tenant
     replies = [
         service.ask(service.placement.PlanPlacement, plan),
         service.ask(service.placement.EvaluatePlacement, evaluated),
@@ -239,6 +247,25 @@ def test_a_batch_that_is_cut_off_is_refused() -> None:
     assert decoded_batch(encoded) == (records, parts)
     with pytest.raises(ValueError, match="bytes at"):
         decoded_batch(encoded[:-1])
+
+
+def test_costs_and_tenants_are_inputs_and_older_decisions_have_none() -> None:
+    """What was decided before they were declared is replayed without them; what is no tenant is refused."""
+    nodes = [Node("a", price=2.5, preemption=0.01), Node("b")]
+    tenants = {"vision": ExchangeRates(2.0, nan, 0.1)}
+    snapshot = replace(snapshot_of(nodes), tenants=tenants)
+    parts = [part for _, part in input_parts(snapshot, np.zeros(2, dtype=bool))]
+    restored = restored_inputs(parts).snapshot
+    np.testing.assert_array_equal(restored.facts.costs.price, snapshot.facts.costs.price)
+    np.testing.assert_array_equal(restored.facts.costs.preemption, snapshot.facts.costs.preemption)
+    assert repr(restored.tenants) == repr(tenants)
+    new = (b'"price_per_gpu_hour"', b'"preemptions_per_hour"', b'"tenants"')
+    older = restored_inputs(one for one in parts if not any(name in one[:60] for name in new))
+    assert older.snapshot.tenants == {} and not older.snapshot.facts.costs.price.size
+    for wrong in (b"7", b'["a"]', b'{"a": 1}', b'{"a": ["x", 1, 1]}', b'{"a": [1, 1, 1, 1]}'):
+        others = [one for one in parts if b'"tenants"' not in one[:60]]
+        with pytest.raises(InputsError, match="do not belong together"):
+            restored_inputs([*others, b'{"part": "tenants"}\n' + wrong])
 
 
 def test_factors_that_were_reported_are_inputs() -> None:

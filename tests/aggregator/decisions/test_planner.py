@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
     """Return a fleet of a few leaves and racks; racks may lie across leaves, places may be missing."""
     count = draw(st.integers(2, most))
     nested = draw(st.booleans())
+    prices = draw(st.sampled_from(((nan,), (nan,), (2.0, 2.1, 0.5))))
+    preemptions = draw(st.sampled_from(((0.0,), (0.0, 0.0, 0.02))))
     nodes = []
     for at in range(count):
         rack = draw(st.integers(0, 3))
@@ -62,6 +65,8 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
                 places,
                 f"rails{leaf}",
                 draw(st.integers(0, 7)) > 0,
+                price=draw(st.sampled_from(prices)),
+                preemption=draw(st.sampled_from(preemptions)),
             )
         )
     return nodes
@@ -89,6 +94,7 @@ def gangs(draw: Any, most: int = 8) -> GangRequirements:
         survival_min=draw(st.sampled_from((0.0, 0.0, 0.5))),
         communication_share=draw(st.sampled_from((0.0, 0.3))),
         reports=draw(st.sampled_from((NOTHING_REPORTED, REPORTS))),
+        currency_rate=draw(st.sampled_from((0.0, 0.0, 0.02, 3.0))),
     )
 
 

@@ -382,6 +382,16 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert code == cli.OK and "does not hold: the nodes are not within one leaf" in out
     code, out = run("--evaluate", "gpu-9")
     assert code == cli.FAILED and "'gpu-9': no host of that name has registered" in out
+    code, out = run("--nodes", "4", "--groups", "8x2x2", "--tenant", "vision", "--explain")
+    assert code == cli.OK and "16 data groups of 2 GPUs" in out
+    assert "ranks: tensor, data, pipeline; aligned: " in out
+    assert "note: tenant 'vision' is not declared" in out
+    code, out = run("--nodes", "9", "--groups", "8x5")
+    assert code == cli.FAILED and "gang.groups: 8 x 5 x 1" in out and "72 GPUs" in out
+    code, out = run(
+        "--nodes", "9", "--gpu-hours-per-currency-unit", "1", "--priority", "3", "--job-priority", "a=1"
+    )  # fmt: skip
+    assert code == cli.FAILED and "note: gpu_hours_per_currency_unit has no effect" in out
     code, out = run("--nodes", "2", "--json")
     assert code == cli.OK and json.loads(out)["options"][0]["price"]["total_gpu_hours"]["value"] > 0
 
@@ -394,6 +404,12 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--nodes", "0"], "expected a number from 1 to 999999"),
         (["--score-min", "2"], "expected a number from 0 to 1"),
         (["--within", "row"], "invalid choice: 'row'"),
+        (["--groups", "8"], "expected TENSORxPIPELINE or TENSORxPIPELINExDATA"),
+        (["--groups", "8x0x2"], "expected TENSORxPIPELINE or TENSORxPIPELINExDATA"),
+        (["--gpu-hours-per-delay-hour", "-1"], "expected GPU-hours, a number from 0 to 1e+09"),
+        (["--gpu-hours-per-currency-unit", "nan"], "expected GPU-hours, a number from 0"),
+        (["--priority", "9999999999"], "expected a whole number from -2147483648"),
+        (["--job-priority", "7"], "expected JOB=PRIORITY, as 4711=100"),
     ],
 )
 def test_options_that_cannot_be(

@@ -1,0 +1,310 @@
+"""Tensor, pipeline and data groups of a gang: which ranks they are, what of their traffic crosses each tier, and in which order nodes
+get ranks.
+
+Ranks are of GPUs, in the order in which frameworks number them by default: tensor fastest, then data, then pipeline. A node has
+consecutive ranks. Nodes may be put into that order in several ways: so that a domain holds many members of one data group, or
+several stages of one pipeline. Which is better is weighed by what each kind of traffic costs (as Arnold does: Tian et al., 2025).
+Traffic of tensor and data groups is even within a group, that of a pipeline goes from each stage to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from ..counter_deltas import Flags, Floats, Indexes
+from .node_table import NodeTable
+from .quantity import Quantity, QuantitySource, assumed, declared
+from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier
+
+TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
+#: Share of a gang's communication, with what it may be (assumed: most of it within a tensor group, activations the least).
+TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
+#: Numbers of stages of one pipeline that are put next to each other, of which each is tried.
+ORDERS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """Sizes of groups in GPUs, of which the product is the gang's GPUs."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    gpus_per_node: int
+
+    @property
+    def unit_nodes(self) -> int:
+        """Nodes that hold whole tensor groups; 0: a tensor group ends within a node."""
+        if self.gpus_per_node % self.tensor == 0:
+            return 1
+        return self.tensor // self.gpus_per_node if self.tensor % self.gpus_per_node == 0 else 0
+
+    @property
+    def text(self) -> str:
+        """The sizes in words."""
+        return f"{self.tensor} tensor x {self.pipeline} pipeline x {self.data} data"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTraffic:
+    """Groups of one kind. `crossing` and `unknown` by priced tier: how many of them are in several domains, or may be."""
+
+    kind: str
+    size: int
+    count: int
+    traffic: Quantity  #: share of the communication
+    crossing: tuple[int, ...]
+    unknown: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpans:
+    """What the groups of a gang span. `shares`: of each priced tier the share of all communication that crosses it, with its interval."""
+
+    layout: GroupLayout
+    kinds: tuple[GroupTraffic, ...]
+    shares: tuple[tuple[float, float, float], ...]
+    stages_together: int = 1  #: of one pipeline, on nodes next to each other
+
+    @property
+    def evidence(self) -> str:
+        """What the shares were computed from."""
+        weights = ", ".join(f"{one.kind} {one.traffic.value:.2g}" for one in self.kinds)
+        source = self.kinds[0].traffic.source.name.lower() if self.kinds else "assumed"
+        return f"{self.layout.text} groups; shares of traffic {weights} ({source})"
+
+
+def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupLayout | None:
+    """Return the groups of a gang of so many nodes. None: none are asked for, or they do not make it up."""
+    tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
+    data, gpus = max(needs.data_parallel, 1), nodes * gpus_per_node
+    if (
+        needs.elastic is not None
+        or tensor * pipeline * data == 1
+        or gpus % (tensor * pipeline * data)
+    ):
+        return None
+    return GroupLayout(tensor, pipeline, gpus // (tensor * pipeline), gpus_per_node)
+
+
+# ----------------------------------------------------------------------
+# What crosses.
+
+
+def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
+    """Return of each kind of more than one GPU (groups, places of their members' nodes), and for how many groups a row stands."""
+    ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
+    places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
+    step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1
+    places = places[:, :, ::step]  # the others of a tensor group are on the same nodes
+    found: dict[str, tuple[Indexes, int]] = {}
+    if layout.tensor > 1:
+        found[TENSOR] = places.reshape(-1, places.shape[2]), 1
+    if layout.pipeline > 1:
+        found[PIPELINE] = places.transpose(1, 2, 0).reshape(-1, layout.pipeline), step
+    if layout.data > 1:
+        found[DATA] = places.transpose(0, 2, 1).reshape(-1, layout.data), step
+    return found
+
+
+def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
+    """Return of each row how many values it has that are not negative, and how many that are."""
+    ordered = np.sort(values, axis=1)
+    is_new = np.ones(ordered.shape, dtype=bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return (is_new & (ordered >= 0)).sum(axis=1), (is_new & (ordered < 0)).sum(axis=1)
+
+
+def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
+    """Return ((lower, upper) of the share of their traffic that crosses, by group; which cross; which may). *values*: domains
+    of the members, below 0 where not known, another for each node."""
+    known = values >= 0
+    highest = np.where(known, values, -1).max(axis=1)
+    lowest = np.where(known, values, np.iinfo(np.int64).max).min(axis=1)
+    crosses = (highest >= 0) & (lowest != highest)
+    may = ~crosses & (values.min(axis=1) != values.max(axis=1))
+    if kind == PIPELINE:
+        differs = values[:, 1:] != values[:, :-1]
+        sure = differs & known[:, 1:] & known[:, :-1]
+        return np.stack((sure.mean(axis=1), differs.mean(axis=1))), crosses, may
+    domains, unknown = _distinct(values)
+    lower = 1.0 - 1.0 / np.maximum(domains, 1)
+    upper = 1.0 - 1.0 / np.maximum(domains + unknown, 1)
+    return np.stack((lower, upper)), crosses, may
+
+
+def _weights(kinds: Sequence[str], given: dict[str, float]) -> dict[str, Quantity]:
+    """Return the shares of the communication, before they are made to sum to 1."""
+    if any(given[kind] for kind in kinds):
+        return {kind: declared(given[kind], "the request") for kind in kinds}
+    return {kind: assumed(*TRAFFIC[kind], "assumed") for kind in kinds}
+
+
+def _mixed(weights: Sequence[Quantity], shares: Sequence[float], ends: bool) -> tuple[float, float]:
+    """Return the least and the greatest mean of *shares*; *ends*: with each weight at either end of its interval."""
+    choices = [(one.lower, one.upper) if ends else (one.value,) for one in weights]
+    means = [
+        sum(weight * share for weight, share in zip(chosen, shares, strict=True)) / sum(chosen)
+        for chosen in product(*choices)
+        if sum(chosen)
+    ]
+    return min(means, default=0.0), max(means, default=0.0)
+
+
+def group_spans(
+    table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements
+) -> GroupSpans:
+    """Return what the groups of *nodes*, in rank order, span."""
+    members = _members(layout, nodes.size)
+    given = {
+        TENSOR: needs.tensor_traffic, PIPELINE: needs.pipeline_traffic, DATA: needs.data_traffic,
+    }  # fmt: skip
+    weights = _weights(list(members), given)
+    values = list(weights.values())
+    total = sum(one.value for one in values)
+    shares: list[tuple[float, float, float]] = []
+    counts: dict[str, list[tuple[int, int]]] = {kind: [] for kind in members}
+    for ids in table.tier_ids[:, nodes].astype(np.int64):
+        domains = np.where(ids < 0, -2 - np.arange(ids.size), ids)
+        if ids[0] >= 0 and (ids == ids[0]).all():
+            shares.append((0.0, 0.0, 0.0))
+            for each in counts.values():
+                each.append((0, 0))
+            continue
+        lower, upper = [], []
+        for kind, (places, repeats) in members.items():
+            crossing, crosses, may = _crossing(kind, domains[places])
+            lower.append(float(crossing[0].mean()))
+            upper.append(float(crossing[1].mean()))
+            counts[kind].append((int(crosses.sum()) * repeats, int(may.sum()) * repeats))
+        middle = [0.5 * (one + other) for one, other in zip(lower, upper, strict=True)]
+        least, most = _mixed(values, lower, ends=True)[0], _mixed(values, upper, ends=True)[1]
+        value = _mixed(values, middle, ends=False)[0]
+        shares.append((value, min(least, value), max(most, value)))
+    kinds = tuple(
+        GroupTraffic(
+            kind, places.shape[1] if kind != TENSOR else layout.tensor, len(places) * repeats,
+            _share(weights[kind], values, total),
+            tuple(crosses for crosses, _ in counts[kind]), tuple(may for _, may in counts[kind]),
+        )
+        for kind, (places, repeats) in members.items()
+    )  # fmt: skip
+    return GroupSpans(layout, kinds, tuple(shares))
+
+
+def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quantity:
+    """Return a weight as a share of all."""
+    if weight.source is QuantitySource.DECLARED:
+        return declared(weight.value / max(total, 1e-300), "traffic of the request")
+    others = [one for one in weights if one is not weight]
+    low = weight.lower / (weight.lower + sum(one.upper for one in others))
+    high = weight.upper / (weight.upper + sum(one.lower for one in others))
+    value = weight.value / total
+    return assumed(value, min(low, value), max(high, value), "assumed of training at large")
+
+
+# ----------------------------------------------------------------------
+# Which node gets which ranks.
+
+
+def in_group_order(
+    table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements, costs: Floats
+) -> tuple[Indexes, GroupSpans]:
+    """Return *nodes*, which come domain by domain, in the order of ranks in which their groups cost least, and what these span.
+
+    *costs*: of each priced tier, by how much longer communication takes that crosses it. Whole segments stay whole.
+    """
+    orders = [
+        one
+        for one in _orders(table, nodes, layout, needs.segment_nodes)
+        if _keeps_segments(table, one[0], needs)
+    ]
+    best: tuple[float, Indexes, GroupSpans] | None = None
+    for order, together in orders or [(nodes, 1)]:
+        spans = replace(group_spans(table, order, layout, needs), stages_together=together)
+        cost = float(sum(share[0] * each for share, each in zip(spans.shares, costs, strict=True)))
+        if best is None or cost < best[0] - 1e-12:
+            best = cost, order, spans
+        if cost == 0.0:
+            break
+    assert best is not None
+    return best[1], best[2]
+
+
+def _orders(
+    table: NodeTable, nodes: Indexes, layout: GroupLayout, segment_nodes: int
+) -> Iterator[tuple[Indexes, int]]:
+    """Yield orders of ranks, and how many stages of one pipeline are next to each other in each. Segments move as wholes."""
+    unit, stages, segment = layout.unit_nodes, layout.pipeline, max(segment_nodes, 1)
+    if not unit or max(unit, segment) % min(unit, segment):
+        return
+    units = _bundled(table, nodes.reshape(-1, segment), max(unit, segment) // segment)
+    unit = max(unit, segment)
+    if units.shape[0] % stages:
+        yield units.reshape(-1), 1
+        return
+    divisors = [one for one in range(1, stages + 1) if stages % one == 0]
+    for together in (*divisors[: ORDERS_MAX - 1], *divisors[ORDERS_MAX - 1 :][-1:]):
+        # As they lie: blocks of stages, in each the members of the data groups, in each the stages.
+        placed = _bundled(table, units, together).reshape(stages // together, -1, together, unit)
+        yield placed.transpose(0, 2, 1, 3).reshape(-1), together
+
+
+def _bundled(table: NodeTable, rows: Indexes, count: int) -> Indexes:
+    """Return *rows* of nodes put together by *count*, each bundle within as narrow a domain as can be, in the order of their first rows."""
+    if count == 1:
+        return rows
+    bundles: list[Indexes] = []
+    left = np.arange(rows.shape[0])
+    for level in range(len(PRICED_TIERS) - 1, -1, -1):
+        ids = table.tier_ids[level][rows[left, 0]]
+        by_domain = np.argsort(ids, kind="stable")
+        ordered = ids[by_domain]
+        starts = np.searchsorted(ordered, ordered)  # of each the place at which its domain begins
+        sizes = np.searchsorted(ordered, ordered, side="right") - starts
+        whole = (ordered >= 0) & (np.arange(ordered.size) - starts < sizes // count * count)
+        bundles.append(left[by_domain[whole]].reshape(-1, count))
+        taken = np.zeros(left.size, dtype=bool)
+        taken[by_domain[whole]] = True
+        left = left[~taken]
+    found = np.concatenate((*bundles, left.reshape(-1, count)))
+    found = found[np.argsort(found[:, 0], kind="stable")]
+    return np.asarray(rows[found].reshape(found.shape[0], -1))
+
+
+def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -> bool:
+    if needs.segment_nodes <= 1 or needs.segment_tier is None:
+        return True
+    ids = table.facts.domains.ids[needs.segment_tier.row][nodes].reshape(-1, needs.segment_nodes)
+    return bool((ids == ids[:, :1]).all())
+
+
+def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int, Tier]]:
+    """Return the nodes of tensor groups and of pipelines that are of several nodes, and the tier within which each is best whole."""
+    unit = layout.unit_nodes
+    found: list[tuple[int, Tier]] = []
+    if unit > 1:
+        found.append((unit, Tier.NVLINK_DOMAIN))
+    pipeline = unit * layout.pipeline
+    if (
+        unit
+        and layout.pipeline > 1
+        and needs.nodes % pipeline == 0
+        and pipeline <= SEGMENT_NODES_MAX
+    ):
+        found.append((pipeline, Tier.LEAF))
+    return found
+
+
+def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:
+    """Return *needs* for a gang of so many GPUs: groups that do not make it up are no longer asked for."""
+    tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
+    if gpus % (tensor * pipeline):
+        return replace(needs, tensor_parallel=0, pipeline_parallel=0, data_parallel=0)
+    if gpus % (tensor * pipeline * max(needs.data_parallel, 1)):
+        return replace(needs, data_parallel=0)
+    return needs

@@ -1,0 +1,279 @@
+"""Tensor, pipeline and data groups: what of their traffic crosses, counted GPU by GPU, and nodes in the order that crosses least."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.groups import GroupLayout, group_spans, layout_of, regrouped
+from gangline.aggregator.decisions.requirements import PRICED_TIERS, GangRequirements, Tier
+from gangline.aggregator.errors import InvalidArgument
+from gangline.aggregator.service.placement import PlacementService
+from gangline.contract.wire import placement_pb2 as wire
+from tests.aggregator.decisions.fleets import Node, snapshot_of, table_of, violations
+from tests.aggregator.decisions.test_exchange_rates import Source
+from tests.aggregator.decisions.test_planner import fleets, gangs, planned
+
+LEAF, NVLINK = PRICED_TIERS.index(Tier.LEAF), PRICED_TIERS.index(Tier.NVLINK_DOMAIN)
+
+
+def leaves(count: int, of: int = 4, nvlink: int = 1) -> list[Node]:
+    """Return nodes in leaves of *of*, in NVLink domains of *nvlink*."""
+    return [
+        Node(f"h{at:02}", places=("", "s0", f"l{at // of}", "", f"n{at // nvlink}", "", ""))
+        for at in range(count)
+    ]
+
+
+def grouped(nodes: int, tensor: int, pipeline: int, data: int, **more: Any) -> GangRequirements:
+    return GangRequirements(
+        nodes, gpus_per_node=8, tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **more
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------
+# What crosses.
+
+
+def counted(
+    domains: list[int], layout: GroupLayout
+) -> dict[str, tuple[int, int, list[tuple[float, float]]]]:
+    """Return of each kind how many groups cross, how many may, and each group's least and greatest share: GPU by GPU."""
+    t, p, d, gpus = layout.tensor, layout.pipeline, layout.data, layout.gpus_per_node
+
+    def node(tensor: int, data: int, pipeline: int) -> int:
+        return (tensor + t * (data + d * pipeline)) // gpus
+
+    kinds = {
+        "tensor": [[node(a, b, c) for a in range(t)] for c in range(p) for b in range(d)],
+        "pipeline": [[node(a, b, c) for c in range(p)] for b in range(d) for a in range(t)],
+        "data": [[node(a, b, c) for b in range(d)] for c in range(p) for a in range(t)],
+    }
+    found = {}
+    for kind, groups in kinds.items():
+        if len(groups[0]) < 2:
+            continue
+        crosses, may, shares = 0, 0, []
+        for group in groups:
+            known = {domains[one] for one in group if domains[one] >= 0}
+            unknown = {one for one in group if domains[one] < 0}
+            crosses += len(known) > 1
+            may += len(known) <= 1 and len(known) + len(unknown) > 1
+            if kind == "pipeline":
+                pairs = [(a, b) for a, b in pairwise(group) if a != b]
+                sure = [1 for a, b in pairs if domains[a] >= 0 <= domains[b] != domains[a]]
+                maybe = [1 for a, b in pairs if min(domains[a], domains[b]) < 0]
+                links = len(group) - 1
+                shares.append((len(sure) / links, (len(sure) + len(maybe)) / links))
+            else:
+                most = len(known) + len(unknown)
+                shares.append((1 - 1 / max(len(known), 1), 1 - 1 / max(most, 1)))
+        found[kind] = crosses, may, shares
+    return found
+
+
+@given(
+    sizes=st.sampled_from([(1, 2, 8), (2, 2, 4), (8, 2, 2), (16, 2, 1), (4, 4, 2), (3, 1, 8), (1, 8, 3), (2, 1, 16), (6, 2, 2)]),
+    gpus=st.sampled_from([1, 2, 4, 8]),
+    data=st.data(),
+)  # fmt: skip
+def test_what_crosses_is_as_counted_gpu_by_gpu(
+    sizes: tuple[int, int, int], gpus: int, data: st.DataObject
+) -> None:
+    """Also of groups that end within a node, and of nodes whose leaf nobody knows."""
+    tensor, pipeline, members = sizes
+    total = tensor * pipeline * members
+    if total % gpus:
+        return
+    ids = data.draw(st.lists(st.integers(-1, 2), min_size=total // gpus, max_size=total // gpus))
+    nodes = [
+        Node(f"h{at}", places=("", "", f"l{one}" if one >= 0 else "", "", "", "", ""))
+        for at, one in enumerate(ids)
+    ]
+    table, _ = table_of(nodes)
+    needs = replace(grouped(len(nodes), tensor, pipeline, members), gpus_per_node=gpus)
+    layout = layout_of(needs, len(nodes), gpus)
+    assert layout == GroupLayout(tensor, pipeline, members, gpus)
+    spans = group_spans(table, np.arange(len(nodes)), layout, needs)
+    expected = counted(ids, layout)
+    assert [one.kind for one in spans.kinds] == list(expected)
+    value, weights = 0.0, 0.0
+    for one in spans.kinds:
+        crosses, may, shares = expected[one.kind]
+        assert (one.count, one.crossing[LEAF], one.unknown[LEAF]) == (len(shares), crosses, may)
+        value += one.traffic.value * float(np.mean([0.5 * (low + high) for low, high in shares]))
+        weights += one.traffic.value
+    assert weights == pytest.approx(1.0)
+    low, middle, high = spans.shares[LEAF][1], spans.shares[LEAF][0], spans.shares[LEAF][2]
+    assert middle == pytest.approx(value) and low <= middle <= high
+
+
+# ----------------------------------------------------------------------
+# Orders.
+
+
+@pytest.mark.parametrize(
+    ("traffic", "together", "data_crosses", "pipelines_cross"),
+    [({}, 2, 16, 0), ({"data_traffic": 9.0, "pipeline_traffic": 1.0}, 1, 0, 32)],
+)
+def test_the_traffic_that_costs_more_is_aligned_first(
+    traffic: dict[str, float], together: int, data_crosses: int, pipelines_cross: int
+) -> None:
+    """Two leaves of four nodes, two stages: either all pipelines cross or all data groups do, half of whose traffic does."""
+    needs = grouped(8, 8, 2, 4, **traffic)
+    (option,) = planned(leaves(8), needs)
+    assert option.groups is not None and option.groups.stages_together == together
+    crossing = {one.kind: one.crossing[LEAF] for one in option.groups.kinds}
+    assert crossing == {"tensor": 0, "pipeline": pipelines_cross, "data": data_crosses}
+    leaf_of = [int(at) // 4 for at in option.nodes]
+    stages = leaf_of[:4], leaf_of[4:]  # in rank order the nodes of a stage follow each other
+    if together == 1:
+        assert [len(set(one)) for one in stages] == [1, 1]
+    else:
+        assert stages[0] == stages[1] and sorted(stages[0]) == [0, 0, 1, 1]
+    evidence = option.price.topology.evidence
+    assert "8 tensor x 2 pipeline x 4 data groups" in evidence
+    assert ("declared" if traffic else "assumed") in evidence
+
+
+def test_segments_move_as_wholes() -> None:
+    """Two segments of two ranks in each leaf: stages of one pipeline are put next to each other, and each segment stays in its rack."""
+    nodes = [
+        Node(f"h{at}", places=("", "s0", f"l{at // 4}", f"r{at // 2}", f"n{at}", "", ""))
+        for at in range(8)
+    ]
+    needs = grouped(8, 8, 2, 4, segment_nodes=2, segment_tier=Tier.RACK)
+    (option,) = planned(nodes, needs)
+    assert violations(nodes, option.nodes.tolist(), needs) == []
+    assert option.groups is not None and option.groups.stages_together == 2
+    crossing = {one.kind: one.crossing[LEAF] for one in option.groups.kinds}
+    assert crossing == {"tensor": 0, "pipeline": 0, "data": 16}
+
+
+def test_a_tensor_group_keeps_to_an_nvlink_domain() -> None:
+    """Two nodes a group; of domains of three nodes each one is left over, and only these two make a group across."""
+    nodes = leaves(6, of=6, nvlink=3)
+    (option,) = planned(nodes, grouped(6, 16, 1, 3))
+    assert option.groups is not None
+    (tensor, _) = option.groups.kinds
+    assert (tensor.kind, tensor.count, tensor.crossing[NVLINK]) == ("tensor", 3, 1)
+
+
+@pytest.mark.parametrize("subsets_max", [4000.0, 0.0])
+@given(
+    nodes=fleets(8), needs=gangs(), sizes=st.sampled_from([(8, 2), (2, 2), (4, 4), (16, 1), (1, 1)]), data=st.data(),
+)  # fmt: skip
+def test_plans_with_groups_hold_and_are_within_their_bound(
+    nodes: list[Node],
+    needs: GangRequirements,
+    sizes: tuple[int, int],
+    data: st.DataObject,
+    subsets_max: float,
+) -> None:
+    """Ranks move for groups, segments stay whole; and no order of any nodes costs less than the plan by more than it says."""
+    needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
+    needs = regrouped(needs, needs.nodes * needs.gpus_per_node)
+    options = planned(nodes, needs, options_max=8, subsets_max=subsets_max)
+    for option in options:
+        assert violations(nodes, option.nodes.tolist(), needs) == []
+        parts = sum(part.gpu_hours.value for part in option.price.parts)
+        assert option.price.total.value == pytest.approx(parts)
+        low, value, high = (
+            getattr(option.price.topology, name) for name in ("lower", "value", "upper")
+        )
+        assert low <= value + 1e-12 and value <= high + 1e-12
+    plain = planned(
+        nodes, replace(needs, tensor_parallel=0, pipeline_parallel=0), subsets_max=subsets_max
+    )
+    assert bool(options) == bool(plain)
+    if not options:
+        return
+    table, candidates = table_of(nodes)
+    other = np.array(data.draw(st.permutations(options[-1].nodes.tolist())))
+    if not violations(nodes, other.tolist(), needs):
+        cost = planner.evaluate_nodes(table, candidates, needs, other).price.total.value
+        floor = options[0].price.total.value - options[0].gap_gpu_hours
+        assert cost >= floor * (1 - 1e-9) - 1e-9
+
+
+@given(count=st.integers(2, 12), data=st.data())
+def test_names_decide_nothing_about_groups(count: int, data: st.DataObject) -> None:
+    """Two replicas of a scheduler list the same nodes in two orders: the groups cost the same."""
+    nodes = leaves(count, of=data.draw(st.integers(1, 5)))
+    nodes = [replace(one, hazard=1e-4 * (1 + at)) for at, one in enumerate(nodes)]
+    order = data.draw(st.permutations(range(count)))
+    needs = grouped(count // 2 * 2, 8, 2, 0)
+    found = [planned(one, needs)[0] for one in (nodes, [nodes[at] for at in order])]
+    assert found[0].price.total.value == pytest.approx(found[1].price.total.value)
+    assert found[0].groups == found[1].groups
+    assert {nodes[at].name for at in found[0].nodes} == {
+        nodes[order[at]].name for at in found[1].nodes
+    }
+
+
+# ----------------------------------------------------------------------
+# Requests.
+
+
+def asked(nodes: list[Node], gang: wire.GangRequirements) -> wire.PlanPlacementResponse:
+    request = wire.PlanPlacementRequest(gang=gang, explain=True)
+    return asyncio.run(PlacementService(Source(snapshot_of(nodes))).PlanPlacement(request, None))
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ({"tensor": 8, "pipeline": 3}, r"8 x 3 x 1 \(tensor x pipeline x data\) = 24 GPUs, expected a divisor of the gang's 32 GPUs \(4 nodes of 8\)"),
+        ({"tensor": 8, "pipeline": 4, "data": 2}, "= 64 GPUs, expected a divisor"),
+        ({"tensor": 900_000}, "gang.groups.tensor: 900000, expected"),
+        ({"data_traffic": -1.0}, "gang.groups.data_traffic: -1"),
+        ({"pipeline_traffic": 2e6}, "gang.groups.pipeline_traffic: 2e"),
+    ],
+)  # fmt: skip
+def test_groups_that_are_no_groups_of_the_gang(groups: dict[str, Any], told: str) -> None:
+    """A plan for other groups than the job's own would be priced for nothing."""
+    gang = wire.GangRequirements(nodes=4, groups=wire.ParallelGroups(**groups))
+    with pytest.raises(InvalidArgument, match=told):
+        asked(leaves(4), gang)
+
+
+def test_the_answer_has_the_groups_that_cross() -> None:
+    """By kind and tier; the share of the traffic says that it is assumed."""
+    gang = wire.GangRequirements(nodes=8, groups=wire.ParallelGroups(tensor=8, pipeline=2))
+    (option,) = asked(leaves(8), gang).options
+    found = {one.kind: one for one in option.groups}
+    assert {kind: (one.size, one.groups) for kind, one in found.items()} == {
+        "tensor": (8, 8), "pipeline": (2, 32), "data": (4, 16),
+    }  # fmt: skip
+    crossing = {each.tier: each.groups for each in found["data"].crossing}
+    assert crossing[wire.TIER_LEAF] == 16 and crossing[wire.TIER_SPINE] == 0
+    assert found["data"].traffic_share.source == wire.ESTIMATE_ASSUMED
+    assert option.pipeline_stages_together == 2
+
+
+def test_a_change_that_helps_can_be_sent_again() -> None:
+    """Of fewer nodes the groups are others: the changed request has only those that make it up."""
+    nodes = leaves(6)
+    for pipeline, left in ((2, (8, 2, 0)), (8, (0, 0, 0))):
+        groups = wire.ParallelGroups(tensor=8, pipeline=pipeline, data=8 // pipeline)
+        reply = asked(nodes, wire.GangRequirements(nodes=8, groups=groups))
+        (change,) = [one for each in reply.blockers for one in each.relaxations]
+        sent = change.gang
+        assert sent.nodes == 6
+        assert (sent.groups.tensor, sent.groups.pipeline, sent.groups.data) == left
+        assert asked(nodes, sent).options
+
+
+def test_several_sizes_have_several_groups() -> None:
+    """What is not weighed is said."""
+    gang = wire.GangRequirements(groups=wire.ParallelGroups(tensor=8))
+    gang.sizes.allowed_nodes.extend([2, 4])
+    assert "groups are not weighed" in asked(leaves(4), gang).notes[0]

@@ -1,0 +1,145 @@
+"""Nodes are taken from jobs of lower priority only, where priorities are known; where they are not, the answer says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.decisions.blockers import find_blockers
+from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.relaxations import CANDIDATES
+from gangline.aggregator.decisions.requirements import GangRequirements
+from gangline.aggregator.errors import InvalidArgument
+from gangline.aggregator.service.placement import PlacementService
+from gangline.aggregator.service.placement_messages import PRIORITIES_MAX, priorities_of
+from gangline.aggregator.service.recovery import RecoveryService
+from gangline.contract.wire import placement_pb2, recovery_pb2
+from tests.aggregator.decisions.fleets import Node, snapshot_of, table_of
+from tests.aggregator.decisions.test_exchange_rates import Source
+
+BUSY = [
+    Node("free"),
+    Node("a1", free=False, job="a"),
+    Node("b1", free=False, job="b"),
+    Node("b2", free=False, job="b"),
+]
+
+
+def changes(priority: int | None, priorities: dict[str, int], nodes: int = 2) -> list[str]:
+    """Return the changes by which others give up nodes."""
+    table, free = table_of(BUSY)
+    candidates = Candidates(free.nodes, priorities=priorities)
+    needs = GangRequirements(nodes, gpus_per_node=8, priority=priority)
+    found = find_blockers(table, candidates, needs).blockers
+    return [
+        each.change
+        for one in found
+        if one.constraint == CANDIDATES
+        for each in one.relaxations
+        if each.added_nodes.size
+    ]
+
+
+@pytest.mark.parametrize(
+    ("priority", "priorities", "change"),
+    [
+        (None, {"a": 1}, "job a gives up 1 nodes (the gang's priority is not known)"),
+        (5, {}, "job a gives up 1 nodes (its priority is not known)"),
+        (5, {"a": 4}, "job a gives up 1 nodes (priority 4, below 5)"),
+        (5, {"a": 5}, "job b gives up 1 nodes (its priority is not known)"),
+        (5, {"b": 4}, "job b gives up 1 nodes (priority 4, below 5)"),
+        (-5, {"a": -4, "b": -6}, "job b gives up 1 nodes (priority -6, below -5)"),
+    ],
+)
+def test_who_gives_up_nodes(priority: int | None, priorities: dict[str, int], change: str) -> None:
+    """A smaller job of a higher priority keeps its nodes; one of which it is known counts before one of which nobody said."""
+    assert changes(priority, priorities) == [change]
+
+
+def test_of_jobs_that_count_as_much_nobody_gives_up() -> None:
+    """It is no conflict with the candidates then, and the message does not propose it."""
+    assert changes(5, {"a": 5, "b": 9}) == []
+    table, free = table_of([*BUSY, Node("idle", free=False)])
+    candidates = Candidates(free.nodes, priorities={"a": 5, "b": 9})
+    needs = GangRequirements(2, gpus_per_node=8, priority=5)
+    (one,) = [
+        each
+        for each in find_blockers(table, candidates, needs).blockers
+        if each.constraint == CANDIDATES
+    ]
+    assert "3 of them are of jobs of at least the gang's priority" in one.message
+    assert [each.added_nodes.tolist() for each in one.relaxations] == [[4]]
+
+
+@given(
+    priorities=st.dictionaries(st.sampled_from(("a", "b")), st.integers(-2, 2)),
+    own=st.integers(-2, 2),
+    nodes=st.integers(2, 4),
+)
+def test_no_change_takes_from_a_job_that_counts_as_much(
+    priorities: dict[str, int], own: int, nodes: int
+) -> None:
+    """Whichever constraint gives way."""
+    table, free = table_of(BUSY)
+    candidates = Candidates(free.nodes, priorities=priorities)
+    needs = GangRequirements(nodes, gpus_per_node=8, priority=own)
+    for one in find_blockers(table, candidates, needs).blockers:
+        for each in one.relaxations:
+            for node in each.added_nodes.tolist():
+                assert priorities.get(BUSY[node].job, own - 1) < own
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [
+        ([("", 1)], r"job_priorities\[0\].job: empty"),
+        ([("a", 1), ("a", 2)], r"job_priorities\[1\].job: 'a' is there twice"),
+        ([("a" * 600, 1)], r"job_priorities\[0\].job"),
+        ([(str(at), at) for at in range(PRIORITIES_MAX + 1)], "10001 jobs, expected at most 10000"),
+    ],
+)
+def test_priorities_that_are_none(jobs: list[tuple[str, int]], told: str) -> None:
+    """Each has a limit, and an error that says what would be right."""
+    message = placement_pb2.PlacementCandidates()
+    for job, priority in jobs:
+        message.job_priorities.add(job=job, priority=priority)
+    with pytest.raises(InvalidArgument, match=told):
+        priorities_of(message)
+
+
+def recovered(**gang: Any) -> recovery_pb2.PlanRecoveryResponse:
+    """Return how a gang of two goes on that lost one, where two jobs may lend."""
+    nodes = [Node("m1"), Node("m2"), Node("x", free=False), Node("y", free=False)]
+    request = recovery_pb2.PlanRecoveryRequest(
+        gang=placement_pb2.GangRequirements(**gang), current_node_index=[0, 1], failed_node_index=[0],
+        candidates=placement_pb2.PlacementCandidates(node_bitmap=b"\x01"),
+    )  # fmt: skip
+    request.lenders.add(workload="low", node_index=[2], priority=1)
+    request.lenders.add(workload="high", node_index=[3])
+    request.candidates.job_priorities.add(job="high", priority=7)
+    service = RecoveryService(PlacementService(Source(snapshot_of(nodes))))
+    return asyncio.run(service.PlanRecovery(request, None))
+
+
+def test_a_recovery_borrows_from_lower_priorities_only() -> None:
+    """By the lender's own priority, else that of its job."""
+
+    def lenders(reply: recovery_pb2.PlanRecoveryResponse) -> list[str]:
+        return [one.lender for one in reply.options if one.lender]
+
+    reply = recovered(priority=5)
+    assert lenders(reply) == ["low"]
+    assert list(reply.notes) == ["high lends nothing: its priority 7 is not below the gang's 5"]
+    (option,) = [one for one in reply.options if one.lender]
+    assert "have low give up x (priority 1, below 5)" in option.steps
+    assert lenders(recovered(priority=1)) == []
+    reply = recovered()
+    assert lenders(reply) and "gang.priority is not set" in reply.notes[0]
+    (option,) = [one for one in reply.options if one.lender]
+    assert "that its priority is lower is not known" in option.steps[0]
+    assert np.isfinite(option.price.total_gpu_hours.value)
