@@ -33,7 +33,6 @@ from gangline.aggregator.executors.kubernetes_api import (
 from gangline.aggregator.executors.model import SchedulerError
 from tests.processes import GUARD_SECONDS, free_port
 
-
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kubectl")
 CONTROLLERS = "job,disruption,replicaset"
 MISSING = (
