@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor test-duckdb2 wheel clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -86,6 +86,10 @@ soak-gpu: .venv/ready-dev
 # Faults of nodes and kills of the executor in a real Slurm: no job lost, no mark past its expiry.
 soak-executor: .venv/ready-dev
 	$(BIN)/python -m tests.soak_executor --rounds $(or $(ROUNDS),200) --seed $(SEED)
+
+# The same over a real API server of Kubernetes, at random calls: no mark past its expiry, nobody's taint lost, no budget broken.
+soak-kubernetes: .venv/ready-dev
+	$(BIN)/python -m tests.soak_kubernetes --rounds $(or $(ROUNDS),200) --seed $(SEED)
 
 fix: .venv/ready-dev
 	$(BIN)/ruff check --fix

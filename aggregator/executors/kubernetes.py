@@ -56,6 +56,8 @@ ATTEMPTS_MAX = 8
 LEAVING_SECONDS = 300.0
 #: Others' clocks differ: an executor takes away what is not in its ledger so long after its end.
 EXPIRED_MARGIN_SECONDS = 5.0
+#: Events of nodes, which are in no namespace, are here; `kubectl describe node` looks for the node's name as its uid, as kubelets write it.
+EVENT_NAMESPACE, EVENT_CHARACTERS_MAX = "default", 1000
 
 
 class Kubernetes(Scheduler):
@@ -154,6 +156,7 @@ class Kubernetes(Scheduler):
         match step:
             case PlaceHold(hold=hold, node=node, seconds=seconds):
                 self._edit(node, lambda holds: _with(holds, hold, self._wall() + seconds))
+                self._post_event(node, hold, step.why)
             case ExtendHold(hold=hold, seconds=seconds):
                 nodes = self._nodes_of(hold)
                 if not nodes:
@@ -202,6 +205,22 @@ class Kubernetes(Scheduler):
                     raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise SchedulerError(f"{name}: no node: {error!r}") from error
+
+    def _post_event(self, node: str, hold: str, why: str) -> None:
+        """Say in `kubectl describe node` why: one Event for each hold, which Kubernetes deletes after an hour. A refusal changes nothing."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall()))
+        body = {
+            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "GanglineHold",
+            "metadata": {"name": f"{node}.{hold.replace('_', '-')}", "namespace": EVENT_NAMESPACE},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "message": f"{hold}: {why}"[:EVENT_CHARACTERS_MAX], "source": {"component": "gangline-executor"},
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        }  # fmt: skip
+        try:
+            self._api.call("POST", f"/api/v1/namespaces/{EVENT_NAMESPACE}/events", body)
+        except ApiError as error:
+            if error.status != 409:  # it is there already
+                log.info("no Event of %s on %s: %s", hold, node, error)
 
     def remove_expired(self) -> None:
         """Take away holds past their end, for nothing in Kubernetes does: also those of executors that are gone."""

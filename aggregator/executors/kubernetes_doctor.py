@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from .doctor import MISSING, NOTE, OK, SLOW, DoctorFinding
-from .kubernetes import Kubernetes
+from .kubernetes import EVENT_NAMESPACE, Kubernetes
 from .kubernetes_api import ApiServer
 from .model import Node, ScheduledJob, SchedulerError
 from .settings import KubernetesConfig
@@ -31,6 +31,7 @@ STATE_RIGHTS = (
     ("get", "coordination.k8s.io", "leases", "", "be one of several replicas"),
     ("update", "coordination.k8s.io", "leases", "", "be one of several replicas"),
 )  # fmt: skip
+EVENT_RIGHT = ("create", "", "events", "", "say in `kubectl describe node` why it was set")
 SHOWN_MAX = 5
 
 
@@ -52,7 +53,7 @@ def findings(
 
 
 def _rights(api: ApiServer, config: KubernetesConfig) -> Iterator[DoctorFinding]:
-    wanted = [(one, "") for one in RIGHTS]
+    wanted = [*((one, "") for one in RIGHTS), (EVENT_RIGHT, EVENT_NAMESPACE)]
     if not config.ledger:
         wanted += [(one, config.namespace) for one in STATE_RIGHTS]
     missing = 0

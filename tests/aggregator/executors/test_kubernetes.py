@@ -111,6 +111,16 @@ def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
     assert "gangline.io/holds" not in (site.people.node("n2")["metadata"].get("annotations") or {})
 
 
+def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
+    """Whoever looks at the node with kubectl sees why; a hold that is set again is not told again."""
+    number = time.time_ns() // 1000
+    succeed(site, hold(number, "n2"), hold(number, "n2", 700))
+    events, _ = site.people.api.list_all("/api/v1/namespaces/default/events")
+    (event,) = (one for one in events if one["metadata"]["name"] == f"n2.gangline-a{number}")
+    assert event["message"] == f"gangline_a{number}: why" and event["type"] == "Warning"
+    assert event["involvedObject"]["name"] == "n2"
+
+
 def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
     """A NoExecute taint evicts every pod of the node, whatever its budget says: nobody gets it without asking."""
     for asked in (False, True):

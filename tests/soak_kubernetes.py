@@ -1,0 +1,290 @@
+"""`make soak-kubernetes`: random faults, and an executor that dies at random calls, over a real API server.
+
+    GANGLINE_KUBERNETES=FOLDER/bin python -m tests.soak_kubernetes --rounds 200 --seed 1
+
+Each round breaks a node, kills the executor before or after some of its calls to the API server (so that the server may have done what the
+ledger does not know), starts another one on the ledger in the ConfigMap, and heals the node. Meanwhile somebody else taints and cordons nodes.
+Counted is what must never be: a mark past its end or after the return of its node, somebody else's taint or cordon that was touched, a gang
+that was evicted twice, in half, or against its disruption budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gangline.aggregator.advisories.advisory import Action, AdvisoryState
+from gangline.aggregator.executors.client import CHANNEL_OPTIONS, AggregatorClient
+from gangline.aggregator.executors.executor import Executor
+from gangline.aggregator.executors.kubernetes import Kubernetes
+from gangline.aggregator.executors.kubernetes_api import ApiServer
+from gangline.aggregator.executors.kubernetes_state import ConfigMapLedger
+from gangline.aggregator.executors.settings import KubernetesConfig, NodeNames
+from tests.aggregator.executors.advice_server import AdviceServer, serving_advice
+from tests.aggregator.executors.kubernetes_site import KubernetesSite
+from tests.kubernetes_cluster import (
+    ADMIN_TOKEN,
+    EXECUTOR_TOKEN,
+    MANIFESTS,
+    MISSING,
+    JobController,
+    Kubelets,
+    UsedCluster,
+    has_kubernetes,
+    path_of,
+    running_kubernetes,
+    used_cluster,
+)
+from tests.processes import GUARD_SECONDS
+
+ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
+FOREIGN_KEY = "repair.example/fan"
+#: Rounds in which the executor does not come back.
+DEAD_ROUNDS = 20
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing behind it is done."""
+
+
+@dataclass
+class SoakReport:
+    """What came of it."""
+
+    rounds: int = 0
+    kills: int = 0
+    evictions: int = 0
+    refused: int = 0
+    foreign_writes: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+class KubernetesSoak:
+    """A cluster, advice, and executors one after another."""
+
+    def __init__(
+        self, cluster: UsedCluster, advice: AdviceServer, source: random.Random, stack: ExitStack
+    ) -> None:
+        self.cluster, self.advice, self.source = cluster, advice, source
+        self.report = SoakReport()
+        self._stack = stack
+        self.site = KubernetesSite(cluster)
+        self._left = 0
+        self._life: ExitStack | None = None
+        self._executor: Executor | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start an executor as after a kill: new connections, the ledger from the API server."""
+        if self._life is not None:
+            self._life.close()
+        life = self._life = ExitStack()
+        self._stack.callback(life.close)
+        api: Any = ApiServer(self.cluster.access)
+        scheduler = Kubernetes(api)
+        life.callback(scheduler.close)
+        call = api.call
+        main = threading.get_ident()
+
+        def guarded(*arguments: Any) -> Any:
+            if threading.get_ident() != main:  # a watch
+                return call(*arguments)
+            self._pass()
+            answer = call(*arguments)
+            self._pass()
+            return answer
+
+        api.call = guarded
+        config = KubernetesConfig(poll_seconds=0.2, nodes_poll_seconds=1.0)
+        channel = life.enter_context(
+            grpc.insecure_channel(self.advice.address, options=CHANNEL_OPTIONS)
+        )
+        client = AggregatorClient(channel, config.actor, lambda: None, NodeNames().node_of)
+        client.start()
+        life.callback(client.close)
+        while True:
+            try:
+                ledger = ConfigMapLedger(api, config.namespace, config.state_name)
+                break
+            except Killed:
+                self.report.kills += 1
+        self._executor = Executor(config, scheduler, client, ledger, NodeNames())
+
+    def _pass(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._left = self.source.choice((0, 0, self.source.randint(1, 12)))
+            raise Killed
+
+    def until(self, condition: Callable[[], object], what: str) -> bool:
+        """Turn the executor, and the one after it, until *condition*; a wait in vain is a violation."""
+        end = time.monotonic() + GUARD_SECONDS / 10
+        while time.monotonic() < end:
+            if condition():
+                return True
+            assert self._executor
+            try:
+                self._executor.turn()
+            except Killed:
+                self.report.kills += 1
+                self.start()
+            time.sleep(0.01)
+        states = {one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}" for one in self.advice.advisories().values()}  # fmt: skip
+        self.report.violations.append(f"round {self.report.rounds}: never: {what}; {states}")
+        return False
+
+    def play(self) -> None:
+        """One round."""
+        self.report.rounds += 1
+        source, people, site = self.source, self.cluster.people, self.site
+        action = source.choice(ACTIONS)
+        # Always the same: what a killed executor reported as out counts as out for its ttl, and is not advised about.
+        cordoned = "n8"
+        site.drain(cordoned, "bad fan")
+        job = site.submit(3)
+        app = job.rpartition("/")[2]
+        has_budget = action is Action.EVICT_NOW and source.random() < 0.3
+        if has_budget:
+            people.add_budget(app, 2)
+            path = f"/apis/policy/v1beta1/namespaces/ml/poddisruptionbudgets/{app}"
+            self.until(lambda: (people.api.call("GET", path).get("status") or {}).get("disruptionsAllowed") == 1, "the budget is known")  # fmt: skip
+        self.until(lambda: job in self.advice.gangs(), f"{job} is reported")
+        nodes = sorted(site.kubernetes.read_jobs()[job].nodes)
+        node = source.choice(nodes)
+        before = self._pods(app)
+        writer = threading.Thread(target=self._write_foreign, args=(node, source.randint(3, 15)))
+        writer.start()
+        self._left = source.randint(1, 14)
+        self.advice.fault(node, action, job=job)
+        if action is Action.DRAIN_AFTER_JOB:
+            self.until(lambda: site.ours(), f"a mark on {node}")
+            people.cancel(app)
+        self.until(lambda: self._is_done(node), f"{action.name} of {node} is done")
+        writer.join()
+        if action is Action.EVICT_NOW and not has_budget:
+            self.report.evictions += 1
+            self.until(lambda: len(self._pods(app) - before) == 3, f"{job} has new pods")
+        self._check(action, has_budget, before, app, node, cordoned)
+        self._left = source.randint(1, 14)
+        if self.report.rounds % DEAD_ROUNDS == 0:
+            self._outlive(node)
+        self.advice.heal(node)
+        self.until(lambda: not site.ours(), f"{node} is back")
+        self._left = 0
+        people.untaint(node, FOREIGN_KEY)
+        if has_budget:
+            people.remove_budget(app)
+        if action is not Action.DRAIN_AFTER_JOB:
+            people.cancel(app)
+        site.resume(cordoned)
+        self.until(lambda: not people.remove_pods(), "no pods are left")
+
+    def _write_foreign(self, node: str, count: int) -> None:
+        """Somebody else's controller changes its own taint; nobody may take it away."""
+        people = self.cluster.people
+        for number in range(count):
+            people.taint(node, FOREIGN_KEY, str(number), "PreferNoSchedule")
+            self.report.foreign_writes += 1
+            if f"{FOREIGN_KEY}={number}:PreferNoSchedule" not in people.taints(node):
+                self.report.violations.append(f"round {self.report.rounds}: a taint of another was lost")  # fmt: skip
+
+    def _outlive(self, node: str) -> None:
+        """The executor is gone for good: another party takes away what is past its end."""
+        later = Kubernetes(ApiServer(self.cluster.access), wall=lambda: time.time() + 100_000)
+        later.capabilities()
+        later.remove_expired()
+        later.close()
+        if any("gangline" in taint for taint in self.cluster.people.taints(node)):
+            self.report.violations.append(f"round {self.report.rounds}: a mark on {node} is past its end")  # fmt: skip
+
+    def _pods(self, app: str) -> set[str]:
+        return {
+            pod["metadata"]["uid"] for pod in self.cluster.people.pods()
+            if pod["metadata"]["labels"].get("app") == app and not pod["metadata"].get("deletionTimestamp")
+        }  # fmt: skip
+
+    def _is_done(self, node: str) -> bool:
+        found = self.advice.of(node)
+        return found is not None and found.state is AdvisoryState.DONE
+
+    def _check(
+        self, action: Action, has_budget: bool, before: set[str], app: str, node: str, cordoned: str
+    ) -> None:
+        people, problems = self.cluster.people, []
+        pods = self._pods(app)
+        if has_budget:
+            self.report.refused += 1
+        if (has_budget or action is Action.AVOID) and pods != before:
+            problems.append(f"{len(before - pods)} pods of {app} were evicted, budget: {has_budget}")  # fmt: skip
+        if action is Action.EVICT_NOW and not has_budget and pods & before:
+            problems.append(f"{len(pods & before)} of {len(before)} pods of {app} were left")
+        found = people.node(cordoned)
+        if not found["spec"].get("unschedulable"):
+            problems.append(f"the cordon of {cordoned} is gone")
+        if not any(one.startswith(FOREIGN_KEY) for one in people.taints(node)):
+            problems.append(f"the other taint of {node} is gone")
+        marked = {f"n{at}" for at in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{at}"))}  # fmt: skip
+        if marked - {node}:
+            problems.append(f"marks on {marked - {node}}")
+        self.report.violations += [f"round {self.report.rounds} {action.name}: {one}" for one in problems]  # fmt: skip
+
+
+def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
+    """Play *rounds* rounds and return what came of them."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+        real = stack.enter_context(running_kubernetes(folder))
+        kubectl = path_of("kubectl")
+        assert kubectl
+        subprocess.run(
+            [kubectl, f"--kubeconfig={real.kubeconfig(ADMIN_TOKEN)}", "apply", "-f", str(MANIFESTS / "executor-rights.yaml")],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        loops = [Kubelets] if real.has_controller_manager else [Kubelets, JobController]
+        people = stack.enter_context(used_cluster(real.access(ADMIN_TOKEN), *loops))
+        advice = stack.enter_context(serving_advice())
+        cluster = UsedCluster(real.access(EXECUTOR_TOKEN), people, real)
+        ground = KubernetesSoak(cluster, advice, random.Random(seed), stack)
+        for at in range(rounds):
+            ground.play()
+            if show:
+                print(f"\r{at + 1} of {rounds}, {len(ground.report.violations)} violations", end="", file=sys.stderr)  # fmt: skip
+            if len(ground.report.violations) > 3:
+                break
+        ground.site.clean()
+        return ground.report
+
+
+def main() -> int:
+    """Return 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if not has_kubernetes():
+        print(MISSING, file=sys.stderr)
+        return 1
+    report = soak(options.rounds, options.seed)
+    print(
+        f"\nseed {options.seed}: {report.rounds} rounds, {report.kills} kills, {report.evictions} gangs evicted, {report.refused} kept by a budget, "
+        f"{report.foreign_writes} changes by another writer: {len(report.violations)} promises broken"
+    )  # fmt: skip
+    for violation in report.violations:
+        print(f"  {violation}")
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
