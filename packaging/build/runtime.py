@@ -272,7 +272,7 @@ def build_python(build: Build) -> None:
         "LDFLAGS": "-Wl,-s",
         "ZLIB_CFLAGS": f"-I{include}", "ZLIB_LIBS": f"{lib}/libz.a",
         "LIBFFI_CFLAGS": f"-I{include}", "LIBFFI_LIBS": f"{lib}/libffi.a",
-        "LIBSQLITE3_CFLAGS": f"-I{include}", "LIBSQLITE3_LIBS": f"{lib}/libsqlite3.a -lm",
+        "LIBSQLITE3_CFLAGS": f"-I{include}", "LIBSQLITE3_LIBS": f"-L{lib} -lsqlite3 -lm",
         **{f"py_cv_module_{name}": "n/a" for name in MODULES_WITHOUT},
     }  # fmt: skip
     build.run(
