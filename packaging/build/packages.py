@@ -29,8 +29,9 @@ from trees import (
     version,
 )
 
-RELEASE = "1"
-MAINTAINER = "Gangline maintainers <gangline@localhost>"
+#: Counts the builds of one version; the packages of one build need each other.
+RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
+MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
 SCRIPTS = ROOT / "packaging" / "scripts"
 #: What nFPM calls dpkg's scripts.
 SCRIPT_NAMES = {"postinst": "postinstall", "prerm": "preremove", "postrm": "postremove"}
@@ -91,7 +92,7 @@ def copyright_text(package: str, root: Path) -> str:
         "Source: the repository that this package was built from",
         "",
         "Files: *",
-        "Copyright: the Gangline authors",
+        "Copyright: 2026 the Gangline authors",
         "License: Apache-2.0",
         " On Debian systems the text of the Apache License 2.0 is in",
         " /usr/share/common-licenses/Apache-2.0.",
