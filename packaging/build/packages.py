@@ -12,9 +12,11 @@ import argparse
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from runtime import PREFIX, architecture, build_runtime, toolchain
@@ -142,7 +144,9 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     scripts = {SCRIPT_NAMES[kind]: script(package, kind, work) for kind in SCRIPT_NAMES}
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
     exactly = [] if package == "gangline-runtime" else ["gangline-runtime"]
-    glibc = read_pins().glibc
+    glibc = (
+        [] if package == "gangline-agent" else [read_pins().glibc]
+    )  # the agent has no program of its own
     table = {
         "name": package,
         "arch": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
@@ -160,12 +164,16 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
         "scripts": {name: str(path) for name, path in scripts.items() if path is not None},
         "overrides": {
             "deb": {
-                "depends": [f"{each} (= {version()}-{RELEASE})" for each in exactly]
-                or [f"libc6 (>= {glibc})"]
+                "depends": [
+                    *(f"{each} (= {version()}-{RELEASE})" for each in exactly),
+                    *(f"libc6 (>= {each})" for each in glibc),
+                ]
             },
             "rpm": {
-                "depends": [f"{each} = {version()}-{RELEASE}" for each in exactly]
-                or [f"glibc >= {glibc}"]
+                "depends": [
+                    *(f"{each} = {version()}-{RELEASE}" for each in exactly),
+                    *(f"glibc >= {each}" for each in glibc),
+                ]
             },
         },
         "deb": {"compression": "xz"},
@@ -181,11 +189,13 @@ def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
     return path
 
 
-def write_packages(stage: Path, tools: Path, work: Path, to: Path, epoch: int) -> list[Path]:
+def write_packages(
+    stage: Path, tools: Path, work: Path, to: Path, epoch: int, only: Sequence[str]
+) -> list[Path]:
     """Let nFPM write all packages into *to*; return them."""
     to.mkdir(parents=True, exist_ok=True)
     found = []
-    for package in PACKAGES:
+    for package in only:
         config = describe(package, stage, work, epoch)
         for kind in ("deb", "rpm"):
             arch = {
@@ -222,6 +232,8 @@ def date_of_commit() -> int:
 
 def make(options: argparse.Namespace) -> list[Path]:
     """Build all packages; return them. Raises BuildError."""
+    if not re.fullmatch(r"[0-9][0-9A-Za-z.~+]*", RELEASE):
+        raise BuildError(f"PACKAGE_RELEASE={RELEASE}: expected a number, such as 1 or 1.bugfix2")
     work, epoch, pins = options.work.absolute(), date_of_commit(), read_pins()
     if options.runtime is not None:
         if not options.runtime_sha256:
@@ -237,7 +249,9 @@ def make(options: argparse.Namespace) -> list[Path]:
     chain = toolchain(pins, work / "runtime", epoch)
     tools = work / "runtime" / "tools" / "bin"
     stage = assemble(runtime, download_wheels(tools, work), chain, tools, work, epoch)
-    return write_packages(stage, tools, work, options.to.absolute(), epoch)
+    return write_packages(
+        stage, tools, work, options.to.absolute(), epoch, options.only or PACKAGES
+    )
 
 
 def main() -> int:
@@ -254,6 +268,12 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder of the packages")
     parser.add_argument(
         "--sources", type=Path, help="folder of source archives, instead of Debian's mirror"
+    )
+    parser.add_argument(
+        "--only",
+        choices=PACKAGES,
+        action="append",
+        help="write this package alone; may be repeated",
     )
     parser.add_argument(
         "--runtime", type=Path, help="a runtime that runtime.py built, instead of building it"

@@ -70,7 +70,9 @@ MODULES_WITHOUT = [
     "readline",
 ]
 #: Encodings of texts that no driver and no kernel writes.
-CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "kr", "tw")] + ["_multibytecodec"]
+CODECS_WITHOUT = [f"_codecs_{each}" for each in ("cn", "hk", "iso2022", "jp", "kr", "tw")] + [
+    "_multibytecodec"
+]
 #: Of Python's library: what a service never imports, or cannot use here.
 LIBRARY_WITHOUT = [
     "__phello__",
@@ -270,7 +272,11 @@ def build_python(build: Build) -> None:
     include, lib = build.dependencies / "include", build.dependencies / "lib"
     # Both hold OpenSSL: in the program it is there once.
     local = folder / "Modules" / "Setup.local"
-    local.write_text("*static*\n_ssl _ssl.c\n_hashlib _hashopenssl.c\n*disabled*\n" + "\n".join(CODECS_WITHOUT) + "\n")
+    local.write_text(
+        "*static*\n_ssl _ssl.c\n_hashlib _hashopenssl.c\n*disabled*\n"
+        + "\n".join(CODECS_WITHOUT)
+        + "\n"
+    )
     settings = {
         "OPT": "-DNDEBUG -O3 -g0 -fwrapv -Wall",
         "CFLAGS": "-fomit-frame-pointer",

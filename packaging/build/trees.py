@@ -5,6 +5,7 @@ Runtime: CPython, the agent's wheels, and what agent and aggregator share of Gan
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ FOLDERS = {
 #: Of wheels: headers, tests and sources of C extensions, which nothing imports.
 WHEELS_WITHOUT = (
     "bin", "pyarrow/include", "pyarrow/tests", "pyarrow/src", "numpy/_core/include", "numpy/*/tests", "numpy/tests",
-    "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib",
+    "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
     "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
 )  # fmt: skip
 #: package -> where a file of packaging/ goes.
@@ -138,6 +139,17 @@ def _remove(site: Path, patterns: Iterable[str]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _link_same_libraries(site: Path) -> None:
+    """A wheel cannot hold links, so that a library is in it once for each of its names."""
+    seen: dict[bytes, Path] = {}
+    for path in sorted(site.glob("pyarrow/*.so*"), key=lambda path: (len(path.name), path.name)):
+        digest = hashlib.sha256(path.read_bytes()).digest()
+        first = seen.setdefault(digest, path)
+        if first is not path:
+            path.unlink()
+            path.symlink_to(first.name)
+
+
 def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> Path:
     """Compile this checkout for the runtime, as a wheel, from a copy of what git knows."""
     source = work / "gangline"
@@ -231,6 +243,7 @@ def assemble(
         for wheel in files:
             unpack_wheel(wheel, site)
         _remove(site, WHEELS_WITHOUT)
+        _link_same_libraries(site)
     site = stage / "gangline-runtime" / SITE
     unpack_wheel(build_gangline(python, chain, tools, work), site)
     _remove(site, ("*.dist-info/RECORD", "gangline/ext/*.pxd", "gangline/**/*.proto"))

@@ -75,7 +75,7 @@ def test_no_file_is_in_two_packages() -> None:
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_each_needs_exactly_its_runtime(package: str) -> None:
     """Compiled modules and the libraries beside them are of one build."""
-    assert field(package, "Depends") == f"gangline-runtime (= {FULL})"
+    assert f"gangline-runtime (= {FULL})" in field(package, "Depends").split(", ")
     assert f"gangline-runtime = {FULL}" in rpm(package, "--requires").splitlines()
 
 
@@ -148,7 +148,7 @@ def test_lintian(package: str) -> None:
     if shutil.which("lintian") is None:
         pytest.skip("lintian is not installed: apt-get install lintian")
     shown = subprocess.run(
-        ["lintian", "--fail-on", "error,warning", "--no-tag-display-limit", "--allow-root", str(path_of(package, "deb"))],
+        ["lintian", "--fail-on", "error,warning", "--tag-display-limit", "0", "--allow-root", str(path_of(package, "deb"))],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert (shown.returncode, shown.stdout) == (0, "")
