@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,7 +55,9 @@ class Booted:
         children = task.read_text().split()
         return int(children[0]) if children else 0
 
-    def run(self, *command: str, check: bool = True, **environment: str) -> str:
+    def run(
+        self, *command: str, check: bool = True, environment: Mapping[str, str] | None = None
+    ) -> str:
         """Run a command in it; return what it printed."""
         inside = [
             "nsenter",
@@ -69,7 +71,7 @@ class Booted:
             "HOME=/root",
             "DEBIAN_FRONTEND=noninteractive",
         ]
-        words += [f"{name}={value}" for name, value in environment.items()]
+        words += [f"{name}={value}" for name, value in (environment or {}).items()]
         ended = subprocess.run(
             [*inside, "env", "-i", *words, *command],
             check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,

@@ -68,7 +68,7 @@ def install(host: Booted, *options: str, later: bool = False, **environment: str
         f"/packages/{name}{'-later' if later else ''}.deb"
         for name in ("gangline-runtime", "gangline-agent")
     ]
-    return host.run("apt-get", "install", "--yes", *options, *names, **environment)
+    return host.run("apt-get", "install", "--yes", *options, *names, environment=environment)
 
 
 def test_from_install_to_purge(host: Booted) -> None:
