@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel packages test-packages clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -152,6 +152,15 @@ docs: .venv/ready-dev
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build
+
+# gangline-runtime, -agent and -aggregator as deb and rpm, into dist/ (docs/install.md). The first time it compiles OpenSSL and CPython;
+# RUNTIME=FILE RUNTIME_SHA256=HEX takes a runtime that is built already, SOURCES=FOLDER the archives, ONLY=PACKAGE one of the packages.
+packages:
+	$(PYTHON) -B packaging/build/packages.py $(if $(RUNTIME),--runtime $(RUNTIME) --runtime-sha256 '$(RUNTIME_SHA256)') $(if $(SOURCES),--sources $(SOURCES)) $(ONLY:%=--only %)
+
+# What is in them, and that they install in an empty Debian that boots (as root, with mmdebstrap and systemd-container).
+test-packages: packages .venv/ready-dev
+	GANGLINE_PACKAGES=dist $(BIN)/pytest -q tests/packages
 
 clean:
 	git clean -fdX -e '!.venv'

@@ -120,6 +120,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "simulate": (".simulator.command", "simulate", "run simulated hosts"),
 }
 
+#: Parts of Gangline that deb and rpm packages bring; whichever is installed has the commands of its own (docs/install.md).
+PACKAGES = {
+    "gangline.agent": "gangline-agent",
+    "gangline.aggregator": "gangline-aggregator",
+    "gangline.simulator": "gangline-aggregator",
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code.
@@ -184,7 +191,14 @@ def _dispatch(name: str, rest: list[str]) -> int:
         return int(getattr(importlib.import_module(module, __package__), function or "main")(rest))
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] == __package__:
-            raise
+            if error.name not in PACKAGES:
+                raise
+            print(
+                f"gangline {name} needs the package {PACKAGES[error.name]}, which is not installed; "
+                "install it in the version that `gangline --version` shows",
+                file=sys.stderr,
+            )
+            return FAILED
         print(
             f"gangline {name} needs {error.name}, which is not installed; install it with: "
             f'pip install "SOURCE[{extra}]", where SOURCE is the checkout or the wheel that '

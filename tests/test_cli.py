@@ -207,3 +207,24 @@ def test_json_without_an_aggregator(
     place = ["--run-folder", str(tmp_path)] if arguments[0] != "xid" else []
     cli.main([*arguments, *place])
     assert json.loads(capsys.readouterr().out)["format"] == cli.JSON_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("command", "part", "package"),
+    [("hosts", "aggregator", "gangline-aggregator"), ("check", "agent", "gangline-agent")],
+)
+def test_a_command_of_a_package_that_is_not_installed_names_it(
+    command: str,
+    part: str,
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`gangline hosts` on a GPU host, which has the agent alone, ended with a traceback."""
+
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError(name=f"gangline.{part}")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    assert cli.main([command]) == cli.FAILED
+    assert f"needs the package {package}" in capsys.readouterr().err

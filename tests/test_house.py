@@ -376,7 +376,8 @@ def test_every_command_helps(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_packaging_is_no_python_package() -> None:
     """An __init__.py in packaging/ would hide the library `packaging` from tools run at the root."""
-    assert not list((ROOT / "packaging").rglob("*.py"))
+    assert not list((ROOT / "packaging").glob("*.py"))
+    assert not list((ROOT / "packaging").rglob("__init__.py"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""CPU of the packaged agent against the same agent on the distribution's Python, both at the same time on the same host.
+
+    python -m bench.packaged_agent DIST [--seconds N] [--python /usr/bin/python3]
+
+DIST holds the debs of `make packages`. Host and GPUs are those of bench/agent_cost.py; there is no aggregator, so that frames
+go to the spool. Two agents of each kind run at once and are counted together with their children: what else runs on the machine costs both the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from .agent_cost import HERE, MEMORY_FOLDER, WARM_UP_SECONDS, Ground
+from .measure import ProcessCost, family
+
+#: Wanted (issue 23): CPU of the packaged agent, as a share of the other's.
+RATIO_MAX = 1.05
+AGENTS = 2
+#: The process that takes the inventory has ended by then, on a busy machine too.
+SETTLED_SECONDS = 4 * WARM_UP_SECONDS
+ROOT = HERE.parent
+
+
+def commands(dist: Path, folder: Path, python: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Return name -> (command, environment) of each kind of agent; unpacks the debs into *folder*."""
+    for package in ("gangline-runtime", "gangline-agent"):
+        (deb,) = dist.glob(f"{package}_*.deb")
+        subprocess.run(["dpkg-deb", "--extract", str(deb), str(folder)], check=True)
+    bin_folder = folder / "opt" / "gangline" / "bin"
+    (site,) = (ROOT / ".venv" / "lib").glob("python3*/site-packages")
+    own = {"PYTHONPATH": f"{ROOT / 'build' / 'names'}:{site}"}
+    return {
+        "packaged": ([str(bin_folder / "python3.13"), "-EsP", str(bin_folder / "gangline")], {}),
+        "distribution": ([python, "-sP", "-m", "gangline.cli"], own),
+    }
+
+
+def start(
+    command: list[str], environment: Mapping[str, str], ground: Ground, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start one agent with folders of its own below *folder*."""
+    folder.mkdir()
+    settings = {
+        "host": "bench", "sys_root": ground.root / "sys", "proc_root": ground.root / "proc", "nvml_library": ground.library,
+        **{f"{name}_folder": folder / name for name in ("spool", "events", "state", "run")},
+    }  # fmt: skip
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    calls = ground.gpus(folder.name + ".gpus")
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, "agent", *options, "--aggregator", "127.0.0.1:9"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+            env={**os.environ, "PYTHONNODEBUGRANGES": "1", **environment, "GANGLINE_FAKE_NVML": str(calls.scenario)},
+        )  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print both and their ratio; 1 where it is above what is wanted."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dist", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--python", default="/usr/bin/python3")
+    options = parser.parse_args()
+    memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory(dir=memory) as run_folder,
+        ExitStack() as stack,
+    ):
+        ground = Ground.make(Path(name), Path(run_folder))
+        kinds = commands(options.dist, Path(name) / "packages", options.python)
+        running: dict[str, list[subprocess.Popen[bytes]]] = {kind: [] for kind in kinds}
+        for number in range(AGENTS):
+            for kind, (command, environment) in kinds.items():
+                child = start(command, environment, ground, Path(name) / f"{kind}{number}")
+                stack.callback(child.wait, 30)
+                stack.callback(child.terminate)
+                running[kind].append(child)
+        time.sleep(SETTLED_SECONDS)
+        pids = [(kind, child.pid) for kind, children in running.items() for child in children]
+        before = [ProcessCost.now(family(pid)) for _, pid in pids]
+        time.sleep(options.seconds)
+        cost = dict.fromkeys(kinds, 0.0)
+        for (kind, pid), earlier in zip(pids, before, strict=True):
+            cost[kind] += ProcessCost.now(family(pid)).since(earlier).cpu_seconds
+    for kind, seconds in cost.items():
+        print(
+            f"{kind}: {seconds * 1e6 / options.seconds / AGENTS:.0f} us/s of CPU an agent, {AGENTS} agents, {options.seconds:.0f} s"
+        )
+    ratio = cost["packaged"] / cost["distribution"]
+    print(f"ratio: {ratio:.2f} (wanted: at most {RATIO_MAX})")
+    return int(ratio > RATIO_MAX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""`make packages`: gangline-runtime, gangline-agent and gangline-aggregator as deb and rpm.
+
+    python3 packaging/build/packages.py [--runtime FILE --runtime-sha256 HEX] [--sources FOLDER] [--work FOLDER] [--to FOLDER]
+
+nFPM writes both kinds from one description, without debhelper, rpmbuild or root, and byte for byte the same each time: the date of all
+that is in them is SOURCE_DATE_EPOCH, by default that of the last commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime import PREFIX, architecture, build_runtime, toolchain
+from sources import BuildError, checked, read_pins, sha256_of
+from trees import (
+    PACKAGES,
+    ROOT,
+    SITE,
+    assemble,
+    download_wheels,
+    set_modes_and_dates,
+    version,
+)
+
+#: Counts the builds of one version; the packages of one build need each other.
+RELEASE = os.environ.get("PACKAGE_RELEASE") or "1"
+MAINTAINER = os.environ.get("PACKAGE_MAINTAINER") or "Gangline <gangline@localhost>"
+SCRIPTS = ROOT / "packaging" / "scripts"
+#: What nFPM calls dpkg's scripts.
+SCRIPT_NAMES = {"postinst": "postinstall", "prerm": "preremove", "postrm": "postremove"}
+#: package -> (section, one line, more lines).
+DESCRIPTIONS = {
+    "gangline-runtime": (
+        "libs",
+        "Python runtime of Gangline",
+        "CPython with OpenSSL and the pinned libraries that Gangline's agent and\naggregator run on, below /opt/gangline. It needs no Python of the system.",
+    ),
+    "gangline-agent": (
+        "admin",
+        "GPU host health agent of Gangline",
+        "Samples GPUs, links, NICs, disks and the kernel log of a host each second,\nfinds faults, answers health checks of a scheduler, and reports to an\naggregator where there is one.",
+    ),
+    "gangline-aggregator": (
+        "admin",
+        "Health scores of a GPU cluster",
+        "Stores what Gangline's agents report, scores every host and says why, in\nwords and in SQL. Brings the commands of operators too.",
+    ),
+}
+
+
+def description(package: str) -> str:
+    """Return the text that dpkg and rpm show."""
+    _, short, long = DESCRIPTIONS[package]
+    return f"{short}\n{long}"
+
+
+def script(package: str, kind: str, folder: Path) -> Path | None:
+    """Write one maintainer script, with the shared functions at its head; None where the package has none."""
+    own = SCRIPTS / f"{package}.{kind}"
+    if not own.exists():
+        return None
+    functions = (SCRIPTS / "functions.sh").read_text()
+    to = folder / f"{package}.{kind}"
+    to.write_text(f"#!/bin/sh\nset -e\n\n{functions}\n{own.read_text()}")
+    to.chmod(0o755)
+    return to
+
+
+def changelog(package: str, epoch: int) -> bytes:
+    """Return Debian's changelog, packed: what changed for operators is in CHANGELOG.md."""
+    date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch))
+    text = (
+        f"{package} ({version()}-{RELEASE}) unstable; urgency=medium\n\n"
+        f"  * Gangline {version()}. What changed is in CHANGELOG.md of the source.\n\n"
+        f" -- {MAINTAINER}  {date}\n"
+    )
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def copyright_text(package: str, root: Path) -> str:
+    """Return Debian's copyright file: ours, and where the licence of each thing that is bundled lies."""
+    lines = [
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/",
+        "Upstream-Name: gangline",
+        "Source: the repository that this package was built from",
+        "",
+        "Files: *",
+        "Copyright: 2026 the Gangline authors",
+        "License: Apache-2.0",
+        " On Debian systems the text of the Apache License 2.0 is in",
+        " /usr/share/common-licenses/Apache-2.0.",
+        " .",
+        " What is bundled has licences of its own, in these files:",
+    ]
+    names = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "AUTHORS*")
+    bundled = {path for name in names for path in root.rglob(name) if path.is_file()}
+    lines += [f" /{path.relative_to(root)}" for path in sorted(bundled)]
+    return "\n".join(lines) + "\n"
+
+
+def contents(package: str, root: Path) -> list[dict[str, object]]:
+    """Return nFPM's list of what is in a package; settings are kept when it is upgraded."""
+    tree = root / PREFIX.lstrip("/")
+    where = PREFIX if package == "gangline-runtime" else f"/{SITE}"
+    if package != "gangline-runtime":
+        tree = root / SITE
+    found: list[dict[str, object]] = [{"src": str(tree), "dst": where, "type": "tree"}]
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if name.startswith("opt/") or (path.is_dir() and not path.is_symlink()):
+            continue
+        if path.is_symlink():
+            found.append({"src": os.readlink(path), "dst": f"/{name}", "type": "symlink"})
+        else:
+            row: dict[str, object] = {"src": str(path), "dst": f"/{name}"}
+            if name.startswith("etc/"):
+                row["type"] = "config|noreplace"
+            found.append(row)
+    return found
+
+
+def describe(package: str, stage: Path, work: Path, epoch: int) -> Path:
+    """Write nFPM's description of one package (JSON is YAML); return its path."""
+    section, short, _ = DESCRIPTIONS[package]
+    root = stage / package
+    documents = root / "usr" / "share" / "doc" / package
+    (documents / "copyright").write_text(copyright_text(package, root))
+    (documents / "changelog.Debian.gz").write_bytes(changelog(package, epoch))
+    overrides = ROOT / "packaging" / "lintian" / package
+    if overrides.exists():
+        to = root / "usr" / "share" / "lintian" / "overrides" / package
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(overrides.read_bytes())
+    set_modes_and_dates(root, epoch)
+    scripts = {SCRIPT_NAMES[kind]: script(package, kind, work) for kind in SCRIPT_NAMES}
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
+    exactly = [] if package == "gangline-runtime" else ["gangline-runtime"]
+    glibc = (
+        [] if package == "gangline-agent" else [read_pins().glibc]
+    )  # the agent has no program of its own
+    table = {
+        "name": package,
+        "arch": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
+        "platform": "linux",
+        "version": version(),
+        "release": RELEASE,
+        "section": section,
+        "priority": "optional",
+        "maintainer": MAINTAINER,
+        "description": description(package),
+        "license": "Apache-2.0",
+        "homepage": "",
+        "mtime": date,
+        "contents": contents(package, root),
+        "scripts": {name: str(path) for name, path in scripts.items() if path is not None},
+        "overrides": {
+            "deb": {
+                "depends": [
+                    *(f"{each} (= {version()}-{RELEASE})" for each in exactly),
+                    *(f"libc6 (>= {each})" for each in glibc),
+                ]
+            },
+            "rpm": {
+                "depends": [
+                    *(f"{each} = {version()}-{RELEASE}" for each in exactly),
+                    *(f"glibc >= {each}" for each in glibc),
+                ]
+            },
+        },
+        "deb": {"compression": "xz"},
+        "rpm": {
+            "compression": "xz",
+            "summary": short,
+            "buildhost": "localhost",
+            "group": "System Environment/Daemons",
+        },
+    }
+    path = work / f"{package}.yaml"
+    path.write_text(json.dumps(table, indent=1))
+    return path
+
+
+def write_packages(
+    stage: Path, tools: Path, work: Path, to: Path, epoch: int, only: Sequence[str]
+) -> list[Path]:
+    """Let nFPM write all packages into *to*; return them."""
+    to.mkdir(parents=True, exist_ok=True)
+    found = []
+    for package in only:
+        config = describe(package, stage, work, epoch)
+        for kind in ("deb", "rpm"):
+            arch = {
+                "deb": {"x86_64": "amd64", "aarch64": "arm64"}[architecture()],
+                "rpm": architecture(),
+            }[kind]
+            full = f"{version()}-{RELEASE}"
+            name = (
+                f"{package}_{full}_{arch}.deb" if kind == "deb" else f"{package}-{full}.{arch}.rpm"
+            )
+            said = subprocess.run(
+                [str(tools / "nfpm"), "package", "--config", str(config), "--packager", kind, "--target", str(to / name)],
+                check=False, capture_output=True, text=True, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+            )  # fmt: skip
+            if said.returncode:
+                raise BuildError(f"nfpm cannot write {name}: {said.stdout}{said.stderr}")
+            found.append(to / name)
+    return found
+
+
+def date_of_commit() -> int:
+    """Return SOURCE_DATE_EPOCH: the caller's, else the last commit's, else the pins'."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not given.isdigit():
+            raise BuildError(
+                f"SOURCE_DATE_EPOCH={given}: expected seconds since 1970, such as {read_pins().epoch}"
+            )
+        return int(given)
+    said = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    return int(said.stdout) if said.returncode == 0 else read_pins().epoch
+
+
+def make(options: argparse.Namespace) -> list[Path]:
+    """Build all packages; return them. Raises BuildError."""
+    if not re.fullmatch(r"[0-9][0-9A-Za-z.~+]*", RELEASE):
+        raise BuildError(f"PACKAGE_RELEASE={RELEASE}: expected a number, such as 1 or 1.bugfix2")
+    work, epoch, pins = options.work.absolute(), date_of_commit(), read_pins()
+    if options.runtime is not None:
+        if not options.runtime_sha256:
+            raise BuildError(
+                f"RUNTIME={options.runtime} needs RUNTIME_SHA256, the hash that its builder printed"
+            )
+        if not options.runtime.is_file():
+            raise BuildError(f"RUNTIME={options.runtime}: no such file")
+        runtime = checked(options.runtime, options.runtime_sha256)
+    else:
+        # Its date is the pins': it does not change with each commit.
+        runtime = build_runtime(work / "runtime", options.sources, pins.epoch)
+    chain = toolchain(pins, work / "runtime", epoch)
+    tools = work / "runtime" / "tools" / "bin"
+    stage = assemble(runtime, download_wheels(tools, work), chain, tools, work, epoch)
+    return write_packages(
+        stage, tools, work, options.to.absolute(), epoch, options.only or PACKAGES
+    )
+
+
+def main() -> int:
+    """Build, and print each package with its size and SHA-256."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build" / "packages",
+        help="folder of what is built on the way",
+    )
+    parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder of the packages")
+    parser.add_argument(
+        "--sources", type=Path, help="folder of source archives, instead of Debian's mirror"
+    )
+    parser.add_argument(
+        "--only",
+        choices=PACKAGES,
+        action="append",
+        help="write this package alone; may be repeated",
+    )
+    parser.add_argument(
+        "--runtime", type=Path, help="a runtime that runtime.py built, instead of building it"
+    )
+    parser.add_argument("--runtime-sha256", default="", help="its SHA-256")
+    try:
+        found = make(parser.parse_args())
+    except (BuildError, subprocess.CalledProcessError) as error:
+        print(f"packages: {error}", file=sys.stderr)
+        return 1
+    for path in found:
+        print(f"{sha256_of(path)}  {path.stat().st_size / 1e6:7.1f} MB  {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

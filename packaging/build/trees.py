@@ -1,0 +1,282 @@
+"""From a runtime, the pinned wheels and this checkout: what each package installs, in one folder per package.
+
+Runtime: CPython, the agent's wheels, and what agent and aggregator share of Gangline. Agent and aggregator add the rest; no file is in two of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from runtime import PREFIX, Toolchain, architecture
+from sources import BuildError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIBRARY = f"{PREFIX.lstrip('/')}/lib/python3.13"
+SITE = f"{LIBRARY}/site-packages"
+#: Newest first, as pip prefers them: none needs a glibc later than 2.28.
+PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+#: package -> the folders of Gangline that are its own; the runtime has the others.
+FOLDERS = {
+    "gangline-agent": ("agent",),
+    "gangline-aggregator": ("aggregator", "fingerprints", "simulator"),
+}
+#: Of wheels: headers, tests and sources of C extensions, which nothing imports.
+WHEELS_WITHOUT = (
+    "bin", "pyarrow/include", "pyarrow/tests", "pyarrow/src", "numpy/_core/include", "numpy/*/tests", "numpy/tests",
+    "numpy/f2py", "numpy/distutils", "psutil/tests", "**/*.pxd", "**/*.pyx", "**/*.c", "**/*.h", "**/*.hpp", "**/*.lib", "**/*.a",
+    "*.dist-info/RECORD", "*.dist-info/INSTALLER", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
+)  # fmt: skip
+#: package -> where a file of packaging/ goes.
+FILES = {
+    "gangline-agent": {
+        "systemd/gangline-agent.service": "lib/systemd/system/gangline-agent.service",
+        "systemd/sysusers.d/gangline.conf": "usr/lib/sysusers.d/gangline.conf",
+        "systemd/tmpfiles.d/gangline.conf": "usr/lib/tmpfiles.d/gangline.conf",
+        "systemd/agent.toml": "etc/gangline/agent.toml",
+    },
+    "gangline-aggregator": {
+        "systemd/gangline-aggregator.service": "lib/systemd/system/gangline-aggregator.service",
+        "systemd/gangline-backup.service": "lib/systemd/system/gangline-backup.service",
+        "systemd/gangline-backup.timer": "lib/systemd/system/gangline-backup.timer",
+        "systemd/sysusers.d/gangline-aggregator.conf": "usr/lib/sysusers.d/gangline-aggregator.conf",
+        "systemd/tmpfiles.d/gangline-aggregator.conf": "usr/lib/tmpfiles.d/gangline-aggregator.conf",
+        "systemd/aggregator.toml": "etc/gangline/aggregator.toml",
+        "prometheus/gangline.rules.yml": "usr/share/gangline/prometheus/gangline.rules.yml",
+        "slurm/gangline-executor.service": "usr/share/gangline/slurm/gangline-executor.service",
+        "slurm/gangline-mirror.service": "usr/share/gangline/slurm/gangline-mirror.service",
+        "slurm/job_submit.lua": "usr/share/gangline/slurm/job_submit.lua",
+        "slurm/mirror_reader.c": "usr/share/gangline/slurm/mirror_reader.c",
+    },
+}
+PACKAGES = ("gangline-runtime", *FOLDERS)
+#: What the command is: settings of somebody's own Python (HPC modules set both) are not for this one.
+LAUNCHER = f"""#!{PREFIX}/bin/python3.13 -EsP
+import os
+import sys
+
+for name in ("PYTHONHOME", "PYTHONPATH"):
+    os.environ.pop(name, None)
+
+from gangline.cli import main
+
+sys.exit(main())
+"""
+
+
+def version() -> str:
+    """Return Gangline's version, as pyproject.toml has it."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def extras() -> dict[str, list[str]]:
+    """Return package -> what it needs from PyPI, as pyproject.toml has it; the runtime has the agent's."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return {"gangline-runtime": table["agent"], "gangline-aggregator": table["aggregator"]}
+
+
+def _for_target() -> list[str]:
+    """Return pip's options that choose wheels for the runtime, not for the Python that runs pip."""
+    platforms = [f"manylinux_{each}_{architecture()}" for each in PLATFORMS]
+    if architecture() == "x86_64":
+        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    else:
+        platforms += ["manylinux2014_aarch64"]
+    names = [word for each in platforms for word in ("--platform", each)]
+    return ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.13", *names]
+
+
+def _pip(tools: Path, *arguments: str | Path) -> None:
+    words = [str(tools / "pip"), "--disable-pip-version-check", *(str(each) for each in arguments)]
+    said = subprocess.run(words, check=False, capture_output=True, text=True)
+    if said.returncode:
+        raise BuildError(f"pip {arguments[0]} failed:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
+
+
+def download_wheels(tools: Path, work: Path) -> dict[str, list[Path]]:
+    """Fetch the wheels that constraints.txt pins, each with the hash that wheels.txt has. Return them by package."""
+    found: dict[str, list[Path]] = {}
+    for package, wanted in extras().items():
+        folder = work / "wheels" / package
+        shutil.rmtree(folder, ignore_errors=True)
+        constraints = ROOT / "packaging" / "constraints.txt"
+        _pip(tools, "download", "--quiet", "-c", constraints, *_for_target(), "-d", folder, *wanted)
+        found[package] = sorted(folder.iterdir())
+    shared = {path.name for path in found["gangline-runtime"]}
+    found["gangline-aggregator"] = [p for p in found["gangline-aggregator"] if p.name not in shared]
+    return found
+
+
+def unpack_wheel(wheel: Path, site: Path) -> None:
+    """Unpack one wheel into *site*, as pip would: its `purelib` and `platlib` too, scripts and headers not."""
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            name = entry.filename
+            if (found := re.match(r"[^/]+\.data/([^/]+)/(.*)", name)) is not None:
+                if found[1] not in ("purelib", "platlib"):
+                    continue
+                name = found[2]
+            to = (site / name).resolve()
+            if not to.is_relative_to(site.resolve()):
+                raise BuildError(f"{wheel.name}: {entry.filename!r} leaves its folder")
+            if not entry.is_dir():
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.write_bytes(archive.read(entry))
+
+
+def _remove(site: Path, patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        for path in list(site.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _link_same_libraries(site: Path) -> None:
+    """A wheel cannot hold links, so that a library is in it once for each of its names."""
+    seen: dict[bytes, Path] = {}
+    for path in sorted(site.glob("pyarrow/*.so*"), key=lambda path: (len(path.name), path.name)):
+        digest = hashlib.sha256(path.read_bytes()).digest()
+        first = seen.setdefault(digest, path)
+        if first is not path:
+            path.unlink()
+            path.symlink_to(first.name)
+
+
+def build_gangline(python: Path, chain: Toolchain, tools: Path, work: Path) -> Path:
+    """Compile this checkout for the runtime, as a wheel, from a copy of what git knows."""
+    source = work / "gangline"
+    shutil.rmtree(source, ignore_errors=True)
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, source / name)
+    needed = work / "build-site"
+    if not needed.exists():
+        constraints = ROOT / "packaging" / "constraints.txt"
+        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+        _pip(
+            tools,
+            "install",
+            "--quiet",
+            "-c",
+            constraints,
+            *_for_target(),
+            "--target",
+            needed,
+            *wanted,
+        )
+    log = work / "gangline.log"
+    log.unlink(missing_ok=True)
+    chain.run(
+        [str(python), "setup.py", "bdist_wheel", "--dist-dir", str(work / "dist")],
+        source, log,
+        PYTHONPATH=str(needed), LDSHARED="gangline-cc -shared -Wl,-s", CFLAGS="-O2 -g0 -DNDEBUG -fwrapv -fPIC",
+    )  # fmt: skip
+    (wheel,) = (work / "dist").glob("gangline-*.whl")
+    return wheel
+
+
+def split_gangline(site: Path, stage: Path) -> None:
+    """Move what only the agent or the aggregator has from the runtime's folder into theirs."""
+    for package, folders in FOLDERS.items():
+        to = stage / package / SITE / "gangline"
+        to.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            shutil.move(site / "gangline" / folder, to / folder)
+
+
+def compile_bytecode(python: Path, folder: Path, epoch: int) -> None:
+    """Compile all of *folder* once and for all: root's files are written by nobody, and their dates are all the same."""
+    code = "import compileall, sys, py_compile; sys.exit(not compileall.compile_dir(sys.argv[1], stripdir=sys.argv[2], "
+    code += "quiet=1, force=True, workers=1, maxlevels=40, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH))"
+    subprocess.run(
+        [str(python), "-EsP", "-X", "no_debug_ranges", "-c", code, str(folder), str(folder)],
+        check=True,
+        env={"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"},
+    )
+
+
+def _documents(stage: Path, package: str) -> None:
+    """The licence and the changes, where Debian looks for them."""
+    folder = stage / package / "usr" / "share" / "doc" / package
+    folder.mkdir(parents=True, exist_ok=True)
+    if package != "gangline-runtime":
+        for name in ("operations.md", "security.md"):
+            shutil.copyfile(ROOT / "docs" / name, folder / name)
+
+
+def assemble(
+    runtime: Path,
+    wheels: dict[str, list[Path]],
+    chain: Toolchain,
+    tools: Path,
+    work: Path,
+    epoch: int,
+) -> Path:
+    """Return the folder with one folder for each package, complete, with all dates set."""
+    stage = work / "stage"
+    shutil.rmtree(stage, ignore_errors=True)
+    for package in PACKAGES:
+        (stage / package).mkdir(parents=True)
+    whole = work / "python"
+    shutil.rmtree(whole, ignore_errors=True)
+    with tarfile.open(runtime) as archive:
+        archive.extractall(whole, filter="tar")
+    python = whole / PREFIX.lstrip("/") / "bin" / "python3.13"
+    shutil.copytree(whole, stage / "gangline-runtime", symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(stage / "gangline-runtime" / PREFIX.lstrip("/") / "include")
+    for package, files in wheels.items():
+        site = stage / package / SITE
+        site.mkdir(parents=True, exist_ok=True)
+        for wheel in files:
+            unpack_wheel(wheel, site)
+        _remove(site, WHEELS_WITHOUT)
+        _link_same_libraries(site)
+    site = stage / "gangline-runtime" / SITE
+    unpack_wheel(build_gangline(python, chain, tools, work), site)
+    _remove(site, ("*.dist-info/RECORD", "gangline/ext/*.pxd", "gangline/**/*.proto"))
+    split_gangline(site, stage)
+    _command(stage / "gangline-runtime")
+    for package in PACKAGES:
+        for source, to in FILES.get(package, {}).items():
+            (stage / package / to).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / "packaging" / source, stage / package / to)
+        compile_bytecode(python, stage / package / PREFIX.lstrip("/") / "lib", epoch)
+        _documents(stage, package)
+        set_modes_and_dates(stage / package, epoch)
+    return stage
+
+
+def _command(root: Path) -> None:
+    """`gangline`, in the runtime's folder and on everybody's path."""
+    launcher = root / PREFIX.lstrip("/") / "bin" / "gangline"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    (root / "usr" / "bin").mkdir(parents=True)
+    (root / "usr" / "bin" / "gangline").symlink_to(f"{PREFIX}/bin/gangline")
+
+
+def set_modes_and_dates(root: Path, epoch: int) -> None:
+    """Give every file and folder the same date, and one of two modes."""
+    programs = root / PREFIX.lstrip("/") / "bin"
+    for path in [root, *root.rglob("*")]:
+        if not path.is_symlink():
+            runs = path.is_dir() or path.parent == programs
+            path.chmod(0o755 if runs else 0o644)
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+if __name__ == "__main__":
+    sys.exit("run packaging/build/packages.py")

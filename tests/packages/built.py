@@ -1,0 +1,65 @@
+"""The packages that `make packages` wrote, for tests; without them these are skipped."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+FOLDER = os.environ.get("GANGLINE_PACKAGES", "")
+PACKAGES = ("gangline-runtime", "gangline-agent", "gangline-aggregator")
+#: For tests of packages that are built: minutes, which `make test-packages` takes.
+needs_packages = pytest.mark.skipif(
+    not FOLDER, reason="needs built packages: make test-packages (or GANGLINE_PACKAGES=FOLDER)"
+)
+#: The C library of RHEL 8.
+GLIBC_MAX = (2, 28)
+
+
+def path_of(package: str, kind: str) -> Path:
+    """The one file of *package* in the folder."""
+    sign = "_" if kind == "deb" else "-"
+    (found,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
+    return found
+
+
+def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
+    """What a deb installs, or with `--ctrl-tarfile` what dpkg reads."""
+    command = ["dpkg-deb", part, str(path_of(package, "deb"))]
+    return tarfile.open(
+        fileobj=io.BytesIO(subprocess.run(command, check=True, capture_output=True).stdout)
+    )
+
+
+def text_of(tar: tarfile.TarFile, name: str) -> str:
+    """One file of it, as text."""
+    file = tar.extractfile(name)
+    assert file is not None, name
+    return file.read().decode()
+
+
+def field(package: str, name: str) -> str:
+    """One field of a deb's control file."""
+    command = ["dpkg-deb", "--field", str(path_of(package, "deb")), name]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def rpm(package: str, *query: str) -> str:
+    """What rpm answers about the file."""
+    command = ["rpm", "--query", "--package", *query, str(path_of(package, "rpm"))]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def glibc_needed(elf: Path) -> tuple[int, int]:
+    """The newest version of glibc that an ELF file needs, by its version references."""
+    command = ["readelf", "--version-info", "--wide", str(elf)]
+    shown = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    ).stdout
+    found = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
+    return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))

@@ -1,0 +1,184 @@
+"""What is in the packages: symbols of old enough a glibc, settings that are kept, nothing of the machine of the build."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.packages.built import (
+    GLIBC_MAX,
+    PACKAGES,
+    field,
+    glibc_needed,
+    needs_packages,
+    path_of,
+    rpm,
+    tar_of,
+    text_of,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = needs_packages
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+FULL = f"{VERSION}-1"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
+    """One module of a wheel that needs GLIBC_2.34, and the package installs everywhere but starts nowhere on RHEL 8."""
+    with tar_of(package) as tar:
+        tar.extractall(tmp_path, filter="tar")
+    found = {}
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                if file.read(4) == b"\x7fELF":
+                    found[path.relative_to(tmp_path)] = glibc_needed(path)
+    assert found or package == "gangline-agent"
+    assert {str(path): needs for path, needs in found.items() if needs > GLIBC_MAX} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_of_the_machine_of_the_build_is_in_it(package: str) -> None:
+    """A path of the builder's home in every package is a leak, and no two builds are the same."""
+    with tar_of(package) as tar:
+        members = tar.getmembers()
+        assert {(m.uid, m.gid) for m in members} == {(0, 0)}
+        assert not [m.name for m in members if m.mode & 0o6022]
+        assert not [
+            m.name
+            for m in members
+            if m.isfile() and not m.name.startswith(("./opt", "./usr", "./etc", "./lib"))
+        ]
+        for member in members:
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None:
+                assert str(ROOT).encode() not in file.read(), member.name
+
+
+def test_no_file_is_in_two_packages() -> None:
+    """dpkg refuses to install the second."""
+    seen: dict[str, str] = {}
+    for package in PACKAGES:
+        with tar_of(package) as tar:
+            for member in tar.getmembers():
+                if not member.isdir():
+                    assert member.name not in seen, (member.name, package, seen[member.name])
+                    seen[member.name] = package
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_each_needs_exactly_its_runtime(package: str) -> None:
+    """Compiled modules and the libraries beside them are of one build."""
+    assert f"gangline-runtime (= {FULL})" in field(package, "Depends").split(", ")
+    assert f"gangline-runtime = {FULL}" in rpm(package, "--requires").splitlines()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_old_dpkg_and_rpm_can_read_it(package: str) -> None:
+    """Debian 11's dpkg and early RHEL 8's rpm read no zstd."""
+    listed = subprocess.run(
+        ["ar", "t", str(path_of(package, "deb"))], check=True, capture_output=True, text=True
+    )
+    assert {name for name in listed.stdout.split() if name.startswith("data.")} == {"data.tar.xz"}
+    assert rpm(package, "--qf", "%{PAYLOADCOMPRESSOR}") == "xz"
+    assert "Zstd" not in rpm(package, "--requires")
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_settings_are_kept_on_upgrade(package: str) -> None:
+    """An address of the aggregator that an upgrade takes away is an agent that reports to nobody."""
+    name = f"/etc/gangline/{package.removeprefix('gangline-')}.toml"
+    with tar_of(package, "--ctrl-tarfile") as control:
+        assert text_of(control, "./conffiles").split() == [name]
+    flags = rpm(package, "--qf", r"[%{FILENAMES} %{FILEFLAGS:fflags}\n]")
+    assert dict(line.split(" ") for line in flags.splitlines())[name] == "cn"
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_the_scripts_are_in_it(package: str) -> None:
+    """In the deb and in the rpm, and none that hides a failure."""
+    with tar_of(package, "--ctrl-tarfile") as control:
+        for kind in ("postinst", "prerm", "postrm"):
+            text = text_of(control, f"./{kind}")
+            assert text.startswith("#!/bin/sh\nset -e\n")
+            assert not re.search(r"\|\|\s*(true|:)", text)
+    shown = rpm(package, "--scripts")
+    assert shown.count("make_user()") == 3
+
+
+def test_the_wheels_are_those_of_the_tests() -> None:
+    """What is shipped is what was tested: the versions of packaging/constraints.txt."""
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "packaging" / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    named = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    for package in PACKAGES:
+        with tar_of(package) as tar:
+            for name in tar.getnames():
+                if (
+                    found := re.search(r"site-packages/([^/]+)-([^-/]+)\.dist-info$", name)
+                ) is None:
+                    continue
+                project = re.sub(r"[-_.]+", "-", found[1]).lower()
+                assert found[2] == (VERSION if project == "gangline" else named[project]), name
+
+
+def test_bytecode_is_in_it() -> None:
+    """Root's folder is written by nobody: without it every start compiles everything, for seconds of CPU."""
+    for package in PACKAGES:
+        with tar_of(package) as tar:
+            names = set(tar.getnames())
+        sources = [name for name in names if name.endswith(".py") and "/gangline/" in name]
+        for name in sources:
+            folder, _, file = name.rpartition("/")
+            assert f"{folder}/__pycache__/{file.removesuffix('.py')}.cpython-313.pyc" in names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_lintian(package: str) -> None:
+    """Clean, but for what packaging/lintian lists, each with its reason."""
+    if shutil.which("lintian") is None:
+        pytest.skip("lintian is not installed: apt-get install lintian")
+    shown = subprocess.run(
+        ["lintian", "--fail-on", "error,warning", "--tag-display-limit", "0", "--allow-root", str(path_of(package, "deb"))],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (shown.returncode, shown.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rpmlint(package: str) -> None:
+    """Clean, but for what packaging/rpmlint.toml lists, each with its reason."""
+    if shutil.which("rpmlint") is None:
+        pytest.skip("rpmlint is not installed: apt-get install rpmlint")
+    config = ROOT / "packaging" / "rpmlint.toml"
+    shown = subprocess.run(
+        ["rpmlint", "--config", str(config), str(path_of(package, "rpm"))],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    wrong = [line for line in shown.stdout.splitlines() if re.search(r": [EW]: ", line)]
+    assert (shown.returncode, wrong) == (0, [])
+
+
+def test_sizes() -> None:
+    """The bars of the product: 15 MB to fetch and 60 MB installed for the agent, 130 and 450 for the aggregator."""
+    fetch = {package: path_of(package, "deb").stat().st_size for package in PACKAGES}
+    installed = {}
+    for package in PACKAGES:
+        with tar_of(package) as tar:
+            installed[package] = sum(member.size for member in tar.getmembers())
+    runtime = "gangline-runtime"
+    for package, fetch_max, installed_max in (
+        ("gangline-agent", 15, 60),
+        ("gangline-aggregator", 130, 450),
+    ):
+        assert (fetch[runtime] + fetch[package]) / 1e6 <= fetch_max
+        assert (installed[runtime] + installed[package]) / 1e6 <= installed_max

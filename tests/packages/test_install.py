@@ -1,0 +1,110 @@
+"""The packages in an empty Debian that boots: install, sample, upgrade, go back, remove, purge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packages.booted import Booted, booted, root_archive
+from tests.packages.built import FOLDER, needs_packages, path_of
+from tests.processes import until
+
+pytestmark = needs_packages
+NEXT = "99"
+
+
+def repacked(package: str, folder: Path) -> Path:
+    """The same package as a later release: what is in it is the same, and so no second build is needed."""
+    tree = folder / package
+    subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)
+    control = tree / "DEBIAN" / "control"
+    version = next(
+        line for line in control.read_text().splitlines() if line.startswith("Version: ")
+    )
+    release = version.removeprefix("Version: ")
+    later = f"{release.rpartition('-')[0]}-{NEXT}"
+    control.write_text(control.read_text().replace(release, later))
+    to = folder / f"{package}_{later}.deb"
+    subprocess.run(
+        ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(to)], check=True, capture_output=True
+    )
+    return to
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+    """A Debian 12 with the packages, and later releases of them, in /packages."""
+    archive = root_archive("bookworm", Path(FOLDER).absolute().parent / "build" / "roots")
+    folder = tmp_path_factory.mktemp("host")
+    with booted(archive, folder) as machine:
+        there = machine.root / "packages"
+        there.mkdir()
+        for package in ("gangline-runtime", "gangline-agent"):
+            (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+            (there / f"{package}-later.deb").write_bytes(repacked(package, folder).read_bytes())
+        yield machine
+
+
+def status(host: Booted) -> dict[str, Any]:
+    """The agent's status, or nothing yet."""
+    text = host.run("cat", "/run/gangline/status.json", check=False)
+    return dict(json.loads(text)["agent"]) if text.startswith("{") else {}
+
+
+def sampling(host: Booted, frames: int) -> dict[str, Any]:
+    """The status, once at least so many frames wait for an aggregator that is not there."""
+    until(lambda: status(host).get("waiting_frames", 0) >= frames, f"{frames} frames")
+    return status(host)
+
+
+def install(host: Booted, *options: str, later: bool = False, **environment: str) -> str:
+    """`apt-get install` of both, from files."""
+    names = [
+        f"/packages/{name}{'-later' if later else ''}.deb"
+        for name in ("gangline-runtime", "gangline-agent")
+    ]
+    return host.run("apt-get", "install", "--yes", *options, *names, environment=environment)
+
+
+def test_from_install_to_purge(host: Booted) -> None:
+    """One story, in the order in which an operator lives it; each part needs the one before."""
+    assert not host.run("sh", "-c", "command -v python3 gcc cc", check=False)
+    install(host)
+    assert host.run("gangline", "--version").startswith("gangline ")
+    assert "gangline" in host.run("getent", "passwd", "gangline")
+    assert host.run("systemctl", "is-enabled", "gangline-agent", check=False).strip() == "disabled"
+
+    host.run("systemctl", "enable", "--now", "gangline-agent")
+    before = sampling(host, 3)
+    host.run("sh", "-c", "echo '# ours' >> /etc/gangline/agent.toml")
+
+    install(host, later=True)
+    upgraded = sampling(host, before["waiting_frames"] + 3)
+    assert upgraded["pid"] != before["pid"]
+    assert "# ours" in host.run("cat", "/etc/gangline/agent.toml")
+
+    install(host, "--allow-downgrades")
+    back = sampling(host, upgraded["waiting_frames"] + 3)
+    assert back["pid"] != upgraded["pid"] and back["lost_frames"] == 0
+
+    said = install(host, later=True, GANGLINE_NO_RESTART="1")
+    assert "systemctl restart gangline-agent.service" in said
+    assert sampling(host, back["waiting_frames"] + 3)["pid"] == back["pid"]
+
+    host.run("apt-get", "remove", "--yes", "gangline-agent", "gangline-runtime")
+    assert host.run("systemctl", "is-active", "gangline-agent", check=False).strip() == "inactive"
+    assert not host.run("sh", "-c", "ls -A /opt/gangline 2>/dev/null", check=False)
+    assert host.run("sh", "-c", "ls -A /var/lib/gangline/spool")
+    assert host.run("ls", "/etc/gangline").split() == ["agent.toml"]
+
+    host.run("apt-get", "purge", "--yes", "gangline-agent", "gangline-runtime")
+    left = (
+        "ls -d /var/lib/gangline /etc/gangline /run/gangline /dev/shm/gangline-spool-* 2>/dev/null"
+    )
+    assert not host.run("sh", "-c", left, check=False)
+    assert not host.run("getent", "passwd", "gangline", check=False)

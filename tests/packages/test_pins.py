@@ -1,0 +1,96 @@
+"""What `make packages` builds from: pinned, checked before anything reads it, and refused with words where it is something else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BUILD = ROOT / "packaging" / "build"
+
+
+@pytest.fixture(scope="module")
+def build() -> Iterator[dict[str, ModuleType]]:
+    """The modules of the build, which are scripts beside each other and no package."""
+    sys.path.insert(0, str(BUILD))
+    names = ("sources", "runtime", "trees", "packages")
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(BUILD))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_every_archive_has_a_hash(build: dict[str, ModuleType]) -> None:
+    """What a mirror delivers is run by the compiler: it is checked first."""
+    pins = build["sources"].read_pins()
+    assert set(pins.sources) == {"zlib", "libffi", "sqlite3", "openssl", "python3.13"}
+    for source in pins.sources.values():
+        assert source.upstream.startswith(source.name)
+        assert not source.patches or any(".debian.tar." in name for name in source.archives)
+    assert all("==" in tool for tool in pins.tools)
+
+
+def test_a_pin_that_is_no_hash_is_named(build: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Cut off by a careless edit."""
+    wrong = tmp_path / "pins.toml"
+    text = (BUILD / "pins.toml").read_text()
+    some = build["sources"].read_pins().sources["zlib"].archives
+    wrong.write_text(text.replace(next(iter(some.values())), "60dd"))
+    with pytest.raises(build["sources"].BuildError, match=r"zlib.*'60dd' is no SHA-256"):
+        build["sources"].read_pins(wrong)
+
+
+def test_another_archive_is_refused(build: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Of the same name, from a mirror that was broken into."""
+    archive = tmp_path / "zlib.tar.gz"
+    archive.write_bytes(b"something else")
+    with pytest.raises(build["sources"].BuildError, match=r"its SHA-256 is .* not 0000"):
+        build["sources"].checked(archive, "0" * 64)
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    build: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RUNTIME=/dev/sda, for example."""
+    archive = tmp_path / "runtime.tar.xz"
+    archive.write_bytes(b"12345")
+    monkeypatch.setattr(build["sources"], "ARCHIVE_BYTES_MAX", 4)
+    with pytest.raises(build["sources"].BuildError, match="5 bytes; at most 4 are read"):
+        build["sources"].checked(archive, "0" * 64)
+
+
+def test_a_wheel_stays_in_its_folder(build: dict[str, ModuleType], tmp_path: Path) -> None:
+    """`../../bin/sh` in a wheel."""
+    wheel = tmp_path / "evil-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("../evil.py", "")
+    with pytest.raises(build["sources"].BuildError, match=r"'\.\./evil\.py' leaves its folder"):
+        build["trees"].unpack_wheel(wheel, tmp_path / "site")
+
+
+def test_a_runtime_needs_its_hash(
+    build: dict[str, ModuleType],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A runtime from elsewhere is the interpreter of a daemon with capabilities."""
+    monkeypatch.setattr(sys, "argv", ["packages.py", "--runtime", str(ROOT / "LICENSE")])
+    assert build["packages"].main() == 1
+    assert "needs RUNTIME_SHA256" in capsys.readouterr().err
+
+
+def test_every_part_of_gangline_is_in_one_package(build: dict[str, ModuleType]) -> None:
+    """A new folder goes into the runtime, which both have, unless it is named."""
+    named = [folder for folders in build["trees"].FOLDERS.values() for folder in folders]
+    assert len(named) == len(set(named))
+    assert all((ROOT / folder / "__init__.py").exists() for folder in named)
+    for files in build["trees"].FILES.values():
+        assert all((ROOT / "packaging" / source).exists() for source in files)
