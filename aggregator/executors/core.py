@@ -563,7 +563,7 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
         advice = situation.advice.get(entry.advisory)
         if (
             advice is not None
-            and advice.expires != entry.expires
+            and abs(advice.expires - entry.expires) > CLOCK_SECONDS
             and not _is_anothers(advice, entry)
         ):
             entry.expires, changed = advice.expires, True
@@ -574,11 +574,8 @@ def reconcile(ledger: ExecutorLedger, situation: Situation) -> bool:
             restarted = (
                 job is not None
                 and job.is_running
-                and (
-                    job.restarts > progress.restarts
-                    # The count began again with this process: the node that it left says the same.
-                    or (not situation.capabilities.keeps_restarts and entry.node not in job.nodes)
-                )
+                # By the nodes, too: a scheduler that was killed may have lost the count.
+                and (job.restarts > progress.restarts or entry.node not in job.nodes)
             )
             if job is not None and job.waits_for_begin_time and not progress.waiting:
                 progress.waiting, changed = situation.now, True

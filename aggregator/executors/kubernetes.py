@@ -113,9 +113,7 @@ class Kubernetes(Scheduler):
             group = self._api.call("GET", "/apis/policy")
             offered = {str(one.get("version")) for one in group.get("versions") or []}
             self._budget_version = "v1" if "v1" in offered else "v1beta1"
-            self._capabilities = Capabilities(
-                str(version.get("gitVersion", "")), has_drain=False, keeps_restarts=False
-            )
+            self._capabilities = Capabilities(str(version.get("gitVersion", "")), has_drain=False)
         return self._capabilities
 
     def _current_nodes(self) -> dict[str, KubernetesNode]:

@@ -132,8 +132,6 @@ class Capabilities:
     restart_next_second: bool = False
     #: A drain is something else than a hold. Without one, every mark is a hold.
     has_drain: bool = True
-    #: `restarts` of a job outlives this process.
-    keeps_restarts: bool = True
 
 
 # ---------------------------------------------------------------- what the aggregator says

@@ -33,6 +33,12 @@ from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.runs.run_log import RunLog
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.scoring.score_rows import ScoreLog
+from gangline.aggregator.store.decision_records import (
+    ChoiceRecord,
+    DecisionCommit,
+    DecisionRecord,
+    OptionSummary,
+)
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.parquet import views as history_parts
 from gangline.aggregator.store.rows import ClockRecord, HostRecord, put_clocks
@@ -244,6 +250,19 @@ async def _report(store: Store, now_ns: int) -> None:
     await log.close()
 
 
+def _decide(store: Store, now_ns: int) -> None:
+    """A scheduler asked where a gang runs best, and took the first option."""
+    options = (OptionSummary("plan", 4, 41.2, 3.0, 160.5, 0.961, 0.998),)
+    hosts = ("sim-000", "sim-001", "sim-002", "sim-003")
+    asked_ns = now_ns - 1800 * SECOND_NS
+    record = DecisionRecord(
+        "d4c1", asked_ns, "placement", "slurm", "job-9", 7000, 1, "0.1.0", 0.003, False, options, hosts, (), b"", b"", (),
+    )  # fmt: skip
+    until_ns = asked_ns + 600 * SECOND_NS
+    choice = ChoiceRecord("reservations/1", "d4c1", 1, "slurm-main", asked_ns, until_ns, 4)
+    assert store.submit_decisions(DecisionCommit((record,), {}, (choice,)))
+
+
 @contextmanager
 def night(folder: Path) -> Iterator[Night]:
     """Yield a night that has passed; the store and the operators' file are in *folder* once it is left."""
@@ -257,6 +276,7 @@ def night(folder: Path) -> Iterator[Night]:
         store.submit_own_health(OWN)
         asyncio.run(one.runs.close(one.now_ns))
         _advise(store, one)
+        _decide(store, one.now_ns)
         store.in_transaction(lambda live: put_clocks(live, CLOCKS))
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))

@@ -48,12 +48,24 @@ LIMITS = AdvisoryLimits(
 )  # fmt: skip
 
 
+class LockedTables(Tables):
+    """Advice and outcomes are written by two threads, and a connection of DuckDB is for one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def in_transaction(self, work: Any, *, ahead: bool = False) -> Any:
+        with self._lock:
+            return super().in_transaction(work, ahead=ahead)
+
+
 class AdviceServer:
     """Started by `serving_advice`. Its methods are for other threads."""
 
     def __init__(self, limits: AdvisoryLimits) -> None:
         self._loop = asyncio.new_event_loop()
-        self._tables = Tables()
+        self._tables = LockedTables()
         store: Any = self._tables
         self.engine = AdvisoryEngine(store, limits, Observer(), time.time_ns(), shadow=False)
         self.address = ""
@@ -125,10 +137,9 @@ class AdviceServer:
 
     def outcomes(self) -> list[tuple[Any, ...]]:
         """Return (workload, interrupted, end_reason, advice_followed) of each outcome."""
-        rows: list[tuple[Any, ...]] = self._ask(
-            lambda: self._tables.connection.execute(
-                "SELECT job, interrupted, end_reason, followed FROM outcomes ORDER BY ALL"
-            ).fetchall()
+        query = "SELECT job, interrupted, end_reason, followed FROM outcomes ORDER BY ALL"
+        rows: list[tuple[Any, ...]] = self._tables.in_transaction(
+            lambda connection: connection.execute(query).fetchall()
         )
         return rows
 
