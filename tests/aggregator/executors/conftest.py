@@ -1,4 +1,4 @@
-"""Clusters of Kubernetes for the tests here: the real one is started once a process."""
+"""Clusters of Kubernetes for the tests here: the real one is started once a module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kubernetes_cluster import (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fake_cluster() -> Iterator[UsedCluster]:
     with ExitStack() as stack:
         _, access = stack.enter_context(fake_kubernetes())
@@ -33,7 +33,7 @@ def fake_cluster() -> Iterator[UsedCluster]:
         yield UsedCluster(access, people)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedCluster]:
     with ExitStack() as stack:
         cluster = stack.enter_context(running_kubernetes(tmp_path_factory.mktemp("kubernetes")))
