@@ -191,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     fake: FakeKubernetes
 
-    def log_message(self, *arguments: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
@@ -311,7 +311,7 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, *arguments: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that is gone
 
 

@@ -269,7 +269,7 @@ def soak(rounds: int, seed: int, *, show: bool = True) -> SoakReport:
 
 def main() -> int:
     """Return 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

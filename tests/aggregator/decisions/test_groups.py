@@ -101,7 +101,7 @@ def test_what_crosses_is_as_counted_gpu_by_gpu(
     table, _ = table_of(nodes)
     needs = replace(grouped(len(nodes), tensor, pipeline, members), gpus_per_node=gpus)
     layout = layout_of(needs, len(nodes), gpus)
-    assert layout == GroupLayout(tensor, pipeline, members, gpus)
+    assert layout is not None and layout == GroupLayout(tensor, pipeline, members, gpus)
     spans = group_spans(table, np.arange(len(nodes)), layout, needs)
     expected = counted(ids, layout)
     assert [one.kind for one in spans.kinds] == list(expected)
