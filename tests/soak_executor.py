@@ -150,8 +150,7 @@ class SoakGround:
             self.start()
         self.until(lambda: not self.marks(), f"{node} is back")
         cluster.command("scancel", job)
-        if self._is_foreign(foreign):
-            cluster.command("scontrol", "update", f"nodename={foreign}", "state=resume")
+        self.until(lambda: self._resume(foreign), f"{foreign} is resumed")
         self.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes are idle")
 
     def play_dead(self) -> None:
@@ -192,6 +191,12 @@ class SoakGround:
     def _lost_count(self, job: ScheduledJob) -> int:
         """Return 1 where a killed controller forgot that it had requeued *job*."""
         return int(self._was_killed and not job.restarts)
+
+    def _resume(self, node: str) -> bool:
+        """Resume what was drained; a node that has not registered since slurmctld came back takes it a moment later."""
+        if self._is_foreign(node):
+            self.cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
+        return not self._is_foreign(node)
 
     def _is_foreign(self, node: str) -> bool:
         return FOREIGN_REASON in self.slurm.read_nodes([node])[node].out
