@@ -70,7 +70,10 @@ class SchedulerSite(ABC):
     @contextmanager
     def own_ledger(self, stopped: threading.Event, shadow: bool) -> Iterator[ExecutorLedger | None]:
         """Have the ledger for this process alone; None once *stopped* was set first. *stopped* is set when it is lost. Raises LedgerError."""
-        del stopped, shadow
+        del stopped
+        if shadow:  # beside one that acts, too, and without a folder of its own
+            yield self.read_ledger()
+            return
         folder = Path(self.config.ledger)
         with locked(folder):
             yield ExecutorLedger(folder / LEDGER_FILE)

@@ -199,12 +199,8 @@ def _is_anothers(advice: Advice, entry: Entry) -> bool:
 
 
 def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> list[Step]:
-    """Accept *advice* if it is for us, also where we were killed before the ledger had that we did."""
-    actor = situation.policy.actor
-    is_lost = (
-        advice.state == "ACCEPTED" and bool(actor) and f"/{advice.owner}".endswith(f"/{actor}")
-    )
-    if not situation.is_live or not (advice.state == "PROPOSED" or is_lost):
+    """Accept *advice* if it is for us."""
+    if not situation.is_live or not _is_to_take(situation, advice):
         return []
     if refusal_reason(situation, ledger, advice, marks):
         return []
@@ -262,9 +258,8 @@ def plan(situation: Situation, advice: Advice) -> list[Step]:
     )  # fmt: skip
     steps = [_place(situation, advice, entry, node)]
     if advice.action == "EVICT_NOW":
-        for job in _named_jobs(situation.scheduler, advice):
-            steps.append(_leave(advice, job))
-    return [step for step in steps if step]
+        steps += [_leave(advice, job) for job in _named_jobs(situation.scheduler, advice)]
+    return steps
 
 
 def _place(situation: Situation, advice: Advice, entry: Entry, node: Node) -> Step:
@@ -383,7 +378,8 @@ def _named_jobs(scheduler: SchedulerState, advice: Advice) -> list[ScheduledJob]
 def _leave(advice: Advice, job: ScheduledJob) -> Step:
     """Return how *job* leaves the node."""
     if job.restarts_itself:
-        return EndStep(advice.name, f"job {job.name} goes on with its spare nodes", job.name)
+        why = f"job {job.name} goes on with its spare nodes"
+        return EndStep(advice.name, why, job.name, advice.node)
     return Requeue(advice.name, f"job {job.name} runs on {advice.node}", job.name, job.restarts)
 
 

@@ -81,7 +81,7 @@ class Executor:
         self._stopped = stopped or threading.Event()
         self._capabilities: Capabilities | None = None
         self._state = SchedulerState()
-        self._all_nodes_at = self._jobs_at = -1e9
+        self._all_nodes_at = -1e9
         self._reported = reports.Reported()
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
@@ -165,7 +165,7 @@ class Executor:
         return self._paused.get(step.advisory, -1e9) <= self._monotonic()
 
     def _carry_out(self, situation: core.Situation, steps: list[Step]) -> None:
-        """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator one by one."""
+        """Commands go to the scheduler together, behind one write of the ledger; calls to the aggregator follow."""
         commands = [step for step in steps if isinstance(step, SCHEDULER_STEPS)]
         for command in commands:
             core.record_intent(command, self._ledger, situation)

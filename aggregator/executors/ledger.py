@@ -221,7 +221,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise LedgerError(f"{folder}: {error.strerror}") from error
+        raise LedgerError(
+            f"{folder}: {error.strerror}; make it for the user of the executor, or name another folder with --set ledger="
+        ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -263,9 +263,10 @@ class StartNow(Step):
 
 @dataclass(frozen=True, slots=True)
 class EndStep(Step):
-    """End the running step of *job*, which starts it again on its other nodes."""
+    """End the steps of *job* that run on *node*; the job starts them again on its other nodes. Without any there is nothing to do."""
 
     job: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)

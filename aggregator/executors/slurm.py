@@ -252,8 +252,8 @@ class Slurm(Scheduler):
             case StartNow(job=job):
                 for part in self._parts(job):
                     self._run(["scontrol", "update", f"jobid={part}", "starttime=now"])
-            case EndStep(job=job):
-                self._end_steps(job)
+            case EndStep(job=job, node=node):
+                self._end_steps(job, node)
             case Reboot(node=node, reason=reason):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
@@ -301,16 +301,15 @@ class Slurm(Scheduler):
         parts = [line.strip() for line in text.splitlines() if line.strip().isdecimal()]
         return parts or [job]
 
-    def _end_steps(self, job: str) -> None:
-        text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
-        steps = [
-            line.strip()
-            for line in text.splitlines()
-            if re.fullmatch(r"[0-9+]+\.[0-9]+", line.strip())
-        ]
-        if not steps:
-            raise SchedulerError(f"job {job} has no step that runs")
-        self._run(["scancel", *steps])
+    def _end_steps(self, job: str, node: str) -> None:
+        """End the steps on *node* alone: a step that has already been started again elsewhere goes on."""
+        text = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %N"])
+        found = (
+            re.fullmatch(r"([0-9+]+\.[0-9]+) (\S+)", line.strip()) for line in text.splitlines()
+        )
+        steps = [one[1] for one in found if one is not None and node in self._hostnames(one[2])]
+        if steps:
+            self._run(["scancel", *steps])
 
 
 def _end_word(seconds: float) -> str:

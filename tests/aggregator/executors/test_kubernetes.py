@@ -226,7 +226,7 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
     assert found.restarts_itself
     node = min(found.nodes)
     before = {pod["metadata"]["uid"] for pod in live_pods(site) if pod["spec"].get("nodeName") != node}  # fmt: skip
-    succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job))
+    succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job, node))
     until(lambda: node not in site.kubernetes.read_jobs()[job].nodes and len(site.kubernetes.read_jobs()[job].nodes) == 3, "its pod is elsewhere")  # fmt: skip
     assert before <= {pod["metadata"]["uid"] for pod in live_pods(site)}
 

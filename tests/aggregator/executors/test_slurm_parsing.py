@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.executors.model import Capabilities, Drain, ScheduledJob, SchedulerError
+from gangline.aggregator.executors.model import (
+    Capabilities,
+    Drain,
+    EndStep,
+    ScheduledJob,
+    SchedulerError,
+)
 from gangline.aggregator.executors.slurm import (
     Slurm,
     apply_comment,
@@ -172,6 +179,21 @@ def test_drains_of_a_version_that_lets_them_end() -> None:
         assert Slurm(run).apply(steps) == {}
         assert sent[-1][:3] == ["scontrol", "update", "nodename=gpu1,gpu2"]
         assert ("resumeafter=60" in sent[-1]) == ends
+
+
+def test_only_steps_on_the_node_are_ended() -> None:
+    """Killed between the command and its note, an executor ended the step that had just been started again elsewhere."""
+    sent: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        sent.append(list(command))
+        return "7.0 gpu[1-3]\n7.1 gpu[1,3-4]\n7.batch gpu1\n" if command[0] == "squeue" else ""
+
+    assert Slurm(run).apply([EndStep("a1", "", "7", "gpu2")]) == {}
+    assert sent[-1] == ["scancel", "7.0"]
+    sent.clear()
+    assert Slurm(run).apply([EndStep("a1", "", "7", "gpu9")]) == {}
+    assert [command[0] for command in sent] == ["squeue"]
 
 
 def test_a_site_command_is_no_shell() -> None:
