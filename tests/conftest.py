@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-# grpcio writes a line to stderr at each fork beside its threads, also when another test's server is what it sees.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# grpcio writes to stderr at a fork beside its threads, and errors of another test's server that is ending: such a line
+# comes from any thread at any time, and tests count the lines of stderr.
+os.environ["GRPC_VERBOSITY"] = "NONE"
 
 # A deadline is a timed assertion: on a loaded machine it fails although the program is right. `make test` tries the
 # same 25 examples of each property every time; `make test-slow` passes `--hypothesis-profile thorough`.
