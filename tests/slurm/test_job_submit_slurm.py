@@ -132,13 +132,13 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
                 slurm.command(
                     "scontrol", "update", f"nodename={having}", "availablefeatures=well", "activefeatures=well",
                 )  # fmt: skip
-            now = int(time.time())
             nodes = PluginCluster(slurm, cluster.mirror).nodes
-            content = render(
-                [node(name) for name in slurm.nodes], computed_seconds=now, valid_until_seconds=now + 50, slurm=nodes, feature="well",
-            )  # fmt: skip
-            mirror_file.write(cluster.mirror, content)
             for size in range(1, NODES + 1):
+                now = int(time.time())  # written for each size: the line is valid for less than a busy machine may take
+                content = render(
+                    [node(name) for name in slurm.nodes], computed_seconds=now, valid_until_seconds=now + 50, slurm=nodes, feature="well",
+                )  # fmt: skip
+                mirror_file.write(cluster.mirror, content)
                 number, said = sbatch(slurm, f"-N{size}")
                 assert number, said
                 job = slurm.command("scontrol", "-o", "show", "job", number)
