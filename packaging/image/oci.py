@@ -66,7 +66,8 @@ def write_layer(
         gzip.GzipFile("", "wb", 9, file, mtime=0) as packed,
         tarfile.open(fileobj=_Hashed(packed, digest), mode="w|", format=tarfile.PAX_FORMAT) as to,
     ):
-        for member in sorted(source.getmembers(), key=lambda each: each.name):
+        # Hard links come after what they link to.
+        for member in sorted(source.getmembers(), key=lambda each: (each.islnk(), each.name)):
             name = member.name.removeprefix("./")
             if name in ("", ".") or name.startswith(_EMPTY):
                 continue
