@@ -51,7 +51,9 @@ def deb_of(folder: Path, package: str) -> Path:
     found = sorted(folder.glob(f"{package}_*.deb"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise ImageError(f"{folder}: expected one {package}_*.deb, found {names}; make packages builds it")
+        raise ImageError(
+            f"{folder}: expected one {package}_*.deb, found {names}; make packages builds it"
+        )
     return found[0]
 
 

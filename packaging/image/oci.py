@@ -73,12 +73,12 @@ def write_layer(
                 continue
             copied = _copied(member, name, epoch)
             if names := pending.pop(name, ()):
-                copied.pax_headers = {
-                    "SCHILY.xattr.security.capability": file_capabilities(names)
-                }
+                copied.pax_headers = {"SCHILY.xattr.security.capability": file_capabilities(names)}
             to.addfile(copied, source.extractfile(member) if member.isreg() else None)
     if pending:
-        raise ImageError(f"{root}: no file {next(iter(pending))}: expected one that gets capabilities")
+        raise ImageError(
+            f"{root}: no file {next(iter(pending))}: expected one that gets capabilities"
+        )
     return digest.hexdigest()
 
 

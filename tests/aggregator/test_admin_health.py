@@ -34,9 +34,7 @@ def test_it_serves_or_not(
     for state, code in ((status.SERVING, OK), (status.NOT_SERVING, NO_ANSWER)):
         servicer.set("", state)
         assert admin_health.main(["--aggregator", address]) == code
-        assert (
-            capsys.readouterr().out == f"{address}: {status.ServingStatus.Name(state)}\n"
-        )
+        assert capsys.readouterr().out == f"{address}: {status.ServingStatus.Name(state)}\n"
 
 
 def test_it_needs_no_login(

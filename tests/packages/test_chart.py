@@ -22,7 +22,9 @@ from tests.kubernetes_cluster import ADMIN_TOKEN, MISSING, has_kubernetes, runni
 from tests.test_systemd_unit import UNIT, docs_of
 
 helm = pytest.importorskip("helm_python", reason="needs: pip install helm-python-sdk")
-validate = pytest.importorskip("kubernetes_validate", reason="needs: pip install kubernetes-validate")
+validate = pytest.importorskip(
+    "kubernetes_validate", reason="needs: pip install kubernetes-validate"
+)
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "packaging" / "helm" / "gangline"
@@ -30,7 +32,9 @@ AGGREGATOR_UNIT = ROOT / "packaging" / "systemd" / "gangline-aggregator.service"
 OLDEST = (1, 27)
 VERSIONS = [
     version
-    for version in sorted({*validate.utils.all_versions()}, key=lambda each: tuple(map(int, each.split("."))))
+    for version in sorted(
+        {*validate.utils.all_versions()}, key=lambda each: tuple(map(int, each.split(".")))
+    )
     if tuple(map(int, version.split(".")[:2])) >= OLDEST
 ]
 #: Groups whose schemas come with other products.
@@ -75,7 +79,9 @@ def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
 
 
 def one(objects: list[Any], kind: str, name: str = "gangline-agent") -> Any:
-    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    (found,) = (
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
     return found
 
 
@@ -233,11 +239,14 @@ def test_its_settings_are_settings(case: str, chart: Any, tmp_path: Path) -> Non
     login = tomllib.loads(agent.read_text()).get("token_file", "") or next(
         (each.partition("token_file=")[2] for each in command if "token_file=" in each), ""
     )
-    assert login == {
-        "default": "/etc/gangline-login/$(NODE_NAME)",
-        "full": "/etc/gangline-login/token",
-        "plain": "",
-    }[case]
+    assert (
+        login
+        == {
+            "default": "/etc/gangline-login/$(NODE_NAME)",
+            "full": "/etc/gangline-login/token",
+            "plain": "",
+        }[case]
+    )
 
 
 # ---- what it may do -----------------------------------------------------------------------------

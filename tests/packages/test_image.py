@@ -22,8 +22,8 @@ from tests.processes import GUARD_SECONDS
 from tests.test_systemd_unit import UNIT
 
 sys.path.insert(0, str(ROOT / "packaging" / "image"))
-import image as image_module  # noqa: E402
-import oci  # noqa: E402
+import image as image_module
+import oci
 
 FOLDER = os.environ.get("GANGLINE_IMAGES", "")
 needs_images = pytest.mark.skipif(
