@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ...cli import NO_ANSWER, OK
+from ...cli import NO_ANSWER, NOT_FOUND, OK
 from .connection import (
     DEADLINE_SECONDS,
     CommandError,
@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> int:
             try:
                 status = stub.Check(request, timeout=DEADLINE_SECONDS).status
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    raise CommandError(f"no service {options.service!r}", NOT_FOUND) from error
                 raise command_error(error, connection_options) from error
     except CommandError as error:
         print(f"gangline admin health: {error}", file=sys.stderr)
@@ -47,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gangline admin health",
         description="Ask the aggregator for its health (grpc.health.v1). It needs no login: a certificate only where "
         "tls_client_ca_file requires one.",
-        epilog="exit codes: 0 it serves, 1 failed, 2 wrong usage, 3 it does not serve, or no aggregator answers",
+        epilog="exit codes: 0 it serves, 1 failed, 2 wrong usage, 3 it does not serve, or no aggregator answers, "
+        "4 no such service",
     )
     parser.add_argument(
         "--service",

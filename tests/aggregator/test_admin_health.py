@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gangline.aggregator.commands import admin_health
-from gangline.cli import FAILED, NO_ANSWER, OK
+from gangline.cli import FAILED, NO_ANSWER, NOT_FOUND, OK
 from tests.processes import free_port
 
 
@@ -35,6 +35,14 @@ def test_it_serves_or_not(
         servicer.set("", state)
         assert admin_health.main(["--aggregator", address]) == code
         assert capsys.readouterr().out == f"{address}: {status.ServingStatus.Name(state)}\n"
+
+
+def test_a_service_that_is_not_there(
+    serving: tuple[health.HealthServicer, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line was empty."""
+    assert admin_health.main(["--aggregator", serving[1], "--service", "nope"]) == NOT_FOUND
+    assert capsys.readouterr().err == "gangline admin health: no service 'nope'\n"
 
 
 def test_it_needs_no_login(

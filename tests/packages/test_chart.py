@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import yaml
 from gangline.agent.config import AgentConfig
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.executors.kubernetes_api import ApiServer
+from gangline.aggregator.monitoring.metrics import FIGURE_DESCRIPTIONS
 from gangline.contract.settings import load
 from tests import sandboxed
 from tests.kubernetes_cluster import ADMIN_TOKEN, MISSING, has_kubernetes, running_kubernetes
@@ -367,3 +369,14 @@ def _path_of(api: ApiServer, each: Any) -> str | None:
     place = f"/namespaces/{each['metadata'].get('namespace', 'health')}"
     middle = place if found[0]["namespaced"] else ""
     return f"{base}{middle}/{found[0]['name']}/{each['metadata']['name']}?fieldManager=chart&force=true"
+
+
+def test_the_board_asks_for_figures_that_exist(chart: Any) -> None:
+    """A panel over a figure that was renamed is empty, which reads as `all is well`."""
+    (text,) = one(render(chart, FULL)[0], "ConfigMap", "gangline-dashboards")["data"].values()
+    asked = set(re.findall(r"gangline_aggregator_(\w+)", " ".join(
+        target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]
+    )))  # fmt: skip
+    assert asked - {*FIGURE_DESCRIPTIONS, "alarm", "commit_seconds_bucket"} == set()
+    rules = one(render(chart, FULL)[0], "PrometheusRule", "gangline")["spec"]["groups"]
+    assert any("commit_seconds_bucket" in str(group) for group in rules)
