@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +14,21 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.hardware.nvidia import device_rules_deny
+from tests.processes import GUARD_SECONDS
 
 #: bpf(2) on x86_64 and its commands; linux/bpf.h.
 SYS_BPF, PROG_LOAD, PROG_ATTACH = 321, 5, 8
 CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6
 #: r0 = 0; exit
 DENY_ALL = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+#: Moves itself into a cgroup, and looks.
+INSIDE = """
+import os, sys
+from pathlib import Path
+from gangline.agent.hardware.nvidia import device_rules_deny
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+print(device_rules_deny(Path(sys.argv[2])))
+"""
 
 
 def bpf(command: int, attributes: bytes) -> int:
@@ -58,13 +68,8 @@ def closed_cgroup(tmp_path: Path) -> Iterator[Path]:
 def test_the_kernel_says_eperm(tmp_path: Path, closed_cgroup: Path) -> None:
     """What NVML calls an `Unknown Error` (nvidia-docker #1671)."""
     assert not device_rules_deny(tmp_path)
-    child = os.fork()
-    if child == 0:
-        code = 2
-        try:
-            (closed_cgroup / "cgroup.procs").write_text(str(os.getpid()))
-            code = int(device_rules_deny(tmp_path))
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
+    ended = subprocess.run(
+        [sys.executable, "-c", INSIDE, str(closed_cgroup), str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=GUARD_SECONDS,
+    )  # fmt: skip
+    assert ended.stdout == "True\n", ended.stderr
