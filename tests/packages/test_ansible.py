@@ -19,9 +19,8 @@ ANSIBLE = ROOT / "packaging" / "ansible"
 PLAYBOOK = ANSIBLE / "gangline.yml"
 PROGRAM = Path(sys.executable).with_name("ansible-playbook")
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="needs: pip install ansible-core")
-#: 1, then 5 % (one of eight), then 25 %.
-BATCHES = [1, 1, 2, 2, 2]
-HOSTS = [f"gpu-{number:03}" for number in range(1, 9)]
+#: Ansible takes 20 s for a host: few of them, each in a batch of its own. `serial` itself is Ansible's.
+HOSTS = ["gpu-001", "gpu-002", "gpu-003"]
 
 #: What stands for a host's programs. HOST is its folder.
 STAND_INS = {
@@ -52,7 +51,7 @@ fi
 
 
 class Fleet:
-    """Eight hosts in a folder."""
+    """Hosts in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,30 +142,22 @@ def test_it_goes_in_steps_changes_nothing_twice_and_stops(fleet: Fleet) -> None:
     settings = {"aggregator": "head:7600", "spool_bytes_max": 1 << 28}
     ended = fleet.play(1, gangline_settings=settings)
     assert ended.returncode == 0, ended.stdout
-    order, at = fleet.order(), 0
-    for count in BATCHES:
-        assert set(order[at : at + count]) == set(HOSTS[at : at + count]), order
-        at += count
+    assert fleet.order() == HOSTS
     host = fleet.folder / HOSTS[0]
     assert (host / "started").read_text().split() == ["start", "restart"]
     assert 'aggregator = "head:7600"\nspool_bytes_max = 268435456\n' in (host / "agent.toml").read_text()  # fmt: skip
-    four = ":".join(HOSTS[:4])
-    again = fleet.play(1, gangline_settings=settings, gangline_hosts=four)
+    again = fleet.play(1, gangline_settings=settings)
     assert again.returncode == 0, again.stdout
-    assert changed(again.stdout) == dict.fromkeys(HOSTS[:4], 0), again.stdout
+    assert changed(again.stdout) == dict.fromkeys(HOSTS, 0), again.stdout
     assert fleet.order() == []
-    for name in (HOSTS[0], HOSTS[2]):
+    for name in HOSTS[:2]:
         (fleet.folder / name / "worse").touch()
-    ended = fleet.play(2, gangline_hosts=four)
+    ended = fleet.play(2)
     assert ended.returncode != 0
     assert "2 hosts got worse (at most 1 may)" in ended.stdout
     assert f"{HOSTS[0]}: agent_slow on cpu" in ended.stdout
-    assert fleet.order() == HOSTS[:3]
-    assert "gangline-agent 1" in fleet.installed(HOSTS[3])
-    back = fleet.play(1, gangline_hosts=four)
-    assert back.returncode == 0, back.stdout
-    assert fleet.order() == HOSTS[:3]
-    assert "gangline-agent 1" in fleet.installed(HOSTS[0])
+    assert fleet.order() == HOSTS[:2]
+    assert "gangline-agent 1" in fleet.installed(HOSTS[2])
 
 
 def test_wrong_variables_are_rejected(fleet: Fleet) -> None:
