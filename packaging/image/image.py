@@ -34,6 +34,8 @@ class Kind:
     user_id: int
     state_folder: str
     capabilities: tuple[str, ...] = ()
+    #: Of Debian, what our packages load and no essential package brings: DuckDB, gRPC and Arrow are C++.
+    include: tuple[str, ...] = ()
 
 
 #: The user ids are those of the chart: kubelet starts containers by number.
@@ -42,7 +44,10 @@ KINDS = (
         "gangline-agent", "gangline", 47600, "/var/lib/gangline",
         ("syslog", "sys_ptrace", "dac_read_search", "sys_admin", "dac_override"),
     ),
-    Kind("gangline-aggregator", "gangline-aggregator", 47601, "/var/lib/gangline-aggregator"),
+    Kind(
+        "gangline-aggregator", "gangline-aggregator", 47601, "/var/lib/gangline-aggregator",
+        include=("libstdc++6",),
+    ),
 )  # fmt: skip
 
 
@@ -96,6 +101,7 @@ def make_root(kind: Kind, debs: list[Path], to: Path, options: argparse.Namespac
     """Make the root file system, a tar. Raises ImageError."""
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
     command = ["mmdebstrap", "--quiet", "--variant=essential", *left_out, *hooks(kind, debs)]
+    command += [f"--include={','.join(kind.include)}"] if kind.include else []
     command += [options.suite, str(to), *options.mirror]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(options.epoch), "LC_ALL": "C"}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
