@@ -10,7 +10,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/contract/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome recording placement recovery reservation decision
 
-.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel packages test-packages clean system
+.PHONY: run test test-slow lint types pyright unit slow fix ext proto docs bench evaluate load fuzz soak soak-gpu soak-executor soak-kubernetes test-duckdb2 wheel packages test-packages image clean system
 
 YES := 1 yes true on
 NO := 0 no false off
@@ -161,6 +161,11 @@ packages:
 # What is in them, and that they install in an empty Debian that boots (as root, with mmdebstrap and systemd-container).
 test-packages: packages .venv/ready-dev
 	GANGLINE_PACKAGES=dist $(BIN)/pytest -q tests/packages
+
+# The images of agent and aggregator as OCI layouts, into dist/image: Debian's packages and those of `make packages`, no base image.
+# DEBS=FOLDER takes the debs from there; SUITE=, MIRROR=URL (a snapshot, to make the same bytes again later), ONLY=PACKAGE.
+image:
+	$(PYTHON) -B packaging/image/image.py $(DEBS:%=--debs %) $(SUITE:%=--suite %) $(MIRROR:%=--mirror %) $(ONLY:%=--only %)
 
 clean:
 	git clean -fdX -e '!.venv'

@@ -106,7 +106,7 @@ class RealKubernetes:
         )  # fmt: skip
         self._run(
             "kube-apiserver", f"--etcd-servers={etcd}", f"--secure-port={self.port}", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
-            f"--cert-dir={self.folder / 'certificates'}", "--authorization-mode=RBAC", f"--token-auth-file={tokens}",
+            f"--cert-dir={self.folder / 'certificates'}", "--authorization-mode=RBAC", "--allow-privileged=true", f"--token-auth-file={tokens}",
             "--service-account-issuer=https://localhost", f"--service-account-key-file={signing}",
             f"--service-account-signing-key-file={signing}", "--endpoint-reconciler-type=none",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--watch-cache=true", "--v=0",

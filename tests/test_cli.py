@@ -131,6 +131,7 @@ ARGUMENTS = {
     "resume": [],
     "simulate": ["--hosts", "1"],
     "admin backup": ["--to", "copies"],
+    "admin health": [],
     "admin restore": ["--from", "copies", "--data", "store"],
     "admin verify": ["copies"],
     "admin compact": [],

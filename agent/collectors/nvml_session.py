@@ -24,6 +24,7 @@ from ..collector import AccessDenied, NoData, RestartRequired
 from ..hardware import pci
 from ..hardware.files import Roots, device_key
 from ..hardware.nvidia import (
+    device_rules_deny,
     driver_gpu_uuid,
     driver_gpus,
     is_bound,
@@ -42,7 +43,14 @@ RETRY_SECONDS = 60
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
-NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION = 4, 9, 15, 18
+NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 9, 15, 18, 999
+#: What NVML answers where it may not open the driver's devices.
+REFUSED = frozenset((NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN))
+#: nvidia-docker #1671: systemd writes the device rules of a container anew, without what NVIDIA's runtime had added.
+DEVICES_CLOSED = (
+    "the device rules of this container exclude the GPUs (/dev/nvidiactl); no GPU is at fault. `systemctl daemon-reload` "
+    "on the node does this under NVIDIA's legacy runtime: delete the pod. CDI or a privileged container prevents it"
+)
 
 
 class RetryTimer:
@@ -112,6 +120,8 @@ def no_gpu_error(reason: str, roots: Roots) -> Exception:
 
 def collector_error(error: NvmlError, roots: Roots) -> Exception:
     """Return what a turn raises where NVML as a whole answers with *error*."""
+    if error.code in REFUSED and device_rules_deny(roots.dev):
+        return AccessDenied(DEVICES_CLOSED)
     if error.code == DRIVER_NOT_LOADED:
         return no_gpu_error("the NVIDIA driver is not loaded", roots)
     if error.code == NO_PERMISSION:
@@ -269,6 +279,8 @@ class NvmlSession:
             library.remember(device.address, uuid=device.uuid)
         excluded = [address for address in known if self._is_excluded(address)]
         if not devices and not excluded:
+            if device_rules_deny(self._roots.dev):
+                raise AccessDenied(DEVICES_CLOSED)
             raise no_gpu_error("the NVIDIA driver has no GPU", self._roots)
         self.gpus = self._with_keys(devices, excluded)
         listed = set(driver_gpus(self._roots.proc)) - {gpu.address for gpu in self.gpus}

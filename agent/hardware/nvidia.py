@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections import Counter
@@ -33,6 +34,21 @@ def driver_gpu_uuid(proc: Path, address: str) -> str:
 def pci_gpus(sys: Path) -> list[str]:
     """Return the PCI addresses that the NVIDIA driver is on, in order, as the kernel has it. Asks no driver."""
     return [n for n in names_in(sys / "bus/pci/drivers/nvidia") if _ADDRESS.fullmatch(n)]
+
+
+def device_rules_deny(dev: Path) -> bool:
+    """Say whether a cgroup forbids this process the driver's control device: EPERM, where the mode of a file is EACCES.
+
+    The kernel refuses before the driver is asked (security/device_cgroup.c; for cgroup v2 a BPF program).
+    """
+    place.enter(b"", b"open /dev/nvidiactl")
+    try:
+        os.close(os.open(dev / "nvidiactl", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno == errno.EPERM
+    finally:
+        place.leave()
+    return False
 
 
 def is_bound(sys: Path, address: str) -> bool | None:

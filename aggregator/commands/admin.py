@@ -51,6 +51,7 @@ SUBCOMMANDS: Table = {
         "everything of a store or a backup read back, and what is wrong",
     ),
     "compact": (".admin_store:compact_main", "free space of the store given back to the disk"),
+    "health": (".admin_health", "whether the aggregator answers, for probes; needs no login"),
     "train": (".admin_train", "a model of hazard from the faults on record"),
     "cert": (
         ".admin_access:cert_main",

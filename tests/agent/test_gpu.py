@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -15,7 +16,7 @@ from gangline.agent.collector import CollectOutcome, CollectResult, run_collecto
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds, NvmlCollector
 from gangline.agent.collectors.nvml_session import RETRY_SECONDS
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.nvidia import driver_gpus, parse_uuid
+from gangline.agent.hardware.nvidia import device_rules_deny, driver_gpus, parse_uuid
 from gangline.contract.block import Block, is_float
 from gangline.contract.signal import PERIOD_SECONDS, Kind, Pace
 from gangline.contract.signals import BY_ID, TABLES
@@ -304,6 +305,44 @@ def test_a_driver_without_gpus_says_which_way(
     said = turn(lane())
     assert said.outcome is outcome
     assert words in said.message
+
+
+def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Have the driver's control device refused, as the kernel does."""
+    kernel_open = os.open
+
+    def opened(path: str | Path, *arguments: int) -> int:
+        if Path(path).name == "nvidiactl":
+            raise OSError(code, os.strerror(code))
+        return kernel_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.parametrize("host", ["error nvmlInitWithFlags 999", "error nvmlInitWithFlags 9", ""])
+def test_a_container_that_lost_its_devices_blames_no_gpu(
+    host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-docker #1671: systemd reloads, containers lose /dev/nvidia*, NVML says `Unknown Error`: nodes with eight
+    good GPUs were drained for it."""
+    refuse_devices(monkeypatch, errno.EPERM)
+    play(host=host)
+    said = turn(lane())
+    assert said.outcome is CollectOutcome.BLIND
+    assert "no GPU is at fault" in said.message and "daemon-reload" in said.message
+    assert len(said.message) < 300  # what a status document shows of it
+    assert not said.blocks
+
+
+def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode of a file is another fault, with another remedy; and without a device there is no driver."""
+    assert not device_rules_deny(tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert not device_rules_deny(tmp_path)
+    refuse_devices(monkeypatch, errno.EACCES)
+    assert not device_rules_deny(tmp_path)
+    refuse_devices(monkeypatch, errno.EPERM)
+    assert device_rules_deny(tmp_path)
 
 
 @pytest.mark.parametrize("kind", LANES)

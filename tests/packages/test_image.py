@@ -1,0 +1,176 @@
+"""The images: what is written, and the agent run in one as a pod runs it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests import sandboxed
+from tests.packages.test_chart import ROOT
+from tests.processes import GUARD_SECONDS
+from tests.test_systemd_unit import UNIT
+
+sys.path.insert(0, str(ROOT / "packaging" / "image"))
+import image as image_module
+import oci
+
+FOLDER = os.environ.get("GANGLINE_IMAGES", "")
+needs_images = pytest.mark.skipif(
+    not FOLDER, reason="needs built images: make image, then GANGLINE_IMAGES=dist/image"
+)
+EPOCH = 1_790_000_000
+PROGRAM = "usr/lib/gangline/setpriv"
+
+
+def root_tar(path: Path, seconds: int = EPOCH + 5, *, backwards: bool = False) -> Path:
+    """A small root file system, as mmdebstrap writes one."""
+    names = ["./", "./dev/", "./dev/null", "./etc/", "./etc/passwd", f"./{PROGRAM}", "./link", "./run/x"]  # fmt: skip
+    with tarfile.open(path, "w") as tar:
+        for name in reversed(names) if backwards else names:
+            member = tarfile.TarInfo(name)
+            member.mtime, member.mode = seconds, 0o755
+            data = b""
+            if name.endswith("/"):
+                member.type = tarfile.DIRTYPE
+            elif name == "./dev/null":
+                member.type = tarfile.CHRTYPE
+            elif name == "./link":
+                member.type, member.linkname = tarfile.LNKTYPE, "./etc/passwd"
+            else:
+                data = name.encode()
+                member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+IMAGE = oci.Image("gangline-agent", "1.2.3", "amd64", "47600:47600", ("/bin/x",), "/var/lib/x")
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    """A blob, which is what its name says."""
+    data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+    assert f"sha256:{hashlib.sha256(data).hexdigest()}" == digest
+    return data
+
+
+def test_the_layout_is_that_of_the_specification(tmp_path: Path) -> None:
+    """image-layout.md: index, manifest, config and layer name each other by their hashes."""
+    layout = tmp_path / "layout"
+    digest = oci.write_layout(IMAGE, root_tar(tmp_path / "r.tar"), layout, EPOCH, {PROGRAM: ("syslog",)})  # fmt: skip
+    assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((layout / "index.json").read_text())
+    assert index["manifests"][0]["digest"] == digest
+    manifest = json.loads(blob(layout, digest))
+    config = json.loads(blob(layout, manifest["config"]["digest"]))
+    packed = blob(layout, manifest["layers"][0]["digest"])
+    assert manifest["layers"][0]["size"] == len(packed)
+    content = gzip.decompress(packed)
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(content).hexdigest()}"]
+    assert (config["config"]["User"], config["created"]) == ("47600:47600", "2026-09-21T14:13:20Z")
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        members = {each.name: each for each in tar.getmembers()}
+    assert list(members) == ["dev", "etc", "etc/passwd", PROGRAM, "link"]
+    assert {each.mtime for each in members.values()} == {EPOCH}
+    assert members["link"].linkname == "etc/passwd"
+    assert "SCHILY.xattr.security.capability" in members[PROGRAM].pax_headers
+
+
+def test_the_same_files_are_the_same_bytes(tmp_path: Path) -> None:
+    """Another order and other times on the disk, the same image."""
+    made = [
+        oci.write_layout(IMAGE, root_tar(tmp_path / "r.tar", EPOCH + at, backwards=bool(at)), tmp_path / f"{at}", EPOCH, {})
+        for at in (0, 7)
+    ]  # fmt: skip
+    assert made[0] == made[1]
+
+
+def test_a_program_that_is_not_there_gets_no_capabilities(tmp_path: Path) -> None:
+    with pytest.raises(oci.ImageError, match="no file usr/bin/none"):
+        oci.write_layout(IMAGE, root_tar(tmp_path / "r.tar"), tmp_path / "l", EPOCH, {"usr/bin/none": ("syslog",)})  # fmt: skip
+
+
+def test_file_capabilities_are_those_of_the_kernel() -> None:
+    """linux/capability.h: VFS_CAP_REVISION_2, permitted, none effective (getcap shows `cap_sys_admin,cap_syslog=p`)."""
+    value = oci.file_capabilities(("syslog", "sys_admin")).encode("utf-8", "surrogateescape")
+    assert value.hex() == "00000002" + "00002000" + "00000000" + "04000000" + "00000000"
+
+
+def test_the_image_may_hand_on_what_the_unit_has() -> None:
+    """And CAP_DAC_OVERRIDE, for agent.podResources; the pod's own set is the limit of both."""
+    unit = {each.removeprefix("CAP_").lower() for each in sandboxed.words_of(UNIT, "CapabilityBoundingSet")}  # fmt: skip
+    assert set(image_module.KINDS[0].capabilities) == unit | {"dac_override"}
+    chart = (ROOT / "packaging" / "helm" / "gangline" / "templates").glob("*.yaml")
+    users = {int(each) for path in chart for each in re.findall(r"runAsUser: (\d+)", path.read_text())}  # fmt: skip
+    assert users == {0, *(kind.user_id for kind in image_module.KINDS)}
+
+
+def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("mmdebstrap") is None:
+        pytest.skip("needs: apt-get install mmdebstrap")
+    assert image_module.main(["--debs", str(tmp_path), "--to", str(tmp_path / "to")]) == 1
+    said = capsys.readouterr().err
+    assert "expected one gangline-runtime_*.deb, found none; make packages builds it" in said
+
+
+#: Runs the agent in $1 with a root file system that nobody can write, as the chart's pod does. $2: its capabilities.
+AS_A_POD = """
+set -e
+mount --bind "$1" "$1"
+mount -t tmpfs tmpfs "$1/run"
+install -d -m 0755 -o 47600 -g 47600 "$1/run/gangline"
+mount -t tmpfs -o mode=0700,uid=47600,gid=47600 tmpfs "$1/var/lib/gangline"
+mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+mount --rbind /dev "$1/dev"
+mount --rbind /proc "$1/proc"
+mount --rbind /sys "$1/sys"
+mount -o remount,ro,bind "$1"
+exec chroot "$1" /usr/bin/setpriv --reuid=47600 --regid=47600 --clear-groups --inh-caps=-all --bounding-set=-all,$2 -- /bin/sh -c '
+    touch /new 2>&1
+    /usr/lib/gangline/setpriv --inh-caps='$2' --ambient-caps='$2' --no-new-privs \
+        /opt/gangline/bin/gangline agent --config=/etc/gangline/agent.toml --set=host=node-1 2>/tmp/log &
+    for turn in $(seq 120); do
+        sleep 0.5
+        /opt/gangline/bin/gangline agent status --run-folder=/run/gangline 2>/dev/null && break
+    done
+    grep -E "^(Uid|CapEff|CapBnd|NoNewPrivs)" /proc/$!/status
+    kill $!; wait'
+"""
+
+
+@needs_images
+@pytest.mark.slow
+def test_the_agent_runs_in_it_without_root(tmp_path: Path) -> None:
+    """As containerd starts it: a user without capabilities, whose program may have those of the pod."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("needs root and: apt-get install util-linux")
+    layout = Path(FOLDER) / "gangline-agent"
+    index = json.loads((layout / "index.json").read_text())
+    manifest = json.loads(blob(layout, index["manifests"][0]["digest"]))
+    layer = layout / "blobs" / "sha256" / manifest["layers"][0]["digest"].removeprefix("sha256:")
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["tar", "--xattrs", "--xattrs-include=*", "-xpf", str(layer), "-C", str(root)], check=True)  # fmt: skip
+    given = ",".join(f"+{each.removeprefix('CAP_').lower()}" for each in sandboxed.words_of(UNIT, "CapabilityBoundingSet"))  # fmt: skip
+    ended = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_A_POD, "sh", str(root), given],
+        check=False, capture_output=True, text=True, timeout=10 * GUARD_SECONDS,
+    )  # fmt: skip
+    shutil.rmtree(root)
+    said = ended.stdout
+    assert "Read-only file system" in said, ended
+    assert "node-1: agent " in said, ended
+    assert re.search(r"^Uid:\s47600\s", said, re.MULTILINE)
+    assert dict(re.findall(r"^(\w+):\s(\w+)$", said, re.MULTILINE)) == {
+        "CapEff": "0000000400280004", "CapBnd": "0000000400280004", "NoNewPrivs": "1",
+    }  # fmt: skip
