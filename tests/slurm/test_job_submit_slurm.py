@@ -134,12 +134,14 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
                 )  # fmt: skip
             nodes = PluginCluster(slurm, cluster.mirror).nodes
             for size in range(1, NODES + 1):
-                now = int(time.time())  # written for each size: the line is valid for less than a busy machine may take
+                # For each size: a busy machine takes longer than the line is valid.
+                now = int(time.time())
                 content = render(
                     [node(name) for name in slurm.nodes], computed_seconds=now, valid_until_seconds=now + 50, slurm=nodes, feature="well",
                 )  # fmt: skip
                 mirror_file.write(cluster.mirror, content)
-                number, said = sbatch(slurm, f"-N{size}")
+                # Held: a job that starts where the feature could not be had shows no preference.
+                number, said = sbatch(slurm, "-H", f"-N{size}")
                 assert number, said
                 job = slurm.command("scontrol", "-o", "show", "job", number)
                 slurm.command("scancel", number)
