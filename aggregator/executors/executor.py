@@ -30,6 +30,7 @@ from .model import (
     Scheduler,
     SchedulerError,
     SchedulerState,
+    StartNow,
     Step,
     together,
 )
@@ -171,7 +172,8 @@ class Executor:
             core.record_intent(command, self._ledger, situation)
             log.info("%s: %s", describe(command), command.why)
         if commands:
-            self._ledger.save()
+            if not all(isinstance(command, StartNow) for command in commands):
+                self._ledger.save()
             errors = self._scheduler.apply(commands)
             now = self._wall()
             for command in commands:
@@ -326,7 +328,8 @@ def describe(step: Step) -> str:
     fields = [
         f"{name}={value:.0f}" if isinstance(value, float) else f"{name}={value}"
         for name in type(step).__dataclass_fields__
-        if name not in ("advisory", "why") and (value := getattr(step, name)) not in ("", False)
+        if name not in ("advisory", "why", "parts")
+        and (value := getattr(step, name)) not in ("", False)
     ]
     return " ".join([type(step).__name__, *fields])
 

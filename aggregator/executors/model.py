@@ -82,6 +82,8 @@ class ScheduledJob:
     restarts_itself: bool = False
     #: It waits only because it was requeued: it may start now.
     waits_for_begin_time: bool = False
+    #: The scheduler's numbers of its parts.
+    parts: tuple[str, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -259,6 +261,10 @@ class StartNow(Step):
     """Lift the delay that a requeue puts on *job*."""
 
     job: str
+    #: Not before this second of the scheduler's clock; 0: now.
+    begin: float = 0.0
+    #: Of the job, by the scheduler's numbers; empty: not known.
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,9 +249,11 @@ class Slurm(Scheduler):
                 self._remove(hold)
             case Requeue(job=job):
                 self._run(["scontrol", "requeue", job])
-            case StartNow(job=job):
-                for part in self._parts(job):
-                    self._run(["scontrol", "update", f"jobid={part}", "starttime=now"])
+            case StartNow(job=job, begin=begin):
+                # `uts`: seconds since 1970, which no time zone moves.
+                start = f"starttime=uts{begin:.0f}" if begin else "starttime=now"
+                for part in step.parts or self._parts(job):
+                    self._run(["scontrol", "update", f"jobid={part}", start])
             case EndStep(job=job, node=node):
                 self._end_steps(job, node)
             case Reboot(node=node, reason=reason):
@@ -397,7 +399,7 @@ def parse_jobs(
             name, state, frozenset(expanded[listed]), restarts, may_requeue,
             _gpus(gpus) * int(count), _seconds(submitted), _seconds(started), _seconds(ended) if state in ENDED_STATES else 0.0,
             # By the time, not by the reason, which comes a moment later.
-            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now,
+            waits_for_begin_time=state == "PENDING" and restarts > 0 and eligible > now, parts=(number,),
         )  # fmt: skip
         jobs[name] = _joined(jobs[name], part) if name in jobs else part
     return jobs
@@ -426,6 +428,7 @@ def _joined(first: ScheduledJob, second: ScheduledJob) -> ScheduledJob:
         # While one part completes, Slurm will still put the delay on it.
         waits_for_begin_time=first.state == second.state == "PENDING"
         and (first.waits_for_begin_time or second.waits_for_begin_time),
+        parts=(*first.parts, *second.parts),
     )
 
 
