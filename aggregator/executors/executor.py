@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -83,7 +83,7 @@ class Executor:
         self._capabilities: Capabilities | None = None
         self._state = SchedulerState()
         self._all_nodes_at = -1e9
-        self._reported = reports.Reported()
+        self._reported = reports.Reported(unavailable=reports.earlier_reports(ledger.reported))
         self._paused: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         self._announced: set[str] = set()
@@ -287,6 +287,7 @@ class Executor:
                 fresh, back = reports.unavailable_updates(
                     self._reported, state, self._ledger, now, names.host_of
                 )
+                self._remember_reported(fresh)
                 if fresh or back:
                     self._client.report_unavailable(fresh, reports.TTL_SECONDS, back)
                     reports.record_unavailable(self._reported, fresh, back, now, names.node_of)
@@ -294,6 +295,13 @@ class Executor:
                 self._report_outcomes(now)
         except ClientError as error:
             self._complain("a report was not taken", str(error))
+
+    def _remember_reported(self, fresh: Iterable[str]) -> None:
+        """Store which nodes are about to be reported as out: after a kill the next process reports those that are back."""
+        names = {self._names.node_of(host) for host in fresh} | self._reported.unavailable.keys()
+        if names != self._ledger.reported:
+            self._ledger.reported = frozenset(names)
+            self._ledger.save()
 
     def _report_outcomes(self, now: float) -> None:
         reported = self._reported

@@ -283,6 +283,17 @@ class ExecutorContract:
         rig.turn()
         assert executor.counters.steps.get("PlaceHold") == before.get("PlaceHold")
 
+    def test_what_came_back_while_no_executor_ran_is_reported(self, rig: Rig) -> None:
+        """The process that reported it out was killed: the node stayed out until the report ended, ten minutes later."""
+        rig.start()
+        node = rig.site.node(6)
+        rig.site.drain(node, "bad fan")
+        rig.until(lambda: node in rig.advice.unavailable(), "it is reported")
+        rig.executor = None
+        rig.site.resume(node)
+        rig.start()
+        rig.until(lambda: not rig.advice.unavailable(), "its return is reported")
+
     def test_undo_takes_everything_away_without_the_aggregator(self, rig: Rig) -> None:
         """The one line for three in the morning; a foreign drain stands."""
         rig.start()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.executors.doctor import MISSING, DoctorFinding
 from gangline.aggregator.executors.model import (
     Capabilities,
     Drain,
@@ -25,7 +27,12 @@ from gangline.aggregator.executors.slurm import (
     parse_reservations,
     site_command,
 )
-from gangline.aggregator.executors.slurm_doctor import config_findings, parse_config
+from gangline.aggregator.executors.slurm_doctor import (
+    config_findings,
+    findings,
+    missing_config,
+    parse_config,
+)
 
 NODE = "NodeName=gpu1 Arch=x86_64 OS=Linux 6.1 #1 SMP  RealMemory=100 Boards=1 State={state} ThreadsPerCore=1 Partitions=main{reason}\n"
 
@@ -201,6 +208,21 @@ def test_a_site_command_is_no_shell() -> None:
     assert site_command("ssh {node} nvidia-smi -r", "gpu1") == ["ssh", "gpu1", "nvidia-smi", "-r"]
     with pytest.raises(SchedulerError, match="no command is configured"):
         site_command("", "gpu1")
+
+
+def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) -> None:
+    """Each command waited ten seconds for a controller that DNS did not know."""
+    environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+
+    def run(command: object) -> str:
+        raise AssertionError(command)
+
+    (found,) = findings(Slurm(run), True, environment)
+    assert found == DoctorFinding(
+        MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
+    )
+    (tmp_path / "slurm.conf").touch()
+    assert not missing_config(environment)
 
 
 def test_the_doctor_names_what_costs_time() -> None:
