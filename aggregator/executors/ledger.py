@@ -84,6 +84,15 @@ class Entry:
         return self.phase in (SETTING, SET) and self.mark != NONE
 
 
+@dataclass(slots=True)
+class WeightChange:
+    """A node's weight: what it was before ours, what it was given last, and what it had until then."""
+
+    before: int
+    given: int
+    earlier: int
+
+
 class ExecutorLedger:
     """Entries by advisory. `save` after each change, before the command that it is about."""
 
@@ -100,6 +109,8 @@ class ExecutorLedger:
         self.tokens: dict[str, int] = {}
         #: Nodes that the aggregator was told are out: the next process reports which of them are back.
         self.reported: frozenset[str] = frozenset()
+        #: Nodes whose weight is not what it was.
+        self.weights: dict[str, WeightChange] = {}
         text = self.read_text()
         if text is not None:
             self._parse(text)
@@ -139,6 +150,9 @@ class ExecutorLedger:
             "entries": [asdict(entry) for entry in self.entries.values()],
             "tokens": self.tokens,
             "reported": sorted(self.reported)[:REPORTED_MAX],
+            "weights": {
+                name: [one.before, one.given, one.earlier] for name, one in self.weights.items()
+            },
         }
         self.write_text(json.dumps(document))
 
@@ -185,6 +199,10 @@ class ExecutorLedger:
             self.entries = {one["advisory"]: _entry(one) for one in document["entries"]}
             self.tokens = {str(name): int(token) for name, token in document["tokens"].items()}
             self.reported = frozenset(map(str, document.get("reported", ())))
+            self.weights = {
+                str(name): WeightChange(*map(int, change))
+                for name, change in document.get("weights", {}).items()
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"{self.place}: no ledger: {error!r}; {_MOVE}") from error
 

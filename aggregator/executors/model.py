@@ -62,6 +62,8 @@ class Node:
     down: str = ""
     #: Set by an executor: `reason` begins with REASON_PREFIX and the node is drained or down.
     is_managed: bool = False
+    #: Nodes of a lower weight are taken first; None: the scheduler has no weights.
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Advice:
     lease_until: float = 0.0
     workload: str = ""
     checkpoint_seconds: float = 0.0
+    proposed: float = 0.0
 
     @property
     def hold_name(self) -> str:
@@ -290,6 +293,14 @@ class ResetGpus(Step):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetWeight(Step):
+    """Give *nodes* this weight."""
+
+    nodes: tuple[str, ...]
+    weight: int
+
+
 #: Steps that change the scheduler: the ledger is written before each.
 SCHEDULER_STEPS = (
     PlaceHold,
@@ -302,6 +313,7 @@ SCHEDULER_STEPS = (
     EndStep,
     Reboot,
     ResetGpus,
+    SetWeight,
 )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..mirror_format import hostlist
 from .model import (
     NODE_NAME,
     REASON_PREFIX,
@@ -32,6 +33,7 @@ from .model import (
     ScheduledJob,
     Scheduler,
     SchedulerError,
+    SetWeight,
     StartNow,
     Step,
     together,
@@ -71,6 +73,8 @@ COMMENT = re.compile(r"(?:^|[\s,;])gangline:([a-z_]{1,20})(?:=([0-9]{1,7}))?", r
 CHECKPOINT_SECONDS_MAX = 7 * 86_400
 #: Comments are kept of so many jobs.
 COMMENTS_MAX = 100_000
+
+WEIGHT = re.compile(r" Weight=([0-9]{1,10})\b", re.ASCII)
 
 Run = Callable[[Sequence[str]], str]
 
@@ -262,6 +266,8 @@ class Slurm(Scheduler):
                 self._run(
                     ["scontrol", "reboot", "asap", "nextstate=resume", f"reason={reason}", node]
                 )
+            case SetWeight(nodes=nodes, weight=weight):
+                self._run(["scontrol", "update", f"nodename={hostlist(nodes)}", f"weight={weight}"])
             case ResetGpus(node=node):
                 if self._release_command:
                     self._run(site_command(self._release_command, node))
@@ -343,7 +349,11 @@ def parse_nodes(text: str) -> dict[str, Node]:
             r" Reason=(.*?)(?: \[([^\[\]@]*)@[^\[\]]*\])?(?: (?:Comment|Extra)=.*)?$", line
         )
         reason, author = (found.group(1), found.group(2) or "") if found else ("", "")
-        nodes[name] = node_of(name, state, reason, author)
+        # In front of the reason, in which anybody may write anything.
+        weight = WEIGHT.search(line.partition(" Reason=")[0])
+        nodes[name] = replace(
+            node_of(name, state, reason, author), weight=int(weight[1]) if weight else None
+        )
     return nodes
 
 

@@ -104,9 +104,7 @@ def missing_config(environment: Mapping[str, str]) -> str:
         return "" if Path(named).is_file() else f"SLURM_CONF={named}: there is no such file"
     if any(Path(file).is_file() for file in CONFIG_FILES):
         return ""
-    return (
-        f"there is no {CONFIG_FILES[0]}: run this where Slurm's commands work, or set SLURM_CONF"
-    )
+    return f"there is no {CONFIG_FILES[0]}: run this where Slurm's commands work, or set SLURM_CONF"
 
 
 def findings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ class ModelSite(Site):
 
     def cancel(self, job: str) -> None:
         self._model.end(job)
+
+    def set_weight(self, node: str, weight: int) -> None:
+        self._model.nodes[node] = replace(self._model.nodes[node], weight=weight)
 
 
 class TestModel(ExecutorContract):
