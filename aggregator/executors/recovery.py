@@ -89,7 +89,7 @@ def plan_request(
     each, rest = divmod(job.gpus, len(members))
     if not rest and each <= GPUS_PER_NODE_MAX:
         request.gang.gpus_per_node = each
-    request.gang.workload.job = job.name[:256]
+    # Without a workload: the service refuses the name of a job whose run it has not seen for long enough.
     if CHECKPOINT_SECONDS_MIN <= job.checkpoint_seconds <= CHECKPOINT_SECONDS_MAX:
         request.gang.checkpoint_interval.FromMilliseconds(int(1000 * job.checkpoint_seconds))
     # Its own nodes are free again once it has left them.

@@ -76,7 +76,12 @@ class RecoveryFollower:
         request = plan_request(
             job, advice.node, self._indexes, self._dictionary.version, self._names.host_of, free_nodes(state)
         )  # fmt: skip
-        if request is not None:
+        if request is None:
+            log.info(
+                "job %s: no plan, the scheduler chooses: the aggregator does not know all its nodes",
+                job.name,
+            )
+        else:
             self._pending[key] = self._client.plan_recovery(request, PLAN_SECONDS)
 
     def note(self, requeue: Requeue, error: str, now: float) -> None:
