@@ -407,20 +407,31 @@ def undo_all(
     """Take away everything that executors set, known by name and reason; return (what was done, what failed).
 
     Needs no aggregator, and *ledger* only for weights: what a node's weight was before is there. A drain is ended only where the
-    node's reason is still ours. Raises LedgerError.
+    node's reason is still ours.
     """
     state = SchedulerState(scheduler.read_nodes(), {}, scheduler.read_holds())
     steps = core.undo_steps(state)
-    if ledger is not None:
-        restoring = weights.restore_steps(state.nodes, ledger)
-        for step in restoring:
-            weights.record_weight_intent(step, state.nodes, ledger)
-        if restoring:
-            ledger.save()
-        steps += restoring
     errors = scheduler.apply(steps) if steps else {}
-    if ledger is not None and ledger.weights:
-        weights.forget_restored(scheduler.read_nodes(ledger.weights), ledger)
-        ledger.save()
     done = [describe(step) for step in steps if step not in errors]
-    return done, [f"{describe(step)}: {error}" for step, error in errors.items()]
+    failed = [f"{describe(step)}: {error}" for step, error in errors.items()]
+    if ledger is not None and ledger.weights:
+        try:
+            done += _restore_weights(scheduler, state, ledger)
+        except (LedgerError, SchedulerError) as error:
+            failed.append(f"weights: {error}")
+    return done, failed
+
+
+def _restore_weights(
+    scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
+) -> list[str]:
+    """Give nodes the weights that they had. Raises LedgerError, SchedulerError."""
+    steps = weights.restore_steps(state.nodes, ledger)
+    for step in steps:
+        weights.record_weight_intent(step, state.nodes, ledger)
+    ledger.save()
+    if errors := scheduler.apply(steps):
+        raise SchedulerError("; ".join(errors.values()))
+    weights.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
+    ledger.save()
+    return [describe(step) for step in steps]
