@@ -163,6 +163,9 @@ class ModelScheduler(Scheduler):
         self.nodes[node] = Node(node, "IDLE", weight=self.nodes[node].weight)
         self._drain_until.pop(node, None)
 
+    def set_weight(self, node: str, weight: int) -> None:
+        self.nodes[node] = replace(self.nodes[node], weight=weight)
+
     def end(self, name: str) -> None:
         job, count = self.jobs[name]
         self.jobs[name] = replace(job, state="COMPLETED", ended=self._wall()), count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class ModelSite(Site):
         self._model.end(job)
 
     def set_weight(self, node: str, weight: int) -> None:
-        self._model.nodes[node] = replace(self._model.nodes[node], weight=weight)
+        self._model.set_weight(node, weight)
 
 
 class TestModel(ExecutorContract):
